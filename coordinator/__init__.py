@@ -1,1 +1,1 @@
-"""Server of a run: hands out tasks, checks and merges contributions, keeps the ledger."""
+"""Coordinator: hands out the tasks of runs, checks and merges contributions, keeps the ledger."""

@@ -1,4 +1,5 @@
-"""TLS certificate of our own: made once, self-signed, pinned by the SHA-256 in the join link.
+"""TLS certificate of the coordinator: made once, self-signed, pinned by the SHA-256 in the join
+link.
 
 The join link alone has to trust it, so it names no authority and lives long; a new one needs new
 join links.
@@ -108,7 +109,7 @@ def _make(cert: Path, key: Path) -> None:
         .issuer_name(name)
         .public_key(private.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # clocks of volunteers are a little off
+        .not_valid_before(now - timedelta(days=1))  # clocks of volunteers may be slow
         .not_valid_after(now + timedelta(days=VALID_DAYS))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

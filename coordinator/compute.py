@@ -33,11 +33,12 @@ T = TypeVar("T")
 
 # Reply of the child: (True, the result), or (False, (class of the error, its message)).
 Reply = tuple[bool, Any]
-Stop = Callable[[], bool]  # long work asks it now and then whether to end early
-PAUSE_S = 0.05  # between two checks whether a pause has ended
+# long work calls it from time to time, and ends early where it returns True
+Stop = Callable[[], bool]
+PAUSE_S = 0.05  # interval of checking whether a pause has ended
 RESTART_S = 1.0  # shortest time before a dead child is started again
-NICENESS = 5  # below the server's: sockets go first
-EXPENDABLE = "500"  # short of memory, the kernel ends this process before the server
+NICENESS = 5  # lower priority than the server, so that sockets go first
+EXPENDABLE = "500"  # when memory is short, the kernel ends this process before the server
 
 log = structlog.get_logger("compute")
 
@@ -49,7 +50,7 @@ class Flag(Protocol):
 
 
 def half_the_cores() -> int:
-    """Return half the cores, at least one: the rest writes, hashes and syncs."""
+    """Return half the cores, at least one: the others write, hash and sync."""
     return max(1, threads() // 2)
 
 
@@ -61,7 +62,7 @@ class Compute:
 
     def __init__(self, name: str, *, torch_threads: int = 1, separate: bool = False) -> None:
         self.name = name
-        self.busy_s = 0.0  # spent on work since the server began
+        self.busy_s = 0.0  # seconds of work since the server began
         self._torch_threads = max(1, torch_threads)
         self._separate = separate
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
@@ -78,7 +79,7 @@ class Compute:
 
     @staticmethod
     def possible() -> bool:
-        """Return True where PyTorch is installed: a server without it answers requests alone."""
+        """Return True where PyTorch is installed; a server without it only answers requests."""
         return is_here("torch")
 
     async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
@@ -90,18 +91,20 @@ class Compute:
         """
         if not self.possible():
             raise Unavailable(
-                "this server computes nothing, for it is without PyTorch: run this on one with it"
+                "this server cannot compute, since PyTorch is not installed:"
+                " run this on a server that has it"
             )
         loop = asyncio.get_running_loop()
         try:
             future = loop.run_in_executor(self._thread, self._timed, work, arguments)
-        except RuntimeError as error:  # shut down
+        except RuntimeError as error:  # the executor was shut down
             raise Unavailable("the coordinator is stopping") from error
         try:
             return await future
         except asyncio.CancelledError:
             caller = asyncio.current_task()
-            if self._stopping and caller is not None and not caller.cancelling():  # never begun
+            # the work never began
+            if self._stopping and caller is not None and not caller.cancelling():
                 raise Unavailable("the coordinator is stopping") from None
             raise
 
@@ -168,9 +171,9 @@ class Compute:
             daemon=True,
         )
         process.start()
-        its.close()  # so that its end is seen
+        its.close()  # so that its end is noticed
         self._process, self._pipe = process, ours
-        if self.stopping:  # since it was asked
+        if self.stopping:  # the server stopped meanwhile
             process.kill()
         return ours
 
@@ -221,8 +224,10 @@ def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
 
 
 def step_back(niceness: int, expendable: str) -> None:
-    """Let the server's process go first: for processors, for memory, and in ending this one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this ends
+    """Give the server's process priority: for processors, for memory, and when a process has to be
+    ended.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this process ends
     with contextlib.suppress(OSError):
         os.nice(niceness)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
@@ -230,7 +235,7 @@ def step_back(niceness: int, expendable: str) -> None:
 
 
 def _end_with_the_server() -> None:
-    """End this process when the server dies, also in the middle of a computation."""
+    """End this process when the server dies, even in the middle of a computation."""
     server = parent_process()
     if server is not None:
         server.join()
@@ -247,5 +252,5 @@ def _reply(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Reply:
 
 
 def _never() -> bool:
-    """Return False: a child is ended from outside."""
+    """Return False, since a child is ended from outside."""
     return False

@@ -25,9 +25,9 @@ from shared.settings import SettingsTable
 from shared.units import GIB, MIB
 
 PREFIX = "COORDINATOR_"
-FLAGS = "command line"  # the last of the sources
+FLAGS = "command line"  # name of the last source
 
-ENGINES = ("off", "builtin")  # that answer prompts; else one at an address
+ENGINES = ("off", "builtin")  # values of `inference` beside an address
 _ADDRESS = re.compile(r"https?://[^\s@?#]+")
 _MODEL = re.compile(r"(?P<run>[^\s=@]+)(@(?P<version>[0-9]{1,9}))?\s*=\s*(?P<name>[^\s=]{1,200})")
 _Seconds = {"unit": "s"}
@@ -37,15 +37,18 @@ _Bytes = {"unit": "bytes"}
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """Figures that are constants in production; tests set others."""
 
-    merge_threads: int = 0  # beside those that write; 0 = half the cores
-    merge_lease_s: float = 15.0  # a merge whose coordinator is silent so long is taken over
-    upload_quota_bytes: int = 16 * GIB  # uploaded and not yet submitted by one volunteer
-    accounts_per_network: int = 20  # a day, without a code; a network is an IPv4 /24 or IPv6 /48
+    merge_threads: int = 0  # threads beside those that write; 0 = half the cores
+    merge_lease_s: float = 15.0  # a merge whose coordinator is silent for so long is taken over
+    # bytes that one volunteer has uploaded and not yet submitted
+    upload_quota_bytes: int = 16 * GIB
+    # accounts that a network may make a day without a code; a network is an IPv4 /24 or IPv6 /48
+    accounts_per_network: int = 20
     connections_max: int = 32_768
-    drain_s: float = 5.0  # with PostgreSQL: /ready says no, and all is served, before a stop
+    # with PostgreSQL: time before a stop in which /ready says no and all requests are served
+    drain_s: float = 5.0
     connections_per_address: int = 1024
-    headers_s: float = 10.0  # all headers arrive within this time
-    body_window_s: float = 20.0  # a body arrives at 1 KiB/s over any such window
+    headers_s: float = 10.0  # time in which all headers must arrive
+    body_window_s: float = 20.0  # window in each of which a body must arrive at 1 KiB/s
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -243,7 +246,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def directory(self) -> Path:
-        """The data directory, absolute."""
+        """Return the data directory, absolute."""
         return Path(self.data_dir).expanduser().absolute() if self.data_dir else default_data_dir()
 
     @property
@@ -252,7 +255,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def drain_s(self) -> float:
-        """Seconds that a balancer has to leave this server out before it stops."""
+        """Return the seconds that a balancer has to take this server out before it stops."""
         beside_others = self.database.startswith("postgres")
         return self.constants.drain_s if beside_others else 0.0
 
@@ -292,7 +295,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def default_data_dir() -> Path:
-    """The user's data directory for the coordinator."""
+    """Return the user's data directory for the coordinator."""
     from platformdirs import user_data_path
 
     return user_data_path("volunteer", appauthor=False) / "coordinator"

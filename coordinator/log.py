@@ -1,4 +1,4 @@
-"""Log lines: structured, to standard error, with secrets blotted out in every line.
+"""Log lines: structured, on standard error, with secrets removed from every line.
 
 Values are encoded, so that a nickname with a line feed cannot forge a line.
 """
@@ -48,7 +48,9 @@ def _redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[
 
 
 class Unfailing:
-    """File for lines that may get lost: a full disk or a closed pipe must not fail a request."""
+    """File for lines that may get lost, since a full disk or a closed pipe must not fail a
+    request.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -56,7 +58,7 @@ class Unfailing:
     def write(self, text: str) -> int:
         try:
             return self._file.write(text)
-        except (OSError, ValueError):  # ValueError: it is closed
+        except (OSError, ValueError):  # ValueError: the file is closed
             return len(text)
 
     def flush(self) -> None:
@@ -67,7 +69,9 @@ class Unfailing:
 
 
 class Sparing(logging.Filter):
-    """Passes a library's message a few times a minute: clients must not fill the disk."""
+    """Lets a library's message through a few times a minute, so that clients cannot fill
+    the disk.
+    """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -86,8 +90,8 @@ class Sparing(logging.Filter):
 
 
 class OnceACause:
-    """Passes one line a minute about each cause, with the number of suppressed ones: an outage hits
-    every job, and each retries every second.
+    """Lets one line a minute through about each cause, with the number of suppressed ones: an
+    outage hits every job, and each job retries every second.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -115,7 +119,7 @@ class OnceACause:
 
 
 def _cause(event: MutableMapping[str, Any]) -> str:
-    """Return the key of a failure's cause; "" for a line about no failure."""
+    """Return the key of a failure's cause; "" for a line that reports no failure."""
     raised = event.get("exc_info")
     if raised:
         error = raised if isinstance(raised, BaseException) else sys.exc_info()[1]
@@ -157,6 +161,6 @@ def configure(level: str, *, as_json: bool) -> None:
     root.setLevel(number)
     server = logging.getLogger("uvicorn.error")
     server.filters = [Sparing()]
-    # These log every connection and plugin; our own lines say what matters.
+    # These log every connection and plugin; the coordinator's own lines report what matters.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "alembic"):
         logging.getLogger(name).setLevel(max(number, logging.WARNING))

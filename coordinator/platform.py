@@ -1,4 +1,4 @@
-"""Shared base of a coordinator's services: database, clock, signals, blobs."""
+"""Platform that a coordinator's services share: database, clock, signals, blobs."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _RATE = re.compile(r"([1-9][0-9]{0,8}) ?/ ?(second|minute|hour|day)")
 
 
 class _Bucket:
-    """A token bucket: `capacity` at once, filled again at `per_s`.
+    """Token bucket: `capacity` requests at once, refilled at `per_s`.
 
     Remembers at most `KEYS_MAX` keys.
     """
@@ -29,7 +29,8 @@ class _Bucket:
         self.capacity = capacity
         self.window_s = window_s
         self._per_s = capacity / window_s
-        self._left: dict[str, tuple[float, float]] = {}  # key -> tokens left, when
+        # key -> tokens left, and the time of that count
+        self._left: dict[str, tuple[float, float]] = {}
 
     def __len__(self) -> int:
         return len(self._left)
@@ -50,7 +51,7 @@ class _Bucket:
         return 0.0
 
     def _forget(self, now: float) -> None:
-        """Drop the keys whose buckets are full again; without any, drop all."""
+        """Drop the keys whose buckets are full again; if there are none, drop all."""
         kept = {key: seen for key, seen in self._left.items() if now - seen[1] < self.window_s}
         self._left = kept if len(kept) < KEYS_MAX else {}
 
@@ -83,7 +84,7 @@ class Rates:
 
     def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self.replicas = 1  # that serve, this one included
+        self.replicas = 1  # serving replicas, this one included
         self._buckets: dict[str, _Bucket | None] = {}
         for kind in ("worker", "ip", "register"):
             text = getattr(settings, f"rate_{kind}")

@@ -22,11 +22,11 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 
-INTEGER_DIGITS_MAX = 18  # what a 64-bit column surely holds
+INTEGER_DIGITS_MAX = 18  # digits that surely fit a 64-bit column
 
 _RANGE = re.compile(rf"bytes=([0-9]{{0,{INTEGER_DIGITS_MAX}}})-([0-9]{{0,{INTEGER_DIGITS_MAX}}})")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # PostgreSQL cannot hold it
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")  # PostgreSQL cannot store NUL
 _LONG_RUN = re.compile(rb"[0-9]{%d}" % (INTEGER_DIGITS_MAX + 1))
 _LONG_INTEGER = re.compile(rb"(?<![0-9.eE+])[0-9]{%d,}(?![0-9.eE])" % (INTEGER_DIGITS_MAX + 1))
 _TO_SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -34,17 +34,17 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class ClientGone(Exception):
-    """Client that closed the connection, or reads too slowly; no reply is possible."""
+    """Raised when a client closed the connection or reads too slowly; no reply is possible."""
 
 
 async def until_gone(receive: Receive) -> None:
-    """Wait until the client hangs up; its body was read."""
+    """Wait until the client hangs up; the request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def raw_header(scope: Scope, name: bytes) -> bytes:
-    """The bytes of a request header by its lower-case name, or b""."""
+    """Return the bytes of a request header by its lower-case name, or b""."""
     for key, value in scope["headers"]:
         if key == name:
             found: bytes = value
@@ -76,7 +76,7 @@ def byte_range(text: str, size: int) -> tuple[int, int] | None:
 
 
 def header(scope: Scope, name: bytes) -> str:
-    """A request header by its lower-case name, or ""."""
+    """Return a request header by its lower-case name, or ""."""
     return raw_header(scope, name).decode("latin-1")
 
 
@@ -104,7 +104,7 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int = JSON_BYTES_
     announced = header(scope, b"content-length")
     if announced and (len(announced) > INTEGER_DIGITS_MAX or int(announced) > bytes_max):
         raise TooLarge(sentence)
-    found = bytearray()  # pieces of a few bytes, kept one by one, would take twenty times the room
+    found = bytearray()  # a list of pieces of a few bytes would take twenty times the memory
     async for data in body_stream(scope, receive):
         if len(found) + len(data) > bytes_max:
             raise TooLarge(sentence)
@@ -113,7 +113,7 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int = JSON_BYTES_
 
 
 def read_json(body: bytes, kind: type[T]) -> T:
-    """Decode strictly, with integers that a database can hold. Raises BadRequest."""
+    """Decode JSON strictly, with integers that a database can store. Raises BadRequest."""
     decoded = decode_body(body, kind)
     if _LONG_RUN.search(body) and _LONG_INTEGER.search(_STRING.sub(b"", body)):
         raise BadRequest(f"an integer has more than {INTEGER_DIGITS_MAX} digits")
@@ -139,7 +139,7 @@ def decode_body(body: bytes, kind: type[T]) -> T:
         raise BadRequest(f"the JSON does not match the schema: {error}") from error
     _check_depth(body)
     if _NUL.search(body) is not None:
-        raise BadRequest("the JSON holds the character NUL, which no text needs")
+        raise BadRequest("the JSON holds the character NUL, which is not allowed")
     return decoded
 
 

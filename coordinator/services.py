@@ -73,8 +73,8 @@ from shared.errors import Configuration, VolunteerError
 from shared.machine_limits import disk_bytes
 from shared.signing import SigningKey
 
-RESTART_S = 1.0  # a background job that failed starts again after this long
-STOP_S = 20.0  # and has this long to end
+RESTART_S = 1.0  # wait before a failed background job starts again
+STOP_S = 20.0  # time that background jobs have to end
 
 log = structlog.get_logger("app")
 
@@ -284,7 +284,7 @@ class Coordinator(Platform):
             return ReplicaFigures(
                 name=settings.name,
                 where=f"{socket.gethostname()}:{settings.port}"
-                if settings.url  # of every replica
+                if settings.url  # the URL is that of all replicas
                 else server.address.url,
                 address_failure=self.alerts.address.failure,
                 software=software(),
@@ -367,7 +367,9 @@ class Coordinator(Platform):
 
 
 def _computing(separate: bool) -> tuple[Compute, ...]:
-    """Return the processes of evaluation, checks and recomputes: a verdict waits for no other."""
+    """Return the processes of evaluation, checks and recomputes, separate so that a verdict waits
+    for no other work.
+    """
     return (
         Compute("evaluation", torch_threads=half_the_cores(), separate=separate),
         Compute("checks", separate=separate),
@@ -397,7 +399,9 @@ async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> D
 
 
 def _check_alone(settings: Settings) -> None:
-    """Raise Configuration where a coordinator was before: a new database would hide its loss."""
+    """Raise Configuration where a coordinator was before, since a new database would hide the loss
+    of the old one.
+    """
     file = file_of(settings.database_url)
     if file is None or file.exists():
         return

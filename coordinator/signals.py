@@ -22,10 +22,10 @@ class Signals:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._moment = 0  # how often something was notified
-        self._everything = 0  # the moment when anything may have changed
-        self._last: dict[str, int] = {}  # topic -> the moment when it was notified last
-        # Ordered by arrival, so that a simulation wakes them in the same order every time.
+        self._moment = 0  # number of notifications so far
+        self._everything = 0  # moment at which anything may have changed
+        self._last: dict[str, int] = {}  # topic -> the moment of its last notification
+        # Ordered by arrival, so that a simulation wakes waiters in the same order every time.
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         self._send: Callable[[str], None] = lambda topic: None
 
@@ -34,7 +34,9 @@ class Signals:
         self._send = await db.bridge(self.deliver)
 
     def notify(self, topic: str) -> None:
-        """Wake every waiter of `topic`, here and beyond. Call it on the loop after the commit."""
+        """Wake every waiter for `topic`, here and in other processes. Call it on the loop after the
+        commit.
+        """
         self.deliver(topic)
         self._send(topic)
 
@@ -52,7 +54,8 @@ class Signals:
                 future.set_result(None)
 
     def watch(self, *topics: str) -> TopicWatch:
-        """Return a watch: notifications from now on are not missed, even before `wait` is called.
+        """Return a watch, which misses no notification from now on, even before `wait` is
+        called.
 
         A caller that has to read first to know its topics names them later (`TopicWatch.topics`),
         and misses nothing either.
@@ -60,7 +63,7 @@ class Signals:
         return TopicWatch(self, topics)
 
     def _latest(self, topics: tuple[str, ...]) -> int:
-        """The moment when one of `topics` was notified last."""
+        """Return the moment of the last notification about one of `topics`."""
         return max([self._everything, *(self._last.get(topic, 0) for topic in topics)])
 
     async def _sleep(self, topics: tuple[str, ...], timeout_s: float) -> None:

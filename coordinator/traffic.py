@@ -22,13 +22,14 @@ class TrafficCounter:
     def __init__(self) -> None:
         self.bytes_in = 0
         self.bytes_out = 0
-        self.viewers = 0  # browsers that hold the stream of a run now
+        self.viewers = 0  # browsers that hold an event stream of a run now
         self.requests: Counter[tuple[str, str, int]] = Counter()  # method, path template, status
-        self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)  # summed, by both
+        # summed, by method and path template
+        self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     def answered(self) -> tuple[int, int]:
         """Return the number of answered requests, and of those with a status of 5xx."""
-        requests = dict(self.requests)  # a copy: it grows while it is read
+        requests = dict(self.requests)  # copied, since it may grow while it is read
         failed = sum(count for (_, _, status), count in requests.items() if status >= 500)
         return sum(requests.values()), failed
 

@@ -34,9 +34,9 @@ from shared.errors import (
 if TYPE_CHECKING:
     from coordinator.admin.remote_server import RemoteServer
 
-CACHE_BYTES = 8 << 30  # of blobs that may be of use again
-TRIES, AGAIN_S = 9, 1.0  # of a server that cannot be reached: four minutes
-POLL_S = 10.0  # between questions for work
+CACHE_BYTES = 8 << 30  # blobs that may be used again
+TRIES, AGAIN_S = 9, 1.0  # tries of a server that cannot be reached: four minutes in all
+POLL_S = 10.0  # interval of asking for work
 RENEW_S = HOLD_S / 6
 GIVEN_BACK = "given back"
 RESULTS = ("passed", "failed", "unproven", GIVEN_BACK)
@@ -96,7 +96,7 @@ class CheckerResult(msgspec.Struct, frozen=True, kw_only=True):
 
     contribution: int
     run: str
-    result: str  # or "given back"
+    result: str  # result of the recompute, or "given back"
     message: str
     seconds: float
 
@@ -111,10 +111,10 @@ class CheckerStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckerSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of a checker, counted."""
+    """Counts of a checker's work."""
 
     results: dict[str, int]
-    seconds: float  # spent on recomputes
+    seconds: float  # seconds spent on recomputes
 
 
 class Checker:
@@ -135,7 +135,7 @@ class Checker:
         self._tell = tell
         self._results = dict.fromkeys(RESULTS, 0)
         self._seconds = 0.0
-        self._trouble = ""  # of this checker itself, with its newest task
+        self._trouble = ""  # fault of this checker itself with its newest task
 
     @property
     def summary(self) -> CheckerSummary:
@@ -154,7 +154,7 @@ class Checker:
                 await asyncio.wait_for(stop.wait(), POLL_S)
 
     async def next(self, stop: asyncio.Event) -> bool:
-        """Make one recompute; False where none waits."""
+        """Make one recompute; return False where none waits."""
         hold = secrets.token_hex(16)
         machine = msgspec.to_builtins(self._machine)
         offer: CheckerOffer = await patiently(
@@ -195,7 +195,9 @@ class Checker:
         return settled
 
     async def _made(self, task: RecomputeTask, hold: str, stop: asyncio.Event) -> CheckerOutcome:
-        """Return the outcome of a task; it is given back if this checker stops or lost it."""
+        """Return the outcome of a task; the task is given back if this checker stops or has lost
+        it.
+        """
         ended = Event()
         working = asyncio.ensure_future(self._redone(task, ended))
         others = [asyncio.ensure_future(each) for each in (stop.wait(), self._lost(task, hold))]
@@ -217,7 +219,7 @@ class Checker:
             self._tell(CheckerStep(contribution=contribution, run=run, step=step, steps=steps))
 
         try:
-            lacking = missing_library(task.case)  # of an extra of the workload
+            lacking = missing_library(task.case)  # a library of an extra of the workload
             if lacking is not None:
                 raise Unavailable(f"the library {lacking} is not installed here")
             files = await RecomputeFiles.of(task.case, task.given, self._blobs)
@@ -227,7 +229,8 @@ class Checker:
         work = redo, task.case, files, data, self._device, tell
         try:
             found, seconds = await self._compute.timed(*work)
-        except (NotFound, InvalidFrame) as error:  # in a revealed file: everything else was checked
+        # a fault of the revealed files: all other files were checked
+        except (NotFound, InvalidFrame) as error:
             return CheckerOutcome(unusable=error.message)
         except Unavailable as error:
             return self._given_back(error, failed=not ended.is_set())
@@ -236,7 +239,7 @@ class Checker:
         return CheckerOutcome(found=found, seconds=seconds)
 
     async def _lost(self, task: RecomputeTask, hold: str) -> None:
-        """Return once another holds the recompute."""
+        """Wait until another checker holds the recompute."""
         held = True
         while held:
             await asyncio.sleep(RENEW_S)
@@ -247,7 +250,7 @@ class Checker:
                 held = renewed.held
 
     def _given_back(self, error: Exception, *, failed: bool = True) -> CheckerOutcome:
-        """Return the outcome of a task that an error ends, and keep its sentence."""
+        """Return the outcome of a task that ended with an error, and keep the error's sentence."""
         message = error.message if isinstance(error, VolunteerError) else why(error)
         self._trouble = message or type(error).__name__
         return CheckerOutcome(failed=failed)

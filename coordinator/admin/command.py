@@ -1,4 +1,4 @@
-"""A command of the organiser: name, request, reply, and one function, run here or by a server."""
+"""Command of the organiser: name, request, reply, and one function, run here or by a server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Sure(CommandRequest, frozen=True, kw_only=True):
 
 
 def reason(text: str) -> str:
-    """Return a reason as the record keeps it: one printable line."""
+    """Return a reason in the form that the record keeps: one printable line."""
     return line(text, REASON_CHARS_MAX)
 
 
@@ -65,7 +65,7 @@ class OrganiserCommand:
 def organiser_command(
     name: str, *, remote: bool = True, needs: Needs = "directory"
 ) -> Callable[[Callable[[Coordinator, Any], Awaitable[Any]]], OrganiserCommand]:
-    """Make a command of a function, whose annotations say its request and its reply.
+    """Return the command of a function, whose annotations give its request and its reply.
 
     `needs` is what must be there before: nothing (it may be the first command on a data directory
     and then makes it), the database, or the data directory with its keys.

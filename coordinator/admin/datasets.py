@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
     from shared.workloads.base import DatasetManifest
 
-TOKENIZER_FILE = "tokenizer.json"  # a file of this name in a box is the tokenizer, not text
+TOKENIZER_FILE = "tokenizer.json"  # a file with this name in a box is the tokenizer, not text
 NAME_FILES = (
     "name the files the dataset is made of: --text PATH, --chat PATH, --images PATH, --suite FILE,"
     " or --for WORKLOAD --files PATH"
 )
-FOLDERS = "folders"  # in a box: where images lie in folders again
+FOLDERS = "folders"  # begins the name of an image in a box whose folders are restored
 _SENT = re.compile(
     r"(?<![^\s/])(?:\d+/)?\d{6}-(\d{4,})-"
-)  # how a name in a box begins, see `flat_names`
+)  # beginning of a name in a box, see `flat_names`
 
 _COMMON = ("licence", "source", "heldout_share", "seed")
 _OPTIONS = {
@@ -50,7 +50,8 @@ class AddDataset(CommandRequest, frozen=True, kw_only=True):
     """
 
     name: str
-    kind: Literal["text", "chat", "images", "suite", "files"] = "text"  # what is in the box
+    # kind of the files in the box
+    kind: Literal["text", "chat", "images", "suite", "files"] = "text"
     text: tuple[str, ...] = ()
     images: tuple[str, ...] = ()
     tokenizer: str = ""  # a tokenizer.json to use instead of training one
@@ -58,15 +59,15 @@ class AddDataset(CommandRequest, frozen=True, kw_only=True):
     licence: str = ""
     source: str = ""
     vocab_size: int | None = None
-    size: int | None = None  # of images, pixels
+    size: int | None = None  # size of images in pixels
     channels: int | None = None
     heldout_share: float | None = None
     seed: int | None = None
     chat: tuple[str, ...] = ()
     suite: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()  # for a workload that builds the dataset itself
-    workload: str = ""  # which one
-    # its own
+    files: tuple[str, ...] = ()  # files for a workload that builds the dataset itself
+    workload: str = ""  # that workload
+    # options of that workload
     options: Annotated[dict[str, str], Meta(max_length=32)] = msgspec.field(default_factory=dict)
     template: str = ""  # of `chat` and `files`: a ChatTemplate as JSON
 
@@ -78,12 +79,13 @@ class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     licence: str
     source: str
-    items: int  # for training
+    items: int  # items for training
     heldout: int
     chunks: int
     size: int  # bytes
     meta: dict[str, str | int | float] = {}
-    skipped: tuple[str, ...] = ()  # what could not be used, and why: the first thousand
+    # files that could not be used, with the reasons: the first thousand
+    skipped: tuple[str, ...] = ()
 
 
 def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetShown:
@@ -103,7 +105,7 @@ def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetSho
 
 
 class _Sent(Skipped):
-    """Skipped files of a transfer, under their owner's names."""
+    """Skipped files of a transfer, under the names that their owner gave them."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

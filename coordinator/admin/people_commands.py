@@ -74,7 +74,7 @@ class CreditGrant(CommandRequest, frozen=True, kw_only=True):
 
 
 class InviteLink(msgspec.Struct, frozen=True, kw_only=True):
-    """Invite at its creation: the only time its code is shown."""
+    """Invite when it is created: the only time that its code is shown."""
 
     id: int
     label: str
@@ -83,7 +83,7 @@ class InviteLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActionDone(msgspec.Struct, frozen=True, kw_only=True):
-    """Confirmation of an action: the verb, and the volunteer it was applied to."""
+    """Confirmation of an action: the verb, and the affected volunteer."""
 
     done: str
     name: str
@@ -167,9 +167,10 @@ async def ban(coordinator: Coordinator, ask: Ban) -> BanDone:
     if not ask.reverse:
         await coordinator.volunteers.ban(ask.name, ask.reason)
         return BanDone(name=ask.name)
-    reason_of(ask.reason)  # before anything is changed
+    reason_of(ask.reason)  # checked before anything is changed
     await coordinator.volunteers.ban(ask.name, ask.reason)
-    await coordinator.volunteers.suspend(ask.name, ask.reason)  # what is under way is not paid
+    # suspended first, so that unfinished work is not paid
+    await coordinator.volunteers.suspend(ask.name, ask.reason)
     reversal = await coordinator.volunteers.reversals.of_volunteer(ask.name, 0.0, ask.reason)
     return BanDone(name=ask.name, reversal=reversal)
 

@@ -1,4 +1,4 @@
-"""The organiser's commands: one registry for the command line and for a running server."""
+"""Registry of the organiser's commands, for the command line and for a running server."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ from shared.text_file import read_text
 from shared.tls_pin import WrongCertificate, pinned_context
 from shared.workloads.data.skipped import walk
 
-TIMEOUT_S = 600.0  # building a dataset takes as long as it takes
+TIMEOUT_S = 600.0  # time for building a dataset
 CONNECT_S = 10.0
 REPLY_BYTES_MAX = 256 << 20
 COPY_BYTES = 1 << 20
@@ -62,7 +62,8 @@ class RemoteServer:
 
     @classmethod
     def of(cls, server: str, token_file: Path | None) -> RemoteServer:
-        """Make one from `--server` (an address or a whole join link) and `--token-file`.
+        """Return the server that `--server` (an address or a whole join link) and `--token-file`
+        name.
 
         Raises Configuration.
         """
@@ -80,7 +81,7 @@ class RemoteServer:
             link = parse_link(server)
         except BadRequest as error:
             raise BadRequest(
-                f'"{escaped(server)}" is no address of a server: --server takes https://HOST:PORT, '
+                f'"{escaped(server)}" names no server: --server takes https://HOST:PORT, '
                 "http://127.0.0.1:PORT on its own machine, or a whole join link"
             ) from error
         return cls(link, token)
@@ -96,14 +97,14 @@ class RemoteServer:
         return decode(_good(response, data), reply)
 
     def put(self, box: str, name: str, path: Path) -> None:
-        """Send one file into a box."""
+        """Send one file to a box."""
         with path.open("rb") as file:
             size = path.stat().st_size
             response, data = self._send("PUT", f"/admin/files/{box}/{name}", file, size)
         _good(response, data)
 
     def get(self, box: str, name: str, path: Path) -> None:
-        """Fetch one file of a box."""
+        """Fetch one file from a box."""
         with self._reply("GET", f"/admin/files/{box}/{name}") as response:
             if response.status != 200:
                 _good(response, response.read(REPLY_BYTES_MAX))
@@ -117,7 +118,7 @@ class RemoteServer:
         begun = path.stat().st_size if path.exists() else 0
         part = {"Range": f"bytes={begun}-"} if begun else {}
         with self._reply("GET", f"/admin/blobs/{sha256}", **part) as response:
-            if response.status == 416:  # all of it was here
+            if response.status == 416:  # the whole file was here already
                 response.read(REPLY_BYTES_MAX)
             elif response.status not in (200, 206):
                 _good(response, response.read(REPLY_BYTES_MAX))
@@ -166,7 +167,7 @@ class RemoteServer:
             plain = http.client.HTTPConnection(host, port or 80, timeout=self._timeout_s)
             self._open(plain)
             return plain
-        pin = self._link.tls_pin  # it says more than any authority could
+        pin = self._link.tls_pin  # the pin proves more than any authority could
         context = pinned_context(pin) if pin else ssl.create_default_context()
         before = urlsplit(self._proxy)
         where = (before.hostname or "", before.port or 3128) if self._proxy else (host, port or 443)

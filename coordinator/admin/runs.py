@@ -66,7 +66,7 @@ class ExportRun(CommandRequest, frozen=True, kw_only=True):
     version: int | None = None
     to: str = ""
     format: str = PLAIN
-    dtype: str = ""  # of its numbers; "": as the model began
+    dtype: str = ""  # type of its numbers; "" = the format's default
 
 
 class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,17 +96,17 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
 
     run: RunInfo
     versions: tuple[VersionInfo, ...]
-    codec: str = ""  # of updates on their way up
-    downlink: str = ""  # how versions travel down
-    rule: str = ""  # of a merge
+    codec: str = ""  # codec of updates on their way to the server
+    downlink: str = ""  # way of versions to the volunteers
+    rule: str = ""  # aggregation rule
     gate: bool = False  # versions are evaluated before they are published
     heal: Proposal | None = None  # a rollback that is proposed
     checks: CostOfChecks | None = None
     advice: tuple[str, ...] = ()
     figures: DecidedCounts | None = None
-    experience: ExperienceFigures | None = None  # of a run that makes its own data
+    experience: ExperienceFigures | None = None  # figures of a run that makes its own data
     landmarks: Landmarks = Landmarks()
-    leaders: tuple[LeaderRow, ...] = ()  # that agreed to be shown
+    leaders: tuple[LeaderRow, ...] = ()  # volunteers who agreed to be shown
 
 
 class Created(msgspec.Struct, frozen=True, kw_only=True):

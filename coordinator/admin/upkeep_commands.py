@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Backup(CommandRequest, frozen=True, kw_only=True):
-    """Request for a backup to folder `to` where the command runs, or from there to a store."""
+    """Request for a backup to folder `to` where the command runs, or through it to a store."""
 
     to: str
-    like: str = ""  # an earlier one on the same file system
+    like: str = ""  # an earlier backup on the same file system
     store: str = ""
 
 

@@ -1,4 +1,4 @@
-"""checker: recomputes of volunteers' tasks, made on this machine."""
+"""The command `coordinator checker`: recomputes of volunteers' tasks, made on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from coordinator.admin.checker_machine import CheckerResult, CheckerStep, CheckerSummary
 
 THREADS_MAX = 1024
-TIMEOUT_S = 120.0  # for one answer of a server
+TIMEOUT_S = 120.0  # time for one answer of a server
 
 app = App(name="checker", help="Recompute drawn tasks of volunteers on this machine.")
 
@@ -75,7 +75,7 @@ async def _work(
     def ended() -> None:
         stop.set()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)  # the second ends at once
+            loop.remove_signal_handler(number)  # a second signal ends the process at once
 
     compute = Compute("checker", torch_threads=threads)
     with tempfile.TemporaryDirectory(prefix="checker-") as folder:

@@ -1,4 +1,4 @@
-"""dataset: the data that runs train on."""
+"""The commands `coordinator dataset`: the data that runs train on."""
 
 from __future__ import annotations
 
@@ -124,8 +124,11 @@ def add(
 
 
 def _mark_taken(name: str, where: Where) -> None:
-    """Say before the work that another dataset has the name: equal content is stored once."""
-    with contextlib.suppress(VolunteerError):  # nothing is stored yet, or the call after says why
+    """Report before the work that another dataset has this name, since equal content is stored
+    once.
+    """
+    # nothing is stored yet, or the next call reports the error
+    with contextlib.suppress(VolunteerError):
         if any(each.name == name for each in call(where, "dataset.list")):
             print(
                 f'There is a dataset called "{name}": this one is refused unless it comes out the '
@@ -145,7 +148,7 @@ STAGES = {
 
 @contextmanager
 def _stages(where: Where) -> Iterator[None]:
-    """Say the stages of a build, once each."""
+    """Report the stages of a build, each once."""
     if where.remote:
         print("The server builds the dataset.", flush=True)
         yield
@@ -188,7 +191,7 @@ def _files(
             raise BadRequest(f"there is no file or folder {path}")
     if len(named) != 1 or bool(more.files) != bool(more.workload):
         raise BadRequest(NAME_FILES)
-    if not fits_a_path(name):  # the service says so too, but only after the files were sent
+    if not fits_a_path(name):  # the service checks this too, but only after the files were sent
         raise InvalidName(f"the name of a dataset must be {NAME_RULE}")
     return next(iter(named)), paths
 
@@ -204,7 +207,8 @@ def _for(more: DatasetOptions) -> dict[str, Any]:
         raise BadRequest(f"--set needs KEY=VALUE, not {wrong[0][:40]!r}")
     beside: dict[str, Any] = {}
     if more.tokenizer is not None:
-        with contextlib.suppress(InvalidRunFile):  # one without a template serves for plain text
+        # a tokenizer without a template serves for plain text
+        with contextlib.suppress(InvalidRunFile):
             beside["template"] = _template(more.tokenizer)
     options = {key: value for key, _, value in (each.partition("=") for each in more.set or ())}
     return {"workload": more.workload, "options": options, **beside}
@@ -276,7 +280,7 @@ def _template(tokenizer: Path | None) -> str:
 
 
 def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
-    """Send the files to the server; the box they are in there."""
+    """Send the files to the server; return the box that holds them there."""
     from coordinator.admin.datasets import TOKENIZER_FILE
     from coordinator.admin.remote_server import flat_names, new_box
     from shared.workloads.data.skipped import Skipped

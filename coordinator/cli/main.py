@@ -1,4 +1,4 @@
-"""The command line of the organiser. What is heavy is imported by the command that needs it."""
+"""Command line of the organiser; each command imports its heavy modules itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ app = App(
     name="coordinator",
     help="Train one model with volunteers: serve it, and manage runs, data and people.",
     version=_version,
-    help_format="plaintext",  # to render Markdown took a quarter of the time of --help
+    help_format="plaintext",  # rendering Markdown took a quarter of the time of --help
     result_action="return_value",
 )
 for part in (serve, simulate, runs, datasets, tasks, people, checker, record, maintenance):
@@ -61,7 +61,7 @@ def main() -> None:
         _fail(error.message, error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # the reader, `head` for example, has seen enough
+    except BrokenPipeError:  # the reader of the pipe, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except (OSError, UnicodeEncodeError) as error:

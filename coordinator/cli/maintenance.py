@@ -1,4 +1,6 @@
-"""top, check, backup, restore, alerts: watch, verify and save a coordinator."""
+"""The commands `top`, `check`, `backup`, `restore` and `alerts`: watch, verify and save a
+coordinator.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from coordinator.upkeep.backup_series import DrillReport
     from coordinator.upkeep.stored_backups import StoredBackups
 
-SCHEME = "s3://"  # of a store, where else a folder is named
+SCHEME = "s3://"  # begins the address of a store, in place of a folder
 T = TypeVar("T")
 
 alerts = App(
@@ -56,7 +58,9 @@ def settings(*, where: Where = HERE, json: Json = False) -> None:
     from coordinator.config import setting_rows
 
     if where.remote:
-        raise BadRequest("`coordinator settings` shows those of this machine: leave --server out")
+        raise BadRequest(
+            "`coordinator settings` shows the settings of this machine: leave --server out"
+        )
     rows = setting_rows(where.flags, where.config)
     if json:
         as_json(rows)
@@ -198,7 +202,7 @@ def _pruned(folder: str, keep: int) -> list[str]:
 
 
 def _of_store(url: str, work: Callable[[StoredBackups, Path], Coroutine[Any, Any, T]]) -> T:
-    """Do something with the backups of a store."""
+    """Run an action on the backups of a store."""
     import asyncio
     import tempfile
 
@@ -209,7 +213,7 @@ def _of_store(url: str, work: Callable[[StoredBackups, Path], Coroutine[Any, Any
 
 
 def _seconds(text: str) -> float:
-    """Return a time such as 6h. Raises BadRequest."""
+    """Return the seconds of a time such as 6h. Raises BadRequest."""
     unit = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
     if unit is None or not text[:-1].isdigit() or not int(text[:-1]):
         raise BadRequest(f'--every must look like 1d, 6h or 30m, not "{text}"')

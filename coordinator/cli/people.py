@@ -1,4 +1,6 @@
-"""invite, volunteer and contribution: admission of people, and actions on them and their pay."""
+"""The commands `invite`, `volunteer` and `contribution`: admission of people, their accounts and
+their pay.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from shared.text_file import read_text
 from shared.units import DAY_S
 
 NAMES_MAX = 1000
-GRANT_MAX = 1e9  # credits
+GRANT_MAX = 1e9  # largest grant in credits
 STANDINGS = ("vetted", "probation", "suspended")
 
 invites = App(name="invite", help="Invites: links that let people in.")
@@ -64,7 +66,7 @@ def create(
 
 
 def _names(file: Path) -> list[str]:
-    """Return the first column, or the one headed "name"."""
+    """Return the first column of a list of names, or the one headed "name"."""
     try:
         rows = list(csv.reader(read_text(file.expanduser()).splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -266,7 +268,7 @@ def reverse_contribution(
 
 
 def _taken(done: Any) -> str:
-    """Sum up a reversal in one line."""
+    """Summarise a reversal in one line."""
     taken = done.taken
     if not taken.contributions:
         return f"Nothing was left to take back from {done.name}."

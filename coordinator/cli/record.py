@@ -1,4 +1,6 @@
-"""record: the log of actions, and the check that it was never changed."""
+"""The commands `coordinator record`: the log of actions, and the check that it was never
+changed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""run: create, start, look after, take home."""
+"""The commands `coordinator run`: create, start, watch, change and export runs."""
 
 from __future__ import annotations
 
@@ -262,7 +262,9 @@ def _moved(run: RunInfo, json: bool) -> None:
 
 
 def _plain(run: RunInfo) -> dict[str, Any]:
-    """Return a run for machines: one that was not started has no version, on the wire -1."""
+    """Return a run for machines: a run that was not started has no version, which the protocol
+    writes as -1.
+    """
     import msgspec
 
     plain: dict[str, Any] = msgspec.to_builtins(run)
@@ -333,7 +335,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
 
 
 def _ways(shown: RunShown) -> dict[str, Any]:
-    """Return all but the run itself and its versions, for machines."""
+    """Return all fields but the run itself and its versions, for machines."""
     return {
         "codec": shown.codec,
         "downlink": shown.downlink,
@@ -351,7 +353,7 @@ def _ways(shown: RunShown) -> dict[str, Any]:
 
 
 def print_versions(versions: Sequence[VersionInfo]) -> None:
-    """Print versions as a table, with a word on the best where it surprises."""
+    """Print versions as a table, with a note where the best version is not the obvious one."""
     columns = {
         "version": lambda v: v.version,
         "kind": lambda v: v.kind,
@@ -578,7 +580,7 @@ def _published(where: Where, chosen: dict[str, Any], to: str) -> Any:
 
     from coordinator.runs.model_hub import HubRepository
 
-    hub = HubRepository.of(to)  # before anything is made
+    hub = HubRepository.of(to)  # checked before anything is exported
     with tempfile.TemporaryDirectory(prefix="export-") as folder:
         done = _exported(where, chosen, Path(folder) / "model")
         url = hub.publish(Path(done.path), f'Version {done.version} of "{done.run}"')

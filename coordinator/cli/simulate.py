@@ -1,4 +1,4 @@
-"""simulate."""
+"""The command `coordinator simulate`."""
 
 from __future__ import annotations
 

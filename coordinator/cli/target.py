@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
     from coordinator.top.watch import CommandSender
 
-WATCHED_S = 5.0  # a server that is watched has so long to answer
+WATCHED_S = 5.0  # time that a watched server has for one answer
 TARGET = Group("Which coordinator", sort_key=50)
-URLS = ("database", "blobs")  # which may hold a password
+URLS = ("database", "blobs")  # settings that may hold a password
 
 
 @Parameter(name="*")
@@ -81,7 +81,7 @@ class Where:
         return RemoteServer.of(self.remote, self.token_file or (Path(named) if named else None))
 
     def hint(self, text: str) -> str:
-        """Return the text with our commands in backticks aimed at the same coordinator."""
+        """Return a text in which commands in backticks name the same coordinator."""
         from coordinator.config import without_password
 
         given = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -154,7 +154,8 @@ async def reached(
     from importlib import import_module
 
     for heavy in ("coordinator.admin.registry", "coordinator.services"):
-        await asyncio.to_thread(import_module, heavy)  # a second; the screen is drawn meanwhile
+        # this takes a second, in which the screen is drawn
+        await asyncio.to_thread(import_module, heavy)
     from coordinator.admin.registry import COMMANDS
 
     if where.remote:
@@ -199,7 +200,7 @@ def _here(where: Where, command: OrganiserCommand, ask: Any) -> Any:
 
 
 async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[tuple[Settings, bool]]:
-    """Return the settings to open, and whether there is no key.
+    """Return the settings to open, and whether the signing key is missing.
 
     A mistyped place is refused here, because opening would make a new coordinator there.
 

@@ -1,4 +1,4 @@
-"""task: open and failed tasks, and the requeueing of the failed ones."""
+"""The commands `coordinator task`: open and failed tasks, and requeueing of the failed ones."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ START_S = 60.0
 DRAIN_S = 25.0
 MEASURE_S = 45.0
 TICK_S = 0.5
-VOLUNTEERS_MAX = 64  # processes with a model each, on one machine
+VOLUNTEERS_MAX = 64  # each is a process with a model of its own
 MINUTES_MAX = 7 * 24 * 60.0
 
 
@@ -40,8 +40,8 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: str = "gpt"
     volunteers: int = 2
-    minutes: float = 0.0  # 0 = as long as suits the workload
-    data_dir: str = ""  # empty: a temporary one, removed at the end
+    minutes: float = 0.0  # 0 = a time that suits the workload
+    data_dir: str = ""  # "" = a temporary one, removed at the end
     json: bool = False
 
 
@@ -158,7 +158,7 @@ def program(name: str) -> list[str]:
 async def _process(
     command: Sequence[str], log: Path, **environment: str
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a child process that never outlives us; its output goes to `log` and to `.err`."""
+    """Start a child process that ends with this one; its output goes to `log` and to `.err`."""
     env = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), **environment}
     with log.open("wb") as out, log.with_suffix(".err").open("wb") as err:
         child = await asyncio.create_subprocess_exec(
@@ -232,7 +232,7 @@ async def _watch(
     view: Any,
     children: Sequence[asyncio.subprocess.Process],
 ) -> None:
-    """Report progress until the time is over. A child that ends early ends the demo."""
+    """Report progress until the time is over. If a child ends early, the demo ends."""
     total_s, began = (options.minutes or plan.minutes) * 60, time.monotonic()
     async with _coordinator(base) as services:
         queries = services.runs.queries

@@ -18,7 +18,7 @@ from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo
 from shared.workloads.games import Encounter, Games
 
-GAMES = 40  # of the last match
+GAMES = 40  # games of the last match
 
 
 class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
     sent_bytes: int = 0
     received_bytes: int = 0
     tasks: int = 0
-    complaint: str = ""  # why its last task failed
+    complaint: str = ""  # reason why its last task failed
 
 
 class Strength(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,14 +37,14 @@ class Strength(msgspec.Struct, frozen=True, kw_only=True):
     wins: int
     draws: int
     losses: int
-    elo: float  # above version 0
-    error: float  # 95 %
-    matches: int  # that volunteers played and the coordinator checked
-    game: str  # one of them; the last version has the first stones
+    elo: float  # Elo above version 0
+    error: float  # half of the 95 % interval
+    matches: int  # matches that volunteers played and the coordinator checked
+    game: str  # one of the games, in which the last version has the first stones
 
     @property
     def points(self) -> float:
-        """Return the share of the points, a draw being half of one."""
+        """Return the share of the points, where a draw is half a point."""
         return (self.wins + self.draws / 2) / max(1, self.wins + self.draws + self.losses)
 
 
@@ -61,19 +61,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sample_first: str
     sample_last: str
     tokens: int
-    items: str  # what `tokens` counts
-    measure: str  # what the loss is
+    items: str  # unit of `tokens`
+    measure: str  # what the loss measures
     accepted: int
     rejected: int
     credits: dict[str, float]
     ledger: str  # "balanced", or the first breach
-    sent_bytes: int  # by all volunteers
+    sent_bytes: int  # bytes that all volunteers sent
     received_bytes: int
     data_dir: str
-    complaint: str = ""  # of a volunteer, where no contribution came
+    complaint: str = ""  # complaint of a volunteer, where no contribution came
     history: tuple[VersionInfo, ...] = ()
-    strength: Strength | None = None  # of a workload that plays
-    pictures: tuple[str, ...] = ()  # files in `data_dir`
+    strength: Strength | None = None  # strength of a workload that plays
+    pictures: tuple[str, ...] = ()  # names of files in `data_dir`
 
     @property
     def improved(self) -> bool:
@@ -95,7 +95,7 @@ class DemoPictures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a report that the coordinator does not have."""
+    """Figures of a report that come from the demo's processes, not from the coordinator."""
 
     workload: str
     prompt: str
@@ -104,7 +104,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def report(services: Any, name: str, said: Said, traffic: Sequence[ProcessTraffic]) -> Report:
-    """The summary of a run whose volunteers have gone."""
+    """Return the summary of a run whose volunteers have gone."""
     run: RunInfo = await services.runs.queries.info(name)
     leaders = await services.volunteers.leaderboard()
     decided = await services.runs.queries.decided(name)
@@ -138,7 +138,9 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Process
 
 
 async def strength(services: Any, name: str) -> Strength | None:
-    """Return the strength of a run's newest version; None where versions do not play, or of one."""
+    """Return the strength of a run's newest version; None where versions do not play, or there is
+    one only.
+    """
     run = await services.db.read(lambda conn: runs.by_name(conn, name))
     if not isinstance(definition(run).workload.experience, Games) or run.head == ANCHOR:
         return None
@@ -179,7 +181,7 @@ def _meet(run: runs.RunRow, paths: Sequence[Path]) -> Encounter:
     torch.set_num_threads(1)
     about = definition(run)
     played = about.workload.experience
-    assert isinstance(played, Games)  # the caller has looked
+    assert isinstance(played, Games)  # the caller has checked this
     last, first = (read_weights(path, about) for path in paths)
     return played.meet(about.file.model, about.file.task.options, (last, first), GAMES)
 

@@ -54,7 +54,7 @@ class DemoView:
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
-        """One step of the preparation, and how long it took."""
+        """Print one step of the preparation, and how long it took."""
         began = time.monotonic()
         self._say(f"… {text}")
         yield

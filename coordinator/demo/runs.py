@@ -28,9 +28,9 @@ class DemoRun(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     toml: str
     prompt: str = ""
-    minutes: float = 2.0  # of training
-    preparing: str  # what a person reads meanwhile
-    build: Callable[[Put], DatasetManifest] | None = None  # None: it needs no data
+    minutes: float = 2.0  # minutes of training
+    preparing: str  # text that a person reads while it is prepared
+    build: Callable[[Put], DatasetManifest] | None = None  # None = the run needs no dataset
 
 
 class _DemoKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ DEMOS: dict[str, _DemoKind] = {
         preparing="building a dataset of digits, and a judge that knows them", build=_digits
     ),
     "gomoku": _DemoKind(preparing="setting up a board of 6 x 6", minutes=3.0),
-    # Two minutes in all: its tokenizer and its libraries take the rest.
+    # Two minutes in all: the rest goes to its tokenizer and its libraries.
     "causal-lm": _DemoKind(preparing=_SOURCES, build=_texts, minutes=1.5),
     "rollouts": _DemoKind(preparing="setting up problems to sort", minutes=3.0),
 }
@@ -86,7 +86,8 @@ def demo_run(workload: str, volunteers: int) -> DemoRun:
     file: Any = tomlkit.parse((_FILES / f"{workload}.toml").read_text(encoding="utf-8"))
     if "plan" in file:
         file["plan"]["quorum"] = volunteers
-    if kind.build is _digits:  # a pass ends with its last task: each gets an equal part
+    # a pass ends with its last task, so each volunteer gets an equal part
+    if kind.build is _digits:
         file["task"]["local_steps"] = max(1, int(file["task"]["local_steps"]) // volunteers)
     return DemoRun(
         name=str(file["name"]),

@@ -1,1 +1,1 @@
-"""The HTTP server: routes parse, call one service, and reply. No SQL, no torch."""
+"""HTTP server: routes parse a request, call one service, and reply. No SQL, no torch."""

@@ -1,4 +1,4 @@
-"""The web application: routes, request ids, and every error turned into its reply in one place."""
+"""Web application: routes, request ids, and every error turned into its reply in one place."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Coordinator", "create_app", "opened"]
 
-# Methods counted by name; all others count as one, so that made-up ones fill no memory.
+# Methods that are counted by name; all others count as one, so that invented names fill no memory.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
-STOPPING_S = 5.0  # volunteers retry this long after a stop
-BROKEN_S = 60.0  # and this long after a failure that the organiser has to mend
+STOPPING_S = 5.0  # time after which volunteers retry when this server stops
+BROKEN_S = 60.0  # time after which they retry a failure that the organiser has to mend
 
 log = structlog.get_logger("http")
 
@@ -53,7 +53,7 @@ class Door:
         began = time.perf_counter()
         try:
             self._coordinator.rates.hit("ip", client_key(scope))
-            if "\0" in scope["path"]:  # PostgreSQL cannot hold it
+            if "\0" in scope["path"]:  # PostgreSQL cannot store NUL
                 raise NotFound("there is no such path; see /api/v1/openapi.json")
             await self._app(scope, receive, send)
         except ClientGone:
@@ -61,7 +61,7 @@ class Door:
         except asyncio.CancelledError:
             if not self._coordinator.stopping.is_set() or scope.get("status"):
                 raise
-            # The time to finish is over; the server cancels each request once.
+            # Its time is over; the server cancels each request once.
             error = Unavailable("the coordinator is stopping", retry_after_s=STOPPING_S)
             await self._refuse(scope, receive, send, error)
         except (
@@ -87,9 +87,9 @@ class Door:
         error: VolunteerError,
         cause: Exception | None = None,
     ) -> None:
-        if scope.get("status"):  # a reply that had begun must break off, or it would look complete
+        if scope.get("status"):  # a reply that has begun is broken off, or it would look complete
             raise cause or error
-        if error.status == 500 and cause is None:  # 503 and 507 say what their jobs log once
+        if error.status == 500 and cause is None:  # the jobs log the causes of 503 and 507 once
             log.warning(
                 "refused", request_id=scope["request_id"], path=scope["path"], error=error.message
             )
@@ -111,7 +111,7 @@ class Door:
 
 
 def _remote(scope: Scope, error: VolunteerError) -> VolunteerError:
-    """Return the reply for a failure of this machine; only the organiser gets its details."""
+    """Return the reply to a failure of this machine; only the organiser sees its details."""
     if str(scope.get("endpoint_path", "")).startswith(f"{API}/admin/"):
         return BadRequest(error.message)
     return Unavailable(
@@ -120,7 +120,9 @@ def _remote(scope: Scope, error: VolunteerError) -> VolunteerError:
 
 
 def create_app(coordinator: Coordinator) -> Starlette:
-    """Return the ASGI application; its lifespan runs the jobs, the caller closes."""
+    """Return the ASGI application; its lifespan runs the jobs, and the caller closes the
+    coordinator.
+    """
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.middleware import Middleware
@@ -138,7 +140,7 @@ def create_app(coordinator: Coordinator) -> Starlette:
             yield
 
     async def not_routed(request: Request, error: Exception) -> Response:
-        """Return Starlette's own refusals (no such path, no such method) in our form."""
+        """Return Starlette's own refusals (no such path, no such method) in this server's form."""
         status = getattr(error, "status_code", 500)
         if status == 405:
             raise BadRequest(f"{request.method} is not possible here; see /api/v1/openapi.json")

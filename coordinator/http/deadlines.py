@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from coordinator.config import Settings
 
 SWEEP_S = 1.0
-FRAMING_BYTES_MAX = 16 << 10  # of a message: chunk headers, trailers ...
-FRAMING_A_BODY_BYTE = 16  # ... beside so many for each byte of its body
-PIPELINED_MAX = 256  # requests sent ahead of their answers
-LINGER_S = 5.0  # a closed connection whose peer does not read its last reply is cut off then
+FRAMING_BYTES_MAX = 16 << 10  # limit for what is not body in a message: chunk headers, trailers ...
+FRAMING_A_BODY_BYTE = 16  # further such bytes that are allowed for each byte of the body
+PIPELINED_MAX = 256  # requests that a client may send ahead of their answers
+# a closed connection is cut off after this time if its peer does not read the last reply
+LINGER_S = 5.0
 
 Phase = Literal["idle", "headers", "body", "reply"]
 
@@ -44,9 +45,10 @@ class ConnectionProgress:
 
     def __init__(self, address: str, now: float) -> None:
         self.address = address
-        self.received = 0  # bytes
-        self.request = 0  # how many requests have begun: tells a new one from the same one
-        self.resumed = 0  # how often writing went on
+        self.received = 0  # bytes that were received
+        # number of requests that have begun, which tells a new one from the same one
+        self.request = 0
+        self.resumed = 0  # number of times that writing was resumed
         self.seen: tuple[Phase, int] = ("headers", 0)
         self.since = now
         self.bytes_then = 0
@@ -65,7 +67,7 @@ class ConnectionGuard:
         self._trusted = _trusted(settings)
         self._addresses: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
-        # Idle connections with the request each had begun last, longest idle first.
+        # Idle connections, each with the last request that it began; the longest idle first.
         self._idlest: deque[tuple[Any, ConnectionProgress, int]] = deque()
         self._ranked_at = -math.inf
 
@@ -91,7 +93,8 @@ class ConnectionGuard:
         return watch
 
     def _make_room(self, now: float) -> bool:
-        """Close the connection that has been idle for longest. False when none is.
+        """Close the connection that has been idle for longest. Return False when no connection is
+        idle.
 
         All are ranked once a second at most: a crowd at the door of a full server costs it little.
         """
@@ -175,7 +178,9 @@ def raw_reply(status: int, message: str) -> bytes:
 
 
 def _trusted(settings: Settings) -> Callable[[str], bool]:
-    """Return a test for the addresses of the organiser's proxies; false for all without `url`."""
+    """Return a test for the addresses of the organiser's proxies; without `url` it is False for
+    all.
+    """
     if not settings.url:
         return lambda address: False
     from uvicorn.middleware.proxy_headers import _TrustedHosts
@@ -220,7 +225,7 @@ class _Watched:
     """Base of both protocols, placed before uvicorn's class in the order of inheritance."""
 
     _guard: ConnectionGuard
-    _framing = 0  # bytes behind the headers of a message that are no body of it
+    _framing = 0  # bytes after the headers of a message that are not part of its body
     _body = 0
     _refused = False
     watch: ConnectionProgress | None = None
@@ -247,7 +252,9 @@ class _Watched:
         super().resume_writing()  # type: ignore[misc]
 
     def _while(self, receiving: Phase) -> Phase:
-        """Return the phase to judge by: nobody is slow while we stopped reading, or did not ask."""
+        """Return the phase that counts for deadlines: a client is not slow while the server does
+        not read, or has not asked.
+        """
         if self.flow.write_paused:
             return "reply"
         if receiving == "body":
@@ -260,12 +267,14 @@ class _Watched:
         return self.transport.get_write_buffer_size()
 
     def refuse(self, status: int, message: str) -> None:
-        """Send the reason, unless it could pass for the answer to another request, and close."""
+        """Send the reason and close; it is not sent where it could pass for the answer to another
+        request.
+        """
         self._refused = True
         if self.transport.is_closing():
             return
         cycle, silent = self.cycle, self.watch is not None and not self.watch.received
-        # The current request has a cycle only once its body arrives; until then `cycle` is that of
+        # The current request has a cycle only once its body arrives; before that `cycle` is that of
         # the previous request.
         waiting = cycle is not None and not cycle.response_complete
         begun = waiting and (cycle.response_started or self.phase() != "body" or self._queued())
@@ -282,7 +291,7 @@ class _Watched:
             self.refuse(431, "the chunk headers and trailers are too large for this body")
 
     phase: Callable[[], Phase]
-    _queued: Callable[[], bool]  # True while requests that came before wait for their answers
+    _queued: Callable[[], bool]  # True while earlier requests wait for their answers
 
 
 class _WatchedHttptools(_Watched):
@@ -305,9 +314,9 @@ class _WatchedHttptools(_Watched):
         self.watch.received += len(data)
         request, phase, body = self.watch.request, self._phase, self._body
         super().data_received(data)  # type: ignore[misc]
-        same = self.watch.request == request  # False: some data was of another message
+        same = self.watch.request == request  # False: some of the data was of another message
         if self._phase == "idle" and same and phase == "idle":
-            self._phase, self._header_bytes = "headers", 0  # bytes that begin no request
+            self._phase, self._header_bytes = "headers", 0  # bytes that do not begin a request
         if self._phase == "headers":
             first = phase != "body" and self.watch.request == request + 1
             self._header_bytes += len(data) if same or first else 0
@@ -323,7 +332,7 @@ class _WatchedHttptools(_Watched):
         super().on_message_begin()  # type: ignore[misc]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._phase == "headers":  # trailers are read by nobody, and not kept
+        if self._phase == "headers":  # trailers are not read by anybody, and not kept
             super().on_header(name, value)  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:
@@ -359,7 +368,7 @@ class _WatchedH11(_Watched):
     """Learns the phase from the state of the h11 connection, whose own limit bounds headers."""
 
     conn: Any
-    _stray = False  # bytes came between requests that begin none
+    _stray = False  # bytes arrived between requests that do not begin one
 
     def phase(self) -> Phase:
         assert self.watch is not None

@@ -1,4 +1,4 @@
-"""The OpenAPI document and the tables of docs/http-api.md, made from the list of endpoints.
+"""OpenAPI document and the tables of docs/http-api.md, made from the list of endpoints.
 
     python -m coordinator.http.openapi docs/http-api.md
 

@@ -1,4 +1,4 @@
-"""Serving: sockets, TLS and signals around the application.
+"""Server process: sockets, TLS and signals around the application.
 
 The first stop signal drains: beside other servers `/ready` says no a few seconds before anything is
 refused, waiting claims are answered, open requests get a few seconds, jobs end what they are at,
@@ -46,11 +46,12 @@ from shared.links import format_link, is_loopback
 from shared.protocol.limits import HEADER_BYTES_MAX
 from shared.units import DAY_S
 
-KEEP_ALIVE_S = 75  # longer than a heartbeat's rhythm: no new handshake for each
-DESCRIPTORS_SPARE = 512  # for the database, blobs, logs and connections that wait to be accepted
+KEEP_ALIVE_S = 75  # longer than the interval of heartbeats, which then need no new handshakes
+# descriptors for the database, blobs, logs and connections that wait to be accepted
+DESCRIPTORS_SPARE = 512
 BACKLOG = 2048
-SHUTDOWN_S = 10  # that open requests may take after a stop signal
-INVITE_USES, INVITE_S = 100, 30 * DAY_S  # of the code in the join link
+SHUTDOWN_S = 10  # time that open requests may take after a stop signal
+INVITE_USES, INVITE_S = 100, 30 * DAY_S  # uses and validity of the code in the join link
 SECOND_SIGNAL_EXIT = 1
 ENDED = ("completed", "failed")
 HERE = "anybody on this machine"
@@ -64,7 +65,9 @@ JOIN = "  join    volunteer join "  # begins the line with the join link
 
 
 def serve(settings: Settings, say: Callable[[str], None] = print) -> int:
-    """Serve until a signal; returns the exit code. Raises Configuration when it cannot begin."""
+    """Serve until a signal; return the exit code. Raises Configuration when the server cannot
+    start.
+    """
     configure(settings.log_level, as_json=settings.json_logs)
     certificate = _certificate(settings)
     listener = listen(settings.host, settings.port)
@@ -76,7 +79,7 @@ def serve(settings: Settings, say: Callable[[str], None] = print) -> int:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's event loop where it is installed, else Python's own."""
+    """Return uvloop's event loop where it is installed, else Python's own."""
     try:
         import uvloop
     except ImportError:
@@ -85,8 +88,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _certificate(settings: Settings) -> certificates.Certificate | None:
-    """Return the certificate: the organiser's, our own beyond loopback, none on loopback or behind
-    a proxy.
+    """Return the certificate: the organiser's; else one made here beyond loopback; None on loopback
+    or behind a proxy.
     """
     if settings.tls_cert:
         return certificates.given(Path(settings.tls_cert), Path(settings.tls_key))
@@ -104,7 +107,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise Configuration(f"{host} is not an address of this machine: {why(error)}") from error
     try:
-        if os.name != "nt":  # on Windows it would let two servers share a port
+        if os.name != "nt":  # on Windows the option would let two servers share a port
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
         listener.set_inheritable(False)
@@ -164,7 +167,7 @@ async def _serve(
 def uvicorn_config(
     coordinator: Coordinator, certificate: certificates.Certificate | None = None
 ) -> uvicorn.Config:
-    """Return uvicorn's settings, with our deadlines and the proxies that the organiser trusts."""
+    """Return uvicorn's settings, with deadlines and with the proxies that the organiser trusts."""
     settings = coordinator.settings
     return uvicorn.Config(
         create_app(coordinator),
@@ -195,7 +198,7 @@ def connections_possible(wanted: int) -> int:
     """
     try:
         import resource
-    except ImportError:  # Windows: no such limit
+    except ImportError:  # Windows has no such limit
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     need = wanted + DESCRIPTORS_SPARE
@@ -210,7 +213,9 @@ def connections_possible(wanted: int) -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server with our signals: one SIGTERM is enough, none is passed on afterwards."""
+    """uvicorn's server with other signal handling: one SIGTERM is enough, and none is passed on
+    afterwards.
+    """
 
     def __init__(
         self, config: uvicorn.Config, coordinator: Coordinator, say: Callable[[str], None]
@@ -332,7 +337,7 @@ def _is_unguarded(run: RunRow) -> bool:
 
 
 def _invited(invite: ServerInvite) -> str:
-    """Return the reach of the join link's code in words."""
+    """Return the number of uses and the validity of the join link's code, in words."""
     until = ""
     if invite.expires_at is not None:
         until = time.strftime(" until %Y-%m-%d", time.gmtime(invite.expires_at))

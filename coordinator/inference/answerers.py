@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 WAITING_MAX = 10_000  # machines; beyond this the one that waited longest is dropped
-FIRST_S, NEXT_S = 20.0, 5.0  # without a first or next token, before another machine is asked
-PACE_S = 1.0  # a token, after the first wait: one token every few seconds is too slow
-REST_S = 60.0  # for a machine that did not answer in time
+# wait for the first and for a further token, before another machine is asked
+FIRST_S, NEXT_S = 20.0, 5.0
+PACE_S = 1.0  # time for each token, after the first: one token every few seconds is too slow
+REST_S = 60.0  # time without prompts for a machine that did not answer in time
 
 
 class Silent(Exception):
-    """Failure of a machine that stopped in the middle of an answer."""
+    """Raised when a machine stops in the middle of an answer."""
 
 
 class Waiting:
@@ -67,7 +68,9 @@ class AnswerPart:
         self._arrived = asyncio.Event()
 
     def take(self, sent: AnswerTokens) -> bool:
-        """Accept a machine's tokens, repeated ones once; False where no more are wanted."""
+        """Accept a machine's tokens, repeated ones only once; return False where no more are
+        wanted.
+        """
         if not self.wanted or self.finish:
             return False
         if sent.start > len(self.tokens):
@@ -81,7 +84,9 @@ class AnswerPart:
         return not self.finish
 
     async def arriving(self) -> AsyncGenerator[int]:
-        """Yield tokens as they arrive, until the end. Raises Silent, also for far too slow ones."""
+        """Yield tokens as they arrive, until the end. Raises Silent, also where they arrive far too
+        slowly.
+        """
         told, limit_s, now = 0, FIRST_S, asyncio.get_running_loop().time
         began = now()
         while True:
@@ -108,9 +113,9 @@ class Answerers:
         self._db = db
         self._clock = clock
         self._rng = random.SystemRandom()
-        self._waiting: dict[str, Waiting] = {}  # by worker, the longest first
+        self._waiting: dict[str, Waiting] = {}  # by worker, the longest waiting first
         self._parts: dict[str, AnswerPart] = {}
-        self._rests: dict[str, float] = {}  # worker -> until when
+        self._rests: dict[str, float] = {}  # worker -> end of its time without prompts
 
     @property
     def waiting(self) -> int:
@@ -118,7 +123,8 @@ class Answerers:
         return len(self._waiting)
 
     async def offer(self, principal: Principal, request: AnswerOffer) -> AnswerWork:
-        """Wait for a prompt as long as the request allows; an earlier offer of this machine ends.
+        """Wait for a prompt as long as the request allows; an earlier wait of this machine
+        ends.
 
         Raises Forbidden for an account that is not vetted.
         """
@@ -141,15 +147,15 @@ class Answerers:
                 del self._waiting[waiting.worker_id]
 
     def begin(self, run: str, task: AnswerTask, *, but: Collection[str]) -> AnswerPart | None:
-        """Assign a task to a waiting machine of an account outside `but`; None without one. One
-        volunteer is one voice, whatever number of machines.
+        """Assign a task to a waiting machine of an account outside `but`; None without one. Each
+        volunteer has the same chance, whatever the number of its machines.
         """
         now = self._clock.monotonic()
         self._rests = {worker: until for worker, until in self._rests.items() if until > now}
         fit = [
             each
             for each in self._waiting.values()
-            if not each.task.done()  # its wait is just over
+            if not each.task.done()  # its wait has just ended
             and each.volunteer_id not in but
             and (not each.runs or run in each.runs)
             and each.worker_id not in self._rests

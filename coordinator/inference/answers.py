@@ -1,4 +1,4 @@
-"""Answers: the versions that may be asked, and the way from a prompt to a paid stream of pieces."""
+"""Answers: the versions that may be asked, and the way of a prompt to a paid stream of pieces."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ RETRY_S = 10.0
 NO_KEY = (
     "send the header Authorization: Bearer KEY; `volunteer key create` makes one for who has helped"
 )
-TEXT_ITEMS, IMAGE_ITEMS = "tokens", "images"  # `Traits.items` of what can be asked
+# values of `Traits.items` of the models that can be asked
+TEXT_ITEMS, IMAGE_ITEMS = "tokens", "images"
 PLAIN = "chat: a plain transcript (System, User, Assistant), because the run has no template"
 READ = (
     "volunteers' machines may answer, and their owners can read prompts;"
@@ -58,7 +59,7 @@ TOKENIZERS = "chat: the template of the model's tokenizer"
 
 
 class Wrong(BadRequest):
-    """A field of a prompt makes no sense."""
+    """Raised for a field of a prompt that is not valid."""
 
     def __init__(self, message: str, param: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -66,17 +67,17 @@ class Wrong(BadRequest):
 
 
 class UnknownModel(NotFound):
-    """There is no such model."""
+    """Raised where no model has the given name."""
 
 
 class Servable(msgspec.Struct, frozen=True, kw_only=True):
     """Servable version of a run, with its prices and access."""
 
-    name: str  # as it was asked for
+    name: str  # name in the request
     version: ModelVersion
     items: str
     serve: ServeSettings
-    template: bool  # conversations are written by that of its tokenizer
+    template: bool  # the template of its tokenizer writes conversations
     tier: TierSettings
     unit_nano: int
     asker: Asker
@@ -95,7 +96,7 @@ class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
-    private: bool = False  # the organiser's machines alone may read it
+    private: bool = False  # only the organiser's machines may read the prompt
 
     @property
     def field(self) -> str:
@@ -107,7 +108,7 @@ class Streams:
     """Counts of running sequences in this process."""
 
     def __init__(self) -> None:
-        self.queued = 0  # without a token
+        self.queued = 0  # sequences without a token
         self.writing = 0
 
 
@@ -202,7 +203,7 @@ class Answers:
         self._only: Mapping[str, int] = {}
 
     def connect(self, engine: InferenceEngine, only: Mapping[str, int] | None = None) -> None:
-        """Set the engine, and the runs of which it has one version `only`."""
+        """Set the engine, and the runs of which the engine has one version `only`."""
         self._engine, self._only = engine, only or {}
 
     # --- models ---
@@ -231,7 +232,8 @@ class Answers:
         return await self._db.read(read)
 
     async def find(self, asker: Asker, name: str) -> Servable:
-        """Return the version named by a model id, and this asker's tier; counts one request.
+        """Return the version that a model id names, and this asker's tier; counts one
+        request.
 
         Raises UnknownModel, Forbidden, TooManyRequests.
         """
@@ -456,7 +458,7 @@ def _cards(conn: Connection, run: RunRow, only: int | None, templates: bool) -> 
 
 
 def _chat(run: RunRow, dataset: DatasetRow | None, templates: bool) -> str:
-    """Return how conversations are written for a run's model, in words."""
+    """Return in words how conversations are written for a run's model."""
     if definition(run).file.serve.chat != ServeSettings().chat:
         return OWN
     own = templates and dataset is not None and TEMPLATE in dataset.manifest.assets

@@ -63,16 +63,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RESTART_S, RESTART_MAX_S = 1.0, 60.0  # after the first death, and after many in a row
+RESTART_S, RESTART_MAX_S = 1.0, 60.0  # wait after the first death, and after many in a row
 
 log = structlog.get_logger("inference")
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True):
-    """Share of the machine that the process may take."""
+    """Limits of the process: its threads and memory."""
 
-    threads: int = 0  # 0: half the cores
-    memory_bytes: int = 0  # 0: half of the memory
+    threads: int = 0  # 0 = half the cores
+    memory_bytes: int = 0  # 0 = half of the memory
     device: str = "cpu"
 
     @classmethod
@@ -86,7 +86,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuiltinEngine:
-    """Inference engine in a worker process of our own; see `Engine`."""
+    """Inference engine in a worker process of this server; see `Engine`."""
 
     templates = True
 
@@ -107,7 +107,7 @@ class BuiltinEngine:
 
     @property
     def pid(self) -> int | None:
-        """Return the process's number, where one runs."""
+        """Return the process's id; None where no process runs."""
         return None if self._writer is None or self._process is None else self._process.pid
 
     async def prepare(
@@ -157,7 +157,7 @@ class BuiltinEngine:
     async def close(self) -> None:
         """End the process."""
         self._closed = True
-        async with self._starting:  # ends a process that was just starting, too
+        async with self._starting:  # also ends a process that was just starting
             if self._process is not None:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
@@ -279,7 +279,7 @@ _Events = asyncio.Queue[Event | None]
 
 def _sequence(request: Generation) -> Wanted:
     return Wanted(
-        id=_id(),  # its own: names of requests are the caller's
+        id=_id(),  # an id of its own, since the caller chooses the names of requests
         prompt=request.prompt,
         max_tokens=request.max_tokens,
         seed=request.seed,
@@ -313,5 +313,5 @@ async def _next(events: _Events, wanted: type[T]) -> T:
         kind = BY_CODE.get(event.code, Internal)
         raise kind(event.message, retry_after_s=event.retry_after_s)
     if not isinstance(event, wanted):
-        raise Internal("the inference process gave another answer than it was asked for")
+        raise Internal("the inference process gave an answer of the wrong kind")
     return event

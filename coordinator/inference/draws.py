@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from coordinator.inference.inference_engine import Generation
     from shared.clock import Clock
 
-AT_ONCE = 8  # comparisons under way
-KEPT_MAX = 10_000  # requests under way; the oldest are dropped
-WAITING_MAX = 8  # waiting draws of an account from which on it gets no prompt
+AT_ONCE = 8  # comparisons that run at once
+KEPT_MAX = 10_000  # unsettled requests that are kept; the oldest are dropped
+WAITING_MAX = 8  # waiting draws at which an account gets no more prompts
 CAUGHT = "answers of its machine were not those of the model"
 
 log = structlog.get_logger("answers")
@@ -66,10 +66,10 @@ class AnswerDraws:
         self.roll: Callable[[], float] = random.SystemRandom().random
         self._compare: Comparer | None = None
         self._kept: dict[str, dict[str, AccountParts]] = {}  # by request and account
-        self._settled: dict[str, None] = {}  # requests of those, the oldest first
+        self._settled: dict[str, None] = {}  # settled requests among those, the oldest first
         self._queues: dict[str, deque[AccountParts]] = {}  # by account
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._tasks: dict[str, asyncio.Task[None]] = {}  # by account; "" looks at what is settled
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by account; "" examines settled requests
 
     def connect(self, compare: Comparer) -> None:
         """Set the function that compares tokens with the model's."""
@@ -108,7 +108,7 @@ class AnswerDraws:
             self._begin(who, partial(self._work_off, who))
 
     async def close(self) -> None:
-        """End comparisons: draws that wait are found by the next process."""
+        """End the comparisons; the next process finds the waiting draws."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -179,7 +179,7 @@ class AnswerDraws:
             for request, part in made.parts:
                 found = await self._compare(request, part.tokens, ended=part.finish == "stop")
                 looked, wrong = looked + found[0], wrong + found[1]
-        except VolunteerError as error:  # a check that cannot tell punishes nobody
+        except VolunteerError as error:  # a check that cannot be made punishes nobody
             log.warning("an answer was not compared", error=error.message)
             return None
         return (looked, wrong) if looked else None

@@ -13,8 +13,8 @@ import msgspec
 
 from shared.errors import BadRequest
 
-Turns = tuple[tuple[str, str], ...]  # of a conversation: role and text
-CHARACTERS_MAX = 64  # of a prompt for each token that fits
+Turns = tuple[tuple[str, str], ...]  # role and text of each turn of a conversation
+CHARACTERS_MAX = 64  # longest prompt: characters for each token that fits
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -37,11 +37,11 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt in the model's tokens, and the tokens that end an answer to it."""
 
     tokens: tuple[int, ...]
-    context: int  # tokens that fit, prompt and answer together
-    vocabulary: int = 0  # tokens of the model are below it; 0: not known
-    ends: tuple[int, ...] = ()  # tokens
+    context: int  # most tokens of prompt and answer together
+    vocabulary: int = 0  # number of the model's tokens; 0 = unknown
+    ends: tuple[int, ...] = ()  # tokens that end an answer
     stop: tuple[str, ...] = ()
-    text: str = ""  # of a prompt that was given in tokens
+    text: str = ""  # text of a prompt that was given in tokens
     said: tuple[TokenLogprob, ...] = ()  # log-probabilities of the prompt's tokens, if asked for
 
 
@@ -51,17 +51,17 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     model: ModelVersion
     prompt: tuple[int, ...]
-    text: str = ""  # the same as it was given, for engines that read tokens of their own
+    text: str = ""  # the prompt as it was given, for engines with their own tokens
     max_tokens: int
     seed: int
-    temperature: float = 1.0  # 0: greedy
+    temperature: float = 1.0  # 0 = the likeliest token
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
-    ends: tuple[int, ...] = ()  # tokens that end it, beside the model's own
-    logprobs: int | None = None  # alternatives a token; None: no probabilities at all
-    vocabulary: int = 0  # as of `PreparedPrompt`
-    place: int = 0  # tokens of the answer that are in the prompt already
-    volunteers: bool = False  # machines of volunteers may compute it, and so read it
+    ends: tuple[int, ...] = ()  # tokens that end the text, beside the model's own
+    logprobs: int | None = None  # alternatives for each token; None = no probabilities at all
+    vocabulary: int = 0  # number of the model's tokens; 0 = unknown
+    place: int = 0  # tokens of the answer that the prompt already holds
+    volunteers: bool = False  # volunteers' machines may compute the answer, and so read it
     asker: str = ""  # account that asks: its own machines do not answer it
 
 
@@ -69,7 +69,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probability of a generated token, and of its likeliest alternatives (text, value)."""
 
     text: str
-    logprob: float | None  # None: of the first token of a prompt
+    logprob: float | None  # None for the first token of a prompt
     top: tuple[tuple[str, float], ...] = ()
 
 
@@ -80,7 +80,7 @@ class AnswerPiece(msgspec.Struct, frozen=True, kw_only=True):
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
-    by: str = ""  # volunteer whose machine made it; "": the organiser's
+    by: str = ""  # volunteer whose machine made the piece; "" = the organiser's
 
 
 class InferenceEngine(Protocol):
@@ -92,14 +92,14 @@ class InferenceEngine(Protocol):
 
     @property
     def templates(self) -> bool:
-        """Return True if it writes conversations by a tokenizer's chat template."""
+        """Return True if the engine can write conversations by a tokenizer's chat template."""
 
     async def prepare(
         self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
     ) -> PreparedPrompt:
-        """Return the prompt's tokens and the model's limits; loads the version if need be. Turns
-        are for a model with a chat template. With `probe` the probabilities of the prompt's tokens
-        come along, and so many alternatives.
+        """Return the prompt's tokens and the model's limits, loading the version if necessary.
+        Turns need a model with a chat template. With `probe` the log-probabilities of the prompt's
+        tokens are returned too, with so many alternatives.
         """
 
     def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:
@@ -112,7 +112,7 @@ class InferenceEngine(Protocol):
 
 
 def check_length(characters: int, context: int) -> None:
-    """Raise BadRequest for a prompt too long to tokenize: others wait meanwhile."""
+    """Raise BadRequest for a prompt that is too long to tokenize while others wait."""
     if characters > context * CHARACTERS_MAX:
         raise BadRequest(
             f"the prompt has {characters:,} characters, and {context} tokens fit, answer "

@@ -20,8 +20,8 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     weights: str
     tokenizer: str | None = None
-    template: str | None = None  # of chat
-    files: dict[str, str] = {}  # of the run, by name
+    template: str | None = None  # chat template
+    files: dict[str, str] = {}  # chat template
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
@@ -30,8 +30,8 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
     id: str
     model: ModelFiles
     prompt: str | tuple[tuple[str, str], ...]  # or the turns of a conversation: role, text
-    tokens: tuple[int, ...] = ()  # instead of it
-    probe: int | None = None  # alternatives of each token of the prompt; None: no probabilities
+    tokens: tuple[int, ...] = ()  # the prompt in tokens, instead of text
+    probe: int | None = None  # alternatives for each token of the prompt; None = no probabilities
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):

@@ -1,4 +1,5 @@
-"""Metering: credit is held before the first token, and the generated tokens are settled at the end.
+"""Metering: credit is held before the first token, and the generated tokens are paid at the
+end.
 
 The ledger is written twice a request. Each piece is logged before it is sent, on this process's
 disk (`stream_log`), and once a second in the database: after a kill a request is settled for what
@@ -48,17 +49,17 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 TICK_S = 1.0
-BEAT_S = 20.0  # between beats of a request that streams nothing
-GONE_S = 60.0  # a process that beats no longer is gone after this
-WAIT_S = 5.0  # before an account with too many tokens under way may ask again
-KEPT_S = 90 * DAY_S  # how long the record of use is kept; the ledger stays
+BEAT_S = 20.0  # interval of the beats of a request that streams nothing
+GONE_S = 60.0  # a process without a beat for this long counts as dead
+WAIT_S = 5.0  # wait of an account with too many unanswered tokens before it may ask again
+KEPT_S = 90 * DAY_S  # age at which the record of use is deleted; the ledger stays
 EARN = "train with `volunteer`: each merged contribution earns credits"
 
 log = structlog.get_logger("metering")
 
 
 class MeteredRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Request to be metered: its asker, its model, and its worst case."""
+    """Request to be metered: its asker, its model, and its highest price."""
 
     asker: Asker
     run_id: int
@@ -83,9 +84,9 @@ class Metered:
     def __init__(self, request_id: str, began: float, order: MeteredRequest) -> None:
         self.id = request_id
         self.order = order
-        self.began = began  # monotonic
+        self.began = began  # by the monotonic clock
         self.tokens = 0
-        self.answered: Counter[str] = Counter()  # of them, made by volunteers, by account
+        self.answered: Counter[str] = Counter()  # tokens that volunteers made, by account
         self.written = 0
         self.first_s: float | None = None
         self.ended = False
@@ -118,17 +119,18 @@ class Meter:
         return len(self._live)
 
     async def begin(self, order: MeteredRequest) -> Metered:
-        """Hold a request's worst case. Raises InsufficientQuota, TooManyRequests, Forbidden."""
+        """Hold a request's highest price. Raises InsufficientQuota, TooManyRequests, Forbidden."""
         metered = Metered(secrets.token_hex(16), self._clock.monotonic(), order)
         now = self._clock.now()
         self._live[metered.id] = metered
-        self._log.write(metered.id, metered.streamed)  # so that a kill leaves no hold unseen
+        # written first, so that a killed process leaves no unknown hold
+        self._log.write(metered.id, metered.streamed)
         try:
             await self._db.write(lambda conn: self._hold(conn, order, metered.id, now))
         except VolunteerError:
             self._forget(metered)
             raise
-        except BaseException:  # the asker left: a request that was stored is settled by a tick
+        except BaseException:  # the asker left: `tick` settles a request that was stored
             metered.ended = True
             raise
         self.requests[order.run] += 1
@@ -167,7 +169,7 @@ class Meter:
         self._log.forget(metered.id)
 
     def close(self) -> None:
-        """Close the log of streams. No request is answered any more."""
+        """Close the log of streams; no request is answered afterwards."""
         self._log.close()
 
     def _hold(self, conn: Connection, order: MeteredRequest, request_id: str, now: float) -> None:
@@ -180,7 +182,8 @@ class Meter:
         open_now = request_rows.under_way(conn, account.id, asker.key_id)
         _check_waiting(order, open_now)
         units = order.tokens_in + order.tokens_max
-        vetted = account.standing == "vetted"  # anybody could make accounts for free tokens
+        # otherwise anybody could make accounts for free tokens
+        vetted = account.standing == "vetted"
         quota = order.serve.free_tokens_per_day if vetted else 0
         free = units <= quota and (
             request_rows.free_since(conn, account.id, order.run_id, since) + units <= quota
@@ -262,7 +265,7 @@ class Meter:
         for metered in [each for each in self._live.values() if each.ended]:
             try:
                 await self.end(metered)
-            except NotFound:  # it was never begun
+            except NotFound:  # the request was never stored
                 self._forget(metered)
             except VolunteerError as error:
                 log.warning("not settled yet", request=metered.id, error=error.message)
@@ -281,8 +284,8 @@ class Meter:
                 each.written = out[each.id].out
 
     async def recover(self, *, everything: bool = False) -> int:
-        """Settle the requests of dead processes by their logged tokens; return their number. A
-        waiting draw of theirs cannot be compared: its prompt died with the process.
+        """Settle the requests of dead processes by their logged tokens; return their number. Their
+        waiting draws cannot be compared, since the prompts were lost with the process.
 
         `everything`: no other process answers, so whatever this one does not is left behind.
         """

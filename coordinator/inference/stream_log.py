@@ -20,10 +20,10 @@ from coordinator.database.engine.server_lock import locked
 from coordinator.database.inference.request_rows import Streamed
 from shared.decoding import decode
 
-FOLDER = "streams"  # of the data directory
-SLOT_BYTES = 2048  # half a page: a kill cuts no slot in two
-SLOTS_MAX = 8192  # requests under way at once; beyond this the database's record counts
-FILES_MAX = 1000  # of processes that died, read at once
+FOLDER = "streams"  # folder in the data directory
+SLOT_BYTES = 2048  # half a page, so that a kill cuts no slot in two
+SLOTS_MAX = 8192  # requests at once; beyond this the database's record counts
+FILES_MAX = 1000  # files of dead processes that are read at once
 
 log = structlog.get_logger("metering")
 
@@ -47,7 +47,7 @@ class StreamLog:
         self._failed = False
 
     def write(self, request_id: str, streamed: Streamed) -> None:
-        """Log the streamed tokens of a request, the piece that is sent next included."""
+        """Log the streamed tokens of a request, including the piece that is sent next."""
         slot = self._slots.get(request_id)
         if slot is None:
             if len(self._slots) >= SLOTS_MAX:
@@ -64,7 +64,7 @@ class StreamLog:
             self._put(slot, b"")
 
     def close(self) -> None:
-        """Close the file; one without requests is deleted."""
+        """Close the file; a file without requests is deleted."""
         if self._path is not None:
             os.close(self._file)
             if not self._slots:
@@ -72,14 +72,15 @@ class StreamLog:
             self._path, self._file = None, -1
 
     def _put(self, slot: int, data: bytes) -> None:
-        if len(data) >= SLOT_BYTES or not (data or self._path):  # too long, or closed before
+        # the record is too long, or the log closed
+        if len(data) >= SLOT_BYTES or not (data or self._path):
             return
         try:
             if self._path is None:
                 self._open()
             os.lseek(self._file, slot * SLOT_BYTES, os.SEEK_SET)
             os.write(self._file, data + b"\n")
-        except OSError as error:  # the database's record counts
+        except OSError as error:  # the database's record counts then
             if not self._failed:
                 log.warning("streams are written down once a second only", error=str(error))
             self._failed = True
@@ -88,7 +89,7 @@ class StreamLog:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._folder / f"{secrets.token_hex(8)}.slots"
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        if not locked(file):  # another process looked into it just now, and deletes it
+        if not locked(file):  # another process is reading the file now, and deletes it
             os.close(file)
             raise OSError(f"{path} is held by another process")
         self._path, self._file = path, file
@@ -106,7 +107,7 @@ class OrphanStreams:
         """Lock and read the logs in a folder that no process holds."""
         left = cls()
         for path in sorted(folder.glob("*.slots"))[:FILES_MAX]:
-            with suppress(OSError):  # its process ended just now, and deleted it
+            with suppress(OSError):  # its process has just ended, and deleted it
                 file = path.open("r+b")
                 if locked(file.fileno()):
                     left._files[path] = file

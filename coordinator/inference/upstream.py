@@ -1,4 +1,5 @@
-"""Inference engine at an address: an OpenAI-compatible server of the organiser computes answers.
+"""Inference engine at an address: the organiser's OpenAI-compatible server computes
+answers.
 
 The server gets texts through `/completions` and pictures through `/images/generations`. Prompts are
 counted with the run's tokenizer; what it writes is counted a token a chunk, and at the end by its
@@ -48,14 +49,14 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 CONNECT_S = 5.0
-SILENT_S = 60.0  # without a token, or the whole of a reply that is not streamed
-USAGE_S = 5.0  # for what follows the end of a text
-REST_S = 2.0  # after the server was not reached, before it is tried again
-STREAMS_MAX = 256  # at once; more wait for CONNECT_S, then come back
+SILENT_S = 60.0  # longest wait for a token, or for a whole reply that is not streamed
+USAGE_S = 5.0  # longest wait for data after the end of a text
+REST_S = 2.0  # wait after a failed connection, before the server is tried again
+STREAMS_MAX = 256  # streams at once; more requests wait for CONNECT_S and are then refused
 STOPS_MAX = 4  # stop strings that OpenAI's interface takes; all are searched for here
 SEEDS = 1 << 31
-UNKNOWN = -1  # a token of unknown number
-SPARE_CHUNKS = 8  # chunks with text allowed beyond one for each token
+UNKNOWN = -1  # stands for a token of unknown number
+SPARE_CHUNKS = 8  # chunks with text that are allowed beyond one for each token
 LINE_BYTES_MAX, CHUNK_BYTES = 1 << 18, 8192
 IMAGE_BYTES_MAX = 4 << 20
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -66,7 +67,9 @@ log = structlog.get_logger("inference")
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """Server at the address, its names of models by run (with {version}) or by version (RUN@40)."""
+    """Server at an address, and its names of models, by run (with {version}) or by version
+    (RUN@40).
+    """
 
     url: str
     names: Mapping[str, str] = {}
@@ -85,7 +88,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def upstream(settings: Settings) -> Upstream:
-    """Return the server that the settings name. Raises Configuration for a key that is none."""
+    """Return the server that the settings name. Raises Configuration for an invalid key."""
     key = read_secret(settings.inference_key_file, f"the key of {settings.inference}")
     return Upstream(url=settings.inference, names=model_names(settings), key=key)
 
@@ -143,7 +146,7 @@ class UpstreamEngine:
             headers["authorization"] = f"Bearer {upstream.key}"
         self._http = httpx.AsyncClient(
             headers=headers,
-            follow_redirects=False,  # prompts go where the organiser said, and nowhere else
+            follow_redirects=False,  # prompts go only where the organiser said
             trust_env=False,
             timeout=httpx.Timeout(self._silent_s, connect=CONNECT_S, pool=CONNECT_S),
             limits=httpx.Limits(max_connections=STREAMS_MAX, max_keepalive_connections=32),
@@ -201,7 +204,7 @@ class UpstreamEngine:
     async def _reply(
         self, path: str, model: ModelVersion, body: Mapping[str, Any]
     ) -> AsyncIterator[httpx.Response]:
-        """Send a request; lend its reply, whose head is read, until the block is left."""
+        """Send a request; lend its reply, with the head read, until the block is left."""
         body = {"model": self._upstream.name_of(model), **body}
         asked = self._http.build_request("POST", self._upstream.url.rstrip("/") + path, json=body)
         try:
@@ -225,7 +228,7 @@ class UpstreamEngine:
             await response.aclose()
 
     async def _refuse(self, response: httpx.Response, model: ModelVersion) -> NoReturn:
-        """Raise the asker's error for a refusal; its words go to the log."""
+        """Raise the error that a refusal means for the asker; the server's words go to the log."""
         status = response.status_code
         try:
             said = await self._soon(_whole(response, LINE_BYTES_MAX), USAGE_S)
@@ -275,15 +278,15 @@ class _TextStream:
     def __init__(self, request: Generation) -> None:
         self._most = request.max_tokens
         self._stops = StopStrings(request.stop)
-        self._told = 0  # tokens that pieces said
+        self._told = 0  # tokens that the pieces reported
         self._chunks = 0
         self.written = ""
         self.usage: int | None = None
         self.finish: FinishReason | None = None
-        self.cut = False  # it was ended here
+        self.cut = False  # the text was cut off here
 
     async def next(self, chunks: AsyncIterator[_Chunk]) -> AnswerPiece | None:
-        """Return the next piece, None where the text ends. Raises Unavailable."""
+        """Return the next piece; None at the end of the text. Raises Unavailable."""
         while not self.finish:
             if (piece := self._add(await anext(chunks, None))) is not None:
                 return piece
@@ -295,7 +298,7 @@ class _TextStream:
             self._count(chunk)
 
     def last(self) -> AnswerPiece:
-        """Return the end of the text, with the tokens that no chunk counted."""
+        """Return the end of the text, with the tokens that no chunk reported."""
         tokens = self._new(self._told if self.usage is None else self.usage)
         return AnswerPiece(text=self._stops.end(), tokens=tokens, finish=self.finish)
 
@@ -409,7 +412,9 @@ _tokenizer = lru_cache(maxsize=8)(load_tokenizer)
 
 
 def _tokens(text: str, tokenizer: bytes | None) -> tuple[int, ...]:
-    """Return the tokens of a text, at least one; without a tokenizer a text is their numbers."""
+    """Return the tokens of a text, at least one; without a tokenizer, numbers in the text are its
+    tokens.
+    """
     if tokenizer is None:
         return (UNKNOWN,) * max(1, len(text.split()))
     loaded = _tokenizer(tokenizer)

@@ -1,4 +1,5 @@
-"""Engine that asks volunteers: their machines compute, and the organiser's own where none does.
+"""Inference engine that asks volunteers' machines, and the organiser's own where none
+answers.
 
 Prompts are read, and answers compared, by the engine at hand. An answer that breaks off goes on
 elsewhere from the tokens that exist; since the random number of a token depends on the seed and its
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from shared.protocol.versions import SignedManifest
 
 TRIES_MAX = 3  # machines that are asked for one answer
-TEXTS_MAX = 64  # tokenizers that are kept
+TEXTS_MAX = 64  # tokenizers that are cached
 
 log = structlog.get_logger("answers")
 
@@ -83,7 +84,7 @@ class VolunteerEngine:
         await self._own.close()
 
     async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
-        # The wire carries no probabilities: the local engine answers requests for them.
+        # The protocol carries no probabilities: the local engine answers requests for them.
         if not request.volunteers or request.logprobs is not None or not self._answerers.waiting:
             async with aclosing(self._own.generate(request)) as pieces:
                 async for piece in pieces:
@@ -102,7 +103,8 @@ class VolunteerEngine:
             try:
                 async with aclosing(part.arriving()) as tokens:
                     async for token in tokens:
-                        if token >= request.vocabulary > 0:  # no later token could follow it
+                        # a token outside the vocabulary, which no later token could follow
+                        if token >= request.vocabulary > 0:
                             raise Silent
                         yield answer.add(token, part.volunteer_id)
                         if answer.over:

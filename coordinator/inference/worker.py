@@ -63,11 +63,11 @@ SLOTS = 16
 LOOKED_MAX = 128  # tokens of an answer that are compared
 MEMORY_SHARE = 0.5  # share of the memory (the GPU's, where there is one) that versions may use
 ROOM = 0.9  # share of that memory in use from which on idle versions are dropped
-# Memory to load a version, as a multiple of its file: parts exist twice for a moment, and slots
-# need keys and values.
+# Memory for loading a version, as a multiple of its file: some parts exist twice for a moment, and
+# slots need keys and values.
 LOADING = 3.0
 NICENESS = 10  # sockets go first, then checks and evaluation
-EXPENDABLE = "900"  # short of memory, the kernel ends this process first
+EXPENDABLE = "900"  # when memory is short, the kernel ends this process first
 
 
 _ROLES: dict[str, Literal["system", "user", "assistant"]] = {
@@ -96,7 +96,7 @@ class LoadedVersion:
 
     @cached_property
     def _judged(self) -> Conversation | str:
-        """Return the writer, or the reason against one: judged once."""
+        """Return the writer, or the reason against one; examined once."""
         if self._template is None:
             return "the tokenizer of this model has no chat template here"
         try:
@@ -114,9 +114,9 @@ class Worker:
         self._memory = memory
         self._loaded: OrderedDict[str, LoadedVersion] = (
             OrderedDict()
-        )  # the least lately asked first
+        )  # the one that was not asked for longest comes first
         self._drawn: tuple[str, DrawingVersion] | None = (
-            None  # the images' version that was last asked
+            None  # the version that was last asked for images
         )
 
     def run(self) -> None:
@@ -137,10 +137,10 @@ class Worker:
                 if size > FRAME_BYTES_MAX:
                     break
                 self._orders.put(ORDERS.decode(stream.read(size)))
-        os._exit(0)  # the server is gone, also in the middle of a computation
+        os._exit(0)  # ends at once, even in the middle of a computation: the server is gone
 
     def _take(self, wait: bool) -> bool:
-        """Execute the waiting orders; block for one where there is nothing else to do."""
+        """Execute the waiting orders; wait for one where there is nothing else to do."""
         try:
             while (order := self._orders.get(block=wait)) is not None:
                 self._obey(order)
@@ -223,7 +223,9 @@ class Worker:
 
 
 def compared(reader: Reader, order: Compare) -> tuple[int, int]:
-    """Return how many tokens of an answer were compared and are wrong; long ones are sampled."""
+    """Return how many tokens of an answer were compared and how many are wrong; of a long answer
+    only some are compared.
+    """
     asked, tokens = order.sequence, list(order.tokens)
     if order.ended and reader.end is not None:
         tokens.append(asked.ends[0] if asked.ends else reader.end)
@@ -300,7 +302,7 @@ def _probability(loaded: LoadedVersion, chosen: SampledToken) -> TokenLogprob:
 
 
 def _too_large(error: Exception) -> bool:
-    """Return True if an allocator refused: PyTorch's raises RuntimeError."""
+    """Return True if an allocator refused memory: PyTorch's raises RuntimeError."""
     said = str(error)
     return isinstance(error, MemoryError) or "alloc" in said or "out of memory" in said
 
@@ -335,8 +337,9 @@ class VersionMemory:
         self.bytes_max = bytes_max or int(self._size() * MEMORY_SHARE)
 
     def limit(self) -> None:
-        """Make the system refuse more."""
-        if self.device == "cuda":  # its driver reserves addresses beyond any limit of the process
+        """Make the system refuse memory beyond the limit."""
+        # CUDA's driver reserves addresses beyond any limit of the process
+        if self.device == "cuda":
             import torch
 
             torch.cuda.set_per_process_memory_fraction(min(1.0, self.bytes_max / self._size()))
@@ -393,16 +396,18 @@ class Conversation:
     """Writes prompts for a model of dialogues in the form that it learnt."""
 
     def __init__(self, template: Path, reader: Reader) -> None:
-        """Read a template as a dataset keeps it. Raises InvalidRunFile where that cannot be."""
+        """Read a template as a dataset stores it. Raises InvalidRunFile where that is
+        impossible.
+        """
         self._reader = reader
         self._template = decode(template.read_bytes(), ChatTemplate)
         frame = self._template.frame()
         end = frame.end if frame is not None else self._template.eos_token
-        self.ends, self.stop = ending(reader, end)  # of an answer
+        self.ends, self.stop = ending(reader, end)  # texts that end an answer
 
     def tokens(self, turns: Turns) -> tuple[int, ...]:
-        """Return turns as tokens up to the beginning of the answer. Raises BadRequest for turns
-        that are too long or that the template refuses.
+        """Return turns as tokens, up to the beginning of the answer. Raises BadRequest for turns
+        that are too long or refused by the template.
         """
         check_length(sum(len(text) for _, text in turns), self._reader.context)
         text = self._template.asked([DialogueTurn(_ROLES[role], text) for role, text in turns])
@@ -411,9 +416,10 @@ class Conversation:
 
 
 def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
-    """Serve the socket of this number with these limits of threads and memory on a device."""
+    """Serve the socket with this number, with these limits of threads and memory, on a device."""
     if wanted == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # libraries look for memory where a GPU is
+        # else libraries take memory on a GPU that is not used
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with gc_freeze.spared():
         import torch
 

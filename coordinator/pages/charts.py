@@ -32,10 +32,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     area: str
     bars: tuple[tuple[float, float, float], ...]  # error bars: x, top, bottom
-    dots: tuple[tuple[float, float], ...]  # where a line would have a single point
-    labels: tuple[str, ...]  # of the vertical scale, from above
-    grid: tuple[float, ...]  # their heights
-    first: float  # ends of the horizontal scale
+    dots: tuple[tuple[float, float], ...]  # dots, where a line would have a single point
+    labels: tuple[str, ...]  # labels of the vertical scale, from the top
+    grid: tuple[float, ...]  # heights of the labels
+    first: float  # first and last version of the horizontal scale
     last: float
     points: tuple[Point, ...]
     marks: tuple[tuple[float, str], ...] = ()  # places of the horizontal scale, with their names
@@ -61,7 +61,7 @@ def thinned(points: Sequence[Point], most: int = POINTS_MAX) -> list[Point]:
 
 
 def line(points: Sequence[Point], marks: Sequence[tuple[float, str]] = ()) -> Line | None:
-    """Draw values over versions, and marks between them; None without a value."""
+    """Draw a line of values over versions, with marks between them; None without a value."""
     drawn = thinned([p for p in points if math.isfinite(p.y)])
     if not drawn:
         return None

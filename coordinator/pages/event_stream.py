@@ -1,4 +1,4 @@
-"""Server-sent events of a run: one read a second, shared by all watchers.
+"""Event streams of a run: server-sent events from one read a second, shared by all viewers.
 
 A viewer costs two tasks, and nothing while nothing changes. There is no queue: who is behind gets
 the newest state, once. A reader that stalls is dropped, every stream ends after a while, and all
@@ -19,7 +19,8 @@ from shared.errors import Unavailable
 
 TICK_S = 1.0
 SEND_S = 20.0  # a viewer that does not take one event within this time is dropped
-BEAT_S = 15.0  # a beat as often as that, where nothing changes: proxies and pages see a live stream
+# interval of beats where nothing changes, so that proxies and pages see a live stream
+BEAT_S = 15.0
 LIFE_S = 1800.0
 BEAT = b"event: beat\ndata: still here\n\n"
 HELLO = b"retry: 5000\n\n"  # milliseconds
@@ -38,7 +39,7 @@ class Viewer:
 
 
 class Channel:
-    """Newest state of one run, and its watchers."""
+    """Newest state of one run, and its viewers."""
 
     def __init__(self, clock: Clock, state: State) -> None:
         self._clock = clock
@@ -57,7 +58,7 @@ class Channel:
             self._looking = asyncio.create_task(self._look())
 
     def leave(self, viewer: Viewer) -> None:
-        """Remove a viewer; the last one ends it."""
+        """Remove a viewer; the last one ends the reads."""
         self.viewers.discard(viewer)
         if not self.viewers and self._looking is not None:
             self._looking.cancel()
@@ -97,7 +98,7 @@ class Channel:
 
 
 class Broadcast:
-    """Streams of all runs, with a maximum of viewers."""
+    """Event streams of all runs, with a limit on their viewers."""
 
     def __init__(self, clock: Clock, viewers_max: int, stopping: asyncio.Event) -> None:
         self._clock = clock
@@ -116,7 +117,9 @@ class Broadcast:
     ) -> None:
         """Send a run's state now and at each change. Raises Unavailable for too many viewers."""
         if self.viewers >= self._viewers_max or self._stopping.is_set():
-            raise Unavailable("too many are watching; look again in a minute", retry_after_s=60.0)
+            raise Unavailable(
+                "too many people are watching; look again in a minute", retry_after_s=60.0
+            )
         channel = self._channels.setdefault(name, Channel(self._clock, state))
         viewer = Viewer()
         stream = viewer.stream = asyncio.create_task(self._stream(viewer, channel, scope, send))

@@ -7,8 +7,8 @@ import msgspec
 from shared.installation import TORCH
 from shared.wheel import Wheel
 
-# Megabytes that are downloaded, everything that the program needs among them (measured, 2026-11:
-# `pip download --only-binary :all: -d W volunteer-*.whl; du -c W`), and what finds torch's build.
+# Megabytes of the download with all dependencies (measured, 2026-11: `pip download --only-binary
+# :all: -d W volunteer-*.whl; du -c W`), and where pip finds torch's build.
 _KINDS = (
     ("Processor only", 275, f"--find-links {TORCH}/cpu/torch/"),
     ("NVIDIA GPU", 3090, f"--find-links {TORCH}/cu128/torch/"),
@@ -26,7 +26,9 @@ class InstallLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uv(self) -> str:
-        """Return the line in which uv runs pipx: `uv tool install` ignores an address's hash."""
+        """Return the line that runs pipx by uv, since `uv tool install` ignores the hash of an
+        address.
+        """
         return f"uvx {self.pipx}"
 
 

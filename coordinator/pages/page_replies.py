@@ -1,4 +1,4 @@
-"""Replies of the page: whole ones with a tag and gzip, and the headers of all."""
+"""Replies of the page: finished documents with a tag and gzip, and the headers of all replies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FinishedPage(msgspec.Struct, frozen=True, kw_only=True):
     zipped: bytes  # b"" where gzip saves nothing
     tag: bytes
     status: int = 200
-    keep: str = "no-cache"  # asked again each time, by its tag
+    keep: str = "no-cache"  # browsers ask again each time, by the tag
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
@@ -71,13 +71,14 @@ def head(scope: Scope, kind: str, keep: str) -> Headers:
 
 
 async def send_file(scope: Scope, send: Send, blobs: BlobStore, sha256: str) -> None:
-    """Send a blob, or a range of its bytes, as a file to keep; or redirect to the store's address.
+    """Send a blob, or a range of its bytes, as a download; or redirect to the store's
+    address.
 
     Raises NotFound.
     """
     kind = "application/octet-stream"
     if address := await blobs.url(sha256):
-        headers = head(scope, kind, "no-store")  # the signature is good for minutes
+        headers = head(scope, kind, "no-store")  # the signature is valid for minutes
         headers.append((b"location", address.encode()))
         scope["status"] = 302
         await send({"type": "http.response.start", "status": 302, "headers": headers})
@@ -122,7 +123,7 @@ async def reply(scope: Scope, send: Send, document: FinishedPage) -> None:
     status, body = document.status, document.body
     zipped = document.zipped and b"gzip" in raw_header(scope, b"accept-encoding")
     if status == 200:
-        # One weak tag with and without gzip, since it stands for the content.
+        # The tag is weak, one for both with and without gzip, since it stands for the content.
         headers.append((b"etag", b"W/" + document.tag))
         if document.tag in raw_header(scope, b"if-none-match"):
             status, body, zipped = 304, b"", b""

@@ -38,7 +38,7 @@ def _read(name: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def static_files() -> dict[str, bytes]:
-    """Every file of the folder `static`, by name."""
+    """Return every file of the folder `static`, by name."""
     return {
         item.name: item.read_bytes()
         for item in files(__package__).joinpath("static").iterdir()
@@ -111,12 +111,12 @@ class PlayedGame(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=256)
 def board(text: str) -> PlayedGame | None:
-    """Read a game; None for any other text."""
+    """Return the game in a text; None for any other text."""
     lines = text.split("\n")
     if len(lines) < 5:
         return None
     names = [name for turn in _TURN.findall(lines[0]) for name in turn[1:] if name]
-    size = lines[-1].count(" ") - 2  # the columns under the drawing
+    size = lines[-1].count(" ") - 2  # number of columns below the drawing
     if not names or not 3 <= size <= SIZE_MAX or lines[-1].split() != list(COLUMNS[:size]):
         return None
     stones = []
@@ -137,7 +137,9 @@ def amount(number: float) -> str:
 
 
 def loss(value: float | None, measure: str = "") -> str:
-    """Return four digits, of problems the share that is solved; a dash for an unmeasured loss."""
+    """Return a loss in four digits, or for problems the share that is solved; a dash for an
+    unmeasured loss.
+    """
     if value is not None and measure == UNSOLVED:
         return f"{whole_percent(1 - value)} %"
     return "–" if value is None else f"{value:.4g}"

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 FRESH_S = 1.0
 PAGES_MAX = 256  # finished pages in memory
-VERSIONS = 10  # newest that a run's page lists
+VERSIONS = 10  # newest versions that a run's page lists
 LEADERS = 10
 PLACES_MIN = 12  # fewest columns, so that those of a young run are not too wide
-RUNS = 20  # newest that the first page lists
+RUNS = 20  # newest runs that the first page lists
 JSON = "application/json"
 FOR_OTHERS = ((b"access-control-allow-origin", b"*"),)
 STATISTICS_RUNS, STATISTICS_LEADERS = 100, 1000
@@ -73,20 +73,20 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     curve: Line | None
     strength: Line | None
     columns: Sequence[ChartColumn]
-    crowd: int  # volunteers of the highest column
-    began_at: float | None  # where the columns begin
+    crowd: int  # volunteers in the highest column
+    began_at: float | None  # time of the first column
     versions: Sequence[VersionInfo]  # the newest first
     leaders: Sequence[LeaderRow]
     story: Sequence[Any]  # samples, the oldest first
     first: Any
     newest: Any
-    last_at: float | None  # when the newest version came
-    news: Sequence[News]  # of the organiser, the newest first
+    last_at: float | None  # time of the newest version
+    news: Sequence[News]  # news of the organiser, the newest first
 
 
 class RunSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of a run's page that are read from its whole history, the more seldom the longer it
-    is.
+    """Parts of a run's page that are read from its whole history; the longer it is, the more seldom
+    they are read.
     """
 
     figures: DecidedCounts
@@ -262,7 +262,7 @@ class Views:
     # --- a run ---
 
     async def run(self, name: str) -> FinishedPage:
-        """The page of a run. Raises NotFound."""
+        """Return the page of a run. Raises NotFound."""
         await self._public.find(name)
 
         async def make() -> FinishedPage:
@@ -279,7 +279,7 @@ class Views:
         return await self._once(f"run {name}", make)
 
     async def version(self, name: str, number: int) -> FinishedPage:
-        """One version of a run. Raises NotFound."""
+        """Return the page of one version of a run. Raises NotFound."""
         await self._public.find(name)
 
         async def make() -> FinishedPage:
@@ -365,13 +365,13 @@ def _column_title(stretch: Stretch) -> str:
 
 
 def _point(seen: VersionLoss, measure: str) -> Point:
-    """Return a measured version as a point; of problems people see the share that is solved."""
+    """Return a measured version as a point; for problems the value is the share that is solved."""
     y = 100 * (1 - seen.loss) if measure == UNSOLVED else seen.loss
     return Point(seen.version, y, at=seen.at)
 
 
 def live(info: RunInfo, figures: DecidedCounts, device_s: float) -> Live:
-    """Return the words that change."""
+    """Return the words of a run's page that change."""
     return Live(
         state=info.state,
         version=str(info.version),

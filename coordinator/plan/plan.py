@@ -35,7 +35,7 @@ def plan(raw: Mapping[str, Any]) -> Plan:
     if raw.get("table") == "s4":
         base |= {"max_staleness": 200}
     if raw.get("optimizer", base.get("optimizer")) != base.get("optimizer"):
-        base.pop("momentum", None)  # the preset's momentum was for its own optimiser
+        base.pop("momentum", None)  # the preset's momentum belongs to its own optimiser
     if raw.get("optimizer") == "adamw":
         base.pop("lr", None)
     elif "lr" not in raw:
@@ -104,7 +104,9 @@ def in_phase(whole: Plan, index: int) -> Plan:
 
 @lru_cache(maxsize=256)
 def _phase(encoded: bytes, index: int) -> Plan:
-    """The plan of one phase, cached: a check takes milliseconds, and every claim asks."""
+    """Return the plan of one phase, cached: a check takes milliseconds, and every claim
+    needs it.
+    """
     whole = decode(encoded, Plan)
     if index >= len(whole.phases):
         return msgspec.structs.replace(whole, phases=())
@@ -116,9 +118,9 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
     count: int
     work: int = 0  # steps (deltas) or samples (gradients)
-    waited_s: float = 0.0  # since the oldest was accepted
-    quiet_s: float = 0.0  # since the newest was
-    round_s: float = 0.0  # from the last version to the newest
+    waited_s: float = 0.0  # time since the oldest was accepted
+    quiet_s: float = 0.0  # time since the newest was accepted
+    round_s: float = 0.0  # time from the last version to the newest contribution
     live_workers: int = 1
 
 
@@ -137,7 +139,7 @@ def quorum_of(plan: Plan, live_workers: int) -> int:
 
 
 def ready(plan: Plan, pending: Pending) -> Ready:
-    """Return the state of the merge trigger of this plan (of the phase that holds)."""
+    """Return the state of the merge trigger of this plan (of the present phase)."""
     quorum = quorum_of(plan, pending.live_workers)
     least = min(plan.min_contributions, quorum)
     needs = max(0, quorum - pending.count)
@@ -161,7 +163,9 @@ def _grace_left(plan: Plan, pending: Pending) -> float:
 
 
 def no_base(plan: Plan, head: int, base: int) -> str:
-    """Return why work may not begin from a version unasked while `head` is newest; "" if it may."""
+    """Return why work may not begin without asking for a newer version than this while `head` is
+    newest; "" if it may.
+    """
     gap = head - base
     if not 0 <= base <= head:
         return f"there is no version {base}"
@@ -195,10 +199,10 @@ def staleness_weight(plan: Plan, gap: int) -> float:
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One contribution by the server's own figures, never the client's."""
+    """Contribution to a merge in the server's own figures, never the client's."""
 
     work: float  # steps or samples, fixed by the task
-    gap: int = 0  # versions
+    gap: int = 0  # versions between its base and the head
     trust: float = 1.0
 
 
@@ -207,7 +211,7 @@ class Weighing(msgspec.Struct, frozen=True, kw_only=True):
 
     weights: tuple[float, ...]
     scale: float
-    work: float  # of the contributions that count
+    work: float  # work of the contributions that count
 
 
 def weigh(plan: Plan, terms: Sequence[Term], live_workers: int = 1) -> Weighing:

@@ -30,8 +30,8 @@ def check(plan: Plan, where: str = "") -> None:
 
 
 def check_steps(plan: Plan, local_steps: int, max_steps: int, where: str = "") -> None:
-    """Raise InvalidPlan when tasks of this length do not divide into gradients, or into too many of
-    them.
+    """Raise InvalidPlan when tasks of this length cannot be divided into gradients, or give too
+    many of them.
 
     `max_steps` is 0 where every task has `local_steps`.
     """
@@ -160,7 +160,7 @@ def _update_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
 
 
 def _robust_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
-    # A small quorum is allowed where the rule is applied to enough contributions only.
+    # A small quorum is allowed only where the rule is not applied to few contributions.
     rule, quorum = plan.aggregate, max(plan.quorum, plan.aggregate_from)
     least = 5 if rule in ("krum", "multi-krum") else 3
     capped = rule not in ("mean", "norm-clip") and quorum < least and not plan.quorum_share

@@ -24,10 +24,11 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     A phase ends at the first of its conditions.
     """
 
-    until_versions: Annotated[int, Meta(ge=1)] | None = None  # from this version on it is over
-    until_tokens: Annotated[int, Meta(ge=1)] | None = None  # merged since the run began
-    # The held-out loss has fallen by less than this share over the last `slope_window` evaluations
-    # of this phase.
+    until_versions: Annotated[int, Meta(ge=1)] | None = None  # version at which the phase ends
+    # tokens merged since the run began, at which the phase ends
+    until_tokens: Annotated[int, Meta(ge=1)] | None = None
+    # The phase ends when the held-out loss fell by less than this share over its last
+    # `slope_window` evaluations.
     until_slope: NotNegative | None = None
     slope_window: Annotated[int, Meta(ge=2, le=1000)] = 5
     overrides: dict[str, Any] = {}
@@ -48,8 +49,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # begins.
     pull_every: CountOrOff = 0
     codec: Literal["float32", "bf16", "int8", "int4", "topk-2bit"] = "int8"
-    # What volunteers get of a version: the exact weights, or a chain of quantised differences with
-    # a bfloat16 snapshot of every so many versions. The server keeps the exact weights either way.
+    # Form in which volunteers get a version: the exact weights, or a chain of quantised differences
+    # with a bfloat16 snapshot of every so many versions. The server keeps the exact weights either
+    # way.
     downlink: Literal["float32", "chain"] = "float32"
     snapshot_every: Count = 1  # versions
     prox_mu: NotNegative = 0.0  # FedProx: pull towards the base
@@ -57,14 +59,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # When to merge: whichever comes first. Live workers cap the count, so two laptops never wait
     # for a third.
     quorum: Annotated[int, Meta(ge=1, le=10_000)] = 3
-    quorum_share: Share = 0.0  # or this share of the live workers, if that is more
+    quorum_share: Share = 0.0  # or this share of the live workers, if it is more
     # Share of the time since the last version for which a merge with a quorum still waits for the
     # other live workers. Without it one of four equal machines would always miss a quorum of three.
     grace: Share = 0.1
     deadline_seconds: NotNegative = 300.0  # since the oldest waiting contribution; 0 = off
-    min_contributions: Annotated[int, Meta(ge=1, le=10_000)] = 1  # for the deadline and the work
-    work_target: CountOrOff = 0  # steps (deltas) or samples (gradients); 0 = off
-    in_flight: Literal["continue", "cancel", "redo"] = "continue"  # leases at a merge
+    # least contributions at the deadline and at the work target
+    min_contributions: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    work_target: CountOrOff = 0  # merge at this many steps (deltas) or samples (gradients); 0 = off
+    # what happens to leases at a merge
+    in_flight: Literal["continue", "cancel", "redo"] = "continue"
     # A worker may begin its next task before its last contribution is merged. With overlap no
     # device waits, and all work is one version late; without it every task begins from a model
     # that contains the worker's last work.
@@ -83,13 +87,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     aggregate: Literal[
         "mean", "trimmed-mean", "median", "krum", "multi-krum", "centred-clip", "norm-clip"
     ] = "mean"
-    # Least number of contributions for this rule; fewer are merged by the mean.
+    # Least number of contributions for this rule; fewer than that are merged by the mean.
     aggregate_from: Count = 1
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share cut off at each end
     byzantine: Annotated[float, Meta(ge=0, lt=0.5)] = 0.2  # share that may be hostile
-    clip_factor: NotNegative = 0.0  # x the median norm; 0 = the rule's own (1.0, norm-clip 1.5)
+    # multiple of the median norm; 0 = the rule's own (1.0, norm-clip 1.5)
+    clip_factor: NotNegative = 0.0
 
-    # What the update does to the weights; "adamw": a merged gradient is a step of `[train]`.
+    # How the update changes the weights; with "adamw" a merged gradient is a step of `[train]`.
     optimizer: Literal["sgd", "nesterov", "delayed-nesterov", "adam", "yogi", "adamw"] = "sgd"
     lr: Positive = 1.0
     momentum: Decay = 0.0
@@ -98,7 +103,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     beta1: Decay = 0.9
     beta2: Decay = 0.99
     bias_correction: bool = False
-    window: Annotated[int, Meta(ge=0, le=10_000)] = 0  # delayed-nesterov; 0 = the live workers
+    # for delayed-nesterov; 0 = the number of live workers
+    window: Annotated[int, Meta(ge=0, le=10_000)] = 0
 
     shards: Annotated[int, Meta(ge=1, le=1024)] = 1
     shard_by: Literal["size", "name"] = "size"

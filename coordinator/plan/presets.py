@@ -77,8 +77,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedadam": _ADAPTIVE | {"optimizer": "adam", "bias_correction": True},
     "fedyogi": _ADAPTIVE | {"optimizer": "yogi"},
     "diloco": _OUTER_MOMENTUM | {"optimizer": "nesterov", "phases": [*EARLY_MOMENTUM]},
-    # Movement that was not sent stays at the worker and decays by 0.95 a task, in place of outer
-    # momentum; the rate above 1 makes up for what decays before it is sent.
+    # Movement that was not sent stays at the worker and decays by 0.95 a task, which replaces outer
+    # momentum; the rate above 1 makes up for the part that decays before it is sent.
     "sparseloco": _AVERAGING
     | {"codec": "topk-2bit", "lr": 2.5, "local_steps": 10, "snapshot_every": 1_000_000},
     "fedbuff": _OUTER_MOMENTUM
@@ -119,7 +119,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "quorum": 1,
         "grace": 0.0,
         "deadline_seconds": 0.0,
-        "arrival_scale": "one",  # most workers play and bring no update
+        "arrival_scale": "one",  # most workers play games and bring no update
         "max_staleness": 2,
         "table": "constant",
         "overlap": True,

@@ -17,8 +17,8 @@ from shared.errors import Internal
 
 T = TypeVar("T")
 
-# Later than the time of any file of today, so that files written during a simulation are never
-# "from the future" to the coordinator.
+# Later than the time of any present file, so that files written during a simulation are never "from
+# the future" for the coordinator.
 EPOCH = 4_000_000_000.0
 
 
@@ -29,7 +29,7 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise Internal("the simulation has come to a stop: nothing is left that could happen")
+            raise Internal("the simulation has come to a stop: no event is left")
         if timeout > 0:
             self.loop.skip(timeout)
         return super().select(0)
@@ -54,7 +54,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Call the function at once, on this thread."""
+        """Call the function at once on this thread."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -64,8 +64,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class LoopClock:
-    """Clock of a virtual loop. Sleeps shorter than `tick_s` take `tick_s`: a server's chores every
-    second would be most of the work of a long simulation. `nap` sleeps exactly.
+    """Clock of a virtual loop. Sleeps shorter than `tick_s` take `tick_s`, since the server's
+    chores of every second would be most of the work in a long simulation. `nap` sleeps exactly.
     """
 
     def __init__(self, tick_s: float = 0.0) -> None:

@@ -1,5 +1,5 @@
-"""One volunteer's machine in virtual time: it claims, fetches, trains, uploads and submits as a
-real one does.
+"""Machine of a simulated volunteer: it claims, fetches, trains, uploads and submits in virtual
+time.
 
 The machine calls the coordinator's services directly; what a network and a device would take is
 slept on the virtual clock.
@@ -70,7 +70,7 @@ class SimulatedMachine:
         self.labour: Labour | None = None
         self._principal: Principal | None = None
         self._held: dict[int, int] = {}  # task -> attempt
-        self._halts: dict[int, asyncio.Event] = {}  # by task: the coordinator says to stop
+        self._halts: dict[int, asyncio.Event] = {}  # by task: set when the coordinator cancels it
         self._cached: set[str] = set()
         self._uploads: set[asyncio.Task[Verdict | None]] = set()
 
@@ -80,7 +80,9 @@ class SimulatedMachine:
         self.trace.enter(state, self._world.clock.monotonic())
 
     async def _request(self) -> None:
-        """Wait for a round trip, never twice the same: no two machines act in the same instant."""
+        """Wait for a round trip of varying length, so that no two machines act at the same
+        instant.
+        """
         latency_s = self.kind.latency_ms / 1000
         await self._world.clock.nap(latency_s * self.rng.uniform(1.0, 1.2) + 1e-6)
 
@@ -178,7 +180,7 @@ class SimulatedMachine:
             await self._vanish()
 
     async def _until_merged(self) -> None:
-        """Wait for the merge that its last contribution has a part in."""
+        """Wait for the merge that contains its last contribution."""
         self._enter("wait")
         if self._uploads:
             await asyncio.wait(self._uploads)
@@ -228,12 +230,14 @@ class SimulatedMachine:
         sending = asyncio.create_task(self._hand_in(lease, begun, made))
         self._uploads.add(sending)
         sending.add_done_callback(self._uploads.discard)
-        if lease.in_step:  # nothing else to do meanwhile
+        if lease.in_step:  # it may begin nothing else meanwhile
             self._enter("up")
             await asyncio.wait([sending])
 
     async def _parts(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> None:
-        """Compute a lease's gradients, each submitted before the next, refused ones again."""
+        """Compute the gradients of a lease; each is submitted before the next, and a refused one is
+        computed again.
+        """
         job, every = lease.job, lease.part_steps or lease.job.steps
         part = tries = pulled_at = 0
         while part * every < job.steps:
@@ -294,7 +298,7 @@ class SimulatedMachine:
         await self._move("down", ref.size * scale)
 
     async def _train(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> Handed:
-        """Spend the training's virtual time; its result is computed in none."""
+        """Let the training's virtual time pass; its result takes none."""
         self._enter("prepare")
         await self._world.clock.nap(self.kind.overhead_s)
         self._enter("train")
@@ -381,7 +385,7 @@ class SimulatedMachine:
 
 
 class _Vanished(Exception):
-    """Sudden end of a machine: the lid was shut, the plug pulled."""
+    """Raised when a machine ends suddenly: its lid was shut, or its plug pulled."""
 
 
 async def _read(made: Handed) -> AsyncIterator[bytes]:
@@ -398,7 +402,7 @@ class Net:
     busy: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
 
     def rate(self, way: str, mbit: float) -> float:
-        """Megabits a second for one more transfer."""
+        """Return the megabits a second for one more transfer."""
         whole = self.server.down_mbit if way == "up" else self.server.up_mbit
         return min(mbit, whole / (self.busy[way] + 1))
 
@@ -412,13 +416,13 @@ class SimulatedWorld:
     net: Net
     run: int
     dataset: DatasetManifest | None
-    scale: float  # bytes of the real model / bytes of the one that is simulated
+    scale: float  # bytes of the real model / bytes of the simulated one
     step_flops: float
 
 
 @dataclass(slots=True)
 class Trace:
-    """One machine. Time is in seconds since the simulation began."""
+    """History of one machine, in seconds since the simulation began."""
 
     name: str
     segments: list[tuple[float, float, State]] = field(default_factory=list)  # start, stop, state
@@ -428,7 +432,7 @@ class Trace:
     down_bytes: int = 0
     steps: int = 0
     tasks: int = 0
-    # by state or reason at the answer; merged counts as accepted
+    # contributions by state or reason at the answer; merged ones count as accepted
     verdicts: Counter[str] = field(default_factory=Counter)
 
     def enter(self, state: State, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Prediction of a simulation: figures, of each machine too, and the bottleneck."""
+"""Prediction of a simulation: figures of the whole and of each machine, and the bottleneck."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     online_s: float
-    busy_share: float  # of that it trained
+    busy_share: float  # share of the time online in which it trained
     up_mb_per_hour: float
     down_mb_per_hour: float
     steps: int
     accepted: int
-    lost: int  # results that came to nothing
+    lost: int  # results that were not accepted
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +67,9 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     versions: int
     versions_per_hour: float
     contributions_per_version: float
-    steps_per_hour: float  # of all machines together
+    steps_per_hour: float  # sum over all machines
     device_idle_share: float
-    up_mb_per_hour: float  # of a volunteer, on average, while online
+    up_mb_per_hour: float  # mean of a volunteer while online
     down_mb_per_hour: float
     server_mb_per_hour: float  # up and down, over the whole simulated time
     bottleneck: str
@@ -124,7 +124,9 @@ def _row(trace: Trace) -> MachineRow:
 
 
 def _pace(merged_at: Sequence[float], seconds: float) -> float:
-    """Return the versions a second between first and last merge: the start is not typical."""
+    """Return the versions a second from the first merge to the last, since the start is not
+    typical.
+    """
     if len(merged_at) > 1 and merged_at[-1] > merged_at[0]:
         return (len(merged_at) - 1) / (merged_at[-1] - merged_at[0])
     return len(merged_at) / max(1e-9, seconds)

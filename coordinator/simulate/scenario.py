@@ -39,16 +39,16 @@ class Workers(ScenarioTable):
     count: Annotated[int, Meta(ge=1, le=10_000)] = 1
     steps_per_s: Positive = 1.0
     spread: Share = 0.0  # speed of each machine of the kind differs by up to this share
-    jitter: Share = 0.03  # between the tasks of one machine
+    jitter: Share = 0.03  # by which the tasks of one machine differ
     up_mbit: Positive = 20.0
     down_mbit: Positive = 50.0
-    latency_ms: NotNegative = 30.0  # of one request and its answer
-    overhead_s: NotNegative = 0.2  # a task beside training: reading, encoding, loading
+    latency_ms: NotNegative = 30.0  # time of one request and its answer
+    overhead_s: NotNegative = 0.2  # time of a task beside training: reading, encoding, loading
     join_after_minutes: NotNegative = 0.0
-    leave_after_minutes: NotNegative = 0.0  # for good; 0 = never
-    waits: bool = False  # for the merge of its last work, however long that takes
-    lost_share: Share = 0.0  # of its tasks in which it vanishes without a word
-    back_after_minutes: NotNegative = 5.0  # how long it stays away after that
+    leave_after_minutes: NotNegative = 0.0  # time after which it leaves for good; 0 = never
+    waits: bool = False  # waits for the merge of its last work, however long that takes
+    lost_share: Share = 0.0  # share of its tasks in which it vanishes
+    back_after_minutes: NotNegative = 5.0  # time until a vanished machine returns
 
 
 class Server(ScenarioTable):
@@ -61,7 +61,7 @@ class Server(ScenarioTable):
 class ScenarioModel(ScenarioTable):
     """`[model]`: the size of a run too large to be simulated."""
 
-    parameters: Annotated[int, Meta(ge=0, le=1 << 50)] = 0  # 0 = as the run's own [model] says
+    parameters: Annotated[int, Meta(ge=0, le=1 << 50)] = 0  # 0 = as in the run's own [model]
 
 
 class ScenarioData(ScenarioTable):
@@ -73,7 +73,7 @@ class ScenarioData(ScenarioTable):
 
 
 class Scenario(ScenarioTable):
-    """A whole file."""
+    """Whole scenario file."""
 
     seed: int = 1
     hours: Positive = 1.0
@@ -96,7 +96,7 @@ def parse(text: str, directory: Path = Path()) -> Scenario:
 
 
 def from_table(table: Mapping[str, Any], directory: Path = Path()) -> Scenario:
-    """Return a scenario of a decoded table. Raises InvalidRunFile."""
+    """Return the scenario of a decoded table. Raises InvalidRunFile."""
     if not isinstance(table.get("run"), dict):
         raise InvalidRunFile(
             'a scenario needs a table [run] with a workload and a plan, or with file = "RUN.toml"; '

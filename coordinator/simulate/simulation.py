@@ -1,4 +1,4 @@
-"""A whole coordinator and its volunteers in one process and in virtual time.
+"""Simulation: a whole coordinator and its volunteers in one process and in virtual time.
 
 Real: queue, leases, intake, validation, merge, codec, retention. Imagined: machines, links, and the
 data unless it is given. The same scenario and seed give the same versions.
@@ -32,10 +32,10 @@ from shared.decoding import decode
 from shared.local_data import LocalData
 from shared.workloads.base import ChunkRef, DatasetManifest, load
 
-RAM_DISK = Path("/dev/shm")  # used where it exists, so that nothing has to reach a disk
-TICKS = 250.0  # the chores of the server happen about this often in a simulation
+RAM_DISK = Path("/dev/shm")  # used where it exists, so that nothing is written to a disk
+TICKS = 250.0  # about how often the chores of the server run in a simulation
 TICK_MAX_S = 15.0
-PARAMETERS_MAX = 3_000_000  # a larger model is simulated by a stand-in
+PARAMETERS_MAX = 3_000_000  # a larger model is simulated by a smaller one
 STAND_INS: Mapping[str, Mapping[str, Any]] = {
     "gpt": {"n_layer": 1, "n_head": 1, "n_embd": 32},
     "dcgan": {"generator_width": 8, "discriminator_width": 8},
@@ -53,10 +53,10 @@ class MergedHead:
     """Newly merged version."""
 
     row: VersionRow
-    seconds: float  # of virtual time
+    seconds: float  # virtual time
     weights: Path
     about: Definition
-    up_bytes: int  # moved by all machines so far
+    up_bytes: int  # bytes that all machines have uploaded so far
     down_bytes: int
 
 
@@ -66,12 +66,12 @@ class SimulationResult:
 
     scenario: Scenario
     about: Definition
-    parameters: int  # of the real model
+    parameters: int  # parameters of the real model
     seconds: float
-    merged_at: tuple[float, ...]  # of each version after 0
-    merged: int  # contributions
+    merged_at: tuple[float, ...]  # times of the versions after 0
+    merged: int  # merged contributions
     traces: tuple[Trace, ...]
-    finished: str  # why the run ended, empty when its time was up
+    finished: str  # reason why the run ended; "" when its time was up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +80,10 @@ class Hooks:
 
     labour: Callable[[Definition, Path, LocalData | None, int], Labour] | None = None
     dataset: Dataset | None = None
-    on_draft: Callable[[Coordinator, str], Awaitable[None]] | None = None  # before the run starts
-    on_start: Callable[[Coordinator, str], Awaitable[None]] | None = None  # before anybody works
+    # called before the run starts
+    on_draft: Callable[[Coordinator, str], Awaitable[None]] | None = None
+    # called before anybody works
+    on_start: Callable[[Coordinator, str], Awaitable[None]] | None = None
     on_version: Callable[[MergedHead], None] | None = None
     jobs: tuple[str, ...] = JOBS
     tick_s: float | None = None
@@ -101,7 +103,7 @@ async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResu
         )
         coordinator = await Coordinator.build(settings, clock, database=in_memory())
         try:
-            # A folder apart from the coordinator's, which removes old files: by its virtual clock
+            # A folder apart from the coordinator's, which deletes old files: by the virtual clock
             # every file is old.
             (scratch := Path(folder) / "machines").mkdir()
             return await _Simulation(scenario, hooks, coordinator, clock, scratch).run()
@@ -124,7 +126,7 @@ class _Simulation:
         self._hooks = hooks
         self._coordinator = coordinator
         self._clock = clock
-        self._scratch = scratch  # of the machines
+        self._scratch = scratch  # folder of the machines
         self._machines: list[SimulatedMachine] = []
         self._run_id = 0
         self._seen = 0  # versions shown to `on_version`
@@ -169,7 +171,8 @@ class _Simulation:
             table["dataset"] = dataset.name
         model = workload.config(table.get("model", {}), dataset)
         real = scenario.model.parameters or _parameters(workload.schema(model))
-        if isinstance(plan := table.get("plan", {}), dict):  # by the real model, not its stand-in
+        # judged by the real model's size, not the smaller one's
+        if isinstance(plan := table.get("plan", {}), dict):
             plan = {**workload.defaults(plan).get("plan", {}), **plan}
             table["plan"] = with_downlink(plan, real * PARAMETER_BYTES)
         if real > PARAMETERS_MAX and table["workload"] in STAND_INS:
@@ -234,7 +237,7 @@ class _Simulation:
         return ""
 
     async def _show(self) -> None:
-        """Report every new version."""
+        """Report every new version to the caller."""
         if self._hooks.on_version is None:
             return
         rows = await self._versions(self._seen)

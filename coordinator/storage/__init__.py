@@ -1,1 +1,1 @@
-"""Blobs on disk and in S3-compatible stores, and how much space is left."""
+"""Storage of blobs on disk and in S3-compatible stores, and the space that is left."""

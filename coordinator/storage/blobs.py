@@ -30,17 +30,17 @@ from shared.errors import BadRequest, NotFound, StorageFull
 if TYPE_CHECKING:
     from coordinator.storage.staging import Staging
 
-# A download streams reads of this size: FileResponse's 64 KiB were 7-11 x slower.
+# A download reads pieces of this size: FileResponse's 64 KiB were 7-11 x slower.
 READ_BYTES = 1 << 20
 _NAME = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
-# Finds the needed bytes [start, stop) of a file by reading it.
+# Reads a file and returns the bytes [start, stop) that are needed.
 FindSpans: TypeAlias = Callable[[BinaryIO], Iterable[tuple[int, int]]]
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_BROKEN = {errno.EROFS, errno.EIO}  # a disk after an error of its own
+_BROKEN = {errno.EROFS, errno.EIO}  # errors after which a disk takes no more writes
 
-# A pool apart, so that downloads never wait for a long merge in the default pool.
+# A pool of its own, so that downloads never wait for a long merge in the default pool.
 _POOL = ThreadPoolExecutor(max_workers=8, thread_name_prefix="blob")
 
 
@@ -77,7 +77,7 @@ class BlobStore(Protocol):
         """Move the file at `path` into the store. Durable, idempotent; the caller has hashed it."""
 
     async def put_bytes(self, data: bytes) -> str:
-        """Store and return the SHA-256."""
+        """Store bytes and return their SHA-256."""
 
     async def local(self, sha256: str) -> Path:
         """Return a read-only local file with the blob's bytes, to be memory-mapped."""
@@ -97,10 +97,12 @@ class BlobStore(Protocol):
         """Return the bytes [start, stop) in reads of at most 1 MiB."""
 
     async def url(self, sha256: str) -> str:
-        """Return where volunteers fetch the bytes from the store itself; "" where they cannot."""
+        """Return the address at which volunteers fetch the bytes from the store itself; "" where
+        they cannot.
+        """
 
     async def delete(self, sha256: str) -> None:
-        """Remove; nothing happens if it is not there."""
+        """Remove a blob; a missing blob is no error."""
 
     def entries(self) -> AsyncIterator[BlobEntry]:
         """Return all blobs, in no order."""
@@ -135,7 +137,7 @@ def storage_errors() -> Iterator[None]:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable (Windows cannot and need not)."""
+    """Make the names in a directory durable (Windows can not, and need not)."""
     if os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY)
@@ -162,13 +164,15 @@ async def open_in_pool(function: Callable[..., R], *args: Any) -> R:
 
 
 def read_cached(file: BinaryIO, size: int) -> bytearray | None:
-    """Return the next bytes of an unbuffered file that are in memory; None = a thread must wait."""
-    if not hasattr(os, "RWF_NOWAIT"):  # Linux only
+    """Return the next bytes of an unbuffered file if they are in memory; None = a thread must read
+    them.
+    """
+    if not hasattr(os, "RWF_NOWAIT"):  # exists on Linux only
         return None
     room = bytearray(size)
     try:
         count = os.preadv(file.fileno(), [room], file.tell(), os.RWF_NOWAIT)
-    except OSError:  # not there, or a filesystem that cannot tell
+    except OSError:  # the bytes are not in memory, or the filesystem cannot tell
         return None
     file.seek(count, os.SEEK_CUR)
     del room[count:]
@@ -210,7 +214,7 @@ class FileStream:
         if self._pending is None:
             self._begin(size)
         assert self._pending is not None
-        data = await asyncio.shield(self._pending)  # the thread reads on: see `aclose`
+        data = await asyncio.shield(self._pending)  # the thread continues to read: see `aclose`
         if not data:
             raise OSError(errno.EIO, "a blob is shorter than its size")
         self._left -= len(data)
@@ -221,7 +225,7 @@ class FileStream:
         pending = self._pending
         if pending is None or pending.done():
             self._file.close()
-        else:  # a thread still reads: close when it has
+        else:  # a thread still reads: close when it has ended
             pending.add_done_callback(lambda _: self._file.close())
 
 
@@ -235,7 +239,7 @@ class DiskBlobs:
         self._root = root
         self._scratch = root / "tmp"
         self._scratch.mkdir(parents=True, exist_ok=True)
-        if root.stat().st_mode & 0o777 != 0o700:  # a disk that takes no writes is looked at, too
+        if root.stat().st_mode & 0o777 != 0o700:  # also done on a disk that takes no writes
             root.chmod(0o700)
 
     def _path(self, sha256: str) -> Path:

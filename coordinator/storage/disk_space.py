@@ -18,7 +18,7 @@ from shared.text import size
 
 LOOK_S = 2.0
 RETRY_S = 30.0
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # the free bytes say more than these errors
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk, which the free bytes report better
 
 log = structlog.get_logger("space")
 
@@ -28,7 +28,7 @@ def _free(path: Path) -> int:
 
 
 def _write(path: Path) -> None:
-    """Write a file and remove it. Raises OSError where the disk takes nothing."""
+    """Write a file and remove it. Raises OSError where the disk takes no writes."""
     handle, name = tempfile.mkstemp(prefix="probe.", dir=path)
     try:
         os.write(handle, b"?")
@@ -53,7 +53,7 @@ class Space:
         self._clock = clock
         self._free = free
         self._written = (path,) if scratch is None else (path, scratch)
-        self.broken = ""  # why a disk takes nothing at all, whatever is free on it
+        self.broken = ""  # reason why a disk takes no writes, however much of it is free
         self.read_only = not self._enough()
 
     def free_bytes(self) -> int:
@@ -62,13 +62,13 @@ class Space:
 
     @property
     def why(self) -> str:
-        """Return why nothing new is accepted; "" where it is."""
+        """Return why no new data is accepted; "" where it is."""
         if not self.read_only:
             return ""
         return self.broken or f"{size(self.free_bytes())} are free"
 
     def look(self) -> bool:
-        """Measure, and try to write; returns whether new things are accepted."""
+        """Measure the free space and try to write; return whether new data is accepted."""
         short = not self._enough()
         if short != self.read_only:
             self.read_only = short
@@ -83,7 +83,7 @@ class Space:
         self.broken = self._try()
         try:
             return not self.broken and self._free(self._path) >= self.floor_bytes
-        except OSError:  # the disk itself is in trouble: refuse rather than guess
+        except OSError:  # the disk itself fails: refuse rather than guess
             return False
 
     def _try(self) -> str:

@@ -34,7 +34,7 @@ from shared.errors import Configuration, NotFound, Unavailable
 from shared.installation import lacking
 
 CACHE_BYTES_MAX = 32 << 30
-SIGNED = timedelta(minutes=15)  # how long a URL is good
+SIGNED = timedelta(minutes=15)  # validity of a URL
 PUTS_AT_ONCE = 4  # parts of one file, 5 MiB each
 
 
@@ -50,7 +50,9 @@ class S3Blobs:
         retry_s: float = 30.0,
         still_s: float = 60.0,
     ) -> None:
-        """Set up the store; `still_s` limits the time without a byte; a moving one has no limit."""
+        """Set up the store; `still_s` limits the time without a byte, and a transfer that moves has
+        no limit.
+        """
         try:
             import obstore
         except ImportError as error:
@@ -63,7 +65,8 @@ class S3Blobs:
                 url,
                 client_options={
                     "allow_http": plain,
-                    "timeout": timedelta(days=1),  # of a whole body: the default of 30 s cuts it
+                    # time for a whole body: the default of 30 s cuts it off
+                    "timeout": timedelta(days=1),
                     "read_timeout": timedelta(seconds=still_s),
                 },
                 retry_config={"retry_timeout": timedelta(seconds=retry_s)},
@@ -91,7 +94,7 @@ class S3Blobs:
         await in_pool(self._keep, sha256, path)
 
     async def put_object(self, key: str, data: Path | bytes, size: int) -> None:
-        """Store an object; a slow store may have it without a timely reply."""
+        """Store an object, even if the store is slow to confirm it."""
         try:
             await self._call(
                 self._obstore.put_async(self._store, key, data, max_concurrency=PUTS_AT_ONCE)
@@ -105,7 +108,7 @@ class S3Blobs:
             raise Unavailable("the object store did not take a file", retry_after_s=5.0) from error
 
     def _keep(self, sha256: str, path: Path) -> None:
-        """Move a just stored file into the cache: a merge will read it soon."""
+        """Move a newly stored file into the cache, since a merge will read it soon."""
         path.chmod(0o400)
         with storage_errors():
             path.replace(self._cache / sha256)
@@ -224,13 +227,15 @@ class S3Blobs:
         return await self.signed("GET", self._key(sha256))
 
     async def signed(self, method: Literal["GET", "PUT"], key: str) -> str:
-        """Return a URL for one request about one object; "" where volunteers do not reach it."""
+        """Return a URL for one request about one object; "" where volunteers cannot reach the
+        store.
+        """
         if self._signing is None:
             return ""
         return str(await self._call(self._obstore.sign_async(self._signing, method, key, SIGNED)))
 
     async def copy_object(self, key: str, sha256: str) -> None:
-        """Make a blob of an object, within the store."""
+        """Copy an object to a blob, within the store."""
         await self._call(self._obstore.copy_async(self._store, key, self._key(sha256)))
 
     async def keep(self, sha256: str, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Secret in a file of the organiser's: a token or a key of another server."""
+"""Secret in a file of the organiser: a token or a key of another server."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def read_secret(path: Path, what: str) -> str:
 
 
 def is_secret(text: str) -> bool:
-    """Return True if a header may carry the text: others would be quoted whole in an error."""
+    """Return True if a header may carry the text; other texts would be quoted whole in an error."""
     return text.isascii() and text.isprintable() and " " not in text

@@ -9,7 +9,7 @@ from typing import Any
 
 from coordinator.storage.blobs import READ_BYTES
 
-AHEAD_BYTES = 64 << 10  # read ahead: small reads seldom come alone
+AHEAD_BYTES = 64 << 10  # bytes read ahead, since small reads seldom come alone
 FETCH_BYTES = 8 * READ_BYTES
 
 

@@ -26,7 +26,7 @@ class StagedPiece(NamedTuple):
 
 
 class Staging:
-    """Pieces of uploads in the store of an `S3Blobs`. Raises Unavailable like that."""
+    """Pieces of uploads in the store of an `S3Blobs`. Raises Unavailable as that does."""
 
     def __init__(self, blobs: S3Blobs) -> None:
         self._blobs = blobs
@@ -54,11 +54,13 @@ class Staging:
         await self._blobs.put_object(_key(upload_id, offset, size), path, size)
 
     async def url(self, upload_id: str, offset: int, size: int) -> str:
-        """Return where a volunteer stores a piece itself; "" where it cannot."""
+        """Return the address at which a volunteer stores a piece itself; "" where it cannot."""
         return await self._blobs.signed("PUT", _key(upload_id, offset, size))
 
     async def finish(self, upload_id: str, sha256: str, path: Path) -> None:
-        """Make a blob of an upload collected in a file: of its one piece, or of the file."""
+        """Make a blob of a complete upload: of its single piece, or of the file that holds all
+        pieces.
+        """
         pieces = await self.pieces(upload_id)
         if len(pieces) == 1:
             await self._blobs.copy_object(pieces[0].key, sha256)
@@ -68,7 +70,7 @@ class Staging:
         await self.drop(upload_id)
 
     async def collect(self, upload_id: str, into: Path) -> None:
-        """Write the pieces that are there into one file."""
+        """Write the stored pieces into one file."""
         with storage_errors(), into.open("wb") as file:
             for piece in await self.pieces(upload_id):
                 async with aclosing(

@@ -1,1 +1,1 @@
-"""The organiser's monitor: one picture as tables and facts, as text or as a screen."""
+"""Monitor of the organiser: the overview as tables and facts, as text or on a screen."""

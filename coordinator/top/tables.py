@@ -18,7 +18,7 @@ from shared.units import DAY_S
 MARKS: dict[Level, str] = {"good": "✓", "watch": "!", "bad": "✗"}
 WORDS: dict[Level, str] = {"good": "good", "watch": "look", "bad": "bad"}
 
-ROWS_MAX = 20  # of a table
+ROWS_MAX = 20  # rows of a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _row(level: Level = "good") -> MonitorRow:
 
 
 def runs(seen: Overview, width: int = 1000) -> MonitorTable:
-    """Every run, the open ones first."""
+    """Return every run, the open ones first."""
 
     def of(get: Callable[[RunLine], str]) -> Callable[[RunLine], str]:
         return get
@@ -171,7 +171,7 @@ def _standing(worker: WorkerLine) -> Level:
 
 
 def merges(seen: Overview, width: int = 1000) -> MonitorTable:
-    """The newest merges of all runs."""
+    """Return the newest merges of all runs."""
     now = seen.at
 
     def staleness(merge: MergeLine) -> str:
@@ -199,7 +199,7 @@ def merges(seen: Overview, width: int = 1000) -> MonitorTable:
 
 
 def refusals(seen: Overview, width: int = 1000) -> MonitorTable:
-    """Refused contributions by reason."""
+    """Return the refused contributions by reason."""
     now = seen.at
     columns = [
         MonitorColumn("reason", lambda r: _text(r.reason, 32)),
@@ -212,7 +212,7 @@ def refusals(seen: Overview, width: int = 1000) -> MonitorTable:
 
 
 def task_counts(seen: Overview, width: int = 1000) -> MonitorTable:
-    """Open tasks by kind and state."""
+    """Return the open tasks by kind and state."""
     kinds = sorted({each.kind for each in seen.tasks})
     counted = {(each.kind, each.state): each.count for each in seen.tasks}
     columns = [
@@ -224,7 +224,7 @@ def task_counts(seen: Overview, width: int = 1000) -> MonitorTable:
 
 
 def failed_tasks(seen: Overview, width: int = 1000) -> MonitorTable:
-    """Tasks that were discarded, the newest first."""
+    """Return the discarded tasks, the newest first."""
     columns = [
         MonitorColumn("task", lambda t: str(t.id), True),
         MonitorColumn("run", lambda t: _text(t.run, 24)),
@@ -238,7 +238,7 @@ def failed_tasks(seen: Overview, width: int = 1000) -> MonitorTable:
 
 
 def replicas(seen: Overview, width: int = 1000) -> MonitorTable:
-    """The serving processes."""
+    """Return the serving processes."""
     now = seen.at
 
     def rate(bytes_a_second: float) -> str:
@@ -336,7 +336,7 @@ def _flows(seen: Overview) -> str:
 
 
 def _machine(seen: Overview) -> Iterator[tuple[str, str]]:
-    """Facts of the machinery: disk, database, traffic, inference, backup, certificate."""
+    """Return facts of the machinery: disk, database, traffic, inference, backup, certificate."""
     living = [each.figures for each in seen.replicas if alive(each, seen.at)]
     if living:
         first = living[0]

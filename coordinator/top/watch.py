@@ -37,7 +37,8 @@ Connect = Callable[[], AbstractAsyncContextManager[CommandSender]]
 async def pictures(
     connect: Connect, clock: Clock, typed: set[str]
 ) -> AsyncIterator[tuple[Overview | None, str]]:
-    """Yield the newest overview once a second, and why it is old; "" where it is of now.
+    """Yield the newest overview once a second, with the reason why it is old; "" for a new
+    one.
 
     FORGET among the typed keys has the coordinator forget the silent servers first.
     Raises Configuration, Unauthorized where there has been no overview yet.
@@ -54,7 +55,8 @@ async def pictures(
                 while True:
                     found: Overview = await ask("top", forget_silent=FORGET in typed)
                     typed.discard(FORGET)
-                    if seen is None or found.at != seen.at:  # else the server was too busy to look
+                    # an unchanged overview: the server was too busy to make another
+                    if seen is None or found.at != seen.at:
                         seen, at = found, clock.monotonic()
                     old = clock.monotonic() - at > LATE_S
                     yield seen, late("nothing newer came") if old else ""
@@ -76,7 +78,7 @@ def drawn(seen: Overview | None, old: str, width: int, height: int = 0) -> Text:
 
 @contextmanager
 def typing(typed: set[str]) -> Iterator[bool]:
-    """Gather typed keys; the quitting one cancels this task.
+    """Collect typed keys; the key that quits cancels this task.
 
     Yields False where this system tells lines only.
     """

@@ -18,7 +18,7 @@ from shared.protocol.inference import (
 )
 
 STOP_CHARS_MAX = 200
-# Last entry of an echo's tokens: clients that asked for one token more cut one off.
+# Last entry of an echo's tokens, for clients that ask for one token more and cut it off.
 END = TokenLogprob(text="", logprob=None)
 
 
@@ -70,7 +70,7 @@ def _stops(stop: Stop) -> tuple[str, ...]:
 
 
 class Form:
-    """One answer, assembled piece by piece."""
+    """One reply, assembled piece by piece."""
 
     def __init__(self, answer_id: str, model: str, created: int, wish: TextPrompt) -> None:
         self._chat = wish.kind == "chat"

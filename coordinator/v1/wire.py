@@ -1,5 +1,5 @@
-"""Requests and replies below /v1: strict reading, OpenAI's shape of a refusal, server-sent events
-that a slow or vanished client cannot hold up.
+"""Requests and replies below /v1: strict reading, refusals in OpenAI's shape, and server-sent
+events that a slow or vanished client cannot hold up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shared.sentences import english
 
 T = TypeVar("T")
 
-BRIDGE_S = 5.0  # between comments in a stream
+BRIDGE_S = 5.0  # interval of comments in a stream
 SEND_S = 20.0  # a client that takes longer for one piece is dropped
 
 _FIELD = re.compile(r"unknown field `([^`]*)`|missing required field `([^`]*)`")
@@ -63,7 +63,9 @@ async def read(scope: Scope, receive: Receive, kind: type[T]) -> T:
 
 
 def _plain(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a request without the fields that change nothing, and a list of one prompt as it."""
+    """Return a request without the fields that change nothing; a list of one prompt becomes that
+    prompt.
+    """
     found = {
         key: value
         for key, value in raw.items()
@@ -81,7 +83,7 @@ def _plain(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _turn(turn: Any) -> Any:
-    """Return a turn of a conversation; of an assistant's without the parts that say nothing."""
+    """Return a turn of a conversation, for an assistant's without the fields that carry nothing."""
     if not isinstance(turn, dict) or turn.get("role") != "assistant":
         return turn
     said = {key: value for key, value in turn.items() if value not in (None, [])}
@@ -93,7 +95,7 @@ def _same(value: object, other: object) -> bool:
 
 
 def _wrong(error: msgspec.ValidationError) -> Wrong:
-    """Return the refusal of a field that is not supported or not right."""
+    """Return the refusal of a field that is not supported or not valid."""
     said = _PLACE.fullmatch(str(error))
     what, place = (said[1], said[2] or "") if said else (str(error), "")
     if named := _FIELD.search(what):
@@ -176,7 +178,7 @@ class Out:
         await self._put({"type": "http.response.body", "body": b""})
 
     async def comment(self) -> None:
-        """Send a line that clients skip; it begins the stream."""
+        """Send a line that clients skip; it may begin the stream."""
         if not self.begun:
             await self.stream()
         line = {"type": "http.response.body", "body": b": waiting\n\n", "more_body": True}
@@ -184,7 +186,9 @@ class Out:
 
     @asynccontextmanager
     async def bridged(self) -> AsyncIterator[None]:
-        """Send a comment now and then inside the block, so that nobody on the way gives up."""
+        """Send a comment from time to time inside the block, so that no proxy on the way
+        gives up.
+        """
 
         async def bridge() -> None:
             while True:

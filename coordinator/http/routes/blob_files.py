@@ -1,4 +1,4 @@
-"""Blobs by hash: whole or in ranges, streamed, restricted to a volunteer's own view."""
+"""Blobs by hash: whole or in ranges, streamed, limited to what a volunteer may see."""
 
 from __future__ import annotations
 

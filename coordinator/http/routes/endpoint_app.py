@@ -1,5 +1,5 @@
-"""Endpoint as an ASGI application: authentication, limits, decoding, encoding and counting, once
-for all routes.
+"""Endpoint as an ASGI application: authentication, limits, decoding, encoding and counting for all
+routes.
 
 Most endpoints name the method of a service that answers them; a handler gets a `Call` and returns
 the reply.
@@ -90,23 +90,25 @@ class Call(Generic[Body]):
 
     @property
     def address(self) -> str:
-        """Return the client's address, by the proxy's header where it is trusted; "" = unknown."""
+        """Return the client's address, from the proxy's header where the proxy is trusted; "" =
+        unknown.
+        """
         client = self.scope.get("client")
         return client[0] if client else ""
 
     def text(self, name: str) -> str:
-        """A part of the path."""
+        """Return a part of the path."""
         return self._params[name]
 
     def number(self, name: str) -> int:
-        """A part of the path that is a number. Raises NotFound for anything else."""
+        """Return a part of the path that is a number. Raises NotFound for anything else."""
         text = self._params[name]
         if not _NUMBER.fullmatch(text) or int(text) > NUMBERS[name]:
             raise NotFound(f'there is no {name} "{text[:40]}"')
         return int(text)
 
     def query(self, name: str) -> str:
-        """A query parameter, or ""."""
+        """Return a query parameter, or ""."""
         if self._query is None:
             raw = self.scope.get("query_string", b"").decode("latin-1")
             try:
@@ -127,7 +129,7 @@ class Call(Generic[Body]):
         return min(int(text), NUMBERS.get(name, KEY_MAX))
 
     def header(self, name: str) -> str:
-        """A request header by its lower-case name, or ""."""
+        """Return a request header by its lower-case name, or ""."""
         return header(self.scope, name.encode())
 
 
@@ -205,7 +207,7 @@ def json_reply(value: Any, status: int = 200, headers: tuple[tuple[str, str], ..
 
 
 def error_reply(error: VolunteerError, request_id: str) -> Reply:
-    """Return the one form of every refusal."""
+    """Return a refusal in the form that all endpoints share."""
     body = ErrorBody(
         code=error.code,
         message=error.message,
@@ -221,7 +223,7 @@ def error_reply(error: VolunteerError, request_id: str) -> Reply:
 
 
 async def respond(scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
-    """Send a reply; an unread rest of the request's body ends the connection."""
+    """Send a reply; if a rest of the request's body was not read, the connection ends."""
     size = reply.size if reply.stream is not None else len(reply.body)
     headers = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers]
     headers.append((b"x-request-id", scope.get("request_id", "").encode()))
@@ -245,9 +247,9 @@ async def respond(scope: Scope, receive: Receive, send: Send, reply: Reply) -> N
 
 
 async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Pieces) -> None:
-    """Send piece by piece. Raises ClientGone."""
+    """Send a stream piece by piece. Raises ClientGone."""
     scope["sent"] = 0
-    # The server silently drops what is sent to a closed connection.
+    # The server silently drops data that is sent to a closed connection.
     gone = asyncio.ensure_future(until_gone(receive))
     try:
         async for piece in stream:
@@ -261,13 +263,13 @@ async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Piece
 
 
 def client_key(scope: Scope) -> str:
-    """Return the key that counts requests of an address: an IPv6 /64 is one home."""
+    """Return the key under which an address's requests are counted: an IPv6 /64 is one home."""
     client = scope.get("client")
     return address_key(client[0]) if client else ""
 
 
 def _bearer(scope: Scope) -> tuple[str, str]:
-    """Return the id and the secret of the token. Raises Unauthorized."""
+    """Return the id and the secret of a worker's token. Raises Unauthorized."""
     kind, _, token = header(scope, b"authorization").partition(" ")
     who, _, secret = token.strip().partition(".")
     if kind.lower() != "bearer" or not who or not secret:

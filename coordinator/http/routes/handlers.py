@@ -1,4 +1,6 @@
-"""Handlers of the endpoints that no service answers alone; all others name their service method."""
+"""Handlers of endpoints that need more than one service method; all other endpoints name their
+method.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 PREFIX = "coordinator_"
-OTHER = "other"  # stands for all runs that are not named
+OTHER = "other"  # label for all runs that are not named
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
@@ -46,7 +46,9 @@ class Scrape:
         return {run.name for run in self.seen.runs}
 
     def by_run(self, counts: Iterable[Sample]) -> Iterator[Sample]:
-        """Yield counts whose first label is a run; unnamed runs are summed as one."""
+        """Yield counts whose first label is a run; the counts of unnamed runs are summed under one
+        label.
+        """
         found: defaultdict[Labels, float] = defaultdict(float)
         named = self.named
         for (run, *rest), count in counts:
@@ -71,7 +73,7 @@ class Instrument:
     read: Read
     labels: Labels = ()
     # Labels that have the value 0 from the first scrape on (for each run, where the first label is
-    # the run): rate() and increase() miss the first count of a series that starts with it.
+    # the run), since rate() and increase() miss the first count of a series that begins with it.
     known: tuple[Labels, ...] = ()
 
     def samples(self, scrape: Scrape) -> Mapping[Labels, float]:
@@ -97,7 +99,7 @@ def _histogram(name: str, help: str, durations: Callable[[Coordinator], Duration
 
 
 def _of_run(name: str, help: str, value: Callable[[RunLine], float | None]) -> Instrument:
-    """Return a gauge with a value for each run; None is none."""
+    """Return a gauge with a value for each run; a run with None is left out."""
 
     def read(scrape: Scrape) -> Iterator[Sample]:
         for run in scrape.seen.runs:

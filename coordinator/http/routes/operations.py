@@ -10,7 +10,7 @@ from shared.errors import NotFound, Unavailable
 from shared.protocol.base import Health, StoredFile
 from shared.protocol.endpoints import BYTES
 
-ADMIN_BYTES_MAX = 16 << 20  # a run file, a class list
+ADMIN_BYTES_MAX = 16 << 20  # largest request: a run file, a class list
 
 
 async def run_command(call: Call[None]) -> Reply:
@@ -53,7 +53,7 @@ async def ready(call: Call[None]) -> Health:
         raise Unavailable("the coordinator is stopping", retry_after_s=5.0)
     await coordinator.server.ping()
     space = coordinator.space
-    if space.broken:  # a full disk still serves what it holds
+    if space.broken:  # a full disk can still serve what it holds
         raise Unavailable(space.broken, retry_after_s=30.0)
     return Health(status="ready", read_only=space.read_only, why=space.why)
 

@@ -33,7 +33,9 @@ async def version(call: Call[None]) -> Reply:
 
 
 def _signed(call: Call[None], signed: SignedManifest) -> Reply:
-    """Return it with the hash of the published weights as ETag; 304 for a client that has them."""
+    """Return a signed manifest with the hash of the published weights as ETag; 304 for a client
+    that has them.
+    """
     weights = decode(signed.payload, VersionManifest).weights
     tag = f'"{weights.sha256}"'
     headers = (("etag", tag), ("cache-control", "no-cache"))

@@ -36,7 +36,7 @@ from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRe
 T = TypeVar("T")
 
 UNDECIDED = ("received", "checking")
-STOPPING_S = 3.0  # a restart takes about this long
+STOPPING_S = 3.0  # about the time that a restart takes
 
 
 async def register(call: Call[RegisterRequest]) -> RegisterReply:
@@ -77,7 +77,8 @@ async def claim(call: Call[ClaimRequest]) -> ClaimReply:
 
 
 async def _while_wanted(work: Awaitable[T], receive: Receive, stopping: asyncio.Event) -> T:
-    """Return the result of a long wait; cancel it when the client hangs up or the server stops.
+    """Return the result of a long wait, which is cancelled when the client hangs up or the server
+    stops.
 
     Otherwise a lease could be left without a worker. Raises ClientGone, Unavailable.
     """
@@ -129,7 +130,7 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
 
 
 async def submit(call: Call[SubmitRequest]) -> SubmitReply:
-    """Return the verdict, and with it the account at the same instant."""
+    """Return the verdict and the state of the account at the same instant."""
     coordinator, principal = call.coordinator, call.principal
     number, fresh = await coordinator.intake.take_in(principal, call.number("task"), call.body)
     me: Me | None
@@ -142,14 +143,16 @@ async def submit(call: Call[SubmitRequest]) -> SubmitReply:
     )
     if fresh:
         coordinator.intake.count(verdict)
-    if verdict.state in UNDECIDED:  # the reply has the account and other new verdicts too
+    if verdict.state in UNDECIDED:  # the reply carries the account and other new verdicts too
         me, news = None, ()
     said = {name: getattr(verdict, name) for name in Verdict.__struct_fields__}
     return SubmitReply(**said, me=me, news=news)
 
 
 async def heartbeat(call: Call[HeartbeatRequest]) -> HeartbeatReply:
-    """Return orders and news and, with verdicts among them, the account at the same instant."""
+    """Return orders, news and, where there are new verdicts, the state of the account at the same
+    instant.
+    """
     coordinator, principal, since = call.coordinator, call.principal, call.body.news_since
     reply = await coordinator.heartbeats.answer(principal, call.body)
     if not reply.news:

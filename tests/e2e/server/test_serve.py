@@ -336,7 +336,7 @@ def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
         (("dataset", "add", "x", "--text", "/", "--tokenizer", "/absent"), 2, "/absent"),
         (("dataset", "add", "x", "--text", "/", "--vocab-size", "x"), 2, "vocab-size"),
         (("invite", "create", "--names", "absent.csv"), 2, "absent.csv cannot be read: no such"),
-        (("restore", "/absent"), 2, "/absent is no folder of backups"),
+        (("restore", "/absent"), 2, "/absent is not a folder of backups"),
         (("backup", "/dev/null/x"), 78, "no coordinator in"),
         (("run", "create"), 2, "--example"),
         (("run", "list", "--server", "127.0.0.1:1"), 78, "--token-file"),
