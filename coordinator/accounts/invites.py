@@ -30,7 +30,7 @@ InviteState = Literal["open", "used", "expired", "withdrawn"]
 
 
 class NewCode(msgspec.Struct, frozen=True, kw_only=True):
-    """Code, shown only once. `label` names the person whom it is for."""
+    """Code, shown only once. `label` names the invited person."""
 
     id: int
     label: str

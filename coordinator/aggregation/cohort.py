@@ -110,7 +110,7 @@ class Cohort:
 
 
 def cohort(readers: Sequence[DeltaReader], weights: Sequence[float]) -> Cohort:
-    """Return the contributions in task order, without those of weight zero. Raises ValueError if
+    """Return the contributions in task order, weight zero left out. Raises ValueError if
     none is left.
     """
     if len(readers) != len(weights):

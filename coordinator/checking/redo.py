@@ -261,7 +261,7 @@ def _written(files: RecomputeFiles, chosen: Codec, schema: Schema) -> float:
 
 
 def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:
-    """Compare the parameters of the worker's update with those of the server's."""
+    """Compare the parameters of the worker's update and the server's."""
     import numpy as np
 
     dot = theirs_2 = ours_2 = 0.0

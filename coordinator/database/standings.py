@@ -130,7 +130,7 @@ def backlog(conn: Connection, now: float) -> Backlog:
 
 
 def cost(conn: Connection, run_id: int) -> CostOfChecks:
-    """Return the checks of a run and what they cost."""
+    """Return the checks of a run and their cost."""
     c = contributions.c
     good, checked = c.state.in_(ACCEPTED) & (c.kind != AUDIT), c.checked_s > 0
     audited = c.state.in_(ACCEPTED) & (c.kind == AUDIT)

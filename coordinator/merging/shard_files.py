@@ -74,7 +74,7 @@ def _of_weights(shard: Shard, file: BinaryIO) -> Iterator[Span]:
 
 
 def _of_state(shard: Shard, file: BinaryIO) -> Iterator[Span]:
-    """Yield the counters and the slots of a shard's pieces, whatever the split of the file."""
+    """Yield the counters and the slots of a shard's pieces, for any split of the file."""
     header = read_header(file)
     slots = {name.partition("/")[0] for name in header.entries} - {"count"}
     for name in header.entries:

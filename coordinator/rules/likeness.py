@@ -88,7 +88,7 @@ def judge(found: Redone, precision: str = "float32", *, comparable: bool) -> Res
 
 
 def share(found: Redone, precision: str = "float32", *, comparable: bool) -> float:
-    """Return the share of its work that a passed recompute shows: all of it within the tight bound
+    """Return the share of its work that a passed recompute shows: all within the tight bound
     on comparable arithmetic; elsewhere less, down to nothing at the loose bound. Whoever leaves out
     a part of the steps or batches differs by more than that part.
     """

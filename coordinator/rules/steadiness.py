@@ -39,7 +39,7 @@ class Heading(NamedTuple):
 
 
 def window(share: float) -> int:
-    """Return how many versions hold `ROUNDS` updates of each live worker, at this share of them a
+    """Return how many versions hold `ROUNDS` updates of each live worker, at this share a
     merge.
     """
     return min(WINDOW_MAX, math.ceil(ROUNDS / min(1.0, max(share, ROUNDS / WINDOW_MAX))))

@@ -146,7 +146,7 @@ def check_train(said: TrainSettings, whole: Plan) -> None:
 def table_defaults(
     file: RunFile, workload: Workload, *, strangers: bool = False
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the defaults of a run file: those of its workload, then of its preset, then of open
+    """Return the defaults of a run file: of its workload, then of its preset, then of open
     runs.
     """
     tables = dict(workload.defaults(file.plan))

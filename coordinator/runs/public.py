@@ -86,7 +86,7 @@ async def check_shown(db: Database, settings: Settings, name: str) -> None:
 
 
 def spread(head: int, every: int, count: int) -> range:
-    """Return versions spread evenly up to the head: at least `count` of them, at most twice as
+    """Return versions spread evenly up to the head: at least `count`, at most twice as
     many; every `every`-th where there are fewer. Points keep their places as a run grows, since
     then every second one is dropped.
     """

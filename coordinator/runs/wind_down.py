@@ -31,7 +31,7 @@ VERSION = re.compile(r"(?P<run>[^\s@/]+)@(?P<version>[0-9]{1,9})")
 
 
 class Deed(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences on what a command did, or would do."""
+    """Sentences on a command's effect, made or only previewed."""
 
     says: tuple[str, ...]
     done: bool

@@ -115,7 +115,7 @@ def decide(
 
 
 def lift(decision: Decision) -> tuple[PolicyState, tuple[Hold, ...]]:
-    """Lift the holds that a person may lift; return the policy's new state and what stays held."""
+    """Lift the holds that a person may lift; return the new state and the holds that stay."""
     liftable = {hold.rule for hold in decision.holds} & LIFTABLE
     before = decision.standing
     standing = msgspec.structs.replace(before, lifted=before.lifted | liftable)

@@ -1,4 +1,4 @@
-"""Blobs by hash: whole or in ranges, streamed, limited to what a volunteer may see."""
+"""Blobs by hash: whole or in ranges, streamed, limited to a volunteer's own view."""
 
 from __future__ import annotations
 
