@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from statistics import median
 
 import msgspec
 from sqlalchemy import (
@@ -24,7 +25,9 @@ from shared.decoding import decode
 from shared.units import DAY_S
 
 KEPT_S = DAY_S  # a retired chunk stays for the learners that still read it
-LATELY = 64  # newest chunks from which the rate of games is measured
+LATELY = 64  # newest chunks, or reports, from which a figure is measured
+LOOKED_THROUGH = 16 * LATELY  # newest contributions among which the reports are looked for
+CHUNKS_MAX = 4096  # in one window: what a lease can list
 
 
 class HarvestRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,14 +115,17 @@ def next_chunk(conn: Connection, run_id: int) -> int:
 
 
 def window(conn: Connection, run_id: int, episodes: int, samples: int) -> list[ChunkRow]:
-    """Return the newest chunks with at least so many episodes and samples, oldest first."""
+    """Return the newest chunks with at least so many episodes and samples, oldest first; of more
+    than `CHUNKS_MAX` only the newest.
+    """
     query = select(chunks).where(chunks.c.run_id == run_id, chunks.c.retired_at.is_(None))
+    query = query.order_by(chunks.c.number.desc()).limit(CHUNKS_MAX)
     found: list[ChunkRow] = []
-    for row in conn.execute(query.order_by(chunks.c.number.desc())).mappings():
-        made = sum(chunk.episodes for chunk in found)
-        if made >= episodes and sum(chunk.samples for chunk in found) >= samples:
+    for row in conn.execute(query).mappings():
+        if episodes <= 0 and samples <= 0:
             break
         found.append(ChunkRow(**row))
+        episodes, samples = episodes - found[-1].episodes, samples - found[-1].samples
     return found[::-1]
 
 
@@ -155,13 +161,18 @@ def per_hour(conn: Connection, run_id: int, now: float) -> float:
     return count * 3600.0 / max(1.0, now - float(oldest.sealed_at))
 
 
-def reported(conn: Connection, run_id: int, name: str) -> float | None:
-    """Return the mean of a figure in the workers' newest reports; None where none reports it."""
+def reported(conn: Connection, run_id: int, name: str, kinds: Collection[str]) -> float | None:
+    """Return the median of a figure in the newest reports on good contributions of these kinds;
+    None where none reports it.
+    """
     c = contributions.c
-    newest = select(c.report).where(c.run_id == run_id).order_by(c.id.desc()).limit(LATELY)
+    ours = select(c.id, c.kind, c.state, c.report).where(c.run_id == run_id)
+    n = ours.order_by(c.id.desc()).limit(LOOKED_THROUGH).subquery().c
+    good = n.state.in_(("accepted", "merged", "superseded")) & n.kind.in_(kinds)
+    newest = select(n.report).where(good).order_by(n.id.desc()).limit(LATELY)
     told = [decode(report).get("metrics", {}) for report in conn.execute(newest).scalars()]
     found = [float(metrics[name]) for metrics in told if name in metrics]
-    return sum(found) / len(found) if found else None
+    return median(found) if found else None
 
 
 def totals(conn: Connection, run_id: int) -> Totals:

@@ -441,13 +441,15 @@ def proven_to(conn: Connection, volunteer_id: str, after: int) -> tuple[int, int
     return int(conn.execute(_PROVEN_TO, given).scalar() or 0), before
 
 
-def passed_of(conn: Connection, run_id: int, volunteer_id: str, most: int) -> list[str]:
-    """Return the work of an account's newest draws of a run, back to the newest that did
-    not pass.
+def passed_of(conn: Connection, row: ContributionRow, most: int) -> list[str]:
+    """Return the work of the newest draws of a contribution's run, account and kind, back to the
+    newest that did not pass.
     """
-    c = recomputes.c
-    mine = (c.run_id == run_id) & (c.volunteer_id == volunteer_id) & (c.state == "done")
-    query = select(c.work, c.result).where(mine).order_by(c.contribution_id.desc()).limit(most)
+    c, drawn = recomputes.c, contributions.c
+    mine = (c.run_id == row.run_id) & (c.volunteer_id == row.volunteer_id) & (c.state == "done")
+    query = select(c.work, c.result).join(contributions, drawn.id == c.contribution_id)
+    query = query.where(mine, drawn.kind == row.kind)
+    query = query.order_by(c.contribution_id.desc()).limit(most)
     return [row.work for row in takewhile(lambda row: row.result == "passed", conn.execute(query))]
 
 

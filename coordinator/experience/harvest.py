@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 OPPONENT = "opponent"  # the asset and the figure of a match task that name the other version
-DRAWS = 20  # newest of an account whose faults are summed
+DRAWS = 20  # newest of an account and a kind whose faults are summed
 TOLERATED_SHARE = 0.05  # of a file's games may be refused without refusing the file; one always
 
 
@@ -189,7 +189,9 @@ class Harvest(PlatformService):
         payments.post_pending_many(conn, [payments.Payment.of(row)], now)
         (escrow.withhold if judgement is SUSPENDED else escrow.pay)(conn, [row], now)
         if case.drawn and judgement is not SUSPENDED:
-            said = f"all of {counted(found.episodes, 'game')} replayed"
+            play = definition(run).play
+            unit = play.unit if play else "game"
+            said = f"all of {counted(found.episodes, unit)} replayed"
             self._proved(conn, row, found, "passed", said)
 
     def _with_earlier(
@@ -198,7 +200,7 @@ class Harvest(PlatformService):
         """Return the verdict on a drawn file that is too faulty together with earlier draws of its
         account: who cheats a little makes few faults in each.
         """
-        earlier = recomputes.passed_of(conn, run.id, row.volunteer_id, DRAWS - 1)
+        earlier = recomputes.passed_of(conn, row, DRAWS - 1)
         counts = [decode(work, FaultCount) for work in earlier]
         faults = found.faults + sum(each.faults for each in counts)
         read = found.read + sum(each.read for each in counts)

@@ -32,7 +32,7 @@ from shared.decoding import convert, decode
 from shared.errors import VolunteerError
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.elo import MatchScore, Meeting, Rating, ratings
-from shared.workloads.experience import Pacing
+from shared.workloads.experience import Pacing, warm_start
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 POLL_S = 2.0
 SEAL_S = 20.0  # games wait no longer than this for a full chunk
 FILES_MAX = 512  # in one chunk
-CHUNKS_MAX = 4096  # in one window: what a lease can list
 WARM_STEPS = 1000  # of the one warm-start task, whose rate falls towards its end
 
 log = structlog.get_logger("replay")
@@ -137,14 +136,13 @@ class Replay(PlatformService):
             return False
         found = experience.totals(conn, run.id)
         batch = spec.file.task.batch_size
-        window = experience.window(conn, run.id, play.window, batch)[-CHUNKS_MAX:]
+        window = experience.window(conn, run.id, play.window, batch)
         if window:
             experience.retire(conn, run.id, window[0].number, now)
         if play.fresh:
             since = versions.get(conn, run.id, max(0, run.head - play.fresh)).created_at
             window = [chunk for chunk in window if chunk.sealed_at >= since]
-        # a model that begins with weights, as a fork does, was taught before
-        warm = 0 if spec.file.train.init_from else play.warm_steps * batch
+        warm = warm_start(spec.file.train, play.warm_steps) * batch
         if found.learnt < warm:
             return self._add_warm(conn, spec, run, found)
         found = msgspec.structs.replace(

@@ -42,6 +42,7 @@ from shared.protocol.versions import (
     VersionInfo,
 )
 from shared.workloads.data.chat_template import ChatFrame
+from shared.workloads.experience import warm_start
 from shared.workloads.generation.suite_score import standard_error
 
 if TYPE_CHECKING:
@@ -175,7 +176,8 @@ class RunQueries:
         return ready(plan, pending), live
 
     def _beat(self, conn: Connection, run: RunRow) -> RunBeat:
-        now, play = self._clock.now(), definition(run).play
+        now, about = self._clock.now(), definition(run)
+        play = about.play
         state, _ = self.readiness(conn, run)
         return RunBeat(
             run=run.name,
@@ -298,17 +300,18 @@ class RunQueries:
             if play is None:
                 return None
             found = experience.totals(conn, run.id)
+            warm = warm_start(about.file.train, play.warm_steps) * about.file.task.batch_size
             return ExperienceFigures(
                 unit=play.unit,
                 made=found.sealed,
                 an_hour=experience.per_hour(conn, run.id, self._clock.now()),
                 samples=found.samples,
-                learnt=max(0, found.learnt - play.warm_steps * about.file.task.batch_size),
+                learnt=max(0, found.learnt - warm),
                 signal=found.samples / (play.samples * max(1, found.sealed))
                 if play.samples
                 else None,
-                behind=experience.reported(conn, run.id, "behind"),
-                tokens_per_s=experience.reported(conn, run.id, "tokens_per_s"),
+                behind=experience.reported(conn, run.id, "behind", contributions.UPDATES),
+                tokens_per_s=experience.reported(conn, run.id, "tokens_per_s", ("games",)),
             )
 
         return await self._db.read(read)

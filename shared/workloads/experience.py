@@ -17,7 +17,7 @@ import msgspec
 from shared.workloads.base import Config, Weights
 
 if TYPE_CHECKING:
-    from shared.workloads.base import Job
+    from shared.workloads.base import Job, TrainSettings
 
 
 # Time until an actor hears of a new version, with its next heartbeat.
@@ -51,6 +51,13 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     warm_steps: int = 0  # global steps that learners make from examples, before any episode
     match_games: int = 0  # of one match
     match_every: int = 0  # versions from one match to the next; 0 = none
+
+
+def warm_start(train: TrainSettings, steps: int) -> int:
+    """Return the steps of the warm start, as many as asked: none where the model begins with
+    weights, as a fork does, for it was taught before.
+    """
+    return 0 if train.init_from else steps
 
 
 class KnownVersion(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection, insert, update
 
 from coordinator.checking import proof
-from coordinator.database import contributions, recomputes, volunteers
+from coordinator.database import contributions, experience, recomputes, volunteers
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open_database import Database
 from coordinator.database.recomputes import DrawTerms, RecomputeRow, StoredCase
@@ -16,6 +16,7 @@ from coordinator.database.tables.contributions import uploads
 from coordinator.rules.checks import (
     CHECKER_AWAY_S,
     RECOMPUTE_FLOPS_MAX,
+    Result,
     device_kind,
 )
 from shared.protocol.contributions import Commitment, SubmitRequest
@@ -71,6 +72,46 @@ def arrived(conn: Connection, row: ContributionRow, sha256: str) -> bool:
         )
     )  # fmt: skip
     return recomputes.arrive(conn, row.id)
+
+
+async def test_draws_of_another_kind_take_no_places_among_the_newest(database: Database) -> None:
+    run = await setting(database)
+
+    def drawn(conn: Connection, kind: str, result: Result) -> ContributionRow:
+        number = merged(conn, run, NEW, 1.0)
+        conn.execute(update(rows).where(rows.c.id == number).values(kind=kind))
+        row = contributions.by_id(conn, number)
+        order(conn, row, work=f'{{"of": "{kind}"}}')
+        assert recomputes.end(conn, number, result, ("", "{}"), 2.0)
+        return row
+
+    def play(conn: Connection) -> None:
+        drawn(conn, "games", "passed")
+        row = drawn(conn, "games", "passed")
+        drawn(conn, "delta", "passed")
+        drawn(conn, "delta", "unproven")
+        assert recomputes.passed_of(conn, row, 2) == ['{"of": "games"}'] * 2
+
+    await database.write(play)
+
+
+async def test_figures_of_reports_are_the_median_of_good_work(database: Database) -> None:
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        told = [
+            ("games", "accepted", 3.0),
+            ("games", "superseded", 5.0),
+            ("games", "accepted", 1e300),
+        ]
+        told += [("games", "rejected", 1e300), ("delta", "merged", 1e300)]
+        for kind, state, value in told:
+            report = f'{{"metrics": {{"speed": {value}}}}}'
+            add_contribution(conn, run, NEW, state, kind=kind, report=report)
+        assert experience.reported(conn, run, "speed", ("games",)) == 5.0
+        assert experience.reported(conn, run, "other", ("games",)) is None
+
+    await database.write(play)
 
 
 async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database: Database) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data, Job, Weights
 from shared.workloads.data.pass_order import permutation
+from shared.workloads.experience import warm_start
 from shared.workloads.gpt.model import Gpt, build
 from shared.workloads.rollouts.answer_records import judged
 from shared.workloads.rollouts.byte_policy import Rows, log_probabilities
@@ -86,7 +87,7 @@ class RolloutLearnWork(_LearnWork):
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> None:
         # The schedule begins with the first rollouts: an optimiser's first steps are its longest.
-        warm = 0 if job.train.init_from else RolloutsOptions.from_dict(job.options).warm_steps
+        warm = warm_start(job.train, RolloutsOptions.from_dict(job.options).warm_steps)
         job = msgspec.structs.replace(job, global_step=max(0, job.global_step - warm))
         super().__init__(job, weights, device, inner)
         self._found = window(data)
