@@ -28,7 +28,7 @@ from volunteer.control.events import AnyEvent
 from volunteer.control.status import PauseStatus, Status, TaskStatus
 from volunteer.i18n.catalogue import _, ngettext
 from volunteer.i18n.formats import size
-from volunteer.text import loss
+from volunteer.text import loss, measure_name
 from volunteer.training.background_thread import Aside
 
 TRAINING_S = 10.0  # a plain line of progress this often
@@ -149,7 +149,7 @@ def status_lines(status: Status) -> list[str]:
         lines += held_words(status.me)
     for beat in status.beats:
         version = _("{run} version {version}", run=beat.run, version=beat.version)
-        lines.append(f"{version}: {_('loss {loss}', loss=loss(beat.loss))}")
+        lines.append(f"{version}: {measure_name(beat.measure)} {loss(beat.loss, beat.measure)}")
     return [printable(line) for line in lines]
 
 

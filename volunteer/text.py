@@ -87,16 +87,17 @@ def loss(value: float | None, measure: str = "") -> str:
 
 def measured(measure: str) -> str:
     """Return the name of a run's loss, as a heading begins: Loss, Fréchet distance."""
-    what = _measure(measure)
+    what = measure_name(measure)
     return what[:1].upper() + what[1:]
 
 
 def measure_word(measure: str) -> str:
     """Return the loss's name in one word, for a table: loss, Fréchet."""
-    return _measure(measure).partition(" ")[0]
+    return measure_name(measure).partition(" ")[0]
 
 
-def _measure(measure: str) -> str:
+def measure_name(measure: str) -> str:
+    """Return the loss's name within a sentence: loss, Fréchet distance, solved."""
     if measure == UNSOLVED:
         return _("solved")
     return printable(_(measure.removeprefix("held-out ") or "loss"), 24)

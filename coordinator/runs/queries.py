@@ -189,6 +189,7 @@ class RunQueries:
             workers=runs.live_workers(conn, run.id, now - LIVE_S),
             episodes_per_hour=experience.per_hour(conn, run.id, now) if play else None,
             episodes=f"{play.unit}s" if play else "",
+            measure=about.workload.traits.measure,
         )
 
     async def beats(self) -> tuple[RunBeat, ...]:

@@ -47,6 +47,7 @@ class RunBeat(Message):
     # run that makes no data of its own.
     episodes_per_hour: float | None = None
     episodes: str = "games"
+    measure: str = ""  # what the loss is; empty: a loss on held-out data
 
 
 class TaskOrder(Message):

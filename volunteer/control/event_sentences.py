@@ -13,7 +13,7 @@ from volunteer.control.shortage import shortage_words
 from volunteer.i18n.catalogue import N_, _, ngettext, number, shown
 from volunteer.i18n.coordinator import judged
 from volunteer.i18n.formats import credit, duration_words, size
-from volunteer.text import loss
+from volunteer.text import loss, measure_name
 
 YOU = "you"  # who pauses by hand
 OPEN_ENDED = ("", "you resume", "you start")  # ends of a pause that are not shown
@@ -207,7 +207,7 @@ def _measured(e: events.LossMeasured) -> str:
     said += (
         _("loss {loss} on held-out data", loss=loss(e.loss))
         if held_out
-        else f"{printable(_(e.measure), 64)} {loss(e.loss)}"
+        else f"{measure_name(e.measure)} {loss(e.loss, e.measure)}"
     )
     return f"{said}, {_('{n} of yours in it', n=e.mine)}" if e.mine else said
 

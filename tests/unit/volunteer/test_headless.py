@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, Device
 from shared.protocol.contributions import Verdict
+from shared.protocol.heartbeat import RunBeat
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine
 from volunteer.control import commands, events
@@ -83,6 +84,7 @@ STORY: list[AnyEvent] = [
     events.Judged(verdict=VERDICT),
     events.TaskEnded(task=7, how="gone", message="somebody else holds it"),
     events.LossMeasured(run="r", version=4, loss=2.25, mine=1),
+    events.LossMeasured(run="p", version=2, loss=0.37, mine=0, measure="share unsolved"),
     events.Credits(me=ME),
     events.Paused(device="", by="battery", message="on battery", until="it is plugged in"),
     events.Resumed(device="cuda:0"),
@@ -114,6 +116,7 @@ async def test_each_event_is_a_sentence_a_person_can_read() -> None:
         "task 7 of r rejected: too long",
         "task 7 gone: somebody else holds it",
         "version 4: loss 2.250 on held-out data, 1 of yours in it",
+        "p version 2: solved 63 %",
         "88.58 earned, 0.00 pending, rank 2",
         "everything paused by battery: on battery; until it is plugged in",
         "cuda:0 resumed",
@@ -264,6 +267,16 @@ def test_the_status_says_what_is_done_and_why_nothing_is() -> None:
         "finishing",
     ):
         assert phrase in text, phrase
+
+
+def test_the_status_says_of_problems_the_share_that_is_solved() -> None:
+    beat = RunBeat(
+        run="p", state="running", version=2, loss=0.37, needs=2, merge_in_s=9, workers=1,
+        measure="share unsolved",
+    )  # fmt: skip
+    usual = msgspec.structs.replace(beat, run="r", measure="held-out loss")
+    text = status_lines(Status(beats=(beat, usual)))
+    assert text[-2:] == ["p version 2: solved 63 %", "r version 2: loss 0.370"]
 
 
 def test_the_status_says_where_each_task_stands_and_how_a_pause_of_yours_ends() -> None:
