@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from msgspec.structs import replace
 
 from coordinator.checking.audits import Audits
 from coordinator.checking.recompute import Drawn, Recomputes
+from coordinator.compute import Compute
 from coordinator.database import (
     contributions,
     runs,
@@ -50,7 +52,7 @@ from coordinator.runs.settlement import put_back
 from coordinator.scheduling.lease_message import UPDATES
 from coordinator.traffic import SLOW_S, Durations
 from shared.decoding import decode
-from shared.errors import BadRequest, Conflict, NotFound, OffsetMismatch
+from shared.errors import BadRequest, Conflict, NotFound, OffsetMismatch, VolunteerError
 from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitRequest, Verdict
 from shared.protocol.limits import PARTS_MAX, TRIES_MAX
@@ -202,6 +204,8 @@ class Intake(PlatformService):
             await self._measure(row)
         elif row.kind == AUDIT:
             await self.audits.check(row)
+        elif not Compute.possible():
+            return  # a server with PyTorch decides it at its next recheck
         else:
             await self._harvest.check(row)
         self._signals.notify("contributions")
@@ -372,7 +376,8 @@ class Intake(PlatformService):
             lambda conn: contributions.in_state(conn, "checking", limit=RECHECK_MAX)
         )
         for row in left:
-            await self._check(row)
+            with suppress(VolunteerError):  # logged; the others are decided all the same
+                await self._check(row)
         return len(left)
 
     async def verdict(self, principal: Principal, contribution_id: int) -> Verdict:

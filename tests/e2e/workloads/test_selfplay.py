@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, select, update
 
+from coordinator.compute import Compute
 from coordinator.database import datasets, experience, runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import recomputes
@@ -179,6 +180,20 @@ async def test_games_that_wait_for_their_verdict_when_the_run_ends_are_paid_if_t
     assert await sound(home)
 
 
+async def test_a_server_without_pytorch_leaves_games_to_the_others(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = await player(home, "Ann")
+    with monkeypatch.context() as bare:
+        bare.setattr(Compute, "possible", staticmethod(lambda: False))
+        assert (await ann.do(await ann.claim("selfplay"))).state == "checking"
+        await home.coordinator.intake.recheck()
+    await home.coordinator.intake.recheck()
+    assert (
+        decode(await ann.worker.get("/contributions"), tuple[Verdict, ...])[0].state == "accepted"
+    )
+
+
 async def test_games_are_judged_by_when_they_began(home: LocalCoordinator) -> None:
     slow, ann = await player(home, "Slow"), await player(home, "Ann")
     lease = await slow.claim("selfplay")
@@ -301,7 +316,11 @@ async def test_a_demo_tells_how_the_last_version_plays(home: LocalCoordinator) -
     assert "a b c d e" in found.game
 
 
-async def test_a_window_reaches_back_until_it_holds_a_batch(home: LocalCoordinator) -> None:
+async def test_a_window_reaches_back_until_it_holds_a_batch(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experience, "CHUNKS_MAX", 8)
+
     def read(conn: Connection) -> list[int]:
         for number in range(9):
             row = experience.ChunkRow(
@@ -319,7 +338,7 @@ async def test_a_window_reaches_back_until_it_holds_a_batch(home: LocalCoordinat
         wanted = ((64, 1), (64, 25), (64, 1000))
         return [len(experience.window(conn, 1, *each)) for each in wanted]
 
-    assert await home.coordinator.db.write(read) == [4, 7, 9]
+    assert await home.coordinator.db.write(read) == [4, 7, 8]
 
 
 async def test_files_of_games_live_as_long_as_somebody_may_read_them(
