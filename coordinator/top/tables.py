@@ -19,6 +19,7 @@ MARKS: dict[Level, str] = {"good": "✓", "watch": "!", "bad": "✗"}
 WORDS: dict[Level, str] = {"good": "good", "watch": "look", "bad": "bad"}
 
 ROWS_MAX = 20  # rows of a table
+PARTS = ("audits", "answered audits")  # parts of the queue of recomputes
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +290,8 @@ def facts(seen: Overview) -> Iterator[tuple[str, str]]:
     yield "workers", _counts(seen.workers, ("training", "online", "paused", "offline", "left"))
     yield "volunteers", _counts(seen.volunteers, ("vetted", "probation", "suspended", "banned"))
     yield "tasks", _tasks(seen)
-    yield "queues", _counts(seen.queues, tuple(seen.queues), zero=False) or "all empty"
+    whole = tuple(name for name in seen.queues if name not in PARTS)
+    yield "queues", _counts(seen.queues, whole, zero=False) or "all empty"
     yield "an hour", _flows(seen)
     yield "verdicts", _verdicts(seen)
     yield "refusals", ", ".join(f"{count(r.count)} {_text(r.reason, 24)}" for r in seen.refusals)

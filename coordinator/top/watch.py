@@ -53,8 +53,10 @@ async def pictures(
         try:
             async with connect() as ask:
                 while True:
-                    found: Overview = await ask("top", forget_silent=FORGET in typed)
-                    typed.discard(FORGET)
+                    asked = FORGET in typed
+                    found: Overview = await ask("top", forget_silent=asked)
+                    if asked:  # else the key came meanwhile
+                        typed.discard(FORGET)
                     # an unchanged overview: the server was too busy to make another
                     if seen is None or found.at != seen.at:
                         seen, at = found, clock.monotonic()
@@ -80,7 +82,7 @@ def drawn(seen: Overview | None, old: str, width: int, height: int = 0) -> Text:
 def typing(typed: set[str]) -> Iterator[bool]:
     """Collect typed keys; the key that quits cancels this task.
 
-    Yields False where this system tells lines only.
+    A terminal that ends cancels it, too. Yields False where this system tells lines only.
     """
     if sys.platform == "win32" or not sys.stdin.isatty():
         yield False
@@ -91,8 +93,14 @@ def typing(typed: set[str]) -> Iterator[bool]:
     loop, task, terminal = asyncio.get_running_loop(), asyncio.current_task(), sys.stdin.fileno()
 
     def read() -> None:
-        typed.update(os.read(terminal, 256).decode(errors="replace").lower())
-        if QUIT in typed and task is not None:
+        try:
+            keys = os.read(terminal, 256)
+        except OSError:
+            keys = b""
+        typed.update(keys.decode(errors="replace").lower())
+        if not keys:
+            loop.remove_reader(terminal)
+        if (QUIT in typed or not keys) and task is not None:
             task.cancel()
 
     before = termios.tcgetattr(terminal)
@@ -102,7 +110,8 @@ def typing(typed: set[str]) -> Iterator[bool]:
         yield True
     finally:
         loop.remove_reader(terminal)
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # the terminal may be gone
+            termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 def watch(connect: Connect) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,7 +28,7 @@ from coordinator.rules.overview import (
     WorkerLine,
 )
 from coordinator.top import tables
-from coordinator.top.watch import CommandSender, drawn, pictures
+from coordinator.top.watch import CommandSender, drawn, pictures, typing
 from shared.errors import Configuration, Unreachable, VolunteerError
 from tests.support.virtual_clock import VirtualClock
 
@@ -115,6 +116,7 @@ class FakeServer:
         self.overview = picture()
         self.asked = self.forgot = 0
         self.gone: VolunteerError | None = None
+        self.meanwhile: Callable[[], object] = lambda: None
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[CommandSender]:
@@ -122,6 +124,7 @@ class FakeServer:
             assert command == "top"
             self.asked += 1
             self.forgot += request["forget_silent"]
+            self.meanwhile()
             if self.gone is not None:
                 raise self.gone
             return self.overview
@@ -233,6 +236,30 @@ async def test_a_key_forgets_servers_that_are_gone_once() -> None:
     watched.typed.add("f")
     await watched.tick(3)
     assert (watched.server.forgot, watched.typed) == (1, set())
+
+
+async def test_a_key_that_is_pressed_during_a_request_counts_for_the_next() -> None:
+    watched = Watched()
+    watched.server.meanwhile = lambda: watched.typed.add("f")
+    await watched.tick()
+    assert (watched.server.forgot, watched.typed) == (0, {"f"})
+    watched.server.meanwhile = lambda: None
+    await watched.tick(2)
+    assert (watched.server.forgot, watched.typed) == (1, set())
+
+
+async def test_the_end_of_the_terminal_ends_the_monitor(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, keyboard = pytest.importorskip("pty").openpty()
+
+    async def watched() -> None:
+        with typing(set()):
+            os.close(terminal)
+            await asyncio.Event().wait()
+
+    with open(keyboard, encoding="ascii") as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(watched(), 10)
 
 
 async def test_a_wrong_place_ends_the_monitor_with_its_error() -> None:
