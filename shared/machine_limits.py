@@ -99,10 +99,10 @@ def threads(root: Path = ROOT) -> int:
 
 def cores(root: Path = ROOT) -> int:
     """Return the physical cores that this process may use."""
-    return min(machine_cores(), threads(root))
+    return min(_machine_cores(), threads(root))
 
 
-def machine_cores() -> int:
+def _machine_cores() -> int:
     """Return the physical cores of the whole machine, also ones that this process may not use."""
     return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 

@@ -78,7 +78,7 @@ def environment() -> jinja2.Environment:
         "counted": counted,
         "size": size,
     }
-    found.globals["static"] = static_url
+    found.globals |= {"static": static_url, "UNSOLVED": UNSOLVED}
     return found
 
 
