@@ -33,7 +33,7 @@ async def pause(clock: Clock, seconds: float, stop: asyncio.Event) -> None:
 
 
 class SystemClock:
-    """The machine's own clock, shifted by `offset_s` (the database's clock minus ours)."""
+    """Clock of this machine, shifted by `offset_s` (the database's clock minus the machine's)."""
 
     def __init__(self) -> None:
         self.offset_s = 0.0

@@ -1,4 +1,4 @@
-"""Decoding into types: the only way to msgspec's typed decoding in this house.
+"""Decoding into types: all of the program's typed decoding by msgspec goes through here.
 
 msgspec describes a type to itself when the type is first decoded, and remembers the description
 before it is complete. A second thread that decodes the same type at that moment reads the half of
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _WHERE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 
-_KINDS = {  # what msgspec calls them, and people
+_KINDS = {  # msgspec's names of types, and the names for people
     "int": Sentence("a whole number"),
     "float": Sentence("a number"),
     "bool": Sentence("true or false"),
@@ -54,7 +54,7 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]: ...
 @overload
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]: ...
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """The JSON decoder of a type, which any thread may use."""
+    """Return the JSON decoder of a type, which any thread may use."""
     found = _decoders.get(kind)
     if found is None:
         with _describing:
@@ -67,7 +67,9 @@ def decode(data: bytes | str, kind: type[T]) -> T: ...
 @overload
 def decode(data: bytes | str, kind: Any = Any) -> Any: ...
 def decode(data: bytes | str, kind: Any = Any) -> Any:
-    """JSON as a value of this type. Raises DecodeError, UnicodeDecodeError, RecursionError."""
+    """Return JSON as a value of this type. Raises DecodeError, UnicodeDecodeError,
+    RecursionError.
+    """
     return decoder(kind).decode(data)
 
 
@@ -76,7 +78,9 @@ def convert(value: Any, kind: type[T], *, strict: bool = True) -> T: ...
 @overload
 def convert(value: Any, kind: Any, *, strict: bool = True) -> Any: ...
 def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
-    """Plain Python (dicts, lists, numbers) as one of this type. Raises msgspec.ValidationError."""
+    """Return plain Python (dicts, lists, numbers) as a value of this type. Raises
+    msgspec.ValidationError.
+    """
     decoder(kind)
     return msgspec.convert(value, kind, strict=strict, dec_hook=heard)
 
@@ -99,12 +103,13 @@ def _parted(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
 
 def choices(kind: Any, key: str) -> tuple[str, ...]:
     """Return the only texts that a value may be; `key` is its place in a type."""
-    from msgspec.inspect import type_info  # takes 13 ms, for the few who are wrong
+    # imported late, since it takes 13 ms and only errors need it
+    from msgspec.inspect import type_info
 
     found: list[Any] = [type_info(kind)]
     for name in ("", *re.findall(r"[^.\[\]]+", key)):
         inner = [part for one in found for part in _inside(one, name)] if name else found
-        bare = [getattr(part, "type", part) for part in inner]  # without its bounds
+        bare = [getattr(part, "type", part) for part in inner]  # the part without its bounds
         found = [one for part in bare for one in getattr(part, "types", (part,))]
     return tuple(str(v) for one in found for v in getattr(one, "values", ()))
 

@@ -14,7 +14,7 @@ LINK_CODECS = frozenset({"int8", "topk-int8"})  # codecs that a link may use
 class Route:
     """Way from a base or a snapshot over links to the wanted weights."""
 
-    base: str = ""  # SHA-256 of weights that are here
+    base: str = ""  # SHA-256 of weights that this machine holds
     snapshot: Snapshot | None = None
     links: tuple[Link, ...] = ()  # in the order in which they are followed
 
@@ -35,12 +35,14 @@ class Route:
 
     @property
     def size(self) -> int:
-        """Bytes that travel."""
+        """Return the bytes to download."""
         return sum(blob.size for blob in self.blobs)
 
 
 def routes(manifest: VersionManifest, held: Collection[str]) -> list[Route]:
-    """Return all ways shorter than the whole file, best first; `held`: hashes of held weights."""
+    """Return all ways that are shorter than the whole file, the best first; `held` are hashes of
+    held weights.
+    """
     links = {link.weights: link for link in manifest.downlink.links}
     packed = {each.weights: each for each in manifest.downlink.snapshots}
     size, at = manifest.weights.size, manifest.weights.sha256

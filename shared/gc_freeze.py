@@ -19,7 +19,8 @@ def spare() -> None:
 
 
 def settle() -> None:
-    """Collect once, spare what is left, and make later collections rare: for a server's start.
+    """Collect once, exclude the remaining objects, and make later collections rare: for a server's
+    start.
 
     Each waiting claim is some forty objects. With Python's own thresholds the full collections
     of a server with 7,000 idle volunteers took 1.3 s each, and a heartbeat's p95 was 1.3 s; with

@@ -15,7 +15,7 @@ from pathlib import Path
 from shared.errors import Configuration
 from shared.wheel import PROJECT
 
-TORCH = "https://download.pytorch.org/whl"  # builds of torch, a folder each
+TORCH = "https://download.pytorch.org/whl"  # builds of torch, one folder each
 _REQUIREMENT = re.compile(r"([^;]+);.*\bextra == ['\"]([\w-]+)['\"]")
 
 

@@ -21,12 +21,13 @@ from shared.errors import BadRequest
 from shared.sentences import Sentence
 
 LINK_CHARS_MAX = 2048
-_QUOTES = "'\"`<>()‘’“”„‚«»‹›"  # around a link in a sentence or a command
+_QUOTES = "'\"`<>()‘’“”„‚«»‹›"  # signs around a link in a sentence or a command
 _COMMAND = re.compile(r"^\s*(?:\$\s*)?volunteer\s+join\s+")
 _QUOTED_LINE = re.compile(r"[\r\n]+[ \t]*(?:[>|]+[ \t]*)+")  # a line of a mail that was replied to
 # The line break that a mail adds ("=" at the end of a line); after a name "=" is the link's own.
 _SOFT_BREAK = re.compile(r"(?<!key)(?<!pin)(?<!code)=\r?\n")
-_UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200d\u2060\u2500-\u259f\ufeff]+")  # drawn borders too
+# characters without a meaning in a link, drawn borders included
+_UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200d\u2060\u2500-\u259f\ufeff]+")
 _SEPARATORS = re.compile(r"[+&;/]")
 _PIN = re.compile(r"[0-9a-f]{64}")
 _PART = re.compile(r"[A-Za-z0-9_:.~-]{1,256}")
@@ -50,7 +51,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _origin(text: str) -> tuple[str, str, str]:
-    """Scheme, `host[:port]` and fragment. Raises BadRequest."""
+    """Return scheme, `host[:port]` and fragment. Raises BadRequest."""
     try:
         parts = urlsplit(text)
         port, host = parts.port, parts.hostname or ""

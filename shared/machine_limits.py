@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 ROOT = Path("/")
-_BOUNDLESS = 1 << 60  # version 1 writes a number like this where there is no limit
+_BOUNDLESS = 1 << 60  # version 1 writes about this number where there is no limit
 
 
 class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +21,8 @@ class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     cores: float | None = None
     memory: int | None = None
-    memory_free: int | None = None  # of the tightest group, files that it caches counted as free
+    # free memory of the tightest group, where cached files count as free
+    memory_free: int | None = None
 
 
 def group_limits(root: Path = ROOT) -> GroupLimits:

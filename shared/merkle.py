@@ -1,4 +1,4 @@
-"""A Merkle tree over an append-only log: roots, inclusion and consistency proofs (RFC 9162, section
+"""Merkle tree over an append-only log: roots, inclusion and consistency proofs (RFC 9162, section
 2.1).
 
 Leaves are hashed as SHA-256(0x00 || entry), inner nodes as SHA-256(0x01 || left || right), so that
@@ -39,7 +39,7 @@ class Frontier:
         self._peaks = [nodes(level, index) for level, index in peaks(size)]  # the largest first
 
     def append_leaf(self, hashed: bytes) -> list[tuple[int, int, bytes]]:
-        """Add an entry by its leaf hash. Return the complete subtrees it finished."""
+        """Add an entry by its leaf hash. Return the subtrees that it completes."""
         self.size += 1
         found = []
         for level, index in finished(self.size):
@@ -66,7 +66,9 @@ def peaks(size: int) -> list[tuple[int, int]]:
 
 
 def finished(size: int) -> list[tuple[int, int]]:
-    """Return (level, index) of the subtrees that the last of `size` entries ends, leaf first."""
+    """Return (level, index) of the subtrees that the last of `size` entries completes, leaf
+    first.
+    """
     found, level, count = [], 0, size
     while True:
         found.append((level, count - 1))

@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from shared.errors import BadRequest
 
-BITS_MAX = 32  # more would take hours
+BITS_MAX = 32  # a harder one would take hours
 HASH_S = 0.55e-6  # seconds a hash takes, measured: 2.3 s for 2^22
 REPORT = 1 << 16  # hashes between two reports of progress: some 35 ms
 NONCE_MAX = 2**64
@@ -28,7 +28,7 @@ def challenge(secret: bytes, subject: str, expires_at: float) -> str:
 
 
 def check(secret: bytes, subject: str, given: str, now: float) -> None:
-    """Raise BadRequest unless the challenge is ours, for this subject, and has not expired."""
+    """Raise BadRequest unless the challenge was made here for this subject, and has not expired."""
     until, _, mac = given.partition(".")
     if not until.isdigit() or len(until) > 12 or not mac.isascii():
         raise BadRequest("this challenge was not made here; ask for another one")

@@ -9,7 +9,9 @@ from shared.links import is_loopback
 
 
 def proxy_of(url: str) -> str:
-    """Return the address of the proxy before a server, or "": none, or a server of this machine."""
+    """Return the address of the proxy before a server; "" without a proxy, or for a server of this
+    machine.
+    """
     parts = urlsplit(url)
     host = parts.hostname or ""
     proxies = urllib.request.getproxies()

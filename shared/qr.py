@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 QUIET = 2  # light modules around the code
-# The light modules are drawn, two to a cell, so that it stands out on a dark ground.
+# The light modules are drawn, two to a cell, so that the code stands out on a dark ground.
 _BLOCKS = {(0, 0): "█", (0, 1): "▀", (1, 0): "▄", (1, 1): " "}
 # Black on white whatever the colours of the terminal; most cameras refuse an inverted code.
 _COLOURS, _PLAIN = "\x1b[38;5;231;48;5;16m", "\x1b[0m"
@@ -15,7 +15,7 @@ def qr_rows(text: str) -> tuple[str, ...]:
 
     A join link takes 35 to 51 cells and half as many rows.
     """
-    import segno  # only who shows a code needs it
+    import segno  # imported only where a code is shown
 
     code = segno.make_qr(text, error="l", boost_error=False)
     modules = [tuple(row) for row in code.matrix_iter(border=QUIET)]

@@ -1,4 +1,4 @@
-"""Sentence for people, made where the language is not known: English, with the values that a
+"""Sentence for people, made where their language is unknown: English, with the values that a
 translation needs.
 
 The layers below the screens say what happened by a `Sentence`. A sentence is a `str` and reads in
@@ -38,7 +38,7 @@ class Sentence(str):
 def of(
     text: str, message: str = "", values: Mapping[str, object] = NOTHING, many: str = ""
 ) -> Sentence:
-    """Return a sentence that is `text` in English and `message` in the catalogue."""
+    """Return a sentence with its English text and its message in the catalogue."""
     made = str.__new__(Sentence, text)
     made.message, made.many = message, many
     made.values = {name: _value(value) for name, value in values.items()}
@@ -82,7 +82,7 @@ def parts(value: object) -> object:
 def heard(kind: type, value: Any) -> Any:
     """Decode a sentence, or a text as words of others: a hook of msgspec."""
     if kind is not Sentence:
-        if isinstance(value, kind):  # msgspec asks of `object`, too
+        if isinstance(value, kind):  # msgspec asks for `object`, too
             return value
         raise NotImplementedError(
             f"cannot decode {kind.__name__}: of special types only Sentence is known here"
@@ -90,7 +90,7 @@ def heard(kind: type, value: Any) -> Any:
     if isinstance(value, str):
         return of(value)
     try:
-        text, message, many, values, *_later = value  # a newer program may say more
+        text, message, many, values, *_later = value  # a newer program may send more
         return of(str(text), str(message), {n: _heard(v) for n, v in values.items()}, str(many))
     except (TypeError, ValueError, AttributeError) as error:
         raise msgspec.ValidationError("Expected a sentence") from error

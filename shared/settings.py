@@ -31,7 +31,7 @@ from shared.text_file import read_text
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-DEEP_MAX = 32  # tables and lists inside each other
+DEEP_MAX = 32  # depth of tables and lists inside each other
 
 FLAG, ENVIRONMENT = "flag", "environment"  # sources beside a file and "default"
 _PLACES = {
@@ -196,7 +196,7 @@ class SettingsTable(Generic[S]):
         return convert(table, self._kind, strict=strict)
 
     def _complaint(self, place: str, error: msgspec.ValidationError, *, typed: bool) -> Sentence:
-        """Return the fault of a setting's value; it is the value `problem` by itself. A `typed`
+        """Return the fault of a setting's value; without it, the value is the fault. A `typed`
         value is a text, so its type is never the fault.
         """
         what, _, inside = str(error).partition(" - at `$")
@@ -204,7 +204,7 @@ class SettingsTable(Generic[S]):
         path = inside.rstrip("`").lstrip(".")
         first, _, rest = path.partition(".")
         name = path if re.split(r"[.\[]", first)[0] in self._fields else rest
-        if not name:  # a rule of ours, over several settings
+        if not name:  # a rule over several settings
             said = error.__cause__.args[0] if error.__cause__ is not None else what
             return Sentence("{place}: {problem}", place=place, problem=said)
         right = choices(self._kind, path) if "enum value" in what else ()
@@ -241,7 +241,7 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
         raise InvalidRunFile(f"{what} is not TOML: {escaped(error, 200)}") from error
     except RecursionError as error:
         raise InvalidRunFile(f"{what} nests more than {DEEP_MAX} tables or lists") from error
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # a number with thousands of digits
         raise InvalidRunFile(f"{what} holds a number that is too large") from error
 
 
@@ -270,7 +270,7 @@ def check_keys(
     where: str,
     error: type[VolunteerError] = InvalidRunFile,
 ) -> None:
-    """Refuse a key that is not known, naming the nearest one that is. Raises `error`."""
+    """Refuse an unknown key, naming the nearest known one. Raises `error`."""
     for key in keys:
         if key not in known:
             raise error(f'unknown key "{escaped(key)}" in {where}: {hint(key, known)}')

@@ -53,7 +53,9 @@ class SigningKey:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The key in `path` (PEM, PKCS #8). Raises Configuration if bad, or readable by others."""
+        """Return the key in `path` (PEM, PKCS #8). Raises Configuration if it is bad, or readable
+        by others.
+        """
         from cryptography.hazmat.primitives import serialization as form
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -118,7 +120,7 @@ def fits(public_key: bytes, expected: str) -> bool:
 
 
 def canonical(document: Any) -> bytes:
-    """The one JSON form of a value: sorted keys, no spaces.
+    """Return the one JSON form of a value: sorted keys, no spaces.
 
     Sign what this gives and send those very bytes: a receiver of another version may not write them
     the same way.
@@ -156,9 +158,9 @@ def _publish(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        pass  # the other process was first: its key is loaded next
+        pass  # the other process was first, and its key is loaded next
     except OSError:
-        temporary.replace(path)  # a file system without links
+        temporary.replace(path)  # this file system has no links
 
 
 def _read_private(path: Path) -> bytes:

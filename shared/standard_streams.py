@@ -1,11 +1,11 @@
-"""The standard streams of a command's process, made usable whatever the shell gave it."""
+"""Standard streams of a command's process, made usable in any state of the shell's."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-COLUMNS_MIN = 20  # narrower, help is one letter a line; at 0 the command library fails
+COLUMNS_MIN = 20  # narrower help has one letter a line, and at 0 the command library fails
 
 
 def make_usable() -> None:

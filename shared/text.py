@@ -100,7 +100,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in powers of ten, three digits: 512 B, 1.23 MB."""
+    """Return bytes in powers of ten, three digits: 512 B, 1.23 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 999.5:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
@@ -119,7 +119,7 @@ def whole_percent(share: float) -> int:
 
 
 def credit(micro: int, digits: int = 2) -> str:
-    """Micro-credits as credits."""
+    """Return micro-credits as credits."""
     return f"{micro / MICRO:,.{digits}f}"
 
 

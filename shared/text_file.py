@@ -1,6 +1,4 @@
-"""Text file of a person: a byte order mark, as Notepad, Excel and PowerShell write it, means
-nothing.
-"""
+"""Text file of a person, without the byte order mark that Notepad, Excel and PowerShell write."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import io
 import os
 from pathlib import Path
 
-UTF8 = "utf-8-sig"  # for what is read a piece at a time
+UTF8 = "utf-8-sig"  # encoding of files that are read a piece at a time
 BYTES_MAX = 16 << 20
 
 
@@ -33,7 +31,7 @@ def read_text(path: Path) -> str:
 
 def _without_waiting(path: str, flags: int) -> int:
     """Open a file: a pipe without a writer at once."""
-    at_once = getattr(os, "O_NONBLOCK", 0)  # Windows has none
+    at_once = getattr(os, "O_NONBLOCK", 0)  # Windows has no such flag
     handle = os.open(path, flags | at_once)
     if at_once:
         os.set_blocking(handle, True)

@@ -62,7 +62,7 @@ def mistake(
 
 def _no_command(program: str, word: str, commands: Iterable[str]) -> Sentence:
     names = sorted(name for name in commands if not name.startswith("-"))
-    if word in names:  # behind an option of the program itself
+    if word in names:  # the word follows an option of the program itself
         return Sentence(
             '"{command}" comes first, and its options after it: `{program} {command} --help`',
             command=word,

@@ -18,16 +18,16 @@ import msgspec
 
 from shared.errors import Configuration
 
-PROJECT = "volunteer"  # as pyproject.toml names it; no index is asked for this name
+PROJECT = "volunteer"  # the name in pyproject.toml; no index is asked for this name
 PACKAGES = ("coordinator", "shared", "volunteer")
 _LEFT_OUT = frozenset({"INSTALLER", "RECORD", "REQUESTED", "direct_url.json", "uv_cache.json"})
-_INSTANT = (1980, 1, 1, 0, 0, 0)  # the first that an archive can hold
+_INSTANT = (1980, 1, 1, 0, 0, 0)  # the first instant that an archive can hold
 
 
 class Wheel(msgspec.Struct, frozen=True, kw_only=True):
     """A wheel in memory."""
 
-    name: str  # of the file, as installers want it
+    name: str  # name of the file, in the form that installers want
     data: bytes
     sha256: str
 
@@ -49,7 +49,8 @@ def own_wheel() -> Wheel:
     contents[record] = "".join([*lines, f"{record},,\n"]).encode()
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name in sorted(contents, key=lambda name: (name == record, name)):  # as the format asks
+        # the order that the format asks for
+        for name in sorted(contents, key=lambda name: (name == record, name)):
             entry = zipfile.ZipInfo(name, _INSTANT)
             entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o100644 << 16
             archive.writestr(entry, contents[name])

@@ -1,1 +1,1 @@
-"""Experience of actors comes in, is verified, replayed and, where versions play, rated."""
+"""Experience of actors: verified when it comes in, replayed and, where versions play, rated."""

@@ -56,8 +56,9 @@ if TYPE_CHECKING:
 
 
 OPPONENT = "opponent"  # the asset and the figure of a match task that name the other version
-DRAWS = 20  # newest of an account and a kind whose faults are summed
-TOLERATED_SHARE = 0.05  # of a file's games may be refused without refusing the file; one always
+DRAWS = 20  # newest draws of an account and a kind whose faults are summed
+# share of a file's games that may be refused without refusing the file; one game always may
+TOLERATED_SHARE = 0.05
 
 
 class GamesCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +68,7 @@ class GamesCase(msgspec.Struct, frozen=True, kw_only=True):
     task: TaskRow
     job: Job
     known: tuple[KnownVersion, ...]
-    drawn: bool = False  # every search is repeated, not just a few
+    drawn: bool = False  # every search is repeated, not only a few
 
     @property
     def match(self) -> bool:
@@ -159,7 +160,7 @@ class Harvest(PlatformService):
         now = self._clock.now()
         row = contributions.by_id(conn, contribution_id, lock=True)
         if row.state != "checking":
-            return  # another replica has decided it
+            return  # another replica decided it
         run = runs.by_id(conn, row.run_id)
         price = case.price(found)
         row = msgspec.structs.replace(row, price_micro=price)
@@ -198,7 +199,7 @@ class Harvest(PlatformService):
         self, conn: Connection, row: ContributionRow, run: RunRow, found: Inspection
     ) -> Judgement | None:
         """Return the verdict on a drawn file that is too faulty together with earlier draws of its
-        account: who cheats a little makes few faults in each.
+        account, since whoever cheats a little makes few faults in each file.
         """
         earlier = recomputes.passed_of(conn, row, DRAWS - 1)
         counts = [decode(work, FaultCount) for work in earlier]
@@ -216,7 +217,7 @@ class Harvest(PlatformService):
     def _proved(
         self, conn: Connection, row: ContributionRow, found: Inspection, result: Result, said: str
     ) -> None:
-        """Store the draw that this verdict settled: all games were replayed."""
+        """Store the draw that this verdict settles: all games were replayed."""
         now = self._clock.now()
         work = msgspec.json.encode(FaultCount(read=found.read, faults=found.faults)).decode()
         order = DrawTerms(wanted=[], work=work, flops=0.0, kind="", due_at=now)
@@ -277,7 +278,7 @@ def experience_of(run: RunRow) -> Experience:
     """Return the experience interface of a run's workload. Raises InvalidRunFile if it has none."""
     found = definition(run).workload.experience
     if found is None:
-        raise InvalidRunFile(f'the workload "{run.workload}" makes no data of its own')
+        raise InvalidRunFile(f'the workload "{run.workload}" does not make data of its own')
     return found
 
 

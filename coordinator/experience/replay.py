@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from coordinator.database.experience import MatchRow
 
 POLL_S = 2.0
-SEAL_S = 20.0  # games wait no longer than this for a full chunk
-FILES_MAX = 512  # in one chunk
-WARM_STEPS = 1000  # of the one warm-start task, whose rate falls towards its end
+SEAL_S = 20.0  # longest wait of games for a full chunk
+FILES_MAX = 512  # files in one chunk
+WARM_STEPS = 1000  # steps of the one warm-start task, whose rate falls towards its end
 
 log = structlog.get_logger("replay")
 
 
-CERTAIN = 0.9  # likelihood that a challenger is stronger from which on it becomes the best
+CERTAIN = 0.9  # likelihood of being stronger at which a challenger becomes the best
 ANCHOR = 0  # the version whose rating is zero
 
 
@@ -56,8 +56,8 @@ class Replay(PlatformService):
 
     def __init__(self, on: Platform) -> None:
         super().__init__(on)
-        self._rated: dict[int, int] = {}  # run -> matches that its ratings come from
-        self._specs: dict[int, Spec] = {}  # what does not change of a run, read once
+        self._rated: dict[int, int] = {}  # run -> number of matches in its ratings
+        self._specs: dict[int, Spec] = {}  # unchanging facts of a run, read once
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tend every running run until `stop` is set."""
@@ -183,7 +183,7 @@ class Replay(PlatformService):
     def _add_warm(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
         """Add the learn tasks without a window that come before all experience."""
         play, changed = spec.play, False
-        assert play is not None  # `tend` has looked
+        assert play is not None  # `tend` has checked this
         left = play.warm_steps - found.planned // spec.file.task.batch_size
         while found.learning < play.learners and left > 0:
             steps = min(WARM_STEPS, left)
@@ -200,7 +200,7 @@ class Replay(PlatformService):
         window: list[ChunkRow],
         steps: int = 0,
     ) -> Totals:
-        """Add a learn task of so many steps, or of as many as the run has."""
+        """Add a learn task of so many steps, or of as many as the run's tasks have."""
         task = spec.file.task
         steps = steps or task.local_steps
         start = experience.next_start(conn, run.id, "learn")
@@ -251,7 +251,7 @@ class Replay(PlatformService):
         values = {
             "run_id": run.id,
             "kind": "evaluate",
-            "start": 0,  # its games have fixed openings: every match plays the same ones
+            "start": 0,  # every match plays the same fixed openings
             "stop": play.match_games,
             "seed": 0,
             "steps": play.match_games,

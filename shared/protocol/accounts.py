@@ -18,34 +18,34 @@ class RunInfo(Message):
     workload: str
     workload_version: int
     description: str
-    licence: str  # of the model that comes out
+    licence: str  # licence of the resulting model
     contact: str
     dataset: str
     dataset_licence: str
     parameters: int
     version: int  # head
-    loss: float | None  # newest measured
+    loss: float | None  # newest measured loss
     loss_first: float | None
-    workers: int  # live
-    progress: float | None  # 0..1 of [stop], where it can be told
+    workers: int  # live workers
+    progress: float | None  # 0..1 of [stop], where it is known
     credits_per_step: float
-    step_flops: float  # of the reference batch
+    step_flops: float  # operations of the reference batch
     memory_bytes: int  # a device needs about this much
-    steps: int = 0  # global
+    steps: int = 0  # global steps
     tokens: int = 0  # samples x size merged so far
     merging: str = ""  # "merging after 2 more contributions or 3:12"
-    items: str = "tokens"  # what `tokens` counts
-    measure: str = "held-out loss"  # what `loss` is
+    items: str = "tokens"  # unit of `tokens`
+    measure: str = "held-out loss"  # name of the loss
     # share of the plan's outer rate in use: below 1 the run has lowered it automatically
     outer_scale: float = 1.0
-    origin: str = ""  # the model that it goes on from; empty: it begins from nothing
+    origin: str = ""  # model that it continues; "" = it begins with random weights
     origin_licence: str = ""
-    origin_bytes: int = 0  # of its files that each volunteer fetches once
+    origin_bytes: int = 0  # bytes of its files that each volunteer fetches once
     # bits a byte of held-out text, of version 0 and the newest: independent of the tokenizer
     bits_first: float | None = None
     bits: float | None = None
-    suites: tuple[SuiteCourse, ...] = ()  # what it is measured on beside
-    libraries: tuple[str, ...] = ()  # that training needs beside those of the workload
+    suites: tuple[SuiteCourse, ...] = ()  # task suites that measure it too
+    libraries: tuple[str, ...] = ()  # libraries that training needs beside those of the workload
 
 
 class SignedWheel(Message):
@@ -75,7 +75,8 @@ class ServerInfo(Message):
     runs: tuple[RunInfo, ...]
     open: bool = False  # strangers register without a code, on probation
     proof_of_work_bits: int = 0  # of a registration without a code; 0 = none is asked for
-    proof: str = ""  # hex, signature over the nonce that was sent: the key is held by who answers
+    # hex, signature over the nonce that was sent, which proves that the sender holds the key
+    proof: str = ""
     wheel: SignedWheel | None = None  # None where the organiser's own line, `install`, replaces it
     install: str = ""
     restored: SignedRestore | None = None  # the last restore from a backup
@@ -91,13 +92,13 @@ class Device(Message):
     name: str
     memory_bytes: int
     usable: bool = True
-    problem: str = ""  # why not, and the one command that mends it
+    problem: str = ""  # reason why it cannot be used, and the one command that mends it
 
 
 class Hardware(Message):
     hostname: str = ""
     system: str = ""
-    cores: int = 0  # physical
+    cores: int = 0  # physical cores
     threads: int = 0
     memory_bytes: int = 0
     devices: tuple[Device, ...] = ()
@@ -111,7 +112,7 @@ class Benchmark(Message):
     device: str
     fp32_flops: float  # matmul
     bf16_flops: float
-    step_flops: float  # of a real training step: what task sizing uses
+    step_flops: float  # operations a second of a real training step, by which tasks are sized
     at: float = 0.0
 
 
@@ -140,7 +141,7 @@ class Challenge(Message):
     """Proof of work that a registration requires, good for one account."""
 
     challenge: str
-    bits: int  # 0: none is asked for
+    bits: int  # 0 = no proof is required
     expires_at: float
 
 
@@ -148,7 +149,7 @@ class RegisterReply(Message):
     volunteer_id: str
     worker_id: str
     nickname: str
-    created: bool  # False: the same id was here before
+    created: bool  # False: the id was registered before
     server: ServerInfo
 
 
@@ -180,11 +181,12 @@ class Me(Message):
     workers: tuple[WorkerInfo, ...]
     escrow_micro: int = 0  # at stake until later work that is drawn agrees
     proving: int = 0  # draws without a result
-    proved_in_s: float | None = None  # about, until these are done; None where nobody knows
-    debt_micro: int = 0  # taken back when spent, or not proved; later pay settles it first
+    proved_in_s: float | None = None  # about how long these take; None where it is unknown
+    # credits taken back after they were spent, or not proved; later pay settles it first
+    debt_micro: int = 0
     standing: Literal["probation", "vetted", "suspended"] = "vetted"
-    held_micro: int = 0  # for answers under way: spent, or given back, when they end
-    standing_reason: str = ""  # of a suspension, with whom to write to
+    held_micro: int = 0  # held for unfinished answers: spent or given back when they end
+    standing_reason: str = ""  # reason of a suspension, with the contact to write to
     at: float = 0.0  # when the coordinator read these values, by its clock
 
     @property
@@ -196,7 +198,7 @@ class Me(Message):
 class Forfeited(Message):
     """Forfeited pay."""
 
-    questions: int  # open ones; without any, nothing is given up
+    questions: int  # open questions; without any, nothing is given up
     amount_micro: int
 
 
@@ -211,7 +213,8 @@ class LinkCode(Message):
 class BenchmarkRequest(Message):
     benchmarks: tuple[Benchmark, ...]
     hardware: Hardware | None = None
-    workloads: tuple[str, ...] | None = None  # that may run there now; None: as registered
+    # workloads that may run there now; None = as registered
+    workloads: tuple[str, ...] | None = None
 
 
 class LeaveRequest(Message):

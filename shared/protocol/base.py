@@ -29,9 +29,9 @@ class Reason(StrEnum):
     NO_FIT = "no_fit"  # no run needs this device
     RUN_PAUSED = "run_paused"
     RUN_ENDED = "run_ended"
-    ALL_TAKEN = "all_taken"  # every task is being done by others
+    ALL_TAKEN = "all_taken"  # other workers hold every task
     IN_FLIGHT = "in_flight"  # this worker holds as many tasks as it may
-    PROOF = "proof"  # this machine has not revealed what it committed to
+    PROOF = "proof"  # this machine has not revealed the files to which it committed
     MERGING = "merging"
     BANNED = "banned"
     READ_ONLY = "read_only"  # the coordinator's disk is full
@@ -44,7 +44,7 @@ class Reason(StrEnum):
     FRAME = "frame"
     REPLAY = "replay"  # the same bytes were handed in before
     STEPS = "steps"
-    MERGE_FAILED = "merge_failed"  # set aside because the merge failed with it
+    MERGE_FAILED = "merge_failed"  # a merge failed with it
     CANCELLED = "cancelled"
     GAMES = "games"
 

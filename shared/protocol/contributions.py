@@ -12,8 +12,8 @@ from shared.protocol.base import ContributionState, Count, Message, Number, Size
 from shared.protocol.limits import NEWS_MAX
 from shared.workloads.base import HALVINGS_MAX
 
-REVEAL_MAX = 4  # files
-METRICS_MAX = 64  # of one submission; they are stored for as long as the run
+REVEAL_MAX = 4  # files to reveal
+METRICS_MAX = 64  # metrics of one submission; they are stored as long as the run
 
 UploadId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Metrics: TypeAlias = Annotated[dict[Word, float], Meta(max_length=METRICS_MAX)]
@@ -26,7 +26,7 @@ class UploadRequest(Message):
     tries: Count  # recomputations requested by the server
     sha256: Word
     size: Number
-    # of the contribution that these bytes are evidence for, which the coordinator asked to see
+    # contribution for which these bytes are evidence, as the coordinator asked
     evidence_of: Number = 0
 
 
@@ -40,24 +40,26 @@ class UploadInfo(Message):
 
 
 class Commitment(Message):
-    """Commitment to the files that a task can be recomputed from: their SHA-256, submitted before
-    the draw is known; the files are revealed when a verdict asks for them. "" is none.
+    """Commitment to the files from which a task can be recomputed: their SHA-256, submitted before
+    the draw is known. The files are revealed when a verdict asks for them; "" stands for no file.
     """
 
     inner: Word = ""  # the inner optimiser's state that it began with
-    left: Word = ""  # the one it left, which the next task begins with
+    left: Word = ""  # state that it left, with which the next task begins
     residual: Word = ""  # the codec's residual that was added to the update
-    kept: Word = ""  # the one that the codec left, which the next update is added to
+    kept: Word = ""  # residual that the codec left, to which the next update is added
 
 
 class SubmitRequest(Message, kw_only=True):
-    """Unique on (task, attempt, part, tries). Its claims are checked, never believed."""
+    """Submission, unique by (task, attempt, part, tries). Its claims are checked, never
+    believed.
+    """
 
     attempt: Count
     part: Count = 0
     tries: Count = 0
     base_version: Count
-    codec: str  # an unknown one is refused before anything is kept
+    codec: str  # an unknown codec is refused before anything is stored
     sha256: Word
     size: Number
     steps: Number
@@ -80,13 +82,13 @@ class Verdict(Message):
     task: Number
     run: str
     state: ContributionState
-    reason: str = ""  # code
+    reason: str = ""  # code of a reason
     message: str = ""  # a sentence
     weight: float | None = None
-    version: Count | None = None  # merged into
+    version: Count | None = None  # version that it was merged into
     credits_micro: int = 0  # pending or earned by now
     at: float = 0.0
-    # Too late; the lease goes on: compute this part again from the newest version.
+    # Too late, but the lease continues: compute this part again from the newest version.
     redo: bool = False
     # Files of its commitment that the coordinator asks to see: upload them for this contribution.
     reveal: Annotated[tuple[Word, ...], Meta(max_length=REVEAL_MAX)] = ()
@@ -99,7 +101,8 @@ class SubmitReply(Verdict):
     """
 
     me: Me | None = None
-    news: Annotated[tuple[Verdict, ...], Meta(max_length=NEWS_MAX)] = ()  # that `me` counts too
+    # verdicts that `me` counts too
+    news: Annotated[tuple[Verdict, ...], Meta(max_length=NEWS_MAX)] = ()
 
     def verdict(self) -> Verdict:
         """Return the verdict alone, as it is stored."""

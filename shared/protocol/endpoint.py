@@ -13,12 +13,12 @@ import msgspec
 from shared.errors import BadRequest
 from shared.protocol.limits import API, JSON_BYTES_MAX
 
-Auth = Literal["none", "worker", "admin", "key"]  # "key": of /v1, or a worker's token
+Auth = Literal["none", "worker", "admin", "key"]  # "key": an API key of /v1, or a worker's token
 R = TypeVar("R")
 
 LISTING_BYTES_MAX = 16 << 20
-MANIFEST_BYTES_MAX = 64 << 20  # of a dataset: about 120 bytes a chunk
-INTEGER_MAX = 2**31 - 1  # what a column of versions holds
+MANIFEST_BYTES_MAX = 64 << 20  # limit of a dataset's manifest: about 120 bytes a chunk
+INTEGER_MAX = 2**31 - 1  # largest integer of a column of versions
 KEY_MAX = 2**63 - 1
 # Parameters of a path that are numbers, and the largest that a row may have.
 NUMBERS = {"key": KEY_MAX, "task": KEY_MAX, "version": INTEGER_MAX, "contribution": KEY_MAX}
@@ -50,7 +50,8 @@ class Endpoint(Generic[R]):
     method: Literal["GET", "POST", "PUT"]
     path: str
     summary: str
-    reply: type[R]  # of the JSON reply; NoneType: 204, no content, unless it `gives` bytes
+    # type of the JSON reply; NoneType: 204, no content, unless the endpoint `gives` bytes
+    reply: type[R]
     request: type[msgspec.Struct] | None = None
     operation: str = ""
     auth: Auth = "worker"
@@ -60,7 +61,7 @@ class Endpoint(Generic[R]):
     gives: str = ""  # media type of a reply that is not JSON
     strict: bool = False  # counted against the rate of registrations
     writes: bool = False  # refused with 507 while the disk is full
-    bytes_max: int = JSON_BYTES_MAX  # of the reply
+    bytes_max: int = JSON_BYTES_MAX  # largest reply
     root: bool = False
 
     @property
@@ -69,7 +70,7 @@ class Endpoint(Generic[R]):
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters of the path, in order."""
+        """Return the names of the path's parameters, in order."""
         return tuple(_PARAMETER.findall(self.path))
 
     @property

@@ -11,8 +11,8 @@ from shared.protocol.base import Count, Line, Message, Number, RunState
 from shared.protocol.contributions import Verdict
 from shared.protocol.limits import NEWS_MAX
 
-TASKS_MAX = 1024  # held by one worker
-ANNOUNCEMENTS_MAX = 20  # that stand at once
+TASKS_MAX = 1024  # tasks that one worker may hold
+ANNOUNCEMENTS_MAX = 20  # announcements that may be shown at once
 
 
 class TaskBeat(Message):
@@ -41,10 +41,10 @@ class RunBeat(Message):
     version: int
     loss: float | None
     needs: int  # contributions until the next merge
-    merge_in_s: float | None  # or this deadline
+    merge_in_s: float | None  # deadline of the next merge
     workers: int
-    # Games that all machines together play in an hour, or what else their actors make; None in a
-    # run that makes no data of its own.
+    # Games, or other episodes, that all machines together make in an hour; None in a run that does
+    # not make data of its own.
     episodes_per_hour: float | None = None
     episodes: str = "games"
     measure: str = ""  # what the loss is; empty: a loss on held-out data

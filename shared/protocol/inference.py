@@ -14,11 +14,11 @@ from msgspec import Meta
 from shared.protocol.base import Message, Number, Word
 from shared.protocol.versions import SignedManifest
 
-KEYS_MAX = 5  # of one account
+KEYS_MAX = 5  # keys of one account
 STOPS_MAX = 4
 CHOICES_MAX = 8
 IMAGES_MAX = 16
-DEFAULT_TOKENS = 128  # where a request names no maximum
+DEFAULT_TOKENS = 128  # default of a request that names no maximum
 
 KeyState = Literal["active", "revoked", "expired"]
 Words: TypeAlias = Annotated[tuple[Word, ...], Meta(max_length=64)]
@@ -30,7 +30,7 @@ class KeyRequest(Message):
     name: Word = ""
     cap_micro: Number | None = None
     expires_at: float | None = None  # UTC epoch seconds
-    runs: Words = ()  # none: every run
+    runs: Words = ()  # empty: every run
 
 
 class KeyInfo(Message):
@@ -63,10 +63,10 @@ class UsageRow(Message):
     kind: str  # completion, chat, image
     key: str  # prefix of the key; "" = a machine of the account
     tokens_in: int
-    tokens_out: int  # of an image request: images
+    tokens_out: int  # tokens, or for an image request images
     cost_micro: int
     free: bool
-    latency_s: float | None  # None: not ended yet
+    latency_s: float | None  # None = not ended yet
     first_token_s: float | None
 
 
@@ -90,10 +90,10 @@ class Given(Message):
 
 
 class AnswerOffer(Message):
-    """Runs whose prompts this machine would answer; none: any."""
+    """Offer of a machine to answer prompts of these runs; of any run where none is named."""
 
     runs: Words = ()
-    wait_s: float = 0.0  # at most; a long poll
+    wait_s: float = 0.0  # longest wait; a long poll
 
 
 class AnswerTask(Message):
@@ -104,7 +104,7 @@ class AnswerTask(Message):
     prompt: tuple[int, ...]
     max_tokens: int
     seed: int
-    place: int  # tokens of the answer that are in the prompt already
+    place: int  # tokens of the answer that the prompt already holds
     temperature: float
     top_p: float
     end: int | None  # token that ends a text
@@ -137,8 +137,8 @@ Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
 Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
 TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
-# Fields that are accepted at the values that change nothing (null is one), and refused at others;
-# labels at any: they are for the caller's own books.
+# Fields that are accepted at the values that change nothing (null is one) and refused at others;
+# labels are accepted at any value, since they are for the caller's own books.
 IDLE: dict[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -185,7 +185,7 @@ class CompletionRequest(_Strict, frozen=True, kw_only=True):
 
     model: str
     answered_by: AnsweredBy = None
-    prompt: str | Annotated[tuple[Number, ...], Meta(max_length=1 << 20)]  # or its tokens
+    prompt: str | Annotated[tuple[Number, ...], Meta(max_length=1 << 20)]  # the text or its tokens
     echo: bool = False
     max_tokens: Tokens | None = None
     temperature: Temperature | None = None
@@ -290,9 +290,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     version: int = 0
     parameters: int = 0
-    price_micro: int = 0  # of a thousand tokens, or of one image
-    items: str = "tokens"  # "images": it draws, and reads no prompt
-    answered_by: str = "organiser"  # "volunteers": their machines, too, and their owners can read
+    price_micro: int = 0  # price of a thousand tokens, or of one image
+    items: str = "tokens"  # "images": the model draws, and reads no prompt
+    # "volunteers": their machines may answer too, and their owners can read the prompts
+    answered_by: str = "organiser"
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from shared.protocol.versions import BlobRef, SignedManifest
 from shared.units import DAY_S
 from shared.workloads.base import DatasetManifest, Job
 
-WORKLOADS_MAX = 64  # of one worker
+WORKLOADS_MAX = 64  # workloads of one worker
 
 
 class ClaimRequest(Message):
@@ -26,13 +26,13 @@ class ClaimRequest(Message):
     runs: tuple[str, ...] = ()  # empty = any
     kinds: tuple[str, ...] = ()
     codecs: tuple[str, ...] = ("float32", "bf16")
-    # Version of each workload that this worker runs; one that is not named is not checked.
+    # Version of each workload that this worker runs; a workload that is not named is not checked.
     workload_versions: Annotated[dict[str, int], Meta(max_length=WORKLOADS_MAX)] = msgspec.field(
         default_factory=dict
     )
-    libraries: tuple[str, ...] = ()  # installed here, that only some runs need
+    libraries: tuple[str, ...] = ()  # installed libraries that only some runs need
     wait_s: float = 30.0
-    audits: bool = False  # this version knows how to do the task of another again
+    audits: bool = False  # this version can do audits
 
 
 class Grant(Message):
@@ -48,31 +48,31 @@ class AuditWork(Message):
     any codec, which the coordinator compares. The other's sums are never sent.
     """
 
-    seed: Number  # of these sums
+    seed: Number  # seed of these sums
     inner: BlobRef | None = None  # state of the optimiser that the task began with
 
 
 class Lease(Message):
     task: Number
-    attempt: Count  # fencing token, only grows
+    attempt: Count  # fencing token, which only grows
     run: str
     job: Job
-    dataset: str  # its manifest: GET /datasets/{name}
-    chunks: tuple[int, ...]  # of the manifest that this task touches
+    dataset: str  # name of its manifest: GET /datasets/{name}
+    chunks: tuple[int, ...]  # chunks of the manifest that this task reads
     renew_by: float
     finish_by: float
     grant: Grant
-    price_micro: int  # what an accepted contribution of this task earns
+    price_micro: int  # credit for an accepted contribution of this task
     now: float
     in_step: bool = False  # begin only after this worker's last contribution is submitted
     part_steps: int = 0  # submit after every so many steps; 0 = once, at the end
-    pull_every: int = 0  # look for a newer version after so many steps; 0 = only when work begins
-    # Wait for the verdict on each part: one that came too late is computed again.
+    pull_every: int = 0  # check for a newer version after so many steps; 0 = only when work begins
+    # Wait for the verdict on each part, since a part that came too late is computed again.
     redo: bool = False
-    # Some of this work is done again: commit to the states that it takes, and keep them until the
-    # verdict.
+    # Some of this work is recomputed: commit to the states that it begins and ends with, and keep
+    # them until the verdict.
     commit: bool = False
-    counted: str = ""  # what its steps are where nothing is learnt: games, problems
+    counted: str = ""  # unit of its steps where nothing is learnt: games, problems
     # Data of this task alone (games, an opponent), in place of a dataset.
     data: DatasetManifest | None = None
     audit: AuditWork | None = None
@@ -86,7 +86,8 @@ class IdleReply(Message):
     message: str
     retry_after_s: Annotated[float, Meta(ge=0, le=RETRY_S_MAX)]
     version: int | None = None
-    contribution: int = 0  # that the machine must prove first, by revealing these files
+    # contribution that the machine must prove first, by revealing these files
+    contribution: int = 0
     reveal: Annotated[tuple[Word, ...], Meta(max_length=REVEAL_MAX)] = ()
 
 
@@ -104,7 +105,7 @@ class BeginRequest(Message):
 
     attempt: Count
     newest: bool = False
-    known: Count | None = None  # the version whose manifest is here: it is not sent again
+    known: Count | None = None  # version whose manifest the worker has and need not be sent again
     base: Count | None = None
 
 
@@ -114,12 +115,12 @@ class BeginReply(Message):
     version: Count
     global_step: Number
     finish_by: float
-    manifest: SignedManifest | None = None  # None where the version is the one that is known
-    part: Count = 0  # the next one that is wanted of this lease
-    tries: Count = 0  # how often that one came too late
+    manifest: SignedManifest | None = None  # None where the worker has the manifest
+    part: Count = 0  # next part that is wanted of this lease
+    tries: Count = 0  # times that this part came too late
 
 
 class ReleaseRequest(Message):
     attempt: Count
-    reason: Line = ""  # given back: nothing is counted
-    failed: bool = False  # the task itself failed: counted against it
+    reason: Line = ""  # reason for giving the lease back, which counts as nothing
+    failed: bool = False  # the task itself failed, which is counted against it

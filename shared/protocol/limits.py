@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from unicodedata import category
 
-PROTOCOL = 1  # what this code speaks
-PROTOCOL_MIN = 1  # the oldest it still serves
+PROTOCOL = 1  # version of this code
+PROTOCOL_MIN = 1  # oldest version that this code serves
 API = "/api/v1"
 
 # Limits. Settings may tighten them; nothing may loosen them.
@@ -16,8 +16,8 @@ NICKNAME_MIN, NICKNAME_MAX = 2, 24
 _NICKNAME_SIGNS = " -_.'"
 _NICKNAME_KINDS = ("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd")  # letters, accents, digits
 DIRECT_BYTES = 1 << 20  # a smaller file is not worth the request for another address
-MIRROR_PIECE_BYTES = 16 << 20  # what a bad mirror costs; each has a hash in the manifest
-UPLOAD_PIECE_BYTES = 256 << 20  # one PUT of a resumable upload, as our client sends it
+MIRROR_PIECE_BYTES = 16 << 20  # largest loss by a bad mirror; each piece has a hash in the manifest
+UPLOAD_PIECE_BYTES = 256 << 20  # one PUT of a resumable upload
 UPLOAD_BYTES_MAX = 64 << 30
 LONG_POLL_S_MAX = 60.0
 PARTS_MAX = 1024

@@ -1,4 +1,4 @@
-"""The coordinator's record as a Merkle tree: heads, proofs, and receipts of payments.
+"""Record of the coordinator as a Merkle tree: heads, proofs, and receipts of payments.
 
 The entries of the ledger and the lines of the record are the leaves of one tree (RFC 9162), in
 the order in which they were sealed. A head names the number of entries and their root; whoever
@@ -21,7 +21,7 @@ Hash = Annotated[str, Meta(max_length=2 * merkle.HASH_BYTES)]  # hex
 Hashes = Annotated[tuple[Hash, ...], Meta(max_length=merkle.PROOF_MAX + 1)]
 Places = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 PAID = ("earn", "escrow", "vest", "answer", "answered")  # kinds of entries that bring a receipt
-RECEIPTS_MAX = 100  # in one reply
+RECEIPTS_MAX = 100  # receipts in one reply
 
 
 class TreeHead(Message):
@@ -61,7 +61,7 @@ class SignedRestore(Message):
 class TreeProof(Message):
     """Proof of inclusion or of consistency, with its two heads."""
 
-    size: Places  # of the tree that it leads to
+    size: Places  # size of the tree that the proof leads to
     hashes: Hashes
 
 
@@ -84,11 +84,11 @@ class Receipt(Message, kw_only=True):
     kind: Literal["receipt"] = "receipt"
     volunteer: str
     run: str
-    contribution: int | None  # none: an answer to a prompt was paid
-    version: int | None  # merged into; none for work that no merge needed
+    contribution: int | None  # None = an answer to a prompt was paid
+    version: int | None  # version that it was merged into; None for work that no merge needed
     credits_micro: int
     entry: LedgerEntry
-    leaf: Places  # its place in the tree
+    leaf: Places  # number of its leaf in the tree
     proof: Hashes
     tree: TreeHead
 

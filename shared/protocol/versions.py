@@ -29,16 +29,16 @@ class Link(Message):
     """Step from older published weights to newer ones: a blob and its codec."""
 
     base: str  # SHA-256 of published weights
-    weights: str  # SHA-256 of what comes out
+    weights: str  # SHA-256 of the resulting weights
     blob: BlobRef
     codec: str
-    rounded: bool  # what comes out is rounded to bfloat16
+    rounded: bool  # the resulting weights are rounded to bfloat16
 
 
 class Snapshot(Message):
     """Published weights, packed."""
 
-    weights: str  # SHA-256 of what comes out
+    weights: str  # SHA-256 of the resulting weights
     blob: BlobRef
 
 
@@ -70,14 +70,14 @@ class VersionManifest(Message):
     global_step: int
     tokens: int
     created_at: float
-    expires_at: float  # makes a frozen head visible
+    expires_at: float  # after this time an unchanging head is noticed
     downlink: Downlink = Downlink()
-    chunks_sha256: str = ""  # of the dataset as volunteers get it; see `chunks_digest`
-    # SHA-256 of the task suites that its scores are of, by name
+    chunks_sha256: str = ""  # hash of the dataset as volunteers get it; see `chunks_digest`
+    # SHA-256 of the task suites on which it is scored, by name
     suites: dict[str, str] = msgspec.field(default_factory=dict)
     tree: TreeHead | None = None  # head of the coordinator's record when this was signed
-    # The schedule of what begins from here: global steps that the run will make, and those of its
-    # warm-up; 0 = as the lease says.
+    # Schedule of tasks that begin from this version: global steps that the run will make, and those
+    # of its warm-up; 0 = as the lease says.
     total_steps: Count = 0
     warmup_steps: Count = 0
 
@@ -93,13 +93,13 @@ class SuiteScore(Message):
     """Score of a version on a task suite."""
 
     version: int
-    share: float  # of the examples, answered rightly
+    share: float  # share of the examples that were answered rightly
     error: float  # standard error of the share, binomial
     examples: int
 
     @property
     def text(self) -> str:
-        """41.5 % ± 3.1, with the standard error."""
+        """Return the score as text, with its standard error: 41.5 % ± 3.1."""
         return f"{100 * self.share:.1f} % ± {100 * self.error:.1f}"
 
 
@@ -107,11 +107,11 @@ class SuiteCourse(Message):
     """A task suite of a run: its scores before and after training."""
 
     name: str
-    chance: float  # share that guessing gets right
-    total: int  # examples
+    chance: float  # share of right answers that guessing gives
+    total: int  # number of examples
     chat: bool = False  # prompts are written by the chat template of the run's data
     first: SuiteScore | None = None
-    newest: SuiteScore | None = None  # of a later version
+    newest: SuiteScore | None = None  # score of a later version
 
 
 class SignedManifest(Message):
@@ -138,12 +138,12 @@ class VersionInfo(Message):
     update_norm: float | None = None
     heading: float | None = None  # cosine of its update to the outer momentum before it
     outer_scale: float = 1.0  # share of the plan's outer rate that the merge used
-    mine: int = 0  # contributions of the volunteer who asks
+    mine: int = 0  # contributions of the asking volunteer
 
 
 def chunks_digest(dataset: DatasetManifest) -> str:
-    """Return the hash of a dataset's public part: training chunks, assets, and their reading. The
-    held-out split is not part of it: it never leaves the coordinator.
+    """Return the hash of a dataset's public part: training chunks, assets, and how to read them.
+    The held-out split is not part of it and never leaves the coordinator.
     """
 
     def said(chunk: ChunkRef) -> list[Any]:

@@ -27,7 +27,8 @@ from shared.tensors.spec import TensorSpec, grid
 SPAN = 1 << 16  # elements: 256 KiB of float32 fit the second-level cache
 SCALE = "#scale"
 _INFINITE = 0x7F80  # bfloat16 bits from here on are infinite, NaN or negative
-# below are subnormals, whose few digits would break the error bound: such blocks become zero
+# Smaller numbers are subnormals, whose few digits would break the error bound: such blocks become
+# zero.
 _SMALLEST = 0x0080
 
 I8 = npt.NDArray[np.int8]
@@ -55,7 +56,9 @@ class Kernel(Protocol):
         """
 
     def square(self, parts: Sequence[Array], count: int, start: int, stop: int) -> float:
-        """The squared norm of a slice from a chunk edge; finite if all are. Raises InvalidFrame."""
+        """Return the squared norm of a slice from a chunk edge; finite if all numbers are. Raises
+        InvalidFrame.
+        """
 
 
 class Decoded:
@@ -65,7 +68,7 @@ class Decoded:
 
     def square(self: Kernel, parts: Sequence[Array], count: int, start: int, stop: int) -> float:
         total = 0.0
-        for low, high in grid(stop - start, SPAN):  # never holds all of it decoded
+        for low, high in grid(stop - start, SPAN):  # the slice is never decoded as a whole
             total += sum_squares(self.decode(parts, count, start + low, start + high))
         return total
 
@@ -149,7 +152,7 @@ class Blocks:
         scales = read_scales(parts[1][first : -(-stop // self.block)])
         numbers = np.empty(stop - start, np.float32) if room is None else room[: stop - start]
         for low, high in grid(stop - begin, SPAN):
-            skip = max(start - begin - low, 0)  # into the first block
+            skip = max(start - begin - low, 0)  # elements to skip in the first block
             into = numbers[begin + low + skip - start : begin + high - start]
             np.copyto(into, self._codes(parts[0], begin + low, begin + high)[skip:])
             here = scales[low // self.block : -(-high // self.block)]
@@ -168,8 +171,8 @@ class Blocks:
             np.copyto(codes[: high - low], self._codes(parts[0], start + low, start + high))
             codes[high - low :] = 0
             rows = codes.reshape(-1, self.block)
-            # Whole numbers below 2^24, in whatever order, and a scale has eight digits: every
-            # block's square is exact.
+            # The products are whole numbers below 2^24, in any order, and a scale has eight digits,
+            # so every block's square is exact.
             sums = np.vecdot(rows, rows).astype(np.float64)
             sums *= here * here
             total += float(sums.sum())
@@ -221,7 +224,7 @@ def block_peaks(numbers: F32, block: int) -> F32:
     peaks = np.empty(-(-numbers.size // block), np.int32)
     for start, stop in grid(numbers.size, SPAN):
         bits = _scratch(stop - start).view(np.int32)
-        # The bits of float32 without the sign sort, as integers, like the numbers themselves,
+        # As integers, the bits of float32 without the sign have the order of the numbers, with
         # infinity and NaN last.
         np.bitwise_and(numbers[start:stop].view(np.int32), np.int32(0x7FFFFFFF), out=bits)
         edges = np.arange(0, stop - start, block)
@@ -267,7 +270,7 @@ def _scratch(count: int) -> F32:
 
 
 def _spread(values: F32, block: int) -> F32:
-    """Return each value `block` times, in scratch."""
+    """Return each value repeated `block` times, in scratch."""
     spread = _scratch(values.size * block)
     np.copyto(spread.reshape(-1, block), values[:, None])
     return spread

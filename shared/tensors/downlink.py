@@ -37,7 +37,8 @@ from shared.tensors.slices import (
 from shared.tensors.spec import INTEGERS, WALK_ELEMENTS, Role, Schema, TensorSpec, grid
 from shared.tensors.update import delta
 
-LINK_CODECS = {"topk-2bit": "topk-int8"}  # by the codec of uploads, where they are sparse
+# codec of links for a codec of uploads, where updates are sparse
+LINK_CODECS = {"topk-2bit": "topk-int8"}
 LINK_CODEC = "int8"
 
 
@@ -46,8 +47,8 @@ class Following:
     """Settings for applying a link."""
 
     codec: Codec
-    rounded: bool  # to bfloat16
-    sync: bool = False  # whether what comes of it has to survive a power cut
+    rounded: bool  # rounded to bfloat16
+    sync: bool = False  # whether the result has to survive a power cut
 
 
 def write_link(
@@ -94,8 +95,8 @@ def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Followi
 
 
 def round_weights(master: Path, schema: Schema, path: Path) -> Written:
-    """Write the published weights of a version that has none to begin from: the master's, rounded
-    to bfloat16.
+    """Write the published weights of a version without a base: the master's, rounded to
+    bfloat16.
 
     Raises InvalidFrame, StorageFull.
     """
@@ -158,7 +159,7 @@ class _Published:
         if minus is None:
             np.copyto(into, numbers)
         else:
-            with np.errstate(over="ignore", invalid="ignore"):  # checked next
+            with np.errstate(over="ignore", invalid="ignore"):  # checked below
                 np.subtract(numbers, minus, out=into)
         with telling(spec.name):
             refuse_nonfinite(into)

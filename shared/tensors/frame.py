@@ -45,7 +45,7 @@ NUMPY: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 _SAFETENSORS = {dtype: name for name, dtype in NUMPY.items() if name != "BF16"}
 
-PARTIAL_SUFFIX = ".part"  # a file of this name is nobody's: its writer died
+PARTIAL_SUFFIX = ".part"  # ends the name of a file whose writer may have died
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -64,7 +64,9 @@ class Frame(Mapping[str, Array]):
         self._specs = by_name(schema)
 
     def array(self, name: str) -> Array:
-        """One tensor with its shape, without a copy. Read-only unless opened `copy_on_write`."""
+        """Return one tensor with its shape, without a copy. Read-only unless opened
+        `copy_on_write`.
+        """
         spec = self._specs[name]
         dtype = NUMPY[spec.dtype]
         if spec.count == 0:
@@ -82,7 +84,7 @@ class Frame(Mapping[str, Array]):
             try:
                 self._buffer.close()
             except BufferError:
-                self._buffer = b""  # arrays still use it: it goes when they go
+                self._buffer = b""  # arrays still use the buffer, which is freed with them
 
     def __getitem__(self, name: str) -> Array:
         return self.array(name)
@@ -266,7 +268,7 @@ class FrameWriter:
 
 
 def refuse_full(error: OSError, path: Path) -> None:
-    """Raise StorageFull if the error says that the disk is full."""
+    """Raise StorageFull if the error means that the disk is full."""
     if error.errno in _NO_SPACE:
         raise StorageFull(f"no space is left for {path}: free some and try again") from error
 
@@ -296,7 +298,9 @@ def frame_bytes(
     metadata: Mapping[str, str] | None = None,
     schema: Schema | None = None,
 ) -> bytes:
-    """A small tensor file in memory; with BF16 (as uint16) give the schema. Raises InvalidFrame."""
+    """Return a small tensor file in memory; with BF16 (as uint16) give the schema. Raises
+    InvalidFrame.
+    """
     specs = schema_of(tensors) if schema is None else schema
     parts = [render_header(specs, metadata)]
     for spec in specs:

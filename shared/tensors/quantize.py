@@ -126,7 +126,7 @@ class _Tensors:
     def __init__(self, frame: Frame, kernel: Kernel) -> None:
         self._frame = frame
         self._kernel = kernel
-        self._parts: dict[str, TensorPart] = {}  # a merge asks for many small slices
+        self._parts: dict[str, TensorPart] = {}  # cached, since a merge asks for many small slices
 
     def part(self, spec: TensorSpec, start: int) -> TensorPart:
         return self._parts.get(spec.name) or self._open(spec)
@@ -183,13 +183,15 @@ class DecodedUpdate(Mapping[str, Array]):
         try:
             with np.errstate(
                 over="ignore"
-            ):  # a hostile scale makes infinities, which `inspect` names
+            ):  # a hostile scale gives infinities, which `inspect` reports
                 return self._kernel.decode(part.wire, part.stop - part.first, start, stop, room)
         except InvalidFrame as error:
             raise InvalidFrame(f"{name!r}: {error.message}") from error
 
     def square(self, name: str, start: int, stop: int) -> float:
-        """The squared norm of a slice on the chunk grid; finite when all are. Raises as `read`."""
+        """Return the squared norm of a slice on the chunk grid; finite when all numbers are. Raises
+        as `read`.
+        """
         spec = self._specs[name]
         if spec.role != "parameter":
             return sum_squares(self.read(name, start, stop))
@@ -224,7 +226,7 @@ class FrameCodec:
 
     name: str
     kernel: Kernel
-    durable: bool = True  # what is written survives a power cut
+    durable: bool = True  # whether the written file survives a power cut
     decay: float = 1.0
 
     def wire_schema(self, schema: Schema) -> Schema:
@@ -377,7 +379,7 @@ class _Feedback:
     def add(self, name: str, start: int, numbers: F32) -> F32:
         if name not in self._known:
             return numbers
-        with np.errstate(over="ignore", invalid="ignore"):  # the result is checked next
+        with np.errstate(over="ignore", invalid="ignore"):  # the result is checked below
             before = self._previous.read(name, start, start + numbers.size)
             return numbers + (before if self._decay == 1 else self._decay * before)
 

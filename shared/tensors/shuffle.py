@@ -23,9 +23,9 @@ else:
     from backports import zstd
 
 LEVEL = 1  # level 3 costs 1.2 - 3.3 times the time for no useful gain (measured)
-WINDOW_LOG_MAX = 27  # 128 MiB: what a decoder may be asked to hold
+WINDOW_LOG_MAX = 27  # 128 MiB: the most memory that a decoder uses
 LENGTH = struct.Struct("<I")  # stands before each piece of a packed file
-SLACK_BYTES = 1 << 16  # by which a packed piece may exceed what it unpacks to
+SLACK_BYTES = 1 << 16  # most by which a packed piece may exceed its unpacked size
 
 
 def byte_planes(array: npt.NDArray[Any]) -> list[bytes]:

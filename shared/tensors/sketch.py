@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NUMBERS = 256  # D
 STRETCH = 128  # elements that are read at once
-AUDIT_STRETCHES = 128  # of the sums of an audit, which sparse updates fill as well
+AUDIT_STRETCHES = 128  # stretches for the sums of an audit, which sparse updates fill as well
 BYTES = 4 * NUMBERS
 
 
@@ -34,7 +34,7 @@ class Slices(Protocol):
     """A tensor file, read slice by slice."""
 
     def read(self, name: str, start: int, stop: int) -> Floats:
-        """Elements [start, stop) of the flattened tensor `name`."""
+        """Return elements [start, stop) of the flattened tensor `name`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,9 @@ class ArrayReader:
         self._last: tuple[str, Array] | None = None
 
     def read(self, name: str, start: int, stop: int) -> Array:
-        """Elements [start, stop) of the flat tensor; a view where no conversion is needed."""
+        """Return elements [start, stop) of the flat tensor; a view where no conversion is
+        needed.
+        """
         last = self._last  # read once: several threads may share a reader
         if last is None or last[0] != name:
             self._last = last = name, self._flat(name)
@@ -89,7 +91,7 @@ def float_from_bf16(bits: U16, room: F32 | None = None) -> F32:
 
 
 def aligned(*shape: int, dtype: npt.DTypeLike = np.float32) -> Array:
-    """Return an empty array from a cache line on; numpy's own may cost half the speed."""
+    """Return an empty array that begins on a cache line; numpy's own may cost half the speed."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     raw = np.empty(size + LINE, np.uint8)

@@ -70,7 +70,7 @@ def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> Written:
     with ExitStack() as files:
         file = files.enter_context(path.open("rb"))
         if file.read(len(MAGIC)) != MAGIC:
-            raise InvalidFrame("this is no snapshot of weights")
+            raise InvalidFrame("this is not a snapshot of weights")
         schema = _schema(read_piece(file, HEADER_BYTES_MAX, WHAT), schema_sha256)
         writer = files.enter_context(FrameWriter(weights, schema, sync=False))
         for spec in schema:

@@ -41,7 +41,7 @@ class TopK(Decoded):
     bits); and increasing positions within the chunk.
     """
 
-    keep: int  # elements kept of a chunk: a divisor of its size and a multiple of eight
+    keep: int  # elements kept of each chunk: a divisor of its size and a multiple of eight
     coarse: bool
 
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
@@ -86,7 +86,9 @@ class TopK(Decoded):
         return numbers[start - begin : stop - begin]
 
     def _kept(self, count: int) -> int:
-        """Return how many of the first `count` elements travel; a short last chunk rounds up."""
+        """Return how many of the first `count` elements are sent; for a short last chunk the number
+        is rounded up.
+        """
         return count // CHUNK * self.keep + -(-(count % CHUNK) * self.keep // CHUNK)
 
     def _index_bytes(self, count: int) -> int:

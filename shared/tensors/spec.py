@@ -76,7 +76,7 @@ def count(schema: Schema, role: Role | None = None) -> int:
 
 
 def nbytes(schema: Schema) -> int:
-    """Bytes of all tensors, without a header."""
+    """Return the bytes of all tensors, without a header."""
     return sum(spec.nbytes for spec in schema)
 
 
@@ -91,6 +91,6 @@ def by_name(schema: Schema) -> dict[str, TensorSpec]:
 
 
 def grid(elements: int, step: int = CHUNK_ELEMENTS) -> Iterator[tuple[int, int]]:
-    """[start, stop) of each chunk of a flat tensor, in order."""
+    """Yield [start, stop) of each chunk of a flat tensor, in order."""
     for start in range(0, elements, step):
         yield start, min(start + step, elements)

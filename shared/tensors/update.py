@@ -16,7 +16,7 @@ from shared.tensors.quantize import Codec, DecodedUpdate, residual_schema
 from shared.tensors.slices import Array, ArrayReader, SliceReader
 from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
 
-VARIANCE = "running_var"  # as PyTorch's norms call it
+VARIANCE = "running_var"  # PyTorch's name for it
 
 
 class Delta(Mapping[str, Array]):
@@ -73,7 +73,7 @@ class CodecInput:
         """Return elements [start, stop) of the flat tensor."""
         found = self._written.read(name, start, stop)
         if name not in self._names:
-            return found  # buffers and counters travel whole
+            return found  # buffers and counters are sent whole
         found = found + self._kept.read(name, start, stop)
         return found - self._decay * self._before.read(name, start, stop) if self._had else found
 
@@ -104,8 +104,8 @@ def delta(base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> 
 class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of one pass over an update."""
 
-    norm: float  # L2 over all parameters
-    norms: dict[str, float]  # L2 of each parameter and buffer
+    norm: float  # L2 norm over all parameters
+    norms: dict[str, float]  # L2 norm of each parameter and buffer
     finite: bool
     negative: str = ""  # names a variance that is below zero somewhere
 
@@ -136,7 +136,9 @@ def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
 
 
 def _negative(update: DecodedUpdate, floats: Sequence[TensorSpec]) -> str:
-    """Return the name of the first running variance with a value below zero: its root is NaN."""
+    """Return the name of the first running variance with a negative value, whose root would
+    be NaN.
+    """
     for spec in floats:
         if spec.role == "buffer" and spec.name.endswith(VARIANCE):
             parts = (update.read(spec.name, *span) for span in grid(spec.count))

@@ -21,9 +21,9 @@ import numpy as np
 from shared.tensors.slices import aligned
 
 PIECE_BYTES = 512 << 10  # written and hashed at once
-PIECES = 4  # that may wait for it
-SMALL_BYTES = 16 << 20  # of a smaller file threads cost more than they save
-SYNC_BYTES = 8 << 20  # grown since the last sync
+PIECES = 4  # pieces that may wait to be written
+SMALL_BYTES = 16 << 20  # for a smaller file threads cost more than they save
+SYNC_BYTES = 8 << 20  # growth after which a file is synced again
 
 
 class Syncing:
@@ -66,14 +66,14 @@ class Sink:
 
     def __init__(self, path: Path, size: int, *, sync: bool) -> None:
         """Open a new file of about `size` bytes."""
-        self.size = 0  # bytes given so far
+        self.size = 0  # bytes that were given so far
         self._file = path.open("xb", buffering=0)
         self._hash = hashlib.sha256()
         self._sync = sync
         large = sync and size >= SMALL_BYTES
         self._thread = (
             ThreadPoolExecutor(1, "sink") if large else None
-        )  # one: bytes keep their order
+        )  # one thread, so that bytes keep their order
         self._syncing = Syncing(self._file.fileno()) if large else None
         room = min(PIECE_BYTES, max(1, size))
         self._buffers = deque(

@@ -1,1 +1,1 @@
-"""Models and their data behind one interface, found through entry points."""
+"""Workloads: models and their data behind one interface, found through entry points."""

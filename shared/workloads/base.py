@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from shared.workloads.experience import Experience
 
 ENTRY_POINTS = "volunteer.workloads"
-HALVINGS_MAX = 8  # of the portions of a task
+HALVINGS_MAX = 8  # most times that a task's portions are halved
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 TaskKind = Literal["train", "selfplay", "learn", "evaluate"]
 UpdateKind = Literal["delta", "gradient", "games", "evaluation"]
 Config: TypeAlias = Mapping[str, Any]  # a `[model]` table with every default
-Weights: TypeAlias = "Mapping[str, torch.Tensor]"  # by name
+Weights: TypeAlias = "Mapping[str, torch.Tensor]"  # tensors by name
 
 StepsOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
@@ -61,10 +61,10 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
     lr: Annotated[float, Meta(gt=0, le=1e6)] = 3e-4
-    # the cosine ends here, as a share of lr
+    # lowest rate of the cosine, as a share of lr
     min_lr_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.1
-    warmup_steps: StepsOrOff | None = None  # global steps; None = a tenth of the run's
-    # global steps of the cosine; 0 = as many as the run will make ([stop])
+    warmup_steps: StepsOrOff | None = None  # global steps; None = a tenth of the run's steps
+    # global steps of the cosine; 0 = all steps of the run ([stop])
     decay_steps: StepsOrOff = 0
     # local steps of re-warm-up when the inner state was reset
     rewarm_steps: StepsOrOff = 0
@@ -105,10 +105,12 @@ class Data(Protocol):
     manifest: DatasetManifest
 
     def chunk(self, index: int) -> Path:
-        """Return the file of chunk `index` (held out, in an evaluation). Raises NotFound."""
+        """Return the file of chunk `index` (in an evaluation of the held-out part). Raises
+        NotFound.
+        """
 
     def asset(self, name: str) -> Path:
-        """The file of an asset such as "tokenizer"."""
+        """Return the file of an asset such as "tokenizer"."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +122,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     update: UpdateKind
     config: dict[str, Any]  # the `[model]` table, validated by `Workload.config`
     train: TrainSettings
-    order_seed: int  # the permutation of the pass (see PassOrder)
+    order_seed: int  # seed of the pass's permutation (see PassOrder)
     start: int  # [start, stop) positions of the pass
     stop: int
     seed: int
@@ -133,7 +135,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}  # the workload's own `[task]` keys, e.g. games, simulations
     base_version: int = 0  # filled in when work begins, like the hash of its published weights
     base_sha256: str = ""
-    # Of a task that is done again: where its worker halved its portions (see `Result`).
+    # Where its worker halved its portions (see `Result`), for a task that is done again.
     halved: Annotated[tuple[int, ...], Meta(max_length=HALVINGS_MAX)] = ()
 
 
@@ -145,14 +147,14 @@ def seed_from(seed: int, first: int) -> int:
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of the local work after one micro-batch."""
 
-    step: int  # optimiser steps done
+    step: int  # optimiser steps that are done
     steps: int
-    samples: int  # done in total
+    samples: int  # samples that are done, in total
     # mean over the last optimiser step, nats; None in the middle of a step
     loss: float | None = None
     metrics: dict[str, float] = {}  # e.g. loss_g, loss_d
-    preview: str = ""  # something a person can look at: text, a board
-    counted: str = ""  # what steps and samples are where nothing is learnt: "games"
+    preview: str = ""  # text for people to look at, such as a sample or a board
+    counted: str = ""  # unit of steps and samples where nothing is learnt: "games"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,9 +165,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     loss_first: float
     loss_last: float  # mean of the last tenth of the steps
     metrics: dict[str, float] = {}
-    games: bytes = b""  # of self-play or a match: a file that the workload's own checks read
-    # Where memory was short and what is learnt depends on how a batch is cut (batch norm): turns
-    # done when the portions were halved, once for each time; `Job.halved` does the same again.
+    games: bytes = b""  # file of self-play or of a match, which the workload's own checks read
+    # Turns that were done each time that portions were halved for lack of memory; kept where the
+    # result depends on how a batch is cut (batch norm). `Job.halved` repeats it.
     halved: tuple[int, ...] = ()
 
 
@@ -201,12 +203,12 @@ class Work(Protocol):
         """Pause: move everything to host memory and free the device's allocator cache."""
 
     def resume(self) -> None:
-        """Undo suspend."""
+        """Undo `suspend`."""
 
     def halve(self) -> int:
         """Halve the micro-batch after out-of-memory and accumulate (same batch, same samples); a
         single sample is computed with less memory, where that is possible. Returns the new
-        micro-batch; raises MemoryError when nothing is left. The step in progress starts over.
+        micro-batch; raises MemoryError when it cannot be smaller. The step in progress starts over.
         """
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -221,7 +223,7 @@ class Work(Protocol):
 class Reader(Protocol):
     """Version that reads texts and predicts their continuation."""
 
-    context: int  # tokens that fit, prompt and answer together
+    context: int  # tokens of prompt and answer together
     end: int | None  # token that ends a text
     vocabulary: int  # tokens that the model knows
 
@@ -265,9 +267,9 @@ class Decoder(Reader, Protocol):
 class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """Meaning of a workload's figures."""
 
-    items: str = "tokens"  # what datasets, progress and [stop] tokens count
-    measure: str = "held-out loss"  # what "loss" of `evaluate` is called
-    unit: str = ""  # of it, e.g. "nats a token"
+    items: str = "tokens"  # unit of datasets, of progress and of [stop] tokens
+    measure: str = "held-out loss"  # name of "loss" of `evaluate`
+    unit: str = ""  # unit of the measure, e.g. "nats a token"
     loss_is_measured: bool = True  # local work reports the same quantity as "loss" of `evaluate`
 
 
@@ -281,18 +283,18 @@ class DatasetWanted(msgspec.Struct, frozen=True, kw_only=True):
     heldout_share: float = 0.05
     seed: int = 0
     tokenizer: bytes | None = None  # a tokenizer.json
-    template: str = ""  # the chat template beside it: a ChatTemplate as JSON; empty: there is none
-    options: Mapping[str, str] = {}  # the workload's own
+    template: str = ""  # chat template of the tokenizer: a ChatTemplate as JSON; "" = none
+    options: Mapping[str, str] = {}  # options of the workload
 
 
 class Converted(NamedTuple):
     """Version in a format of another library."""
 
-    tensors: Weights  # for a model.safetensors; none: there is no such file
+    tensors: Weights  # tensors of a model.safetensors; empty: there is no such file
     files: Mapping[str, bytes]
-    code: Sequence[str]  # lines that load it and make something, for the card
-    needs: str = ""  # packages of these lines, by their names for pip; "": our own
-    dtype: str = ""  # that the tensors are written in; "": their own
+    code: Sequence[str]  # lines that load the model and use it, for the card
+    needs: str = ""  # pip's names of the packages of these lines; "": this program
+    dtype: str = ""  # type in which the tensors are written; "": their own
 
 
 class FormatWanted(NamedTuple):
@@ -300,17 +302,17 @@ class FormatWanted(NamedTuple):
 
     format: str
     tokenizer: bytes | None = None
-    template: bytes | None = None  # of dialogues, as a dataset keeps it
-    dtype: str = ""  # of the weights; "": the one they began with
+    template: bytes | None = None  # template of dialogues, as a dataset keeps it
+    dtype: str = ""  # type of the weights; "": the format's default
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Model that a run starts from."""
 
     name: str
-    licence: str  # of it; empty: none is named
-    size: int  # bytes of its weights
-    paths: Mapping[str, str] = {}  # below the address of a model hub, by SHA-256
+    licence: str  # licence of the model; "" = none is named
+    size: int  # bytes of the model's weights
+    paths: Mapping[str, str] = {}  # paths below the address of a model hub, by SHA-256
 
 
 class Workload(Protocol):
@@ -323,8 +325,8 @@ class Workload(Protocol):
     version: int
     dataset_kinds: tuple[str, ...]
     traits: Traits = Traits()
-    experience: Experience | None = None  # of a workload that makes its own data
-    formats: tuple[str, ...] = ()  # that `convert` knows
+    experience: Experience | None = None  # experience of a workload that makes its own data
+    formats: tuple[str, ...] = ()  # formats that `convert` knows
     optional: tuple[str, ...] = ()  # libraries that only some configs need, by their import names
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -349,7 +351,8 @@ class Workload(Protocol):
         sentence with file and place. Raises InvalidRunFile.
         """
         raise BadRequest(
-            f"the workload {self.name} builds no dataset itself: use --text, --chat or --images"
+            f"the workload {self.name} does not build datasets itself:"
+            " use --text, --chat or --images"
         )
 
     def schema(self, config: Config) -> Schema:
@@ -386,7 +389,7 @@ class Workload(Protocol):
         return {}
 
     def origin(self, config: Config) -> Origin | None:
-        """Return the model that a run starts from, and its other source for the `files`; None for a
+        """Return the model that a run starts from, and another source of the `files`; None for a
         run from random weights.
         """
         return None
@@ -431,7 +434,7 @@ class Workload(Protocol):
 
     def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
         """Return a version in one of the `formats`. Raises Configuration if a library is absent."""
-        raise NotImplementedError(f"{self.name} knows no format {wanted.format}")
+        raise NotImplementedError(f"{self.name} has no format {wanted.format}")
 
 
 def _found() -> EntryPoints:

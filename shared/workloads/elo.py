@@ -1,4 +1,4 @@
-"""Elo: scores of matches, and ratings of all versions that met."""
+"""Elo: scores of matches, and ratings of all versions that have met."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class MatchScore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def points(self) -> float:
-        """Share of the points, a draw being half of one."""
+        """Return the share of the points, where a draw is half a point."""
         return (self.wins + self.draws / 2) / max(1, self.games)
 
     @property
     def superiority(self) -> float:
-        """Return the likelihood that the first player is the stronger one, by its won and lost
-        games.
+        """Return the likelihood that the first player is stronger, given the games that it won and
+        lost.
         """
         decided = self.wins + self.losses
         if not decided:

@@ -1,5 +1,5 @@
-"""Interface of a workload that makes its own data: actors produce episodes, learners train on
-their samples, and the coordinator judges what comes in.
+"""Interface of a workload that makes its own data: actors produce episodes, learners train on their
+samples, and the coordinator judges the episodes.
 
 An episode is what an actor begins and ends with one version (a game, the answers to a problem); a
 sample is what a learner draws (a position, an answer). This module loads without torch.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shared.workloads.base import Job, TrainSettings
 
 
-# Time until an actor hears of a new version, with its next heartbeat.
+# Time until an actor hears of a new version, by its next heartbeat.
 NOTICE_S = 60.0
 
 
@@ -35,21 +35,21 @@ class Actor(Protocol):
 class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     """Pacing of actors, learners and matches; counts are episodes unless they say otherwise."""
 
-    episodes: int  # of one actor's task
-    episode_flops: float  # about what one costs to make
-    evaluation_flops: float  # what one evaluation by the network costs
-    chunk: int  # sealed into one file
-    window: int  # newest episodes that learners draw from
+    episodes: int  # episodes of one actor's task
+    episode_flops: float  # estimated cost of making an episode
+    evaluation_flops: float  # cost of one evaluation by the network
+    chunk: int  # episodes sealed into one file
+    window: int  # newest episodes from which learners draw
     window_min: int  # episodes before the first learn task
-    reuse: float  # how often a sample is learnt from
-    queue: int  # that may wait for a learner; above it no more are handed out
+    reuse: float  # times that a sample is learnt from
+    queue: int  # episodes that may wait for a learner; above it no more are handed out
     lag: int  # versions that an episode may be behind when it begins
-    learners: int  # learn tasks at once
+    learners: int  # learn tasks that may run at once
     fresh: int = 0  # learners draw from chunks sealed within this many versions; 0 = any
-    unit: str = "game"  # what people call an episode
-    samples: int = 0  # of an episode that teaches; 0 = any number, and all teach
+    unit: str = "game"  # word for an episode
+    samples: int = 0  # samples of an episode that teaches; 0 = any number, and all episodes teach
     warm_steps: int = 0  # global steps that learners make from examples, before any episode
-    match_games: int = 0  # of one match
+    match_games: int = 0  # games of one match
     match_every: int = 0  # versions from one match to the next; 0 = none
 
 
@@ -64,7 +64,7 @@ class KnownVersion(msgspec.Struct, frozen=True, kw_only=True):
     """A version that an episode may come from."""
 
     number: int
-    sha256: str  # of its published weights
+    sha256: str  # SHA-256 of its published weights
     since_s: (
         float  # when it was published, in seconds from the beginning of the task; negative = before
     )
@@ -76,13 +76,14 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes = b""
     episodes: int = 0
     samples: int = 0
-    evaluations: int = 0  # by the network, that making them took: what they are priced by
+    # evaluations by the network that the episodes took, by which they are priced
+    evaluations: int = 0
     refused: int = 0  # episodes that are not what they claim
     stale: int = 0  # episodes that began with a version too old
-    complaint: str = ""  # about the first that was refused
+    complaint: str = ""  # sentence on the first refused episode
     read: int = 0  # parts of sound episodes that were computed again, where some may differ
-    faults: int = 0  # of them
-    wins: int = 0  # of a match, for the version that is measured
+    faults: int = 0  # those parts that differed
+    wins: int = 0  # wins of the measured version in a match
     draws: int = 0
     losses: int = 0
 

@@ -17,7 +17,7 @@ from shared.workloads.experience import Experience
 class Encounter(msgspec.Struct, frozen=True, kw_only=True):
     """Match played here for people to watch; no credits are paid for it."""
 
-    wins: int  # of the first of the two
+    wins: int  # games won by the first of the two
     draws: int
     losses: int
     game: str  # the first game as text; the first version has the first stones
@@ -27,7 +27,7 @@ class MoveReply(msgspec.Struct, frozen=True, kw_only=True):
     """Version's evaluation of a position, and its move."""
 
     move: int
-    value: float  # for whoever is to move, -1 ... 1
+    value: float  # value for the player to move, -1 ... 1
 
 
 class BoardAnalysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class BoardAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     ]  # row by row from above: 1 the first player's stones, -1 the second's, 0 nothing
     over: bool
     winner: int = 0  # 1, -1, or 0 for nobody
-    row: tuple[int, ...] = ()  # the cells that won
+    row: tuple[int, ...] = ()  # cells that won
 
 
 LEVELS = ("easy", "middle", "hard")

@@ -22,7 +22,7 @@ TABLE = "model.config"
 
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
 _SANDWICHED = ("gemma2", "gemma3_text")  # norms before and after each part of a block
-# Settings that only some have, and those whose heads share the hidden size.
+# Settings that only some architectures have, and architectures whose heads share the hidden size.
 OWN: Mapping[str, tuple[str, ...]] = {
     "attention_bias": ("llama", "qwen3", "granite", "smollm3", "olmo2", "gpt_neox", *_GEMMAS),
     "mlp_bias": ("llama", "granite", "smollm3"),
@@ -298,7 +298,7 @@ class NeoxShape(msgspec.Struct, frozen=True, kw_only=True):
     intermediate_size: InnerWidth
     num_hidden_layers: Count
     num_attention_heads: Heads
-    num_key_value_heads: int = 0  # as many as there are heads
+    num_key_value_heads: int = 0  # 0 = as many as there are heads
     head_dim: int = 0
     max_position_embeddings: Positions = 2048
     hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"
@@ -406,12 +406,12 @@ def read_shape(raw: Mapping[str, Any]) -> Shape:
 
 
 def schema(shape: Shape) -> Schema:
-    """Every tensor of a whole model, in the order of the library's parameters."""
+    """Return every tensor of a whole model, in the order of the library's parameters."""
     return tuple(TensorSpec(name, size) for name, size in shape.shapes())
 
 
 def count(shape: Shape) -> int:
-    """Parameters of a whole model."""
+    """Return the number of parameters of a whole model."""
     total = 0
     for _, size in shape.shapes():
         total += size[0] * (size[1] if len(size) == 2 else 1)
@@ -419,7 +419,7 @@ def count(shape: Shape) -> int:
 
 
 def written(shape: Shape) -> dict[str, Any]:
-    """Return the settings as stored with a run: every default written out."""
+    """Return the settings in stored form, with every default written out."""
     found = msgspec.structs.asdict(shape)
     if not isinstance(shape, Gpt2Shape):
         found["rope_parameters"] = msgspec.structs.asdict(shape.rope_parameters)
@@ -461,7 +461,7 @@ def _linear(name: str, shape: tuple[int, int], *, bias: bool) -> Shapes:
 
 
 def _conv(name: str, shape: tuple[int, int]) -> Shapes:
-    """A matrix stored as inputs x outputs, as GPT-2 has them."""
+    """Return a matrix stored as inputs x outputs, as GPT-2 has them."""
     yield f"{name}.weight", shape
     yield f"{name}.bias", shape[1:]
 

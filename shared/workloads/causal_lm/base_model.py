@@ -29,7 +29,7 @@ _RESIDUAL = (
     "c_proj.weight",
     ".dense.weight",
 )  # scaled down with depth
-BASE_SEED = 0  # of a frozen model that no file brings
+BASE_SEED = 0  # seed of a frozen model that no file provides
 
 
 def frozen_of(config: CausalConfig, data: Data | None) -> Weights | None:
@@ -56,7 +56,7 @@ def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Weights:
 
 
 def from_folder(config: CausalConfig) -> dict[str, Tensor]:
-    """Return the weights of the folder that a run was created from, as of then."""
+    """Return the weights of the folder that a run was created from, unchanged since."""
     folder = folder_of(config)
     if read_folder(folder)[1] != config.files:
         raise InvalidRunFile(
@@ -82,7 +82,7 @@ def _loaded(config: CausalConfig, paths: Iterable[Path]) -> dict[str, Tensor]:
                 for known in placed(there, wanted, path.name):
                     found[known] = file.get_tensor(stored[known])
         except SafetensorError as error:
-            raise InvalidRunFile(f"{path.name} is no file of tensors: {error}") from error
+            raise InvalidRunFile(f"{path.name} is not a file of tensors: {error}") from error
     missing = [name for name in shapes if name not in found]
     if missing:
         raise InvalidRunFile(f"no file of weights holds {missing[0]}")
@@ -90,8 +90,8 @@ def _loaded(config: CausalConfig, paths: Iterable[Path]) -> dict[str, Tensor]:
 
 
 def initial(config: CausalConfig, seed: int) -> dict[str, torch.Tensor]:
-    """Return version 0. Adapters: A normal with deviation 1 / sqrt(3 inputs), as peft draws it, B
-    zero. A head that no file brings is as random as a new model.
+    """Return version 0. Of adapters, A is normal with deviation 1 / sqrt(3 inputs), as in peft, and
+    B zero. A head that no file provides is as random as a new model's.
     """
     import torch
 

@@ -23,11 +23,11 @@ from shared.workloads.causal_lm.architectures import Shape, read_shape
 from shared.workloads.causal_lm.base_settings import BaseSettings, read_base_settings
 from shared.workloads.data.tokenizer import MARKED
 
-BASE = "base"  # of the names of frozen files among the assets of data
+BASE = "base"  # prefix of frozen files among the assets of a dataset
 HEAD = "lm_head.weight"
-LIBRARY = "bitsandbytes"  # that holds frozen weights in 8 and 4 bits
+LIBRARY = "bitsandbytes"  # library for frozen weights in 8 and 4 bits
 BasePrecision = Literal["float32", "bfloat16", "int8", "nf4"]
-_BYTES: Mapping[BasePrecision, float] = {  # a number, with its part of a block's scale
+_BYTES: Mapping[BasePrecision, float] = {  # bytes a number, with its part of a block's scale
     "float32": 4.0,
     "bfloat16": 2.0,
     "int8": 1.0 + 4 / 64,
@@ -38,7 +38,7 @@ _RANK_MAX = 1024
 _FILE_BYTES_MAX = 1 << 40
 _LICENCE_CHARS_MAX = 100
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FIRST = {  # adapted unless the file says otherwise: every matrix of attention, as LoRA began
+_FIRST = {  # matrices adapted by default: every matrix of attention, as in the first LoRA
     "gpt2": ("c_attn",),
     "gpt_neox": ("query_key_value", "dense"),
     "phi3": ("qkv_proj", "o_proj"),
@@ -51,8 +51,8 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int = 8
     alpha: float = 16.0
-    dropout: float = 0.0  # of what an adapter reads
-    targets: tuple[str, ...] = ()  # last parts of names of matrices
+    dropout: float = 0.0  # dropout of an adapter's input
+    targets: tuple[str, ...] = ()  # last parts of the names of adapted matrices
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= _RANK_MAX:
@@ -84,13 +84,13 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     shape: Shape
     context: int  # tokens of a window
-    lora: Lora | None  # None: every weight is trained
-    source: str = ""  # folder that the first weights come from, or hub:OWNER/NAME@COMMIT
-    files: Mapping[str, ChunkRef] = {}  # of its weights
-    licence: str = ""  # of that model
+    lora: Lora | None  # None = every weight is trained
+    source: str = ""  # folder of the first weights, or hub:OWNER/NAME@COMMIT
+    files: Mapping[str, ChunkRef] = {}  # files of these weights
+    licence: str = ""  # licence of that model
     head: bool = False  # only the head is trained
     base_precision: BasePrecision = "float32"  # of frozen matrices inside the blocks
-    base: BaseSettings = BaseSettings()  # of the model in `source`
+    base: BaseSettings = BaseSettings()  # settings of the model in `source`
 
     @property
     def frozen(self) -> bool:
@@ -138,7 +138,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
         if table.source and not table.files:
             raise InvalidRunFile("[model] has both config and from: give one of them")
         if table.source.startswith(hub.PREFIX) and not hub.reference(table.source).pinned:
-            raise InvalidRunFile("[model] from: the revision of this run is no commit")
+            raise InvalidRunFile("[model] from: the revision of this run is not a commit")
         if len(table.licence) > _LICENCE_CHARS_MAX:
             raise InvalidRunFile(f"[model] licence has more than {_LICENCE_CHARS_MAX} characters")
         return cls(
@@ -154,7 +154,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The table with every default written out."""
+        """Return the table with every default written out."""
         lora = None
         if self.lora:
             lora = {**msgspec.structs.asdict(self.lora), "targets": list(self.lora.targets)}
@@ -249,7 +249,7 @@ def folder_of(config: CausalConfig) -> Path:
 
 
 def origin(config: CausalConfig) -> Origin | None:
-    """Return the base model of a run. Of a folder only its name: its path stays private."""
+    """Return the base model of a run; of a folder only its name, since its path is private."""
     if not config.source:
         return None
     total = sum(file.size for file in config.files.values())
@@ -269,7 +269,7 @@ def _check_files(files: Mapping[str, ChunkRef]) -> None:
     for name, file in files.items():
         plain = model_folder.SHARD.fullmatch(name) and _SHA256.fullmatch(file.sha256)
         if not plain or not 0 <= file.size <= _FILE_BYTES_MAX:
-            raise InvalidRunFile(f"[model] files: {escaped(name, 120)!r} is no file of weights")
+            raise InvalidRunFile(f"[model] files: {escaped(name, 120)!r} is not a file of weights")
 
 
 def learnt_share(manifest: DatasetManifest) -> float | None:
@@ -286,7 +286,7 @@ def learnt_share(manifest: DatasetManifest) -> float | None:
 
 
 def schema(config: CausalConfig) -> Schema:
-    """Every tensor of a version: the whole model's, its adapters', or its head."""
+    """Return every tensor of a version: the whole model's, its adapters', or its head."""
     if config.head:
         return tuple(spec for spec in architectures.schema(config.shape) if spec.name == HEAD)
     if config.lora is None:

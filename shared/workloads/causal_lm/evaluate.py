@@ -18,14 +18,14 @@ from shared.workloads.generation.batch import Batch, Sequence
 
 SAMPLE_TOKENS = 120
 _TEMPERATURE, _TOP_P = 0.8, 0.95
-# The same, as the library transformers is told.
+# The same settings in the form of the library transformers.
 DRAWN = f"do_sample=True, temperature={_TEMPERATURE}, top_p={_TOP_P}, top_k=0"
 
 
 def evaluate(
     config: CausalConfig, weights: Weights, heldout: Data, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:
-    """Metrics of a version; see `heldout_loss`."""
+    """Return the metrics of a version; see `heldout_loss`."""
     marked = learnt_share(heldout.manifest) is not None
     model = build(config, weights, frozen_of(config, heldout), "cpu")
     model.module.train(False)

@@ -29,8 +29,8 @@ class FrozenMatrix(nn.Module):
     """
 
     held: Tensor
-    scales: Tensor  # of blocks
-    levels: Tensor  # that the codes of 8 bits stand for
+    scales: Tensor  # scales of the blocks
+    levels: Tensor  # levels of the 8-bit codes
     bias: Tensor | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None, precision: BasePrecision) -> None:
@@ -56,7 +56,7 @@ class FrozenMatrix(nn.Module):
         return out
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """Return W in a type to compute in."""
+        """Return W in a type for computing."""
         if self._precision == "bfloat16":
             return self.held.to(dtype)
         ops: Any = torch.ops.bitsandbytes

@@ -1,4 +1,5 @@
-"""A model on a hub: `hub:OWNER/NAME@REVISION`, pinned to a commit when a run is created from it.
+"""Model on a hub: `hub:OWNER/NAME@REVISION`, pinned to a commit when a run is created from
+it.
 
 All that is listed and its settings are checked before a weight is fetched. Files are fetched by
 the library's own client into its own cache, so HF_ENDPOINT, HF_TOKEN and HF_HOME are obeyed; it is
@@ -32,13 +33,15 @@ _REFERENCE = re.compile(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LICENCE = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 _MIRROR = "try again, or ask another mirror (HF_ENDPOINT)"
-# Beside the settings and the weights; each may be missing.
+# Files beside the settings and the weights; each may be missing.
 _BESIDE = (TOKENIZER, TOKENS, GENERATION, "chat_template.jinja")
 _BESIDE_MAX = {TOKENIZER: FILE_BYTES_MAX}
 _SMALL_MAX = 1 << 20
 _LISTED_MAX = 10_000  # files of a repository
-_ROOM_BYTES = 64 << 20  # of a model's files, beside four bytes a parameter: headers, tables
-_SPACE = 2  # times the size of a model: the library's cache, and the coordinator's copy
+# bytes that a model's files may have beside four bytes a parameter: headers, tables
+_ROOM_BYTES = 64 << 20
+# multiples of a model's size on the disk: the library's cache, and the coordinator's copy
+_SPACE = 2
 
 
 class Reference(NamedTuple):
@@ -63,7 +66,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     reference: Reference
     licence: str
     sizes: Mapping[str, int]
-    hashes: Mapping[str, str]  # SHA-256, of files that the hub keeps by it
+    hashes: Mapping[str, str]  # SHA-256 of the files that the hub stores by hash
 
 
 def reference(source: str) -> Reference:
@@ -129,7 +132,7 @@ def fetched(found: Found) -> Path:
         path = _file(found, name, found.sizes[name])
         listed = found.hashes.get(name)
         if listed and model_folder.hashed(path).sha256 != listed:
-            path.resolve().unlink(missing_ok=True)  # the library would take it for good next time
+            path.resolve().unlink(missing_ok=True)  # or the library would accept it next time
             path.unlink(missing_ok=True)
             raise InvalidRunFile(
                 f"{name} of {found.reference.text} is not what the hub lists: its hash is wrong."
@@ -185,7 +188,7 @@ def _weights(found: Found) -> list[str]:
 
 
 def _file(found: Found, name: str, bytes_max: int) -> Path:
-    """Fetch one file of a commit, as large as it is listed."""
+    """Fetch one file of a commit, which must be as large as it is listed."""
     from huggingface_hub import hf_hub_download
 
     if name not in found.sizes:

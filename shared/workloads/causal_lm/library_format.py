@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def as_model(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Converted:
-    """The tensors and files of a folder that `AutoModelForCausalLM` loads."""
+    """Return the tensors and files of a folder that `AutoModelForCausalLM` loads."""
     kind, words = config.shape.model_type, _Words.of(config, wanted)
     dtype = wanted.dtype or config.base.dtype
     settings = {
@@ -104,7 +104,7 @@ def as_onnx(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Conve
 class _Words(NamedTuple):
     """Tokenizer, template and special tokens of an export."""
 
-    ids: dict[str, Any]  # of config.json and generation_config.json
+    ids: dict[str, Any]  # token ids for config.json and generation_config.json
     files: dict[str, bytes]
 
     @classmethod
@@ -156,7 +156,7 @@ def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:
     """Return every weight, with W + alpha / rank B A where there are adapters."""
     found = {spec.name: whole[spec.name].float() for spec in architectures.schema(config.shape)}
     if isinstance(config.shape, NeoxShape) and HEAD in found:
-        found["embed_out.weight"] = found.pop(HEAD)  # the name in files of GPT-NeoX
+        found["embed_out.weight"] = found.pop(HEAD)  # its name in files of GPT-NeoX
     turned = isinstance(config.shape, Gpt2Shape)
     for name in adapted(config):
         a, b = whole[f"{name}.lora_A.weight"], whole[f"{name}.lora_B.weight"]
@@ -186,7 +186,7 @@ def _adapter_settings(config: CausalConfig, lora: Lora) -> dict[str, Any]:
 
 
 def _code(loader: str, wanted: FormatWanted, context: int) -> list[str]:
-    """Return lines that draw as the sample of a version is drawn."""
+    """Return lines that generate text as a version's sample is generated."""
     package = "peft" if "Peft" in loader else "transformers"
     load = f'model = {loader}.from_pretrained(".")'
     make = f"max_new_tokens={min(SAMPLE_TOKENS, context // 2)}, {DRAWN})[0]"

@@ -1,4 +1,5 @@
-"""Library's own model with the weights of a version, and adapters on its matrices.
+"""Model of the library transformers with the weights of a version, and adapters on its
+matrices.
 
 Shapes: B windows, T tokens, V vocabulary. Weights are float32; autocast is the caller's.
 """
@@ -30,7 +31,7 @@ from shared.workloads.data.tokenizer import FIRST, LEARNT, TOKEN_BITS
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
 from shared.workloads.training.step_loop import StepLoss
 
-IGNORED = -100  # a target that counts for nothing
+IGNORED = -100  # a target that is not counted
 
 
 class Adapter(nn.Module):
@@ -61,7 +62,7 @@ class CausalModel:
         self.samples = samples  # seed of dropout
 
     def logits(self, tokens: Tensor, **more: Any) -> Tensor:
-        """Scores (B, T, V) of tokens (B, T)."""
+        """Return the scores (B, T, V) of tokens (B, T)."""
         seen = more.get("attention_mask")
         if seen is not None and self.module.config._attn_implementation == "eager":  # adds the mask
             least = torch.finfo(torch.float32).min
@@ -72,7 +73,7 @@ class CausalModel:
         return found
 
     def loss(self, windows: Tensor, learnt_share: float | None = None) -> StepLoss:
-        """Mean loss in nats a token of windows (B, T + 1).
+        """Return the mean loss in nats a token of windows (B, T + 1).
 
         With `learnt_share` their tokens are marked, and the sum of the losses is divided by how
         many answers there are on average, so that the loss of a batch is the mean of its windows'
@@ -87,7 +88,7 @@ class CausalModel:
 
     def losses(self, windows: Tensor, *, marked: bool) -> Tensor:
         """Return the loss (B, T) of each target of windows (B, T + 1), in nats. Where tokens are
-        marked only those of answers have one, and dialogues do not see each other.
+        marked, only targets in answers have a loss, and dialogues do not see each other.
         """
         given, wanted, more = windows[:, :-1], windows[:, 1:], {}
         if marked:
@@ -114,9 +115,9 @@ def _apart(first: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def library_config(shape: Shape) -> Any:
-    """The library's settings of a model."""
+    """Return the library's settings of a model."""
     found = _library(CLASSES[shape.model_type][0])(**shape.arguments())
-    # The other one does not cap the scores of attention.
+    # The library's other attention does not cap the scores.
     found._attn_implementation = "eager" if shape.model_type == "gemma2" else "sdpa"
     return found
 
@@ -166,7 +167,8 @@ def _hold(
     module: nn.Module, config: CausalConfig, weights: Weights, device: str, precision: BasePrecision
 ) -> None:
     """Replace the library's matrices by few-bit ones, one by one: float32 may not fit."""
-    turned = isinstance(config.shape, Gpt2Shape)  # its library keeps them the other way round
+    # the library stores these matrices the other way round
+    turned = isinstance(config.shape, Gpt2Shape)
     for name in held_in_few(config.shape):
         weight = weights[f"{name}.weight"].to(device, torch.float32)
         bias = weights.get(f"{name}.bias")

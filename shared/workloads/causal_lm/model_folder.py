@@ -1,4 +1,5 @@
-"""A model from a folder as the library transformers writes it: config.json, safetensors, tokenizer.
+"""Model from a folder as the library transformers writes it: config.json, safetensors,
+tokenizer.
 
 Everything in it is held against the schema of its architecture before a weight is read. No file is
 ever unpickled, and no code is copied.
@@ -28,7 +29,7 @@ FILES_MAX = 256
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\.safetensors")
 SETTINGS_MAX, INDEX_MAX = 1 << 20, 16 << 20  # bytes
 _FLOATS = ("F32", "BF16", "F16")
-_PREFIX = "transformer."  # that the first files of GPT-2 lack
+_PREFIX = "transformer."  # prefix that the first files of GPT-2 lack
 # Tables that old files hold beside the weights, and that follow from the settings.
 _DERIVED = re.compile(r"(.*\.)?(att(entio)?n\.(masked_)?bias|rotary_emb\.inv_freq)")
 
@@ -126,7 +127,7 @@ FIXED = {
 
 
 def read_folder(folder: Path) -> tuple[Shape, dict[str, ChunkRef]]:
-    """Architecture of the model in a folder, and its files of weights by hash.
+    """Return the architecture of the model in a folder, and its files of weights by hash.
 
     Raises InvalidRunFile for everything that cannot be trained here.
     """
@@ -152,7 +153,7 @@ def settings_in(folder: Path) -> dict[str, Any]:
 
 
 def tokenizer_sha256(folder: Path) -> str | None:
-    """Hash of the model's tokenizer; None where the folder has none."""
+    """Return the hash of the model's tokenizer; None where the folder has none."""
     path = folder / TOKENIZER
     if not path.is_file():
         return None
@@ -238,7 +239,7 @@ def shape_of(settings: Mapping[str, Any]) -> Shape:
 
 
 def _pattern(raw: Mapping[str, Any], key: str, usual: int) -> list[bool]:
-    """Return for each layer if it is the last of its group."""
+    """Return for each layer whether it is the last of its group."""
     every, count = raw.get(key, usual), raw.get("num_hidden_layers", 0)
     if not (type(every) is type(count) is int and every > 0 and 0 <= count <= 512):
         raise InvalidRunFile(f"{SETTINGS}: {key} must be a whole number, and num_hidden_layers too")
@@ -286,7 +287,7 @@ def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
 
 
 def _shards(folder: Path) -> list[str]:
-    """Names of the files of weights."""
+    """Return the names of the files of weights."""
     if not (folder / INDEX).is_file():
         if (folder / "model.safetensors").is_file():
             return ["model.safetensors"]
@@ -319,7 +320,7 @@ def indexed(folder: Path) -> list[str]:
 
 
 def _entries(folder: Path, name: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes in one file, from its header alone."""
+    """Return names and shapes in one file, read from its header alone."""
     path = folder / name
     try:
         with path.open("rb") as file:

@@ -1,4 +1,5 @@
-"""Build a dataset of dialogues: records -> template -> tokens, each marked as learnt or not.
+"""Build of a dataset of dialogues: records -> template -> tokens, each marked as learnt or
+not.
 
 The module `dialogue_forms` says what a record may be. A chunk is tokens as 32-bit integers whose
 upper two bits say that a token is part of an answer, and that it begins a dialogue; dialogues stand
@@ -104,7 +105,7 @@ def build_chat(
     skipped = skipped if skipped is not None else Skipped()
     frame = settings.template.frame()
     tokenizer = load_tokenizer(settings.tokenizer)
-    tokenizer.encode_special_tokens = False  # a template writes them as text
+    tokenizer.encode_special_tokens = False  # a template writes special tokens as text
     notes = _Notes()
     found = _read(sources, tokenizer, settings.template, notes, skipped)
     if len(found) < 2:
@@ -165,7 +166,7 @@ def _read(
                 notes.copies += each.digest in found
                 found.setdefault(each.digest, each)
             notes.forms[read.form] += 1
-        except Endless as error:  # fails at once: every line would take as long
+        except Endless as error:  # ends the build, since every line would take as long
             raise InvalidRunFile(f"{place}: {error.message}; mend it, or take another's") from error
         except InvalidRunFile as error:
             skipped.add(f"{place}: {error.message}")

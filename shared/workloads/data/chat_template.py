@@ -1,4 +1,4 @@
-"""The chat template of a tokenizer: dialogues to text, with the parts that are answers.
+"""Chat template of a tokenizer: writes dialogues as text, with the parts that are answers.
 
 A template is a small program of the library jinja2. A template comes with a model that the
 organiser chose, and runs where a dataset is built and where its model is asked, in a bounded
@@ -30,16 +30,16 @@ NO_TOKENIZER = (
     "dialogues need the tokenizer of the model that is to learn them, with its chat template beside"
     " it: --tokenizer MODEL/tokenizer.json"
 )
-TEMPLATE = "chat_template"  # an asset of a dataset of dialogues
+TEMPLATE = "chat_template"  # asset of a dataset of dialogues
 _FILE_MAX = 4 << 20  # bytes
 _FRAME_MAX = 16 << 10  # characters
-_FRAME = ("asked_before", "asked_after", "asked_end")  # in the manifest of a dataset
+_FRAME = ("asked_before", "asked_after", "asked_end")  # fields in the manifest of a dataset
 _QUESTION, _ANSWER, _MARK = "a question 5b1f9e", "an answer 5b1f9e", "mark5b1f9e"
 _TEXT_MAX = 1 << 20  # characters
 
 
 class Endless(InvalidRunFile):
-    """A template does not come to an end."""
+    """Raised when a template does not come to an end."""
 
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -54,10 +54,10 @@ class DialogueTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: tuple[dict[str, Any], ...] = ()
     tool_call_id: str = ""
     reasoning_content: str | None = None
-    learnt: bool = True  # an answer that is trained on
+    learnt: bool = True  # the answer is trained on
 
     def as_written(self) -> dict[str, Any]:
-        """Return it as a template reads it."""
+        """Return the turn as a template reads it."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         found.pop("learnt", None)
         return found
@@ -80,8 +80,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
     def documents(
         self, messages: Sequence[DialogueTurn], tools: Sequence[Any] = ()
     ) -> list[list[DialoguePiece]]:
-        """Return the dialogue as one document; or, where the template writes earlier turns
-        differently once later ones follow, as one for each learnt answer.
+        """Return the dialogue as one document, or as one for each learnt answer where the template
+        writes earlier turns differently once later ones follow.
 
         Raises InvalidRunFile for a dialogue without such an answer, or that the template refuses.
         """
@@ -122,7 +122,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             told = self._rendered([*asked, DialogueTurn("assistant", _ANSWER)], prompt=False)
         except Endless:
             raise
-        except InvalidRunFile:  # a dialogue that begins otherwise
+        except InvalidRunFile:  # a dialogue that begins in another way
             return None
         before, mark, after = text.partition(_QUESTION)
         whole = mark and _QUESTION not in after and len(told) <= _FRAME_MAX and _ANSWER in told
@@ -167,7 +167,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         same = next((at for at, (one, other) in pairs if one != other), len(asked))
         if same >= len(whole):
             raise InvalidRunFile("the template leaves out its answer")
-        return whole[:same], whole[same:]  # a prompt may begin to think
+        return whole[:same], whole[same:]  # the template may add the beginning of a thought
 
     def _rendered(
         self, messages: Sequence[DialogueTurn], tools: Sequence[Any] = (), *, prompt: bool
@@ -272,5 +272,5 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _never_now(form: str) -> str:
-    """Return a fixed day: the same dialogues make the same dataset."""
+    """Return a fixed day, so that the same dialogues make the same dataset."""
     return datetime(2024, 7, 26, tzinfo=UTC).strftime(form)

@@ -33,11 +33,11 @@ FEATURES = 32
 _WIDTHS = (16, 32, 64)
 _CLUSTERS = 10
 _STEPS = 400
-_PASSES = 60  # passes over few images, in place of _STEPS
+_PASSES = 60  # passes over a small set of images, in place of _STEPS
 _BATCH = 64
 _LR = 3e-3
 _VARIANCE = 100.0
-_SPREAD_MIN = 64  # images that make a mean and a covariance
+_SPREAD_MIN = 64  # least images for a mean and a covariance
 _AT_ONCE = 256  # images
 _FILE_BYTES_MAX = 16 << 20
 
@@ -47,7 +47,7 @@ class TrainedJudge(msgspec.Struct, frozen=True, kw_only=True):
 
     data: bytes
     classes: int
-    accuracy: float  # on images that were held out
+    accuracy: float  # accuracy on held-out images
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -87,8 +87,8 @@ class Judge:
 
     network: _Network
     real: Spread
-    shares: NDArray[np.float64]  # of each class among real images, (K,)
-    floor: float  # the distance of real images that it did not learn from; 0 = too few to tell
+    shares: NDArray[np.float64]  # share of each class among real images, (K,)
+    floor: float  # distance of real images on which it was not trained; 0 = too few to measure
 
     def look(self, images: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return features (N, D) and class probabilities (N, K) of images (N, C, H, W) in -1..1."""
@@ -106,7 +106,7 @@ def _small(images: Tensor) -> Tensor:
 
 
 def spread(features: NDArray[np.float64]) -> Spread:
-    """Mean and covariance of features (N, D)."""
+    """Return mean and covariance of features (N, D)."""
     return Spread(features.mean(0), np.atleast_2d(np.cov(features, rowvar=False)))
 
 
@@ -217,7 +217,7 @@ def cluster(
 
 
 def _squares(points: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Squared distances (N, K)."""
+    """Return squared distances (N, K)."""
     found: NDArray[np.float64] = (
         np.square(points).sum(1)[:, None] - 2 * points @ centres.T + np.square(centres).sum(1)
     )
@@ -231,7 +231,9 @@ def _write(network: _Network, real: Spread, shares: NDArray[np.float64], floor: 
 
 
 def load_judge(path: Path, channels: int) -> Judge:
-    """The judge in a file. Raises InvalidRunFile when it is none, or for other channels."""
+    """Return the judge in a file. Raises InvalidRunFile for a file that is not a judge, or is for
+    other channels.
+    """
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:
             raise InvalidFrame("it is too large")

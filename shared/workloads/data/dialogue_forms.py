@@ -1,4 +1,4 @@
-"""Dialogues in the published forms: each form is known by its keys, and becomes turns of a chat
+"""Dialogue forms in use: each is recognised by its keys, and converted to turns of a chat
 template.
 
 `messages` of OpenAI (parts, tool calls, `weight`), `conversations` of ShareGPT, lists in `prompt`
@@ -28,7 +28,7 @@ _PAIRS = {
     ("instruction", "response"): "instructions and responses",
 }
 _PREFERENCE = {"chosen", "rejected"}
-_BESIDE = ("input", "context")  # texts that belong to an instruction
+_BESIDE = ("input", "context")  # texts that accompany an instruction
 _ALSO = ("system", "tools", "history", *_BESIDE, *_PREFERENCE)
 FIELDS = frozenset({*_LISTS, *(key for pair in _PAIRS for key in pair), *_ALSO})
 _ROLES: Mapping[str, Role] = {
@@ -43,7 +43,7 @@ _CALL = "function_call"  # an answer whose text is a call
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 _TURN = frozenset({*("role", "from", "content", "value", "name", "weight", "train"), *_THOUGHTS})
 _TURN |= {"tool_calls", "tool_call_id", _CALL}
-_TEXTS = ("text", "input_text", "output_text")  # types of parts
+_TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
 
 
 class Dialogue(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ def _turns(row: Mapping[str, Any], unread: set[str]) -> tuple[list[DialogueTurn]
     if pair is None:
         keys = ", ".join(f'"{escaped(key, 40)}"' for key in sorted(row)[:8]) or "none"
         raise InvalidRunFile(
-            f"it is no dialogue that is known here: its keys are {keys}, and what is looked for is"
+            f"it is not a dialogue of a known form: its keys are {keys}, and what is looked for is"
             ' "messages", "conversations", or a pair such as "prompt" and "completion",'
             ' "instruction" and "output", "question" and "answer"'
         )
@@ -126,7 +126,7 @@ def _either(row: Mapping[str, Any], key: str, role: str) -> list[Any]:
 
 def _turn(raw: Any, unread: set[str]) -> DialogueTurn:
     if not isinstance(raw, Mapping):
-        raise InvalidRunFile("one of its turns is no table with a role and a content")
+        raise InvalidRunFile("one of its turns is not a table with a role and a content")
     unread |= {key for key in raw if key not in _TURN}
     said = str(raw.get("from") or raw.get("role") or "")
     role = _ROLES.get(said.lower())
@@ -160,7 +160,7 @@ def _content(found: Any) -> str:
     if found is None or isinstance(found, str):
         return found or ""
     if not isinstance(found, list):
-        raise InvalidRunFile("the content of one of its turns is no text")
+        raise InvalidRunFile("the content of one of its turns is not text")
     for part in found:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in _TEXTS or not isinstance(part.get("text"), str):
@@ -195,7 +195,7 @@ def _listed(row: Mapping[str, Any], key: str) -> list[Any]:
     """Return a list of a record; tables of texts hold it as JSON."""
     found = _parsed(row[key])
     if not isinstance(found, list):
-        raise InvalidRunFile(f'its "{key}" is no list')
+        raise InvalidRunFile(f'its "{key}" is not a list')
     return found
 
 

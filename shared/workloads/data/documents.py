@@ -28,13 +28,13 @@ _SUFFIXES = """
 .py .pyi .c .h .cc .cpp .hpp .rs .go .js .mjs .ts .tsx .jsx .java .kt .scala .swift
 .rb .php .pl .lua .r .jl .hs .ml .sh .bat .ps1 .sql
 """
-TEXT_SUFFIXES = frozenset(_SUFFIXES.split())  # what a directory is searched for
+TEXT_SUFFIXES = frozenset(_SUFFIXES.split())  # suffixes for which a directory is searched
 LINES_SUFFIXES = frozenset({".jsonl", ".ndjson"})
 _PIECE_CHARS = 4 << 20  # a larger file becomes several documents
 _LINE_BYTES_MAX = 16 << 20
 _HEAD_BYTES = 4096
 _CELLS = {".csv": ",", ".tsv": "\t"}
-_OTHER_KINDS = {  # by their first bytes, whatever their names say
+_OTHER_KINDS = {  # other formats, recognised by their first bytes, whatever the file's name
     b"\x1f\x8b": "it is compressed: unpack it first (gunzip)",
     b"BZh": "it is compressed: unpack it first (bunzip2)",
     b"\xfd7zXZ": "it is compressed: unpack it first (unxz)",
@@ -49,7 +49,7 @@ _OTHER_KINDS = {  # by their first bytes, whatever their names say
 _STDLIB_SKIPPED = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "pydoc_data"}
 )
-_STDLIB_TABLES = "encodings"  # generated tables, not text that anybody wrote
+_STDLIB_TABLES = "encodings"  # folder of generated tables
 
 
 class Document(msgspec.Struct, frozen=True):
@@ -100,7 +100,7 @@ def _directory(root: Path, skipped: Skipped) -> Iterator[Document]:
         if tables and (path.name == "README.md" or path.suffix == ".json"):
             continue  # these files describe the tables
         if path not in tables and path.suffix.lower() not in TEXT_SUFFIXES | LINES_SUFFIXES:
-            if not table_rows.is_table(path):  # a table of another split
+            if not table_rows.is_table(path):  # not a table of another split
                 others[path.suffix] += 1
             continue
         try:
@@ -191,7 +191,7 @@ def _text(path: Path, name: str) -> Iterator[Document]:
             while text := file.read(_PIECE_CHARS):
                 if not piece and "\0" in text[:_HEAD_BYTES]:
                     raise InvalidRunFile(
-                        f"{name}: it has bytes of zero: it is no text, or UTF-16 without its mark"
+                        f"{name}: it has bytes of zero: it is not text, or UTF-16 without its mark"
                         " (iconv -f utf-16le -t utf-8)"
                     )
                 text += file.readline(_PIECE_CHARS)
@@ -214,7 +214,7 @@ def _text(path: Path, name: str) -> Iterator[Document]:
 
 
 def _encoding(path: Path) -> str:
-    """Return UTF-16 for a file with its mark, as Windows writes; else UTF-8."""
+    """Return UTF-16 for a file that begins with its mark, as Windows writes it; else UTF-8."""
     with path.open("rb") as file:
         return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else UTF8
 

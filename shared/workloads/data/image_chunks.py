@@ -1,4 +1,4 @@
-"""Images on disk: a chunk is raw 8-bit pixels, image after image, each (C, H, W)."""
+"""Image chunks on disk: raw 8-bit pixels, image after image, each (C, H, W)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class Images:
         return len(self._rows)
 
     def read(self, start: int, stop: int) -> Pixels:
-        """Images [start, stop) of the list, (B, C, H, W). Raises InvalidRunFile for bad chunks."""
+        """Return images [start, stop) of the list, (B, C, H, W). Raises InvalidRunFile for bad
+        chunks.
+        """
         rows = self._rows[start:stop]
         out = np.empty((len(rows), *self._shape), np.uint8)
         for chunk in np.unique(rows[:, 0]).tolist():

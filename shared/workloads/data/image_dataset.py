@@ -1,5 +1,5 @@
-"""Build a dataset of images: pictures -> one size -> shuffled chunks, a held-out share, and a judge
-of generated ones.
+"""Build of a dataset of images: pictures -> one size -> shuffled chunks, a held-out share, and a
+judge of generated ones.
 
 Two runs over the same input give the same chunks. Pixels pass through a temporary file, so memory
 holds an index of the images and never all of them. Reading the sources is `pictures.py`, the format
@@ -33,16 +33,16 @@ _SIDES = (8, 512)
 _IMAGES_MIN = 32
 _CHUNK_BYTES = 8 << 20
 _CHUNKS_MAX = 4096  # a manifest must stay small
-_JUDGED = 4096  # images the judge learns from
+_JUDGED = 4096  # images on which the judge is trained
 _CLASSES_MAX = 1000
-_CLASS_IMAGES_MIN = 5  # with fewer on average, folders are no classes
+_CLASS_IMAGES_MIN = 5  # with fewer images on average, folders do not count as classes
 
 
 class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a build. `total` is 0 while it is not known yet."""
 
     stage: str  # "reading", "writing", "judge"
-    done: int  # images
+    done: int  # images that are done
     total: int
 
 
@@ -63,7 +63,7 @@ class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     licence: str = "unknown"
     source: str = ""
-    size: int = 64  # pixels, both sides
+    size: int = 64  # pixels of both sides
     channels: int = 3  # 1 = grey
     # images are shuffled across all chunks, so small chunks cost a task nothing
     chunk_images: int = 64
@@ -202,7 +202,7 @@ class _ImageScratch:
         return [rest[index] for index in order], by_digest[:held]
 
     def pixels(self, images: Iterable[_ScratchImage]) -> Iterator[Pixels]:
-        """Each image, (C, size, size)."""
+        """Yield each image, (C, size, size)."""
         size, shape = self.settings.image_bytes, (self.settings.channels, *[self.settings.size] * 2)
         for image in images:
             self._spool.seek(image.number * size)

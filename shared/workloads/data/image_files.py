@@ -22,8 +22,10 @@ from shared.errors import BadRequest
 Pixels = NDArray[np.uint8]  # (H, W) grey or (H, W, 3) colour
 Format = Literal["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"]
 
-SHOWN_PIXELS_MAX = 1 << 25  # of an image to show: 64 samples of 512 x 512 pixels have 17 million
-# The others are read of the organiser alone: the pixels are bounded, whatever a byte holds.
+# largest image that is shown: 64 samples of 512 x 512 pixels have 17 million
+SHOWN_PIXELS_MAX = 1 << 25
+# The other formats are read only from the organiser: the number of pixels is limited, not the
+# bytes.
 _PIXELS_PER_BYTE = {"PNG": 8 * 1032, "JPEG": 512}
 _PIXELS_PER_BYTE_MAX = 1 << 26
 _JPEG_SCAN = b"\xff\xda"  # begins a scan; within one 0xff is escaped
@@ -32,7 +34,7 @@ _JPEG_SCANS_MAX = 100  # progressive files have about ten, and each passes over 
 # pixels), 16 % smaller in 8 times the time (512 x 512 pixels).
 _COMPRESSION = 6
 
-# Pillow only warns of an image of more than 89 million pixels: refuse it.
+# Pillow only warns of an image of more than 89 million pixels; here it is refused.
 warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 
@@ -85,7 +87,8 @@ def _opened(data: bytes, formats: tuple[Format, ...], pixels_max: int) -> Image.
     if width * height > _PIXELS_PER_BYTE.get(image.format or "", _PIXELS_PER_BYTE_MAX) * len(data):
         raise BadRequest(f"{len(data)} bytes cannot hold the {width} x {height} pixels they claim")
     if image.format == "PNG":
-        image.verify()  # the check sums and the end, which decoding overlooks; it closes the image
+        # checks the sums and the end, which decoding overlooks, and closes the image
+        image.verify()
         image = Image.open(BytesIO(data), formats=formats)
     elif image.format == "JPEG" and data.count(_JPEG_SCAN) > _JPEG_SCANS_MAX:
         raise BadRequest(f"the image has more than {_JPEG_SCANS_MAX} scans")

@@ -23,7 +23,7 @@ from shared.workloads.data.skipped import Skipped, no_source, walk
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
-)  # what folders and archives are searched for
+)  # suffixes for which folders and archives are searched
 _FORMATS: tuple[Format, ...] = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _FILE_BYTES_MAX = 64 << 20
 _PIXELS_MAX = 1 << 26
@@ -117,7 +117,7 @@ def _file(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[Source
 
 
 def _archive(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[SourceImage]:
-    """The images in a zip file, one member at a time."""
+    """Yield the images in a zip file, one member at a time."""
     try:
         archive = zipfile.ZipFile(path)
     except Exception as error:  # damage shows as any of a dozen errors
@@ -146,7 +146,7 @@ def _member(
 ) -> bytes | None:
     try:
         with archive.open(member) as stream:
-            data = stream.read(_FILE_BYTES_MAX + 1)  # the size in the directory may be a lie
+            data = stream.read(_FILE_BYTES_MAX + 1)  # the size in the directory may be wrong
     except Exception as error:  # a damaged or encrypted member raises what its reader raises
         skipped.add(f"{name}: cannot be read ({error})")
         return None

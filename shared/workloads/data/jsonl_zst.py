@@ -1,4 +1,4 @@
-"""Records as zstd-compressed JSON lines: small, readable by anybody, and bounded when unpacked."""
+"""JSON lines compressed by zstd: small, readable by anybody, and limited in size when unpacked."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ _WINDOW_LOG_MAX = 27  # memory of the decoder: 128 MiB
 
 
 def pack(records: Iterable[msgspec.Struct]) -> bytes:
-    """One JSON line a record, compressed."""
+    """Return records as compressed JSON lines, one a record."""
     return zstd.compress(msgspec.json.Encoder().encode_lines(list(records)), _LEVEL)
 
 
 def unpack(data: bytes, kind: type[T], bytes_max: int, records_max: int) -> list[T]:
-    """The inverse of `pack`. Raises BadRequest, with the line, for damaged or too large ones."""
+    """Return the records of packed lines. Raises BadRequest, with the line, for damaged or too
+    large files.
+    """
     text = _expand(data, bytes_max)
     ends = text.count(b"\n") + text.count(b"\r")  # counted first: 256 MiB of them are 2 GiB of list
     if ends > 2 * records_max:
@@ -46,7 +48,7 @@ def _expand(data: bytes, bytes_max: int) -> bytes:
     try:
         found = decoder.decompress(data, max_length=bytes_max + 1)
     except zstd.ZstdError as error:
-        raise BadRequest(f"this is no compressed file: {error}") from error
+        raise BadRequest(f"this is not a compressed file: {error}") from error
     if len(found) > bytes_max:
         raise BadRequest(f"the file holds more than {bytes_max >> 20} MiB")
     if not decoder.eof or decoder.unused_data:
@@ -60,4 +62,4 @@ def _decoded(lines: list[bytes], kind: type[T]) -> Iterator[T]:
         try:
             yield reader.decode(line)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise BadRequest(f"line {number} is no record: {error}") from error
+            raise BadRequest(f"line {number} is not a record: {error}") from error

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from shared.errors import BadRequest
 
 _WORD = (1 << 64) - 1
-MIX = 16  # chunks that are shuffled together
+MIX = 16  # chunks whose samples are shuffled together
 # Samples that are mixed at once, in 0.5 GiB of memory: those of 16 chunks of the largest size in
 # windows of 16 tokens.
 GROUP_SAMPLES_MAX = 1 << 23
 _CHUNK_SAMPLES_MAX = 1 << 40
-_KEPT_GROUPS = 4  # a task walks forward: the last few groups are all it looks at again
+_KEPT_GROUPS = 4  # a task walks forward and only needs the last few groups again
 
 
 def permutation(count: int, seed: int, stream: int) -> NDArray[np.int64]:
@@ -74,7 +74,7 @@ class PassOrder:
         return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
 
     def chunks(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return the chunks that [start, stop) reads, first needed first: a task's downloads."""
+        """Return the chunks that [start, stop) reads, in the order in which a task needs them."""
         found: dict[int, None] = {}
         for group, first, last in self._pieces(start, stop):
             if (
@@ -113,7 +113,9 @@ class PassOrder:
         return self._chunks[group * self._mix : (group + 1) * self._mix]
 
     def _group(self, group: int) -> NDArray[np.int64]:
-        """All samples of a group in order, (n, 2). Raises BadRequest for too many at once."""
+        """Return all samples of a group in order, (n, 2). Raises BadRequest for too many at
+        once.
+        """
         rows = self._built.get(group)
         if rows is None:
             sizes = self._sizes[group * self._mix : (group + 1) * self._mix]

@@ -18,7 +18,7 @@ from shared.workloads.data.documents import LINES_SUFFIXES
 from shared.workloads.data.skipped import Skipped, no_source, walk
 
 _LINE_BYTES_MAX = 4 << 20
-_ARRAY_BYTES_MAX = 2 << 30  # of a file that is one array, and is read whole
+_ARRAY_BYTES_MAX = 2 << 30  # limit of a file that is one array, which is read whole
 _CELLS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = LINES_SUFFIXES | {".json", *_CELLS}
 
@@ -81,7 +81,7 @@ def _elements(path: Path, skipped: Skipped) -> Iterator[Record]:
     try:
         parts = decoder(list[msgspec.Raw]).decode(unmarked(path.read_bytes()))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRunFile(f"{path} is no array of JSON: {error}") from error
+        raise InvalidRunFile(f"{path} is not an array of JSON: {error}") from error
     for number, part in enumerate(parts, 1):
         yield from _decoded(bytes(part), f"{path} element {number}", skipped)
 

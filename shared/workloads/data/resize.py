@@ -16,7 +16,7 @@ _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def tile(images: Pixels, columns: int, gap: int = 2) -> Pixels:
-    """Images (N, C, H, W) in rows of `columns` on black, as (H', W') or (H', W', 3)."""
+    """Return images (N, C, H, W) in rows of `columns` on black, as (H', W') or (H', W', 3)."""
     N, C, H, W = images.shape
     rows = -(-N // columns)
     sheet = np.zeros((C, rows * (H + gap) + gap, columns * (W + gap) + gap), np.uint8)
@@ -28,7 +28,7 @@ def tile(images: Pixels, columns: int, gap: int = 2) -> Pixels:
 
 
 def grey(pixels: Pixels) -> Pixels:
-    """Brightness (H, W) of grey or colour pixels."""
+    """Return the brightness (H, W) of grey or colour pixels."""
     return pixels if pixels.ndim == 2 else (pixels[..., :3] @ _GREY).astype(np.uint8)
 
 

@@ -31,14 +31,14 @@ class Skipped:
             self.add(f"{folder}: files of other kinds were not read: {said}")
 
     def take(self, more: Skipped) -> None:
-        """Add the counts and sentences of another one."""
+        """Add the counts and sentences of another `Skipped`."""
         self.count += more.count - len(more.sentences)
         for sentence in more.sentences:
             self.add(sentence)
 
 
 def no_source(path: Path) -> InvalidRunFile:
-    """Return the refusal of a path that is no file and no folder."""
+    """Return the refusal of a path that is neither a file nor a folder."""
     if path.exists():
         return InvalidRunFile(f"{path}: it is neither a file nor a folder: save it as a file first")
     return InvalidRunFile(f"{path}: there is no such file or directory")
@@ -47,8 +47,8 @@ def no_source(path: Path) -> InvalidRunFile:
 def walk(
     root: Path, left_out: frozenset[str] = frozenset(), skipped: Skipped | None = None
 ) -> Iterator[Path]:
-    """Yield files below `root` in an order independent of the file system; hidden ones and links
-    are skipped: a link may lead out of the folder.
+    """Yield files below `root` in an order that does not depend on the file system. Hidden files
+    and links are skipped, since a link may lead out of the folder.
     """
     for path in sorted(root.iterdir(), key=lambda found: found.name):
         if path.name.startswith(".") or path.name in left_out:

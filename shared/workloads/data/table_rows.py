@@ -24,9 +24,9 @@ from shared.workloads.data.skipped import Skipped, walk
 
 SUFFIXES = frozenset({".parquet", ".arrow"})
 _BATCH_ROWS = 256
-_TOLD_BYTES_MAX = 1 << 20  # of a file that says where a dataset comes from
+_TOLD_BYTES_MAX = 1 << 20  # limit of a file that tells where a dataset comes from
 _SPLITS = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![a-z])")
-_CACHED = "cache-"  # files that the library keeps beside: results of maps, not the data
+_CACHED = "cache-"  # prefix of files in which the library caches results of maps, not data
 
 
 def is_table(path: Path) -> bool:

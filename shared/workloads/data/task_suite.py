@@ -26,7 +26,7 @@ BYTES_MAX = 4 << 20
 EXAMPLES_MAX = 2000
 CHOICES_MAX = 16
 PROMPT_BYTES_MAX = 16 << 10
-ANSWER_BYTES_MAX = 512  # of an answer or a choice
+ANSWER_BYTES_MAX = 512  # bytes of an answer or a choice
 TOKENS_MAX = 256
 
 Kind = Literal["choice", "exact"]
@@ -61,7 +61,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chance(self) -> float:
-        """Return the share that guessing gets right."""
+        """Return the share of right answers that guessing gives."""
         if self.kind == "exact":
             return 0.0
         return sum(1 / len(each.choices) for each in self.examples) / len(self.examples)

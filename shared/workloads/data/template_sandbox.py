@@ -21,11 +21,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
-TURNS, TURNS_EACH = 10_000, 500  # turns of loops and calls: a dialogue, and more for each message
+# turns of loops and calls: for a dialogue, and further ones for each message
+TURNS, TURNS_EACH = 10_000, 500
 TIME_S = 1.0  # CPU seconds
 SIZE_MAX = 4 << 20  # characters, elements or bits: a few times the largest dialogue
 _WIDTH = re.compile(r"[%).#0 +-](\d+)")  # width of a format
-_KEPT = "kept 5b1f9e"  # the filter of a block that a variable keeps
+_KEPT = "kept 5b1f9e"  # filter of a block that a variable keeps
 
 
 class Bounded(ImmutableSandboxedEnvironment):
@@ -54,7 +55,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         self._left, self._until = TURNS + TURNS_EACH * messages, thread_time() + TIME_S
 
     def turn(self) -> str:
-        """Count one call; does nothing else."""
+        """Count one call."""
         return ""
 
     def joined(self, *values: Any) -> str:

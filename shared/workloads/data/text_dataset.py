@@ -1,4 +1,4 @@
-"""Build a token dataset: documents -> tokenizer -> shuffled chunks, and a held-out share that
+"""Build of a token dataset: documents -> tokenizer -> shuffled chunks, and a held-out share that
 volunteers never get.
 
 Two runs over the same input give the same bytes. Text passes through a temporary file, so memory
@@ -38,8 +38,8 @@ from shared.workloads.data.tokenizer import (
 )
 
 _PART_MIN, _PART_MAX = 1 << 10, 256 << 10  # bytes of a part of a long document
-_TOKENIZER_BYTES = 64 << 20  # the tokenizer learns from at most this much
-_BATCH_BYTES = 1 << 20  # encoded at a time
+_TOKENIZER_BYTES = 64 << 20  # most text from which the tokenizer is trained
+_BATCH_BYTES = 1 << 20  # bytes that are encoded at a time
 
 
 class TextBuild(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ def build_text(
 
 
 class _TextScratch:
-    """The temporary file and where each part lies in it."""
+    """Temporary file, and where each part lies in it."""
 
     def __init__(self, spool: BinaryIO, parts: list[_DocumentPart]) -> None:
         self._spool = spool

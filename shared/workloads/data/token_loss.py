@@ -19,7 +19,7 @@ _EVAL_TOKENS = 32_768
 _EVAL_FLOPS = 6e11  # a quarter of a minute on a slow core
 _LOGITS_MAX = 16 << 20  # elements held at a time
 
-# Tokens (B, T + 1) to the loss of each target, (B, T), in nats.
+# Returns the loss of each target, (B, T), in nats, for tokens (B, T + 1).
 Losses = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
 
@@ -34,9 +34,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 def heldout_loss(
     losses: Losses, reading: Reading, heldout: Data, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:
-    """Divide the sum of the losses of all counted targets by their number: every target counts,
-    or of a dataset of dialogues those of answers. The windows depend on the model's shape and the
-    data alone; `budget_s` and `stop` only end it early.
+    """Return the mean loss of all counted targets: every target, or in a dataset of dialogues the
+    targets in answers. The windows depend only on the model's shape and the data; `budget_s` and
+    `stop` only end it early.
 
     "loss" in nats a token, "perplexity", "tokens" that were counted, "complete" 1 or 0, and
     "bits_per_byte" where the dataset knows its bytes a token. The chunks of `heldout` are the
@@ -48,7 +48,8 @@ def heldout_loss(
     windows = Windows(heldout, T, reading.vocab_size, rows)
     batch = max(1, min(16, _LOGITS_MAX // (T * reading.vocab_size)))
     ends = monotonic() + budget_s
-    least = LEARNT if dtype_of(heldout.manifest) == MARKED else 0  # smallest target that counts
+    # smallest value of a target that counts
+    least = LEARNT if dtype_of(heldout.manifest) == MARKED else 0
     total, counted, done = 0.0, 0, 0
     while done < len(windows) and not (counted and (stop() or monotonic() > ends)):
         size = min(batch, len(windows) - done)

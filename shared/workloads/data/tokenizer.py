@@ -1,4 +1,4 @@
-"""Tokens on disk and the tokenizer that made them.
+"""Tokens on disk, and the tokenizer that made them.
 
 A chunk is raw little-endian unsigned integers, nothing else: 16 bits a token, 32 when the
 vocabulary has more than 65,535. Chunks of one stream overlap by one token, so that every token but
@@ -30,10 +30,10 @@ _ENDS = (
     "</s>",
     "<eos>",
     "<|im_end|>",
-)  # of tokenizers made elsewhere
-VOCAB_MIN = 257  # every byte and the end of a text
+)  # names of end tokens in tokenizers made elsewhere
+VOCAB_MIN = 257  # every byte, and the end of a text
 VOCAB_MAX = 1 << 20
-FILE_BYTES_MAX = 64 << 20  # of a tokenizer.json
+FILE_BYTES_MAX = 64 << 20  # largest tokenizer.json
 _TOKEN_BYTES_MAX = 32  # longest token: keeps runs of blanks from eating the vocabulary
 _SCAN = 1 << 20  # tokens checked at a time
 _DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {
@@ -155,7 +155,9 @@ class ChunkWriter:
         self._rest, self._held = [stream], len(stream)
 
     def close(self) -> tuple[ChunkRef, ...]:
-        """Store the rest and return every chunk; a lone token predicts nothing: dropped."""
+        """Store the rest and return every chunk; a lone token, which has nothing to predict, is
+        dropped.
+        """
         if self._held > 1:
             self._store(np.concatenate(self._rest))
         self._rest, self._held = [], 0
@@ -177,13 +179,15 @@ def check_size(path: Path) -> None:
 
 
 def load_tokenizer(data: bytes) -> Tokenizer:
-    """The tokenizer of a `tokenizer.json`, set to encode plain text only. Raises InvalidRunFile."""
+    """Return the tokenizer of a `tokenizer.json`, set to encode plain text only. Raises
+    InvalidRunFile.
+    """
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_str(data.decode())
     except UnicodeDecodeError as error:
-        raise InvalidRunFile("this is no tokenizer.json: it is not UTF-8 text") from error
+        raise InvalidRunFile("this is not a tokenizer.json: it is not UTF-8 text") from error
     except Exception as error:  # the library raises plain Exception
         raise InvalidRunFile(f"this is not a tokenizer.json that can be read: {error}") from error
     tokenizer.no_truncation()
@@ -193,7 +197,9 @@ def load_tokenizer(data: bytes) -> Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
-    """A byte-level BPE of at most `vocab_size` tokens as tokenizer.json: same texts, same bytes."""
+    """Return a byte-level BPE of at most `vocab_size` tokens as tokenizer.json: the same texts give
+    the same bytes.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     if not VOCAB_MIN <= vocab_size <= VOCAB_MAX:

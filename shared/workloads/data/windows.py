@@ -14,8 +14,8 @@ from shared.workloads.data.tokenizer import TokenChunk, stored_type
 
 
 def windows_of(manifest: DatasetManifest, block_size: int, *, last: bool = False) -> list[int]:
-    """Return how many windows of `block_size` tokens and their targets each chunk gives; with
-    `last` including a shorter one at its end.
+    """Return how many windows of `block_size` tokens and their targets each chunk gives; `last`
+    counts a shorter window at its end too.
 
     Raises InvalidRunFile for a chunk whose bytes cannot be as many tokens as it claims: by this
     number memory is taken before a chunk is opened.
@@ -82,7 +82,7 @@ class Windows:
 def of_pass(
     order: PassOrder, start: int, stop: int, steps: int, batch_size: int
 ) -> NDArray[np.int64]:
-    """The samples of a task. Raises BadRequest unless they fill `steps` batches."""
+    """Return the samples of a task. Raises BadRequest unless they fill `steps` batches."""
     samples = stop - start
     if not (
         steps >= 1 and batch_size >= 1 and (steps - 1) * batch_size < samples <= steps * batch_size

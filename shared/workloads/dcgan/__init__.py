@@ -1,1 +1,1 @@
-"""A DCGAN on images."""
+"""Workload `dcgan`: a DCGAN on images."""

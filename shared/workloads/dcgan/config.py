@@ -1,4 +1,4 @@
-"""The shape of a DCGAN (Radford et al. 2016): its config, the schema of its weights, its cost.
+"""Shape of a DCGAN (Radford et al. 2016): its config, the schema of its weights, its cost.
 
 No torch here.
 
@@ -21,7 +21,7 @@ from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import DatasetManifest
 
 GENERATOR, DISCRIMINATOR = "generator", "discriminator"
-KERNEL = 4  # of every layer that doubles or halves
+KERNEL = 4  # kernel of every layer that doubles or halves the side
 
 
 class Layer(NamedTuple):
@@ -31,7 +31,7 @@ class Layer(NamedTuple):
     after: int
     kernel: int
     normed: bool  # batch norm follows
-    side: int  # of the larger of its two images
+    side: int  # side of the larger of its two images
 
 
 class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The shape of an image, (C, H, W)."""
+        """Return the shape of an image, (C, H, W)."""
         return self.channels, self.image_size, self.image_size
 
     @property
@@ -120,7 +120,7 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> Dcga
 
 
 def schema(config: DcganConfig) -> Schema:
-    """Every tensor of a version: both networks, each layer before its norm."""
+    """Return every tensor of a version: both networks, each layer before its norm."""
     return (
         *_network(f"{GENERATOR}.up", f"{GENERATOR}.norm", config.generator(), transposed=True),
         *_network(

@@ -30,8 +30,8 @@ _EVAL_FLOPS = 3e11  # ten seconds on a slow core
 _AT_ONCE = 64
 _ROW = 8  # images side by side, and as many rows
 _TEXT_ROW, _TEXT_ROWS, _TEXT_SIGNS = 4, 2, 36  # images a row, rows, characters
-_SURE = 0.5  # a class counts as drawn from this probability on
-_SHARE_MIN = 0.25  # and as covered from this part of its share among real images on
+_SURE = 0.5  # least probability at which a class counts as drawn
+_SHARE_MIN = 0.25  # least part of its share among real images at which a class counts as covered
 
 
 @torch.inference_mode()

@@ -29,7 +29,7 @@ class Dcgan(nn.Module):
         self.discriminator = nn.Sequential(OrderedDict(_discriminator(config.discriminator())))
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Images (B, C, S, S) of noise (B, L)."""
+        """Return images (B, C, S, S) of noise (B, L)."""
         out: Tensor = self.generator(noise[:, :, None, None])
         return out
 
@@ -41,7 +41,7 @@ class Dcgan(nn.Module):
 
 def _generator(layers: list[Layer]) -> Iterator[tuple[str, nn.Module]]:
     for index, layer in enumerate(layers):
-        # The first makes b x b of one point, the others double the side.
+        # The first layer makes b x b of one point, the others double the side.
         stride, padding = (1, 0) if index == 0 else (2, 1)
         yield (
             f"up{index}",
@@ -93,7 +93,7 @@ class Generator(nn.Module):
         self.generator = model.generator
 
     def forward(self, noise: Tensor) -> Tensor:
-        """Images (B, C, S, S) of noise (B, L)."""
+        """Return images (B, C, S, S) of noise (B, L)."""
         out: Tensor = self.generator(noise[:, :, None, None])
         return out
 

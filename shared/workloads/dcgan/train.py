@@ -38,12 +38,12 @@ from shared.workloads.training.device_differences import autocast, release, to_d
 from shared.workloads.training.learner import Learner
 from shared.workloads.training.seeded_random import normal
 
-_READ_S = 0.2  # on a GPU the figures are read this often
+_READ_S = 0.2  # interval of reading the figures on a GPU
 _PREVIEW_S = 2.0
 _PREVIEWED, _PREVIEW_SIGNS = 3, 54
 _PORTION_FLOPS = 9e9  # a third of a second on a slow core, so that a pause waits no longer
-_PORTION_MIN = 16  # images; statistics of fewer are poor
-_PORTION_LEAST = 4  # the same where memory is short
+_PORTION_MIN = 16  # least images of a portion, since statistics of fewer are poor
+_PORTION_LEAST = 4  # least images where memory is short
 _FIGURES = ("loss_d", "loss_g", "real_known", "fakes_known")
 _COUNTERS, _HALVED = "counters", "halved"
 
@@ -71,11 +71,11 @@ class DcganWork:
         self._portion = portion(min(job.batch_size, len(rows)), config)
         self._least = min(_PORTION_LEAST, self._portion)
         self._halved: list[int] = []  # turns done when memory was short
-        self._to_halve = deque(job.halved)  # the same of the machine whose task is recomputed
+        self._to_halve = deque(job.halved)  # turns of the machine whose task is recomputed
         self._step = 0
         self._turn = 0
-        self._in_turn = 0  # images of the turn in progress that are done
-        self._fakes: deque[Tensor] = deque()  # of this step, with the graph for the generator
+        self._in_turn = 0  # images of the present turn that are done
+        self._fakes: deque[Tensor] = deque()  # fakes of this step, with the graph for the generator
         self._frugal = False  # memory was short: fakes are drawn a second time, not kept
         self._now = torch.zeros(len(_FIGURES), device=device)  # figures of the step in progress
         self._figures = torch.zeros(job.steps, len(_FIGURES), device=device)
@@ -128,14 +128,15 @@ class DcganWork:
     def result(self) -> tuple[Result, dict[str, Tensor]]:
         figures = self._figures.tolist()
         self._refuse_nan(figures)
-        tenth = max(1, len(figures) // 10)  # at both ends, so that the two can be compared
+        tenth = max(1, len(figures) // 10)  # a tenth at both ends, so that the two can be compared
         head, means = (
             [sum(column) / tenth for column in zip(*part, strict=True)]
             for part in (figures[:tenth], figures[-tenth:])
         )
         metrics = dict(zip(_FIGURES, means, strict=True))
         rate = {"lr": self._learners[0].rate(self._step - 1)}
-        applied = rate if self._job.update == "delta" else {}  # else the server has its own
+        # otherwise the server applies its own rate
+        applied = rate if self._job.update == "delta" else {}
         report = Result(
             steps=self._step,
             samples=len(self._images),
@@ -180,7 +181,9 @@ class DcganWork:
         return _whole({name: learner.state() for name, learner in self._named()})
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Weights, statistics, optimisers, sums and counters. Raises RuntimeError within a step."""
+        """Return weights, statistics, optimisers, sums and counters. Raises RuntimeError within a
+        step.
+        """
         if self._in_turn or self._turn:
             raise RuntimeError("a snapshot is taken between steps")
         found = _whole({name: learner.snapshot() for name, learner in self._named()})
@@ -233,7 +236,7 @@ class DcganWork:
     def _micro(self, size: int) -> int:
         left = size - self._in_turn
         parts = -(-left // self._portion)
-        return -(-left // parts)  # equal parts: one image has no statistics
+        return -(-left // parts)  # equal parts, since a single image has no statistics
 
     def _noise(self, size: int, micro: int) -> Tensor:
         """Return the noise of the next images (micro, L), the same however the batch is cut."""
@@ -266,7 +269,8 @@ class DcganWork:
         """Return the fakes that the discriminator saw, kept or drawn again."""
         if self._fakes:
             return self._fakes.popleft()
-        with self._autocast, statistics_kept(self._model.generator):  # counted already
+        # its statistics were counted already
+        with self._autocast, statistics_kept(self._model.generator):
             return self._model.draw(self._noise(size, micro))
 
     def _fool(self, fakes: Tensor, share: float) -> None:
@@ -279,7 +283,7 @@ class DcganWork:
         self._now[1].add_(loss.detach().float(), alpha=share)
 
     def _finish_turn(self, size: int) -> bool:
-        """Apply the gradients of a whole turn. True when the step is over."""
+        """Apply the gradients of a whole turn. Return True when the step is over."""
         self._learners[self._turn].finish(self._step, size / len(self._images))
         self._in_turn = 0
         self._turn = 1 - self._turn
@@ -292,7 +296,7 @@ class DcganWork:
         return True
 
     def _preview(self, now: float) -> str:
-        """Return three of the fakes in dots, now and then."""
+        """Return three of the fakes in dots, from time to time."""
         if not self._fakes or now - self._shown_at < _PREVIEW_S:
             return ""
         self._shown_at = now
@@ -355,5 +359,5 @@ def _part(name: str, tensors: Weights) -> dict[str, Tensor]:
 
 
 def _whole(parts: Mapping[str, Weights]) -> dict[str, Tensor]:
-    """The inverse of `_part`."""
+    """Return all parts as one state, each under its name: the inverse of `_part`."""
     return {f"{name}/{key}": value for name, part in parts.items() for key, value in part.items()}

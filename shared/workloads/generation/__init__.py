@@ -1,1 +1,1 @@
-"""Generating text with a version: sampling, streaming, and many sequences at once."""
+"""Generation of text with a version: sampling, streaming, and many sequences at once."""

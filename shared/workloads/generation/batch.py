@@ -39,7 +39,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     ends: tuple[int, ...] = ()  # tokens that end it, beside the decoder's own
     logprobs: int | None = None
-    place: int = 0  # tokens of the answer that are in the prompt already
+    place: int = 0  # tokens of the answer that the prompt already holds
 
 
 class NextToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class NextToken(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     text: str = ""
     chosen: SampledToken | None = None
-    end: SampledToken | None = None  # that ended the sequence and is no part of its text
+    end: SampledToken | None = None  # token that ended the sequence and is not part of its text
     finish: Finish | None = None
 
 
@@ -94,8 +94,8 @@ class _RunningSequence:
     sequence: Sequence
     slot: int
     answer: Continuation
-    read: int = 0  # tokens of the prompt
-    last: int = 0  # token that is fed next
+    read: int = 0  # tokens of the prompt that were read
+    last: int = 0  # token to be read next
 
 
 class Batch:
@@ -169,8 +169,8 @@ class Batch:
                 return
 
     def _alike(self, room: int) -> list[_RunningSequence]:
-        """Return the next prompts where they are read faster at once: new ones, none that is read
-        already, and about as long as each other.
+        """Return waiting prompts that are faster to read together: none that is partly read or
+        known already, all of similar length.
         """
         known = {one.sequence.prompt for one in self._running.values()}
         found: list[_RunningSequence] = []

@@ -1,4 +1,6 @@
-"""Prompts to tokens and back, for a decoder; without a tokenizer text is token numbers."""
+"""Prompts as tokens and back, for a decoder; without a tokenizer, numbers in a text are its
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ DIGITS_MAX = 12
 
 
 class PromptText:
-    """Text half of a `Decoder`."""
+    """Text part of a `Decoder`."""
 
     def __init__(self, tokenizer: bytes | None, vocabulary: int) -> None:
         """Read a tokenizer.json, if there is one. Raises InvalidRunFile."""
@@ -65,18 +67,18 @@ class PromptText:
 
 
 def ending(reader: Reader, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the tokens, or else the texts, that end an answer of a template."""
+    """Return the tokens, or otherwise the texts, that end an answer in a template."""
     if not text.strip():
         return (), ()
     first = reader.encode(text, marks=True)[:1]
     if reader.decode(first):
         return (), (text.rstrip(),)
-    return tuple(first), ()  # a special token, which is no text
+    return tuple(first), ()  # a special token, which is not text
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return prompts as rows of one length. Padding is read after a prompt's end, so that it
-    changes nothing before, and the answer's tokens overwrite it.
+    changes nothing before it, and the answer's tokens overwrite it.
     """
     longest = max(map(len, prompts))
     return [[*each, *[0] * (longest - len(each))] for each in prompts]

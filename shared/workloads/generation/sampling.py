@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shared.errors import BadRequest
 
 Floats = NDArray[np.float64]
-SLACK = 0.02  # nats that logits of the same weights may differ by on other hardware
+SLACK = 0.02  # nats by which logits of the same weights may differ on other hardware
 
 
 class SampledToken(msgspec.Struct, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ class SuiteTally(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float:
-        """Standard error of the share, binomial."""
+        """Return the standard error of the share, binomial."""
         return standard_error(self.correct, self.examples)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-WINDOW = 8  # tokens before the new ones that are decoded again: a character has four bytes at most
+# tokens before the new ones that are decoded again, since a character has at most four bytes
+WINDOW = 8
 
 
 class StopStrings:
@@ -13,7 +14,7 @@ class StopStrings:
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._stop = tuple(each for each in stop if each)
-        self._held = ""  # might be the beginning of a stop string
+        self._held = ""  # text that may be the beginning of a stop string
         self.stopped = False
 
     def take(self, text: str) -> str:
@@ -28,7 +29,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def end(self) -> str:
-        """Return the held-back text: no more text comes."""
+        """Return the held-back text at the end of the text."""
         held, self._held = self._held, ""
         return held
 
@@ -40,7 +41,7 @@ class TextStream:
         self._decode = decode
         self._stops = StopStrings(stop)
         self._tokens: list[int] = []
-        self._whole = 0  # tokens whose text was taken
+        self._whole = 0  # tokens whose text was returned
 
     @property
     def stopped(self) -> bool:
@@ -53,7 +54,7 @@ class TextStream:
         return self._stops.take(text) if text else ""
 
     def end(self) -> str:
-        """Return the held-back text: no more tokens come."""
+        """Return the held-back text after the last token."""
         if self.stopped:
             return ""
         return self._stops.end() + self._new_text(last=True)

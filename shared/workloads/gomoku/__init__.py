@@ -1,1 +1,1 @@
-"""Gomoku by self-play, as AlphaZero learns."""
+"""Workload `gomoku`: Gomoku by self-play, as AlphaZero learns."""

@@ -79,7 +79,7 @@ class Seat:
 
 
 class Arena:
-    """`slots` seats, filled from `following` while it has plans; `players` may change."""
+    """Games in `slots` seats, filled from `following` while it has plans; `players` may change."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Arena:
     ) -> None:
         settings = SearchSettings(simulations=manner.simulations, noise=manner.noise)
         self.seats: list[Seat] = []
-        self.plies = 0  # searched so far
+        self.plies = 0  # moves that were searched so far
         self._rules = rules
         self._manner = manner
         self._slots = slots
@@ -128,7 +128,7 @@ class Arena:
         self._searching = False
 
     def _begin(self) -> bool:
-        """Fill the seats and start a search for all; False when no game is left."""
+        """Fill the seats and start a search in each; return False when no game is left."""
         while len(self.seats) < self._slots:
             plan = self._following()
             if plan is None:

@@ -1,5 +1,5 @@
-"""The shape of a Gomoku player: board, network, schema, cost, and the `[task]` options of its
-tasks. No torch here.
+"""Shape of a Gomoku player: board, network, schema, cost, and the `[task]` options of its tasks. No
+torch here.
 
 Names of tensors never change (old checkpoints stay readable): stem, blocks.{i}.one, blocks.{i}.two,
 policy, value.
@@ -84,10 +84,11 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
 class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The workload's own keys of `[task.options]`."""
 
-    games: Annotated[int, Meta(ge=1, le=4096)] = 32  # of one self-play task
-    simulations: Annotated[int, Meta(ge=2, le=10_000)] = 100  # a move
+    games: Annotated[int, Meta(ge=1, le=4096)] = 32  # games of one self-play task
+    simulations: Annotated[int, Meta(ge=2, le=10_000)] = 100  # simulations for each move
     slots: Annotated[int, Meta(ge=1, le=1024)] = 32  # games that advance together on one device
-    # moves drawn in proportion to their visits; then the most visited
+    # first moves of a game that are drawn in proportion to their visits; later ones are the most
+    # visited
     temperature_plies: Annotated[int, Meta(ge=0, le=1024)] = 12
     # at most so many random moves at the beginning of a game
     opening_plies: Annotated[int, Meta(ge=0, le=16)] = 2
@@ -96,14 +97,14 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
     window: Annotated[int, Meta(ge=1, le=1 << 20)] = 4096  # newest games that learners draw from
     window_min: Annotated[int, Meta(ge=1, le=1 << 20)] = 64  # games before the first learn task
     chunk: Annotated[int, Meta(ge=1, le=4096)] = 64  # games sealed into one immutable chunk
-    # how often a position is learnt from, about: paces learners by new games
+    # times that a position is learnt from, about; paces learners by new games
     reuse: Annotated[float, Meta(ge=0.01, le=1000)] = 4.0
     # games accepted and not yet learnt from; above it no self-play is handed out
     queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 2048
     learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks at once
     # a game may have begun at most this many published versions ago
     lag: Annotated[int, Meta(ge=0, le=1000)] = 2
-    # of one evaluate task, both colours of each opening
+    # games of one evaluate task, with both colours of each opening
     match_games: Annotated[int, Meta(ge=2, le=1024)] = 16
     match_simulations: Annotated[int, Meta(ge=2, le=10_000)] = 64
     # versions from one match to the next; 0 = no matches
@@ -127,7 +128,7 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def match_manner(self) -> Manner:
-        """Return the rules of matches: always the most visited move, nothing by chance."""
+        """Return the rules of matches: always the most visited move, without chance."""
         return Manner(
             simulations=self.match_simulations, temperature_plies=0, noise=0.0, match=True
         )
@@ -139,7 +140,7 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def schema(config: GomokuConfig) -> Schema:
-    """Every tensor of a version, in the order of the model's own parameters."""
+    """Return every tensor of a version, in the order of the model's own parameters."""
     return tuple(TensorSpec(name, shape) for name, shape in _shapes(config))
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _FILLED = (
     1 / 4
-)  # of the board when a game ends, about: only the first estimate of what a game costs
+)  # stones on the board when a game ends, about; only the first estimate of a game's cost
 
 
 class GomokuGames(Games):

@@ -19,13 +19,13 @@ from shared.workloads.gomoku.play import ADVANCE_S, PlayWork
 from shared.workloads.gomoku.records import GameRecord, Manner, score
 from shared.workloads.gomoku.rules import BoardRules, Position, drawing
 
-OPPONENT = "opponent"  # the asset of a match task with the weights of the other version
+OPPONENT = "opponent"  # asset of a match task with the weights of the other version
 
 Held = Weights
 
 
 def plan(rules: BoardRules, game: int, one: str, other: str) -> GamePlan:
-    """Game `game` of a match: `one` has the first stones in even games."""
+    """Return the plan of game `game` of a match: `one` has the first stones in even games."""
     players = (one, other) if game % 2 == 0 else (other, one)
     return GamePlan(game=game, seed=0, players=players, opening=fixed(rules, game // 2))
 
@@ -78,7 +78,7 @@ def meet(config: GomokuConfig, manner: Manner, weights: tuple[Held, Held], games
 
 
 def exhibition(config: GomokuConfig, weights: Held, seed: int) -> Sample:
-    """A game of a version against itself."""
+    """Return a game of a version against itself."""
     manner = Manner(simulations=64, temperature_plies=0, noise=0.0)
     players = {"one": NetEvaluator(config, weights, "cpu")}
     plans = [plan(config.rules, 2 * (seed % 1000), "one", "one")]

@@ -1,4 +1,4 @@
-"""The network of a Gomoku player: a residual trunk, a policy over the cells and the value of the
+"""Network of a Gomoku player: a residual trunk, a policy over the cells and the value of the
 position.
 
 Without normalisation layers: a residual branch begins as zero, so that depth costs no stability, a
@@ -96,7 +96,9 @@ class GomokuNet(nn.Module):
 
 
 def build(config: GomokuConfig, weights: Weights, device: str) -> GomokuNet:
-    """The model with a copy of `weights` on `device`. Raises InvalidFrame for another's."""
+    """Return the model with a copy of `weights` on `device`. Raises InvalidFrame for weights of
+    another network.
+    """
     with torch.device("meta"):
         model = GomokuNet(config)
     expected = {spec.name: spec.shape for spec in schema(config)}
@@ -114,7 +116,7 @@ def build(config: GomokuConfig, weights: Weights, device: str) -> GomokuNet:
 
 
 def read_weights(path: Path, config: GomokuConfig) -> dict[str, Tensor]:
-    """The weights in a file. Raises InvalidFrame when they are of another network."""
+    """Return the weights in a file. Raises InvalidFrame when they are of another network."""
     frame = open_frame(path, schema(config), copy_on_write=True)
     return {name: torch.from_numpy(frame.array(name)) for name in frame}
 
@@ -123,7 +125,7 @@ class NetEvaluator:
     """Network as the search queries it: boards of the player to move in, logits and values out."""
 
     def __init__(self, config: GomokuConfig, weights: Weights, device: str) -> None:
-        self.positions = 0  # evaluated so far
+        self.positions = 0  # positions evaluated so far
         self._device = device
         self._model = build(config, weights, device).requires_grad_(False).train(False)
         self._batch = _GPU_BATCH
@@ -133,7 +135,7 @@ class NetEvaluator:
 
     @torch.inference_mode()
     def __call__(self, boards: Boards) -> tuple[Floats, Floats]:
-        """`boards` (B, A) -> logits (B, A), values (B,)."""
+        """Return logits (B, A) and values (B,) of `boards` (B, A)."""
         self.positions += len(boards)
         tensor = torch.from_numpy(boards)
         parts = [
@@ -145,7 +147,7 @@ class NetEvaluator:
         return logits, values
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy on the CPU."""
+        """Return a copy of the weights on the CPU."""
         return {name: to_host(value) for name, value in self._model.named_parameters()}
 
     def move(self, device: str) -> None:

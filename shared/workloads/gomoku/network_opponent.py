@@ -15,9 +15,9 @@ from shared.workloads.gomoku.randomness import fractions, words
 from shared.workloads.gomoku.rules import Position
 from shared.workloads.gomoku.search import Search, SearchSettings
 
-SIMULATIONS = (16, 200, 1600)  # of the three levels
+SIMULATIONS = (16, 200, 1600)  # simulations of the three levels
 _LEAVES = 8
-_SLOPPY = 0.35  # the easiest level plays the network's second thought this often
+_SLOPPY = 0.35  # probability with which the easiest level plays the second-best move
 
 
 class GomokuOpponent:

@@ -100,7 +100,7 @@ class PlayWork(ABC):
         """Do nothing; see `snapshot`."""
 
     def _next_plan(self) -> GamePlan | None:
-        """The next game of the task, if there is one."""
+        """Return the next game of the task, if there is one."""
         if self._following >= self._job.stop:
             return None
         self._following += 1

@@ -1,4 +1,4 @@
-"""Chance of self-play as a function of seeds, the same on every machine and in every release of
+"""Chance in self-play as a function of seeds, the same on every machine and in every release of
 NumPy.
 
 Only the raw words of Philox 4x64-10 (Salmon et al. 2011) are used: they are fixed by definition,
@@ -12,29 +12,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 _WORD = (1 << 64) - 1
-_TRIES = 4  # of the rejection sampler: each is refused in fewer than one case in twenty
+_TRIES = 4  # tries of the rejection sampler: each fails in fewer than one case in twenty
 # Dirichlet: alpha is this over the number of legal moves (Silver et al. 2017)
 _CONCENTRATION = 10.0
 
 
 def words(seed: int, stream: int, count: int) -> NDArray[np.uint64]:
-    """The first `count` words of a stream."""
+    """Return the first `count` words of a stream."""
     key = np.array([seed & _WORD, stream & _WORD], np.uint64)
     return np.random.Philox(key=key, counter=0).random_raw(count)
 
 
 def game_seed(task_seed: int, game: int) -> int:
-    """The seed of one game of a task."""
+    """Return the seed of one game of a task."""
     return int(words(task_seed, game, 1)[0])
 
 
 def fractions(raw: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Words as numbers above 0 and below 1."""
+    """Return words as numbers above 0 and below 1."""
     return ((raw >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
 def dirichlet(seed: int, ply: int, legal: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Noise over the legal cells of a root, zero elsewhere, (A,)."""
+    """Return noise over the legal cells of a root, zero elsewhere, (A,)."""
     cells = len(legal)
     alpha = _CONCENTRATION / max(1, int(legal.sum()))
     raw = words(seed, 2 * ply, cells * (3 * _TRIES + 1)).reshape(3 * _TRIES + 1, cells)
@@ -54,7 +54,7 @@ def dirichlet(seed: int, ply: int, legal: NDArray[np.bool_]) -> NDArray[np.float
 
 
 def draw(visits: NDArray[np.int32], seed: int, ply: int, temperature_plies: int) -> int:
-    """Return self-play's move after a search: by visits at first, then the most visited."""
+    """Return self-play's move after a search: at first drawn by visits, later the most visited."""
     if ply >= temperature_plies:
         return int(visits.argmax())
     total = int(visits.sum())

@@ -1,4 +1,4 @@
-"""Records of games: submitted by players, checkable by anybody without a network.
+"""Records of games: submitted by players; anybody can check them without a network.
 
 The moves, the raw visits of every search and the seed that chance came from stand in a record. Each
 move can thus be held against the visits that it was drawn from, and any position can be searched
@@ -26,7 +26,7 @@ GAMES_MAX = 4096
 
 
 class InvalidGame(BadRequest):
-    """This game cannot be what was asked for."""
+    """Raised for a game that cannot be the one asked for."""
 
 
 class GameRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,7 +34,7 @@ class GameRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     game: int  # its number among all games of the run
     seed: int
-    version: int  # that played it, from its first move to its last
+    version: int  # version that played it, from its first move to its last
     weights: str  # SHA-256 of the published weights of that version
     moves: tuple[int, ...]
     visits: tuple[tuple[int, ...], ...]
@@ -42,7 +42,7 @@ class GameRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     opening: int = 0  # moves at the beginning that were given, not searched
     against: int = -1  # in a match: the version of the other player
     began_s: float = 0.0  # seconds after the task had begun
-    device: str = "cpu"  # kind
+    device: str = "cpu"  # kind of device
 
 
 class Manner(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,9 @@ def flat(visits: NDArray[np.int32]) -> tuple[int, ...]:
 
 
 def counts(row: Sequence[int], cells: int) -> NDArray[np.int32]:
-    """The inverse of `flat`, (A,). Raises InvalidGame unless a distribution over the board."""
+    """Return the counts of all cells (A,) of a record. Raises InvalidGame unless they are a
+    distribution over the board.
+    """
     pairs = np.asarray(row, np.int64).reshape(-1)
     if not pairs.size or pairs.size % 2:
         raise InvalidGame("the visits of a move are pairs of a cell and a count")
@@ -167,7 +169,7 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def positions(records: Sequence[GameRecord], rules: BoardRules) -> Positions:
-    """All searched positions of `records` in order.
+    """Return all searched positions of `records` in order.
 
     The records were checked when they came in: here only that they take no more memory than their
     moves. Raises InvalidGame.

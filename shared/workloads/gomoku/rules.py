@@ -20,7 +20,7 @@ from shared.workloads.games import COLUMNS, cell_name
 
 SIZE_MAX = 25
 OUTSIDE = 2
-# Opposite directions stand side by side, so that a line is a pair.
+# Opposite directions are neighbours, so that a line is a pair.
 _DIRECTIONS = ((0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))
 
 Boards = NDArray[np.int8]
@@ -38,7 +38,7 @@ class BoardRules(msgspec.Struct, frozen=True):
 
 
 class IllegalMove(BadRequest):
-    """This move is not legal."""
+    """Raised for an illegal move."""
 
 
 @lru_cache(maxsize=16)

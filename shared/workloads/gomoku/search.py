@@ -32,7 +32,7 @@ Rows = NDArray[np.intp]
 
 _NONE = -1
 _PENDING, _OPEN, _ENDED = 0, 1, 2  # states of a row
-_SCORED = 256  # rows whose moves are compared at once: they fit into the cache of a core
+_SCORED = 256  # rows whose moves are compared at once, so that they fit into a core's cache
 
 
 class Evaluator(Protocol):
@@ -45,7 +45,7 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the search for a move."""
 
     simulations: int = 100
-    leaves: int = 1  # of one game in one batch
+    leaves: int = 1  # leaves of one game in one batch
     exploration: float = 1.5  # c
     fpu: float = 0.2
     noise: float = 0.0  # share of the noise in the priors of the root
@@ -62,7 +62,7 @@ class _Paths(msgspec.Struct, frozen=True, kw_only=True):
     rows: Rows
     moves: Rows
     leaves: Rows
-    signs: Floats  # whether the value of the leaf is for whoever moves here, or for the other
+    signs: Floats  # whether the value of the leaf is for the player to move here, or for the other
     fresh: Rows  # leaves that must be evaluated, once each
 
 
@@ -72,7 +72,7 @@ class Search:
     def __init__(self, rules: BoardRules, settings: SearchSettings, games: int) -> None:
         self.rules = rules
         self.settings = settings
-        self.simulated = 0  # simulations finished, of each game
+        self.simulated = 0  # finished simulations of each game
         self._per_game = settings.simulations + 1
         rows, cells = games * self._per_game, rules.cells
         self._q = np.empty((rows, cells), np.float32)
@@ -80,16 +80,17 @@ class Search:
         self._n = np.empty((rows, cells), np.int32)
         self._next = np.empty((rows, cells), np.int32)
         self._total = np.empty(rows, np.float32)  # N
-        self._tried = np.empty(rows, np.float32)  # sum of the priors that were visited
-        self._value = np.empty(rows, np.float32)  # of the position, for whoever is to move
+        self._tried = np.empty(rows, np.float32)  # sum of the priors of visited moves
+        self._value = np.empty(rows, np.float32)  # value of the position for the player to move
         self._end = rows  # index of the extra row that stands for "none"
         self._best = np.empty(rows, np.intp)  # the move with the highest score
-        self._below = np.full(rows + 1, self._end, np.intp)  # where it leads, if that is open
+        # row to which that move leads, if the row is open
+        self._below = np.full(rows + 1, self._end, np.intp)
         self._state = np.full(rows + 1, _PENDING, np.int8)
         self._mover = np.empty(rows, np.int8)
         self._stones = np.empty(rows, np.int32)
         self._boards = empty(rules, rows)
-        self._used = np.zeros(games, np.intp)  # rows of each game
+        self._used = np.zeros(games, np.intp)  # rows that each game uses
         self._scores = np.empty((2, _SCORED, cells), np.float32)
         self._roots: Rows = np.empty(0, np.intp)
         self._noise: Floats | None = None

@@ -33,7 +33,7 @@ class Version(NamedTuple):
 
 
 class Half(msgspec.Struct, frozen=True, kw_only=True):
-    """A game in progress, as a snapshot keeps it."""
+    """Game in progress, as a snapshot stores it."""
 
     plan: GamePlan
     moves: tuple[int, ...]
@@ -59,7 +59,7 @@ class SelfPlayWork(PlayWork):
         super().__init__(job, self._options.manner(), device)
         self._versions: dict[str, Version] = {}
         self._newest = self._join(weights, Version(job.base_version, job.base_sha256))
-        self._evaluated = 0  # positions, by players who have left
+        self._evaluated = 0  # positions that removed players evaluated
 
     def advance(self) -> Progress:
         """Play for a quarter of a second."""
@@ -68,7 +68,7 @@ class SelfPlayWork(PlayWork):
         return progress
 
     def swap(self, weights: Weights, version: int, sha256: str) -> None:
-        """Play games that begin from now on with this version."""
+        """Use this version in games that begin from now on."""
         if version > self._versions[self._newest].number:
             self._newest = self._join(weights, Version(version, sha256))
             self._dismiss()

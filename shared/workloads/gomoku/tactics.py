@@ -1,4 +1,4 @@
-"""Positions with known answers: a measure of sight without search.
+"""Tactical positions with known answers: they measure a network without search.
 
     win      complete the row now
     block    the other would complete one: there is one cell to prevent it
@@ -22,9 +22,9 @@ from shared.workloads.gomoku.rules import BoardRules, Boards, rays
 from shared.workloads.gomoku.search import Evaluator
 
 KINDS = ("win", "block", "attack", "defend")
-EACH = 32  # positions of a kind, unless more are asked for
+EACH = 32  # default number of positions of a kind
 _SEED = 0x60_40_B0
-_TRIES = 125  # boards looked at for each position; on the smallest boards some kinds are rare
+_TRIES = 125  # boards that are tried for each position; on the smallest boards some kinds are rare
 
 
 class TacticsSuite(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,8 @@ def kind_of(rules: BoardRules, board: NDArray[np.int8]) -> tuple[str, NDArray[np
     if mine.any():
         return "win", mine
     if theirs.any():
-        return ("block", theirs) if theirs.sum() == 1 else ("", nothing)  # else it is lost
+        # otherwise the game is lost
+        return ("block", theirs) if theirs.sum() == 1 else ("", nothing)
     attack = forking(rules, board[None], 1)[0]
     if attack.any():
         return "attack", attack
@@ -175,7 +176,7 @@ def _scene(rules: BoardRules, number: int) -> NDArray[np.int8]:
 
 
 def _near(rules: BoardRules, board: NDArray[np.int8]) -> NDArray[np.intp]:
-    """Empty cells within two of a stone."""
+    """Return the empty cells within two of a stone."""
     stones = np.flatnonzero(board)
     around = rays(rules)[stones][:, :, :2].reshape(-1)
     cells = np.unique(around[around < rules.cells])

@@ -1,4 +1,4 @@
-"""Learning from games, one task on one device.
+"""Training on games: one task on one device.
 
 A task draws its positions from a window of sealed chunks, each time turned or mirrored at random;
 nothing is taken out of the window, so any number of learners may work at once. Shapes: B positions,
@@ -22,7 +22,8 @@ from shared.workloads.gomoku.rules import symmetries
 from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
-_ILLEGAL = -1e9  # in place of minus infinity, which times a probability of zero is no number
+# stands for minus infinity, whose product with a probability of zero is not a number
+_ILLEGAL = -1e9
 
 
 def window(data: Data, config: GomokuConfig) -> Positions:

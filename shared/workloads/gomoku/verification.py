@@ -26,9 +26,9 @@ from shared.workloads.gomoku.search import Evaluator, Search, SearchSettings
 
 BATCH = 64  # positions searched together
 FIRST = 2  # positions of each game that are searched again
-MORE = 8  # and so many more when one of them differs
-APART = 0.05  # total variation between two distributions of visits that are not the same search
-AGREE = 0.8  # share of the searched positions of a game that must be the same search
+MORE = 8  # further positions that are searched when one of them differs
+APART = 0.05  # total variation from which on two distributions of visits are not of the same search
+AGREE = 0.8  # share of a game's searched positions that must be of the same search
 # Share and number of a file's first-searched positions that may differ: honest files have at most
 # 1 %, and a few invented moves in every game add up to more.
 DIFFER, DIFFER_MIN = 0.04, 3
@@ -39,10 +39,11 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
     rules: BoardRules
     manner: Manner
-    hashes: Mapping[int, str]  # of the published weights of each version that may have played
+    # hashes of the published weights of each version that may have played
+    hashes: Mapping[int, str]
     player: Callable[[int], Evaluator]
     seed: int  # secret until the games are in: chooses the positions
-    share: float = 0.0  # of the positions of each game, where that is more than `FIRST`
+    share: float = 0.0  # share of each game's positions, where it is more than `FIRST`
 
 
 class Spot(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +118,7 @@ def numbering(records: Sequence[GameRecord], job: Job, *, match: bool) -> dict[i
 
 
 def gap(one: NDArray[np.int32], other: NDArray[np.int32]) -> float:
-    """Total variation between two distributions of visits, 0 ... 1."""
+    """Return the total variation between two distributions of visits, 0 ... 1."""
     return float(np.abs(one / one.sum() - other / other.sum()).sum()) / 2
 
 

@@ -117,7 +117,7 @@ class GomokuWorkload(Workload):
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
-        """A game of this version against itself."""
+        """Return a game of this version against itself."""
         from shared.workloads.gomoku.match import exhibition
 
         return exhibition(GomokuConfig.from_dict(config), weights, seed)

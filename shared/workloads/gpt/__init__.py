@@ -1,1 +1,1 @@
-"""A GPT on text."""
+"""Workload `gpt`: a GPT on text."""

@@ -1,4 +1,4 @@
-"""The shape of a GPT: its config, the schema of its weights, its cost.
+"""Shape of a GPT: its config, the schema of its weights, its cost.
 
 No torch here: a command line may ask.
 
@@ -39,12 +39,13 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
     n_layer: Annotated[int, Meta(ge=1, le=512)] = 6
     n_head: Annotated[int, Meta(ge=1, le=512)] = 6
     n_embd: Annotated[int, Meta(ge=1, le=1 << 15)] = 384
-    # of embeddings and residual branches; never of attention weights (fused kernels stay usable)
+    # dropout of embeddings and residual branches, not of attention weights, so that fused kernels
+    # stay usable
     dropout: float = 0.1
     tie_head: bool = True  # the head is the token embedding
     bias: bool = False
     architecture: Literal["gpt2", "llama"] = "gpt2"
-    n_kv_head: int | None = None  # of llama: heads of keys and values; None: as many as n_head
+    n_kv_head: int | None = None  # heads of keys and values of a llama; None = as many as n_head
 
     def __post_init__(self) -> None:
         if self.n_embd % self.n_head:
@@ -94,7 +95,7 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
         return read_table(raw, cls, "[model]")
 
     def to_dict(self) -> dict[str, Any]:
-        """The table with every default written out."""
+        """Return the table with every default written out."""
         return msgspec.structs.asdict(self)
 
 
@@ -136,7 +137,7 @@ def _fitting(raw: Mapping[str, Any], manifest: DatasetManifest) -> Mapping[str, 
 
 
 def schema(config: GptConfig) -> Schema:
-    """Every tensor of a version, in the order of the model's own parameters."""
+    """Return every tensor of a version, in the order of the model's own parameters."""
     return tuple(TensorSpec(name, shape) for name, shape in _shapes(config))
 
 

@@ -48,7 +48,7 @@ class GptDecoder(PromptText):
         given = torch.tensor([list(tokens)], device=self._device)
         x, turn = self._model.placed(given, slice(start, stop))  # (1, T, C)
         seen: Tensor | None = None
-        if start:  # what was read before is seen by all, the new tokens by those after them
+        if start:  # all new tokens see what was read before, and each the new tokens before it
             seen = torch.ones(len(tokens), stop, dtype=torch.bool, device=self._device)
             seen = seen.tril(diagonal=start)
         for layer, block in enumerate(self._blocks):
@@ -121,7 +121,7 @@ class GptDecoder(PromptText):
 
 
 def _lay_out(model: Gpt) -> None:
-    """Store weights that make more numbers than they read column by column.
+    """Store column by column the weights that give more numbers than they read.
 
     Of one or two rows such a product takes a third to three quarters of the time (MKL, one thread);
     of sixteen the same.

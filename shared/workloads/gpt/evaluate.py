@@ -27,14 +27,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_k: int = 40
 
 
-# The same, as the library transformers is told.
+# The same settings in the form of the library transformers.
 DRAWN = f"do_sample=True, temperature={Sampling().temperature}, top_k={Sampling().top_k}"
 
 
 def evaluate(
     config: GptConfig, weights: Weights, heldout: Data, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:
-    """Metrics of a version; see `heldout_loss`."""
+    """Return the metrics of a version; see `heldout_loss`."""
     return heldout_loss(_losses(config, weights), _reading(config), heldout, budget_s, stop)
 
 
@@ -58,7 +58,9 @@ def _losses(config: GptConfig, weights: Weights) -> Losses:
 
 
 class TextGenerator:
-    """A model that answers prompts on the CPU; without a tokenizer text is token numbers."""
+    """Model that answers prompts on the CPU; without a tokenizer, numbers in a text are its
+    tokens.
+    """
 
     def __init__(self, config: GptConfig, weights: Weights, tokenizer: bytes | None) -> None:
         self._config = config

@@ -1,4 +1,4 @@
-"""The GPT itself: a pre-norm decoder.
+"""GPT: a pre-norm decoder.
 
 Shapes: B windows, T tokens, C width, H heads (K of keys and values), D = C / H, V vocabulary.
 Weights are float32; autocast is the caller's.
@@ -16,7 +16,7 @@ from shared.workloads.base import Weights
 from shared.workloads.gpt.config import GptConfig, schema
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
 
-EPSILON = 1e-5  # of the norms
+EPSILON = 1e-5  # epsilon of the norms
 ROTARY_BASE = 10_000.0  # the slowest pair turns once in about so many places
 
 
@@ -72,12 +72,15 @@ class Attention(nn.Module):
         q, k, v = self.split(x, turn)
         if kept is not None:
             k, v = kept.extend(k, v)
-        # A lone new token may look at everything kept; several tokens come only while nothing is.
+        # A single new token may look at everything kept; several tokens are only read while nothing
+        # is kept.
         return self.attend(q, k, v, causal=kept is None or x.shape[1] > 1)
 
 
 def rotary(places: int, width: int) -> Tensor:
-    """Cosines and sines (2, places, D) by which a head's first half turns against its second."""
+    """Return cosines and sines (2, places, D) by which a head's first half turns against its
+    second.
+    """
     steps = ROTARY_BASE ** (-torch.arange(0, width, 2, device="cpu", dtype=torch.float32) / width)
     angles = torch.outer(torch.arange(places, device="cpu", dtype=torch.float32), steps)
     angles = torch.cat([angles, angles], dim=-1)
@@ -200,11 +203,11 @@ class Gpt(nn.Module):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores (..., V) of hidden states (..., C)."""
+        """Return the scores (..., V) of hidden states (..., C)."""
         return F.linear(hidden, self.tok_emb.weight if self._tied else self.head.weight)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean loss in nats a token; `tokens` and `targets` are (B, T)."""
+        """Return the mean loss in nats a token; `tokens` and `targets` are (B, T)."""
         return self.losses(tokens, targets).mean()
 
     def losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -214,7 +217,9 @@ class Gpt(nn.Module):
 
 
 def build(config: GptConfig, weights: Weights, device: str) -> Gpt:
-    """A model on `device` with its own copy of `weights`. Raises InvalidFrame for another's."""
+    """Return a model on `device` with its own copy of `weights`. Raises InvalidFrame for weights of
+    another model.
+    """
     own: dict[str, Tensor] = {}
     for spec in schema(config):
         found = weights.get(spec.name)

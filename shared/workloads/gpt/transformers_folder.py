@@ -1,4 +1,4 @@
-"""A folder that `AutoModelForCausalLM` and `AutoTokenizer` of the library transformers load.
+"""Folder that `AutoModelForCausalLM` and `AutoTokenizer` of the library transformers load.
 
 Needs torch only; the library is for those who load it.
 """
@@ -19,7 +19,7 @@ _ARCHITECTURES = {"gpt2": gpt2, "llama": llama}
 
 
 def converted(config: GptConfig, weights: Weights, wanted: FormatWanted) -> Converted:
-    """The tensors and files of the folder."""
+    """Return the tensors and files of the folder."""
     tokenizer, dtype = wanted.tokenizer, wanted.dtype or "float32"
     architecture = _ARCHITECTURES[config.architecture]
     end = end_of_text(load_tokenizer(tokenizer)) if tokenizer is not None else None

@@ -34,7 +34,8 @@ from shared.workloads.training.seeded_random import normal
 if TYPE_CHECKING:
     import torch
 
-# Keys of `[plan]` that say how updates become versions: who sets one has a way of merging in mind.
+# Keys of `[plan]` that say how updates become versions; a file that sets one keeps its own way of
+# merging.
 _OWN_WAY = frozenset(
     (
         "preset",

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from shared.workloads.generation.sampling import agrees, uniform
 
-SLACK = 0.1  # nats that a log-probability may differ by on other hardware
-FAULTS, SHARE = 3, 0.005  # so many faulty tokens, and this share, are within honest arithmetic
+SLACK = 0.1  # nats by which a log-probability may differ on other hardware
+# honest arithmetic has at most so many faulty tokens and this share
+FAULTS, SHARE = 3, 0.005
 
 
 def faults(

@@ -19,7 +19,7 @@ FILE_BYTES_MAX = 256 << 20
 GROUPS_MAX = 4096
 LOWEST = 16.0  # nats: log-probabilities below -LOWEST are written as that
 STEPS = 255
-WIDTHS = (np.dtype("u1"), np.dtype("<u2"), np.dtype("<u4"))  # of the tokens of a record
+WIDTHS = (np.dtype("u1"), np.dtype("<u2"), np.dtype("<u4"))  # types of the tokens of a record
 
 
 class InvalidGroup(BadRequest):
@@ -30,9 +30,9 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """All answers to one problem, one after the other."""
 
     problem: int  # its number among all problems of the run
-    version: int  # that wrote them, from the first token to the last
+    version: int  # version that wrote the answers, from the first token to the last
     weights: str  # SHA-256 of the published weights of that version
-    lengths: tuple[int, ...]  # tokens of each answer, the one that ends it included
+    lengths: tuple[int, ...]  # tokens of each answer, including its end
     tokens: bytes  # see `packed`
     logprobs: bytes  # see `quantised`
     began_s: float = 0.0  # seconds after the task had begun

@@ -19,8 +19,8 @@ from shared.workloads.rollouts.problems import Problem, drawn
 
 VOCABULARY = 256  # bytes
 END = 0  # ends an answer; no text holds it
-LOOKED_AT = 256  # problems, before a run is made
-SEED = 0  # of the generators: the number of a problem says which it is
+LOOKED_AT = 256  # problems that are checked before a run is made
+SEED = 0  # seed of the generators, since a problem is identified by its number
 _WORD = (1 << 63) - 1
 
 
@@ -28,9 +28,10 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The `[model]` table."""
 
     problems: str = "arithmetic"  # a generator
-    size: Annotated[int, Meta(ge=1, le=100)] = 2  # of them: digits of a sum, numbers of a row
+    # size of the problems: digits of a sum, numbers of a row
+    size: Annotated[int, Meta(ge=1, le=100)] = 2
     context: Annotated[int, Meta(ge=8, le=1 << 16)] = 64  # bytes of a problem and its answer
-    answer: Annotated[int, Meta(ge=1, le=1 << 15)] = 24  # of them at most for the answer
+    answer: Annotated[int, Meta(ge=1, le=1 << 15)] = 24  # bytes of these for the answer, at most
     n_layer: Annotated[int, Meta(ge=1, le=512)] = 4
     n_head: Annotated[int, Meta(ge=1, le=512)] = 4
     n_embd: Annotated[int, Meta(ge=1, le=1 << 15)] = 128
@@ -86,7 +87,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def fits(self, answer: Sequence[int], room: int) -> bool:
-        """Return True if an answer ends as one does: with its end, or where it is cut."""
+        """Return True if an answer ends as it must: with its end token, or where it is cut off."""
         whole = END not in answer[:-1] and max(answer) < VOCABULARY
         most = min(self.answer, room)
         return whole and (len(answer) == most if answer[-1] != END else len(answer) <= most + 1)
@@ -100,23 +101,25 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The workload's own keys of `[task.options]`; counts are problems where nothing is said."""
 
-    problems: Annotated[int, Meta(ge=1, le=4096)] = 64  # of one actor's task
+    problems: Annotated[int, Meta(ge=1, le=4096)] = 64  # problems of one actor's task
     group: Annotated[int, Meta(ge=2, le=256)] = 8  # answers to each problem
     temperature: Annotated[float, Meta(gt=0, le=4)] = 1.0
     slots: Annotated[int, Meta(ge=1, le=1024)] = 64  # answers written together on one device
-    chunk: Annotated[int, Meta(ge=1, le=4096)] = 64  # sealed together
-    window: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # newest that learners draw from
-    window_min: Annotated[int, Meta(ge=1, le=1 << 20)] = 64  # before the first learn task
-    reuse: Annotated[float, Meta(ge=0.01, le=1000)] = 2.0  # how often an answer is learnt from
-    queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # that may wait for a learner
-    learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks at once
+    chunk: Annotated[int, Meta(ge=1, le=4096)] = 64  # problems that are sealed together
+    window: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # newest problems from which learners draw
+    window_min: Annotated[int, Meta(ge=1, le=1 << 20)] = 64  # problems before the first learn task
+    reuse: Annotated[float, Meta(ge=0.01, le=1000)] = 2.0  # times that an answer is learnt from
+    queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # problems that may wait for a learner
+    learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks that may run at once
     # versions that answers may be behind when they are begun, and again when they are learnt from
     lag: Annotated[int, Meta(ge=0, le=1000)] = 2
     warm_steps: Annotated[int, Meta(ge=0, le=1 << 20)] = (
         0  # on solved problems, before rollouts; none with init_from
     )
-    warm_lr: Annotated[float, Meta(gt=0, le=1)] = 5e-3  # of these steps; [train] lr is the others'
-    warm_size: Annotated[int, Meta(ge=0, le=100)] = 0  # of these problems; 0: that of the others
+    # rate of these steps; [train] lr is that of the others
+    warm_lr: Annotated[float, Meta(gt=0, le=1)] = 5e-3
+    # size of these problems; 0 = that of the others
+    warm_size: Annotated[int, Meta(ge=0, le=100)] = 0
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RolloutsOptions:

@@ -20,8 +20,8 @@ SLOTS = 64
 def answered(
     config: RolloutsConfig, weights: Weights, problems: list[Problem], stop: Callable[[], bool]
 ) -> list[list[int]]:
-    """Return the likeliest answer to each problem as tokens, the end included; as far as it went
-    when it is told to stop.
+    """Return the likeliest answer to each problem as tokens, the end included; answers are cut
+    short when it is told to stop.
     """
     batch = Batch(ByteDecoder(config, weights, min(SLOTS, len(problems)), "cpu"))
     found: list[list[int]] = [[] for _ in problems]
@@ -48,8 +48,8 @@ def answered(
 def evaluate(
     config: RolloutsConfig, weights: Weights, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:
-    """Metrics of a version: the share of held-out problems that it solves by its likeliest answer,
-    and "loss", the rest.
+    """Return the metrics of a version: the share of held-out problems that its likeliest answer
+    solves, and "loss", the remaining share.
     """
     ends_at = monotonic() + budget_s
     problems = [config.problem(number, heldout=True) for number in range(PROBLEMS)]

@@ -1,4 +1,5 @@
-"""Learning of one task on one device: from judged answers, or from solved problems.
+"""Learning of rollouts: one task on one device, from judged answers or from solved
+problems.
 
 Shapes: B answers, T tokens of problem and answer.
 """
@@ -34,14 +35,14 @@ from shared.workloads.training.step_loop import StepLoss, StepWork
 MOST = 3.0  # largest gain of a token, added because a negative loss is refused
 
 
-WARM_END = 0.05  # share of its rate that a warm start ends with
+WARM_END = 0.05  # share of its rate at the end of a warm start
 
 
 class Answer(NamedTuple):
     """One answer to learn from."""
 
     problem: int
-    version: int  # that wrote it
+    version: int  # version that wrote it
     tokens: NDArray[np.int64]
     logprobs: NDArray[np.float32]  # under the version that wrote it
     advantage: float
@@ -128,7 +129,7 @@ class SupervisedWork(_LearnWork):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Return nothing: its gradients are many times as long as answers'."""
+        """Return nothing, since its gradients are many times as long as those on answers."""
         return {}
 
     def measure(self, start: int, stop: int) -> StepLoss:

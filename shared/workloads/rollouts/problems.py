@@ -17,7 +17,7 @@ from shared.errors import InvalidRunFile
 from shared.nearest import hint
 from shared.workloads.rollouts.verifiers import ANSWER_CHARS_MAX, final, verifier
 
-HELDOUT_OF = 8  # one of this many drawn problems is held out
+HELDOUT_OF = 8  # one of so many drawn problems is held out
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,8 +29,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reward(problem: Problem, answer: str) -> float:
-    """Return the reward of a whole answer as text, 0 ... 1. Never raises; a
-    longer one than `ANSWER_CHARS_MAX` is worth nothing.
+    """Return the reward of a whole answer as text, 0 ... 1. Never raises; an answer longer than
+    `ANSWER_CHARS_MAX` gets 0.
     """
     if len(answer) > ANSWER_CHARS_MAX:
         return 0.0

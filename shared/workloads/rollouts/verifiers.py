@@ -23,9 +23,9 @@ from shared.nearest import hint
 from shared.settings import read_table
 
 ANSWER_CHARS_MAX = 128 << 10
-DIGITS_MAX = 18  # of a number in an answer
-TERMS_MAX = 128  # of an arithmetic expression
-DEPTH_MAX = 16  # of brackets
+DIGITS_MAX = 18  # digits of a number in an answer
+TERMS_MAX = 128  # terms of an arithmetic expression
+DEPTH_MAX = 16  # depth of brackets
 
 _MARK = re.compile(r"answer\s{0,4}(?:is\s{0,4})?:", re.IGNORECASE)
 _NUMBER = re.compile(
@@ -137,7 +137,7 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 def evaluated(text: str) -> tuple[Fraction, list[Fraction]] | None:
     """Return the value of the arithmetic expression on the last line of a text, and the numbers in
-    it; None where it is none. A result after "=" is passed over.
+    it; None where it is not an expression. A result after "=" is skipped.
     """
     line = text.rstrip().rpartition("\n")[2].partition("=")[0].translate(_SIGNS).strip()
     terms: list[str] = []

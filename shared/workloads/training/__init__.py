@@ -1,1 +1,1 @@
-"""The step loop of a task, its optimizer, its learning-rate schedule and its devices."""
+"""Training of a task: the step loop, its optimizer, its learning-rate schedule and its devices."""

@@ -1,4 +1,6 @@
-"""Device differences: copies to the host, cached memory, random numbers, narrow arithmetic."""
+"""Device differences that training has to know: copies to the host, cached memory, random numbers,
+narrow arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def autocast(precision: str, device: str) -> AbstractContextManager[object]:
     """Return the context for bfloat16 where requested and supported, else for float32."""
     kind = torch.device(device).type
     has = kind in ("mps", "xpu")
-    if kind == "cuda":  # older ones emulate it
+    if kind == "cuda":  # older cards only emulate bfloat16
         has = torch.cuda.get_device_capability(device)[0] >= 8 or torch.version.hip is not None
     if kind == "cpu":
         has = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()

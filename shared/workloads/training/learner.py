@@ -23,8 +23,8 @@ class Learner:
         self._parameters = dict(parameters)
         self._job = job
         self._inner: InnerOptimizer | None = None
-        self._sums: dict[str, Tensor] = {}  # of the gradient, in a "gradient" job
-        self._base: dict[str, Tensor] = {}  # where FedProx pulls to
+        self._sums: dict[str, Tensor] = {}  # sums of the gradient, in a "gradient" job
+        self._base: dict[str, Tensor] = {}  # weights towards which FedProx pulls
         self._fresh = True  # the inner state was empty when this task began
         if job.update == "delta":
             self._inner = InnerOptimizer(self._parameters, job.train)
@@ -62,7 +62,7 @@ class Learner:
             value.grad = None
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step of this task."""
+        """Return the learning rate of a step of this task."""
         job = self._job
         rate = learning_rate(job.train, job.global_step + step, job.total_steps)
         if self._fresh and step < job.train.rewarm_steps:
@@ -75,7 +75,7 @@ class Learner:
         return {name: to_host(value) for name, value in found.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """The inner optimiser's state; empty when there is none."""
+        """Return the inner optimiser's state; empty when there is none."""
         return self._inner.state() if self._inner else {}
 
     def snapshot(self) -> dict[str, Tensor]:

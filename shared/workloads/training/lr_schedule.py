@@ -6,14 +6,14 @@ import math
 
 from shared.workloads.base import TrainSettings
 
-LOOKS = 32  # points at which a long stretch of the schedule is looked at
+LOOKS = 32  # points at which a long stretch of the schedule is sampled
 
 # Small batches of a model that has learnt nothing yet point anywhere, and Adam takes each at its
 # full rate: with 40 steps of warm-up of 1,200, two of six seeds stayed behind for the whole run,
 # with a tenth none did (docs/experiments.md).
 WARMUP_SHARE = 0.1
 WARMUP_LEAST, WARMUP_MOST = 20, 500
-WARMUP_UNKNOWN = 100  # of a run without an end
+WARMUP_UNKNOWN = 100  # warm-up of a run without an end
 
 
 def warmup(train: TrainSettings, total: int) -> int:
@@ -26,7 +26,7 @@ def warmup(train: TrainSettings, total: int) -> int:
 
 
 def learning_rate(train: TrainSettings, step: int, total: int) -> float:
-    """The rate of global step `step` (from 0): linear warm-up, then a cosine down to
+    """Return the rate of global step `step` (from 0): linear warm-up, then a cosine down to
     `min_lr_ratio`, then level.
 
     The cosine spans `decay_steps`, or `total` where that is 0; when both are unknown the rate stays

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 0.45
 _REMEMBERED = 4
-_BACK = 2  # times the bytes kept: the backward pass takes at most as many again
-_GUESS_S = 0.3  # what the first micro-batch should take
+# multiple of the kept bytes that a micro-batch needs: the backward pass takes at most as many again
+_BACK = 2
+_GUESS_S = 0.3  # seconds that the first micro-batch should take
 _CPU_FLOPS = 3e10  # a slow core: the first guess errs towards a quick answer
 
 
@@ -62,7 +63,7 @@ class MicroBatchPace:
         if device == "cpu":  # on a GPU the whole batch is tried first
             guess = int(_GUESS_S * _CPU_FLOPS / max(1.0, flops_per_sample))
         self.micro = max(1, min(batch, guess))
-        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)  # a sample
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)  # seconds a sample
 
     def record(self, samples: int, seconds: float, kept_bytes: int = 0) -> None:
         """Learn from finished work: its longest time without a pause check, and the memory it kept.
@@ -79,7 +80,7 @@ class MicroBatchPace:
             self.set(max(1, wanted))
 
     def set(self, micro: int) -> None:
-        """Set the size, at most the one that fits the memory."""
+        """Set the size, at most to the largest that fits the memory."""
         self.micro = min(self._cap, micro)
         self._seconds.clear()
 

@@ -1,4 +1,4 @@
-"""Network as an ONNX file, which runs without torch. Needs the extra `onnx`."""
+"""ONNX file of a network, which runs without torch. Needs the extra `onnx`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CODE = (
     "",
     f'session = onnxruntime.InferenceSession("{NAME}")',
 )
-TEXT_TOKENS = 40  # that the example code of a language model writes
-_BYTES_MAX = 2_000_000_000  # of weights; the graph has the rest of 2 GiB
+TEXT_TOKENS = 40  # tokens that the example code of a language model writes
+_BYTES_MAX = 2_000_000_000  # bytes of weights; the graph has the rest of 2 GiB
 _NEEDS = ("onnx", "onnxscript")
 
 
@@ -48,7 +48,7 @@ def onnx_file(
         raise lacking("an ONNX file", "onnx")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     entry, outputs = names
-    with redirect_stdout(io.StringIO()):  # it tells its steps
+    with redirect_stdout(io.StringIO()):  # the exporter prints its steps
         program = torch.onnx.export(
             network.eval(),
             (example,),

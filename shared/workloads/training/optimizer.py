@@ -18,11 +18,13 @@ _FUSED = ("cpu", "cuda")  # measured on a CPU: 3 to 5 times faster than the othe
 _MOMENTUM, _MOMENTS = ("momentum_buffer",), ("exp_avg", "exp_avg_sq")
 
 
-# One odd polynomial five times brings singular values in (0, 1] to about 0.7 ... 1.2.
+# One odd polynomial, applied five times, brings singular values in (0, 1] to about 0.7 ... 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _TIMES = 5
 _MUON_MOMENTUM = 0.95
-_RMS = 0.2  # of an update at rate 1, as AdamW's is: both take the same rate (Liu et al. 2025)
+# root mean square of an update at rate 1, as AdamW's, so that both take the same rate (Liu et al.
+# 2025)
+_RMS = 0.2
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class InnerOptimizer:
         return [self._states[name][key] for name in names]
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the state on the CPU: "exp_avg/NAME" and so on, and "steps"."""
+        """Return a copy of the state on the CPU: "exp_avg/NAME" and so on, and "steps"."""
         found = {
             f"{key}/{name}": self._states[name][key].detach().to("cpu", copy=True)
             for name, keys in self._keys.items()
@@ -127,7 +129,9 @@ class InnerOptimizer:
         return found | {"steps": torch.tensor(self.steps, dtype=torch.int64)}
 
     def load(self, state: Weights) -> bool:
-        """Continue from a carried state; False, nothing changed, for another model or optimiser."""
+        """Continue from a carried state; return False, with nothing changed, for a state of another
+        model or optimiser.
+        """
         fits = "steps" in state and all(
             f"{key}/{name}" in state and state[f"{key}/{name}"].shape == value.shape
             for name, value in self._parameters.items()
@@ -212,7 +216,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def hidden(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Return the matrices inside a model's blocks: embeddings and the head are AdamW's."""
+    """Return the matrices inside a model's blocks; embeddings and the head are left to AdamW."""
     return {
         name: value
         for name, value in parameters.items()

@@ -28,9 +28,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
-LIMIT = timedelta(minutes=10)  # of a step of the slowest rank
+LIMIT = timedelta(minutes=10)  # time for a step of the slowest rank
 LOOK_S = 0.005
-DYING_S = 1.0  # from the end of a connection to the end of its process
+DYING_S = 1.0  # time from the end of a connection to the end of its process
 
 
 class RankLost(Exception):
@@ -55,7 +55,7 @@ class Assistant(Protocol):
     def listen(self, look: Callable[[], None]) -> None: ...
 
 
-Begin: TypeAlias = Callable[[str], Assistant]  # on a device; pickled
+Begin: TypeAlias = Callable[[str], Assistant]  # begins the task on a device; pickled
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class Ranks:
         self._threads = threads
         self._task: Begin | None = None
         self._ranks: list[_Rank] = []
-        self._folder: Path | None = None  # where the ranks find each other
+        self._folder: Path | None = None  # folder by which the ranks find each other
         self._held: Any = get_context("spawn").RawValue("b", 1)
-        self.computing = False  # a part of the step in progress
+        self.computing = False  # a part of the present step is being computed
 
     def begin(self, task: Begin) -> None:
         """Set the task of the next steps."""
@@ -187,8 +187,8 @@ def hand_over(gradients: Iterable[Tensor]) -> None:
 
 
 def _serve(pipe: Connection, device: str, threads: int, held: Any, joining: dict[str, Any]) -> None:
-    """Compute parts of steps until rank 0 ends, or its connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: rank 0 decides
+    """Compute parts of steps until rank 0, or the connection to it, ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupts of the terminal are left to rank 0
     parent = parent_process()
 
     def look() -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def normal(name: str, seed: int, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Standard normal float32, from a stream of its own for each name (Philox 4x64-10)."""
+    """Return standard normal float32, from a stream of its own for each name (Philox 4x64-10)."""
     stream = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     key = np.array([seed & ((1 << 64) - 1), stream], np.uint64)
     return np.random.Generator(np.random.Philox(key=key)).standard_normal(shape, np.float32)

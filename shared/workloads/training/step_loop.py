@@ -1,4 +1,4 @@
-"""Task made of optimiser steps over batches: all of `Work` but the batch and its loss.
+"""Step loop of a task: optimiser steps over batches; workloads add the batch and its loss.
 
 A step is `batch_size` samples whatever the size of a micro-batch: each adds its share to the
 gradient. On a GPU nothing waits for the device but reading the figures, five times a second.
@@ -38,9 +38,10 @@ _EVERY_S = 0.02
 class StepLoss(NamedTuple):
     """Loss and figures of samples of one step."""
 
-    loss: Tensor  # the mean over them, whose gradient is taken
-    figures: Tensor | None = None  # beside it, detached (F,)
-    weight: Tensor | None = None  # that the mean of `loss` is divided by where it is told; None: 1
+    loss: Tensor  # mean over the samples, whose gradient is taken
+    figures: Tensor | None = None  # figures beside the loss, detached (F,)
+    # weight by which the mean of `loss` is divided when it is told; None = 1
+    weight: Tensor | None = None
 
 
 class StepWork(ABC):
@@ -78,12 +79,12 @@ class StepWork(ABC):
         self._own = 0  # samples of the step in progress that no other rank computes
         self._step = 0
         self._in_step = 0  # samples of the step in progress that are done
-        # Of the step in progress: the loss, its weight, the figures.
+        # Loss, weight and figures of the present step.
         self._now = torch.zeros(2 + len(self.FIGURES), device=device)
         self._figures = torch.zeros((job.steps, len(self._now)), device=device)
         self._read_at = 0.0
         self._unread = 0  # samples since the device was last waited for
-        self._busy_s = 0.0  # spent on them
+        self._busy_s = 0.0  # seconds spent on them
 
     @abstractmethod
     def measure(self, start: int, stop: int) -> StepLoss:
@@ -104,7 +105,8 @@ class StepWork(ABC):
 
     def listen(self, look: Callable[[], None]) -> None:
         """Check for pauses within micro-batches; see `Listening`. On a GPU they are short."""
-        # Weakly: a cycle would keep models and states of finished tasks until a garbage collection.
+        # A weak reference: a cycle would keep models and states of finished tasks until a garbage
+        # collection.
         self._look = partial(_held, weakref.ref(self), look)
         if self.device == "cpu":
             self._lookout = Lookout(self._look, self.model.parameters())
@@ -204,7 +206,7 @@ class StepWork(ABC):
         figures = self._figures.cpu()
         self._refuse_nan(figures.flatten().tolist())
         rate = {"lr": self._learner.rate(self._step - 1)} if self.job.update == "delta" else {}
-        tenth = max(1, len(figures) // 10)  # at both ends, so that the two can be compared
+        tenth = max(1, len(figures) // 10)  # a tenth at both ends, so that the two can be compared
         head, tail = figures[:tenth].mean(0).tolist(), figures[-tenth:].mean(0).tolist()
         report = Result(
             steps=self._step,
@@ -246,7 +248,9 @@ class StepWork(ABC):
         return self._learner.state()
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Weights, optimiser, sums and counters. Raises RuntimeError in the middle of a step."""
+        """Return weights, optimiser, sums and counters. Raises RuntimeError in the middle of a
+        step.
+        """
         if self._in_step:
             raise RuntimeError("a snapshot is taken between steps")
         counters = [self.job.seed & _WORD, self._step, self._pace.micro]
@@ -274,7 +278,7 @@ class StepWork(ABC):
         self._pace.set(max(1, int(counters[2])))
 
     def _spare(self) -> bool:
-        """Use less memory a sample, at the price of time; False where that cannot be."""
+        """Use less memory a sample, at the price of time; return False where that is impossible."""
         return False
 
     def _finish_step(self, size: int) -> None:
@@ -354,8 +358,8 @@ class Lookout:
         self._parameters = {_place(value) for value in parameters}
         self._kept: set[int] = set()
         self._at = self._looked_at = 0.0
-        self.longest_s = 0.0  # between two looks of the last micro-batch
-        self.kept_bytes = 0  # kept for the backward pass
+        self.longest_s = 0.0  # longest time between two checks in the last micro-batch
+        self.kept_bytes = 0  # bytes kept for the backward pass
 
     def __enter__(self) -> None:
         self._kept = set(self._parameters)

@@ -183,4 +183,4 @@ def test_files_that_are_something_else_are_named_for_what_they_are(
     said = run("run", "create", dated, *here)
     assert "expected a text, not a date without quotation marks" in said.err
     said = run("dataset", "add", "a", "--text", text, "--tokenizer", wide, *here)
-    assert said.err == "coordinator: this is no tokenizer.json: it is not UTF-8 text\n"
+    assert said.err == "coordinator: this is not a tokenizer.json: it is not UTF-8 text\n"

@@ -113,7 +113,7 @@ async def test_its_own_dataset_is_built_trained_on_and_measured(tmp_path: Path) 
         for change, error, sentence in (
             ({"options": {"sizes": "9"}}, InvalidRunFile, 'did you mean "size"'),
             ({"options": {"size": "5"}}, InvalidRunFile, "3 different images are too few|1 diff"),
-            ({"workload": "gpt"}, BadRequest, "gpt builds no dataset itself: use --text"),
+            ({"workload": "gpt"}, BadRequest, "gpt does not build datasets itself: use --text"),
             ({"workload": "sketches"}, BadRequest, '"sketches" is not installed here'),
             ({"workload": ""}, BadRequest, "--for WORKLOAD --files PATH"),
         ):

@@ -213,5 +213,5 @@ def test_what_names_no_model_is_refused(source: str) -> None:
 
 def test_a_worker_takes_no_source_that_is_not_pinned(hub: FakeHub) -> None:
     raw = config() | {"from": "hub:ann/tiny@main"}
-    with pytest.raises(InvalidRunFile, match="the revision of this run is no commit"):
+    with pytest.raises(InvalidRunFile, match="the revision of this run is not a commit"):
         WORKLOAD.origin(raw)

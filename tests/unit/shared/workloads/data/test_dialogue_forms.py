@@ -207,7 +207,7 @@ def test_what_is_dropped_is_counted(tmp_path: Path) -> None:
         ({"messages": [TURNS[0], {**TURNS[1], "content": None}]}, "has no content"),
         ({"messages": [TURNS[0], {**TURNS[1], "tool_calls": [1]}]}, "names no function"),
         ({"messages": ["x"]}, "is no table"),
-        ({"messages": "x"}, '"messages" is no list'),
+        ({"messages": "x"}, '"messages" is not a list'),
         ({"question": "x", "answer": 7}, '"answer" is no text'),
         ({"conversations": [{"from": "gpt\x1b[2J" * 99, "value": "x"}]}, 'the role "gpt'),
     ],

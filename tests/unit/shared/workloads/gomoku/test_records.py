@@ -115,7 +115,7 @@ def test_an_illegal_move_is_named_with_its_game(games: list[GameRecord]) -> None
         (b"no zstd at all", "no compressed file"),
         (encode([])[:-1], "cut off"),
         (encode([]) + b"x", "something follows"),
-        (pack([CONFIG]), "line 1 is no record"),
+        (pack([CONFIG]), "line 1 is not a record"),
     ],
 )
 def test_what_is_no_file_of_games_is_refused(data: bytes, sentence: str) -> None:
