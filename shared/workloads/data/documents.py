@@ -166,7 +166,7 @@ def _cells(path: Path, name: str) -> Iterator[Document]:
             for number, row in enumerate(rows, 1):
                 yield Document(f"{name}:{number}", row["text"] or "")
     except (csv.Error, UnicodeDecodeError) as error:
-        raise InvalidRunFile(f"{name} is no table of texts: {error}") from error
+        raise InvalidRunFile(f"{name} is not a table of texts: {error}") from error
 
 
 def _table(path: Path, name: str) -> Iterator[Document]:

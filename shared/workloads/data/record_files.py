@@ -64,7 +64,7 @@ def _cells(path: Path) -> Iterator[Record]:
             for number, row in enumerate(csv.DictReader(file, delimiter=_CELLS[_suffix(path)]), 1):
                 yield f"{path} row {number}", {str(k): v for k, v in row.items() if k is not None}
     except (csv.Error, UnicodeDecodeError) as error:
-        raise InvalidRunFile(f"{path} is no table of texts: {error}") from error
+        raise InvalidRunFile(f"{path} is not a table of texts: {error}") from error
 
 
 def _is_array(path: Path) -> bool:

@@ -206,7 +206,7 @@ def test_what_is_dropped_is_counted(tmp_path: Path) -> None:
         ({"messages": [TURNS[0], {**TURNS[1], "weight": 0.5}]}, "the weight 0.5"),
         ({"messages": [TURNS[0], {**TURNS[1], "content": None}]}, "has no content"),
         ({"messages": [TURNS[0], {**TURNS[1], "tool_calls": [1]}]}, "names no function"),
-        ({"messages": ["x"]}, "is no table"),
+        ({"messages": ["x"]}, "is not a table"),
         ({"messages": "x"}, '"messages" is not a list'),
         ({"question": "x", "answer": 7}, '"answer" is no text'),
         ({"conversations": [{"from": "gpt\x1b[2J" * 99, "value": "x"}]}, 'the role "gpt'),
@@ -223,5 +223,5 @@ def test_the_sentence_names_what_was_found(record: dict[str, Any], said: str) ->
 @pytest.mark.parametrize("name", ["d.json", "d.csv"])
 def test_a_file_that_is_no_list_of_records_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"[" * 100_000 if name == "d.json" else b"a,b\n\xff\xfe")
-    with pytest.raises(InvalidRunFile, match=r"d\.(json|csv) is no "):
+    with pytest.raises(InvalidRunFile, match=r"d\.(json|csv) is not an? "):
         learnt(tmp_path, name)

@@ -112,7 +112,7 @@ def test_an_illegal_move_is_named_with_its_game(games: list[GameRecord]) -> None
     ("data", "sentence"),
     [
         (b"", "cut off"),
-        (b"no zstd at all", "no compressed file"),
+        (b"no zstd at all", "not a compressed file"),
         (encode([])[:-1], "cut off"),
         (encode([]) + b"x", "something follows"),
         (pack([CONFIG]), "line 1 is not a record"),
