@@ -221,21 +221,33 @@ class DatabaseFigures(OverviewPart, frozen=True, kw_only=True):
     ahead_s: float = 0.0  # lead of its clock over that of the machine that looks
 
 
-class WholeFigures(OverviewPart, frozen=True, kw_only=True):
-    """Figures of the whole coordinator that both census and overview have."""
+class Figures(OverviewPart, frozen=True, kw_only=True):
+    """Figures of the whole coordinator, read without past work."""
 
     at: float
     workers: dict[str, int]  # by state
-    machines: tuple[WorkerLine, ...]
     volunteers: dict[str, int]  # by standing; banned ones are counted apart
+    backlog: Backlog = Backlog()
+    database: DatabaseFigures
+    backup_at: float | None
+
+
+class Gauges(Figures, frozen=True, kw_only=True):
+    """Figures of a scrape of the metrics."""
+
+    runs: tuple[RunLine, ...]  # without flows
+    queues: dict[str, int]
+
+
+class WholeFigures(Figures, frozen=True, kw_only=True):
+    """Figures that both census and overview have."""
+
+    machines: tuple[WorkerLine, ...]
     window: ContributionWindow
     newest_refused: int  # refused ones among the newest decisions, of any age
     newest_decided: int
     refusals: tuple[RefusalCount, ...]
     recompute: CheckCounts
-    backlog: Backlog = Backlog()
-    database: DatabaseFigures
-    backup_at: float | None
 
 
 class Census(WholeFigures, frozen=True, kw_only=True):

@@ -17,7 +17,15 @@ import structlog
 
 from coordinator.database.monitoring import census, overview_rows, replicas
 from coordinator.rules import health
-from coordinator.rules.overview import Census, Flow, Overview, ReplicaFigures, RunLine, WholeFigures
+from coordinator.rules.overview import (
+    Census,
+    Flow,
+    Gauges,
+    Overview,
+    ReplicaFigures,
+    RunLine,
+    WholeFigures,
+)
 from coordinator.rules.thresholds import DEFAULT, Thresholds
 from coordinator.ttl_cache import CachedValue
 from shared.clock import Clock, machine_time, pause
@@ -50,15 +58,24 @@ class Overviews:
         self._limits = limits
         self._census = CachedValue(self._count, CENSUS_S, clock, rest=CENSUS_REST)
         self._overview = CachedValue(self._look, OVERVIEW_S, clock, rest=OVERVIEW_REST)
+        self._gauges = CachedValue(self._gauge, OVERVIEW_S, clock, rest=CENSUS_REST)
 
     async def get(self) -> Overview:
         """Return the newest picture, at most a moment old."""
         return await self._overview.get()
 
+    async def gauges(self) -> Gauges:
+        """Return the newest figures of the metrics, which read no past work."""
+        return await self._gauges.get()
+
     async def forget_silent(self) -> None:
         """Delete the rows of serving processes that have not beaten for a while."""
         before = self._clock.now() - health.SILENT_S
         await self._db.write(lambda conn: replicas.forget(conn, before))
+
+    async def _gauge(self) -> Gauges:
+        now = self._clock.now()
+        return await self._db.read(lambda conn: _gauges(conn, now))
 
     async def _count(self) -> Census:
         now = self._clock.now()
@@ -88,6 +105,15 @@ class Overviews:
             merges=overview_rows.newest_merges(conn, counted.staleness, now),
             replicas=replicas.listing(conn),
         )
+
+
+def _gauges(conn: Connection, now: float) -> Gauges:
+    found, _ = overview_rows.listing(conn, now)
+    return Gauges(
+        **msgspec.structs.asdict(census.figures(conn, now)),
+        runs=tuple(each.line for each in found),
+        queues=overview_rows.queues(conn, now),
+    )
 
 
 def _with_flows(run: OpenRun, counted: Census) -> RunLine:

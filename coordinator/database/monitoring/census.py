@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 from sqlalchemy import CTE, Connection, Select, case, func, select, text
 
 from coordinator.database import key_values, standings
@@ -26,6 +27,7 @@ from coordinator.rules.overview import (
     ContributionWindow,
     DatabaseFigures,
     FailedLine,
+    Figures,
     Flow,
     RefusalCount,
     WorkerLine,
@@ -46,6 +48,18 @@ UNDECIDED = ("received", "checking")
 _C, _W, _V, _T = contributions.c, workers.c, volunteers.c, tasks.c
 
 
+def figures(conn: Connection, now: float) -> Figures:
+    """Count workers, volunteers and open checks."""
+    return Figures(
+        at=now,
+        workers=_worker_states(conn, now),
+        volunteers=_standings(conn),
+        backlog=standings.backlog(conn, now),
+        database=DatabaseFigures(kind=conn.dialect.name, bytes=_bytes(conn)),
+        backup_at=last_backup(conn),
+    )
+
+
 def census(conn: Connection, now: float) -> Census:
     """Count all workers and volunteers, and the newest contributions."""
     newest = _newest(now)
@@ -54,10 +68,8 @@ def census(conn: Connection, now: float) -> Census:
     pushed, pulled = _flows(conn, newest, 3600 / span)
     refused, decided = standings.refusals(conn)
     return Census(
-        at=now,
-        workers=_worker_states(conn, now),
+        **msgspec.structs.asdict(figures(conn, now)),
         machines=_machines(conn, newest, now),
-        volunteers=_standings(conn),
         window=window,
         pushed=pushed,
         pulled=pulled,
@@ -66,9 +78,6 @@ def census(conn: Connection, now: float) -> Census:
         newest_decided=decided,
         refusals=_refusals(conn, newest),
         recompute=_recompute(conn),
-        backlog=standings.backlog(conn, now),
-        database=DatabaseFigures(kind=conn.dialect.name, bytes=_bytes(conn)),
-        backup_at=last_backup(conn),
     )
 
 

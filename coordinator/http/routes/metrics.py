@@ -19,7 +19,7 @@ from coordinator.upkeep.alert_conditions import Kind as AlertKind
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
-    from coordinator.rules.overview import Overview, RunLine
+    from coordinator.rules.overview import Gauges, RunLine
     from coordinator.services import Coordinator
 
 PREFIX = "coordinator_"
@@ -35,10 +35,10 @@ _STANDINGS = ("probation", "vetted", "suspended")
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """Readings of one scrape: the services, and the overview."""
+    """Readings of one scrape: the services, and the gauges."""
 
     coordinator: Coordinator
-    seen: Overview
+    seen: Gauges
 
     @property
     def named(self) -> set[str]:
@@ -436,6 +436,6 @@ async def exposition(coordinator: Coordinator) -> tuple[str, bytes]:
     )
 
     registry = CollectorRegistry()
-    registry.register(_Collector(Scrape(coordinator, await coordinator.overviews.get())))
+    registry.register(_Collector(Scrape(coordinator, await coordinator.overviews.gauges())))
     ProcessCollector(registry=registry)
     return CONTENT_TYPE_LATEST, generate_latest(registry)
