@@ -1,1 +1,1 @@
-"""Volunteer's program: claims tasks, trains, submits, and shows its work."""
+"""Program of a volunteer: claims tasks, trains, submits, and shows its work."""

@@ -38,12 +38,13 @@ from volunteer.settings.settings import Settings
 from volunteer.text import nobody_at
 
 PATIENCE_S = 15.0
-REGISTER_S = 60.0  # long: many that join at once are registered one by one
+REGISTER_S = 60.0  # long, since many machines that join at once are registered one by one
 NAMES_TRIED = 3
-CHALLENGES_TRIED = 3  # one that expired meanwhile is replaced
+CHALLENGES_TRIED = 3  # challenges that are tried: one that has expired is replaced
 
 Connect = Callable[[Address, str], Client]  # address and token
-Progress = Callable[[int, float], None]  # bits of the proof of work; how likely it is found by now
+# bits of the proof of work, and the likelihood that it is found by now
+Progress = Callable[[int, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +136,7 @@ async def join(
         identity = new_identity(
             server, url=link.url, tls_pin=link.tls_pin, nickname=name, code=link.code
         )
-    profile.use(identity)  # before anything is sent
+    profile.use(identity)  # stored before anything is sent
     created = not identity.registered
     if created:
         try:
@@ -163,7 +164,7 @@ async def register(
     named: bool = True,
     patience_s: float = FOREVER,
 ) -> Identity:
-    """Register a stored identity, under the same ids however often.
+    """Register a stored identity; a repeated call uses the same ids.
 
     An open coordinator requires a proof of work from newcomers without a code. A name that was not
     chosen is replaced when it is taken. Raises InvalidName, Forbidden, Unreachable.

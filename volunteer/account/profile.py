@@ -51,9 +51,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     tls_pin: str
-    public_key: str  # of the coordinator, hex; pinned when it was first met
+    public_key: str  # key of the coordinator, hex; pinned at the first contact
     fingerprint: str
-    server: str  # its name
+    server: str  # name of the server
     volunteer_id: str
     worker_id: str
     secret: str
@@ -76,14 +76,14 @@ class ProfileState(msgspec.Struct, frozen=True, kw_only=True):
 
     consents: tuple[str, ...] = ()  # runs whose licence was accepted
     news_until: int = 0  # verdicts read so far
-    ordered_at: float = 0.0  # of the last order from another machine of the account
+    ordered_at: float = 0.0  # time of the last order from another machine of the account
     verdicts: tuple[Verdict, ...] = ()  # newest last
     benchmarks: tuple[Benchmark, ...] = ()
     torch: str = ""  # version the benchmarks were made with
-    steps: tuple[ModelStep, ...] = ()  # of the runs' own models
-    shortages: tuple[Shortage, ...] = ()  # of memory, by run and device
-    tasks: int = 0  # submitted, ever
-    read: tuple[int, ...] = ()  # announcements that were read and may still stand
+    steps: tuple[ModelStep, ...] = ()  # measured steps of the runs' own models
+    shortages: tuple[Shortage, ...] = ()  # lacks of memory, by run and device
+    tasks: int = 0  # tasks ever submitted
+    read: tuple[int, ...] = ()  # read announcements that may still be shown
     show_name: bool | None = None  # a change of `public` that the coordinator does not know yet
 
 
@@ -95,7 +95,7 @@ class Home:
         self.outbox = private_directory(path / "outbox")
         self.tasks = private_directory(path / "tasks")
         self.inner = private_directory(path / "inner")
-        self.receipts = path / "receipts"  # made with the first
+        self.receipts = path / "receipts"  # made with the first receipt
         self.evidence = path / "evidence"
         self._memory = self._read_memory()
 
@@ -104,7 +104,7 @@ class Home:
         return self._memory
 
     def remember(self, **changes: object) -> None:
-        """Change the memory and store it, on a full disk with the next change."""
+        """Change the memory and store it; on a full disk it is stored with the next change."""
         self._memory = msgspec.structs.replace(self._memory, **changes)
         try:
             write_record(self.path / "memory.json", self._memory)
@@ -165,7 +165,7 @@ class Profile:
         try:
             identity = self.current()
         except Configuration:
-            return ()  # reported when work begins
+            return ()  # unreadable ones are reported when work begins
         return self.home(identity).memory.verdicts if identity is not None else ()
 
     def home(self, identity: Identity) -> Home:
@@ -175,7 +175,7 @@ class Profile:
     def lock(self) -> Iterator[None]:
         """Hold a running instance's lock. Raises Configuration if another does, StorageFull."""
         path = self.path / "lock"
-        with storing(path):  # unbuffered: a buffer would fail a second time on close
+        with storing(path):  # unbuffered, since a buffer would fail a second time on close
             opened = path.open("a+b", buffering=0)
         with opened as file:
             if not _try_lock(file):
@@ -247,7 +247,7 @@ def _try_lock(file: FileIO) -> bool:
         import msvcrt
 
         try:
-            file.seek(1 << 20)  # a byte behind the text, so that others can read the process id
+            file.seek(1 << 20)  # a byte after the text, so that others can read the process id
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         except OSError:
             return False

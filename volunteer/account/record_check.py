@@ -1,4 +1,4 @@
-"""Checks of the coordinator's record: receipts by themselves, heads against the present one.
+"""Checks of the coordinator's record: receipts alone, heads against the present one.
 
 A coordinator that changes or removes an entry after it signed a head over it can prove no later
 head consistent with that one, so whoever kept the head finds out.
@@ -32,8 +32,8 @@ from volunteer.net.api import Api
 from volunteer.storage.receipts import KeptHead, ReceiptBook, read_receipt, spread
 
 CHECKED_MAX = 32  # heads that one online check asks for
-SKEW_S = 60.0  # between the clocks of two replicas
-FETCHES_MAX = 50  # pages of receipts a round
+SKEW_S = 60.0  # most difference between the clocks of two replicas
+FETCHES_MAX = 50  # pages of receipts that one round fetches
 
 
 class CheckedReceipt(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,1 +1,1 @@
-"""The agent: claim, fetch, train, submit; one loop a device."""
+"""Agent: claims, fetches, trains and submits, with one loop a device."""

@@ -72,11 +72,12 @@ LAPSED = Sentence("its time ran out while this volunteer was away, so it is drop
 class Machine:
     """Interface to the machine that the agent needs; tests give their own."""
 
-    trainer: Callable[[str], Trainer]  # a new thread for a device
-    load: Callable[[str], Workload] = load_any  # by name; only what the owner has enabled
+    trainer: Callable[[str], Trainer]  # makes the thread of a device
+    # loads a workload by its name; only those that the owner has enabled
+    load: Callable[[str], Workload] = load_any
     detect: Callable[[], tuple[Device, ...]] = detect
     measure: bool = True  # benchmark a device that has not been measured
-    read: Read | None = None  # reads the sensors; None: those of this machine
+    read: Read | None = None  # reads the sensors; None = those of this machine
     sense: Sense = field(default_factory=lambda: Sensors().read)
 
 
@@ -94,7 +95,8 @@ class Agent:
     ) -> None:
         self.remote = remote
         self.store = store
-        self.clean_end = True  # False: a thread is still at it, leave by os._exit
+        # False: a thread is still running, so the process must end by os._exit
+        self.clean_end = True
         self._settings = settings
         self._hub = hub
         self._machine = machine
@@ -162,7 +164,7 @@ class Agent:
         was = self._pauses.resume(device, by=by, finishing=finishing)
         still = self._pauses.paused_by(device, YOU)
         if by == YOU and not (was or still or finishing):
-            self._guard.go_on()  # only the rules held it back
+            self._guard.go_on()  # only the rules had paused it
 
     def _obey_owner(self, order: Literal["pause", "resume", "finish"]) -> None:
         """Carry out an order that the owner gave from another machine of the account."""
@@ -205,7 +207,7 @@ class Agent:
         self._choice.choose(runs)
 
     def read_announcements(self) -> None:
-        """Show the organiser's announcements of now no more."""
+        """Hide the organiser's present announcements."""
         self._watcher.read_announcements()
 
     def show_name(self, public: bool) -> None:
@@ -433,7 +435,7 @@ class Agent:
         )
 
     async def _revive(self) -> tuple[HeldLease, ...]:
-        """Return the leases of an earlier process that are still ours."""
+        """Return the leases of an earlier process that this machine still holds."""
         leases, outbox = self.store.leases, self.store.outbox
         stored = leases.stored()
         leases.forget_answered(stored)

@@ -32,9 +32,9 @@ from volunteer.training.answer import AnswerFiles, AnswerModel
 if TYPE_CHECKING:
     from shared.workloads.generation.batch import Finish
 
-GATHER_S = 0.05  # tokens that come within this are sent together
-AGAIN_S = 30.0  # before the next offer after trouble that may pass
-UNVETTED_S = 600.0  # and after a refusal
+GATHER_S = 0.05  # tokens that come within this time are sent together
+AGAIN_S = 30.0  # wait before the next offer after trouble that may pass
+UNVETTED_S = 600.0  # wait after a refusal
 CONTEXT_MAX = 1 << 20  # tokens of a prompt that are read here
 
 
@@ -62,7 +62,8 @@ class Answering:
                 work = await self.life.unless(lambda: self._free() is None, offer)
                 if work is not None and work.task is not None:
                     await self._answer(work.task)
-            except (Forbidden, NotFound) as error:  # a coordinator without such work answers so too
+            # the answer of a coordinator that has no such work
+            except (Forbidden, NotFound) as error:
                 if not self._told:
                     self._told = True
                     self.hub.notice(Sentence("no prompts yet: {error}", error=error.message))

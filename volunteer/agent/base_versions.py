@@ -1,5 +1,5 @@
-"""Binding of the version that a task trains from; while the coordinator does not answer, the newest
-stored one.
+"""Base versions: the version that a task trains from is bound; while the coordinator does not
+answer, the newest stored one.
 
 Only where the run lets a base be older than its newest version: not where each task begins with the
 merge of the last one, nor where a lease pulls versions while it is done. The coordinator is
@@ -30,7 +30,7 @@ from volunteer.net.retry import FOREVER
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
 
-PATIENCE_S = 10.0  # a coordinator that restarts answers within this, with a newer base
+PATIENCE_S = 10.0  # a restarting coordinator answers within this time, with a newer base
 NEWEST = ("train", "selfplay", "learn")  # kinds that begin with the newest version
 
 
@@ -72,7 +72,7 @@ class BaseVersions:
     held: HeldLeases
     life: Lifecycle
     hub: EventBus
-    # The newest version that is here, by run.
+    # Newest stored version, by run.
     _here: dict[str, tuple[VersionManifest, SignedManifest]] = field(
         default_factory=dict, init=False
     )
@@ -118,7 +118,8 @@ class BaseVersions:
         newest = _newest(lease) and before is None and not held.stored.early
         manifest = self.downloads.checked(begun.manifest, lease, floor if newest else -1)
         if before is None or before.version != begun.version:
-            self.leases.snapshot(lease).unlink(missing_ok=True)  # it belongs to another base
+            # the snapshot belongs to another base
+            self.leases.snapshot(lease).unlink(missing_ok=True)
         held.change(begun=begun, lease=_bound(lease, begun, manifest))
         self.leases.keep(held.stored)
         weights = await self.downloads.held_weights(held, manifest, stack)
@@ -146,9 +147,9 @@ class BaseVersions:
             self._here[manifest.run] = (manifest, signed)
 
     async def _begin(self, held: LeaseInWork) -> BeginReply:
-        """Return the base named by the coordinator; a stored one where it does not answer."""
+        """Return the base that the coordinator names, or a stored one where it does not answer."""
         lease, before = held.lease, held.stored.begun
-        if before is not None and held.stored.early:  # by an earlier process
+        if before is not None and held.stored.early:  # begun by an earlier process
             reply = await announce_base(self.api, held.key, before.version)
             held.change(early=False)
             return msgspec.structs.replace(reply, manifest=before.manifest)
@@ -185,7 +186,9 @@ class BaseVersions:
         return found if there else None
 
     async def _submitted(self, run: str) -> None:
-        """Wait until the last result for this run was submitted: the next base is to hold it."""
+        """Wait until the last result for this run was submitted, so that the next base can contain
+        it.
+        """
         announced = False
         while self._unsent(run):
             change = self.life.change()

@@ -25,7 +25,9 @@ from volunteer.training.trainer import Trainer
 
 @dataclass(eq=False, kw_only=True)
 class Benchmarks:
-    """Stores the devices' benchmark results and publishes them. A new torch is measured anew."""
+    """Stores the devices' benchmark results and publishes them. A new release of torch is measured
+    anew.
+    """
 
     api: Api
     home: Home

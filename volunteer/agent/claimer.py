@@ -43,7 +43,7 @@ class IdleReason:
 
 
 AT_ONCE = IdleReason(wait_s=0.0)
-UNWANTED = IdleReason()  # claiming was given up
+UNWANTED = IdleReason()  # the claim was given up
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,7 +59,7 @@ class Claimer:
     evidence: EvidenceFiles
     life: Lifecycle
     rng: random.Random
-    workloads: Callable[[], Mapping[str, Workload]] = dict  # that run here
+    workloads: Callable[[], Mapping[str, Workload]] = dict  # workloads that run here
 
     def ready(self, wanted: WantedWork | None) -> IdleReason | None:
         """Return the reason that forbids a claim for this work, if any."""
@@ -107,7 +107,7 @@ class Claimer:
             return await self._accept(reply)
         if reply is None:
             return AT_ONCE
-        if reply.contribution:  # its verdict may have been lost
+        if reply.contribution:  # the verdict of that contribution may have been lost
             self.evidence.ask(reply.contribution, reply.reveal)
             self.life.notify()
         wait = max(0.2, reply.retry_after_s) * self.rng.uniform(1.0, 1.2) if long_poll else 0.0
@@ -149,7 +149,7 @@ class Claimer:
             self.leases.forget_claim(device)
             await self.ends.give_back(held, error.message, failed=False)
             return IdleReason(reason="disk_full", message=error.message, wait_s=DISK_WAIT_S)
-        if self.held.exhausted:  # another device was quicker
+        if self.held.exhausted:  # another device was faster
             await self.ends.give_back(held, Sentence("enough tasks were taken"), failed=False)
             return UNWANTED
         self.held.take(held)

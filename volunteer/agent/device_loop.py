@@ -32,8 +32,8 @@ from volunteer.storage.leases import HeldLease
 from volunteer.training.job import Interrupted, TrainingReport
 from volunteer.training.trainer import ThreadDied
 
-AHEAD_S = 60.0  # the next task is claimed when the current one needs no longer than this
-FAILURES_TOLD = 3  # in a row
+AHEAD_S = 60.0  # the next task is claimed when the current one needs at most this time
+FAILURES_TOLD = 3  # failures in a row after which the owner is told
 FAILURE_WAIT_S, FAILURE_WAIT_S_MAX = 5.0, 600.0
 ENDING = Sentence("the program ends")
 
@@ -51,11 +51,11 @@ class DeviceLoop:
     news: WorkNews
     failures: Backoff
     _resting: bool = field(default=False, init=False)
-    # the end of the task before, as it is encoded
+    # the end of the previous task, which is being encoded
     _behind: asyncio.Task[None] | None = field(default=None, init=False)
-    # time to claim the next task
+    # tells that the next task can be claimed
     _near_end: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    # time to fetch the weights it will begin with
+    # tells that the weights of the next task can be fetched
     _at_end: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self, revived: Sequence[HeldLease]) -> None:
@@ -101,7 +101,7 @@ class DeviceLoop:
 
     async def _claim_ahead(self) -> LeaseInWork | None:
         """Claim; a pause cancels the claim, which is repeated when the task continues."""
-        # A claim could get our own late task and so void its result.
+        # A claim could return this machine's own late task and so void its result.
         while not self.claimer.held.late:
             held = await self._claim()
             if held is not None or not self._kept():
@@ -115,7 +115,9 @@ class DeviceLoop:
         return bool(self.news.at_work and paused) and not self.life.winding_up
 
     async def _fetch_weights(self, held: LeaseInWork) -> None:
-        """Fetch weights as late as possible: a version published later must be fetched too."""
+        """Fetch weights as late as possible, since a version that is published later must be
+        fetched too.
+        """
         await self._at_end.wait()
         if self.news.at_work:
             await self.pipeline.bases.prefetch(held)
@@ -123,7 +125,7 @@ class DeviceLoop:
     async def _next(self) -> LeaseInWork | None:
         """Claim a task, if allowed; None when the agent ends or the wanted tasks are done."""
         while not self.life.ending:
-            change = self.life.change()  # from before the check, so that none is missed
+            change = self.life.change()  # taken before the check, so that no change is missed
             try:
                 if late := self.claimer.late:
                     self.news.idle(late)
@@ -225,7 +227,7 @@ class DeviceLoop:
             freed.cancel()
             self.news.ends()
             self._at_end.set()
-        await self._settle()  # at most one further model in memory
+        await self._settle()  # so that at most one further model is in memory
         self._behind = asyncio.create_task(self._conclude(held, held.work))
         if held.work.done():
             await self._settle()

@@ -1,4 +1,4 @@
-"""Loop of each device, made of its parts: claims, downloads, stretches, encoder, news."""
+"""Device loops, each made of its parts: claims, downloads, stretches, encoder, news."""
 
 from __future__ import annotations
 

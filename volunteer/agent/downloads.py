@@ -29,15 +29,15 @@ from volunteer.storage.manifests import checked
 from volunteer.storage.receipts import KeptHead, ReceiptBook
 
 FETCH_AT_ONCE = 4
-LEAD_S = 3.0  # before the end of a task the next one's weights are fetched, at least
-MOVED_S = 0.1  # what took less was here already
-EVENT_S = 0.25  # progress of a transfer is announced at most this often
-GRACE_S = 7 * DAY_S  # an expired version is trained on this much longer, with a warning
+LEAD_S = 3.0  # least time before the end of a task at which the next one's weights are fetched
+MOVED_S = 0.1  # files that took less time were here already
+EVENT_S = 0.25  # least time between two events about a transfer
+GRACE_S = 7 * DAY_S  # time for which an expired version is still trained on, with a warning
 NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
 
 
 class OlderVersion(VolunteerError):
-    """The newest version is older than one that was seen before."""
+    """Raised when the newest version is older than one that was seen before."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -53,7 +53,7 @@ class Downloads:
     monotonic: Callable[[], float]
     load: Callable[[str], Workload] = load_any
     _datasets: dict[str, DatasetManifest] = field(default_factory=dict, init=False)
-    _fetch_s: float = field(default=0.0, init=False)  # what the last weights took to come
+    _fetch_s: float = field(default=0.0, init=False)  # time that fetching the last weights took
 
     @property
     def lead_s(self) -> float:
@@ -170,8 +170,8 @@ class Downloads:
         return bool(said)
 
     def check_data(self, manifest: VersionManifest, lease: Lease, dataset: DatasetManifest) -> None:
-        """Check that the dataset and the files of the run are the ones signed with a version.
-        Raises InvalidFrame.
+        """Check that the dataset and the files of the run are those that were signed with a
+        version. Raises InvalidFrame.
 
         Data of one task alone, such as games, and manifests of earlier coordinators name no hash.
         """

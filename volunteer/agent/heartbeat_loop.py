@@ -54,7 +54,9 @@ class Heartbeat:
         self.life.notify()
 
     async def alive(self, stored: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
-        """Return an earlier process's leases that are still ours and not late."""
+        """Return an earlier process's leases that this machine still holds and that are not
+        late.
+        """
         extra = tuple(LeaseInWork(lease).report(paused=False) for lease in stored)
         reply = await self.api.heartbeat(lambda: self._request(extra))
         self._learn(reply)

@@ -25,11 +25,11 @@ class LeaseInWork:
         self.stored = stored
         self.phase: LeasePhase = "queued"
         self.handle: Handle[Any] | None = None
-        self.steps_before = 0  # of those that the handle counts
+        self.steps_before = 0  # steps of earlier stretches, beside those that the handle counts
         self.work: asyncio.Task[None] | None = None
-        self.ended = ""  # "cancelled", "gone", "released", "saved": why it is given up
+        self.ended = ""  # "cancelled", "gone", "released", "saved": the reason why it is given up
         self.message = ""
-        self.freed = asyncio.Event()  # its device may do something else
+        self.freed = asyncio.Event()  # set when its device may begin other work
 
     @property
     def key(self) -> LeaseKey:
@@ -107,7 +107,9 @@ class HeldLeases:
         self._life.notify()
 
     def put_down(self, held: LeaseInWork, *, counted: bool) -> None:
-        """End the work on a lease; without a result it does not count against `max_tasks`."""
+        """End the work on a lease; without a result the lease does not count against
+        `max_tasks`.
+        """
         self._leases.pop(held.key, None)
         if not counted:
             self.lost(held.key)

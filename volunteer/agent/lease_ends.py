@@ -40,7 +40,7 @@ class LeaseEnds:
         try:
             await self.api.release(task, request)
         except (Unavailable, Gone):
-            pass  # it runs out by itself, or has
+            pass  # the lease expires by itself, or has expired
         except VolunteerError as error:
             self.hub.notice(
                 Sentence(
@@ -63,7 +63,7 @@ class LeaseEnds:
         self.leases.drop(held.lease)
         if result is not None:
             job, submit = held.lease.job, result.submit
-            # The wire says 0 where there is no loss.
+            # The protocol writes 0 where there is no loss.
             measured = bool(submit.loss_first or submit.loss_last)
             self.hub.emit(
                 events.Trained(

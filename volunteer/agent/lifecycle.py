@@ -19,11 +19,13 @@ T = TypeVar("T")
 
 
 class Lifecycle:
-    """State of the agent: whether it takes work, is to end, or cannot continue; signals changes."""
+    """State of the agent: whether it takes work, has to end, or cannot continue; signals
+    changes.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.finishing = False  # no new work after the tasks in work
+        self.finishing = False  # no new work after the present tasks
         self.closing: How | None = None
         self.fatal: VolunteerError | None = None
         self.retries = 0  # retries that the owner asked for

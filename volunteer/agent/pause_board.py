@@ -14,7 +14,7 @@ from volunteer.machine.presence import newest_login
 from volunteer.training.trainer import Trainer
 
 YOU = "you"
-TIME_S = 5.0  # between two looks at the clock
+TIME_S = 5.0  # interval of checking the clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,8 @@ class PauseReason:
     by: str
     message: str
     until: str = ""
-    ends_at: float = 0.0  # local time, or NEXT_LOGIN; 0: only when it is resumed
-    login: float = 0.0  # the newest one when it began, of a pause until the next
+    ends_at: float = 0.0  # local time, or NEXT_LOGIN; 0 = until it is resumed
+    login: float = 0.0  # time of the newest login when a pause until the next login began
 
 
 class PauseBoard:
@@ -128,7 +128,9 @@ class PauseBoard:
 
 
 def _still(left: PauseReason, by: str) -> Sentence:
-    """Return the sentence on a device that stays paused though one pause (or `finish`) is over."""
+    """Return the sentence on a device that stays paused although one pause (or `finish`) is
+    over.
+    """
     still, why = Sentence(left.by), left.message
     if not by:
         return Sentence("no longer finishing, but paused by {still}: {why}", still=still, why=why)

@@ -1,5 +1,5 @@
-"""One lease from its files to the outbox: fetch the data, bind the base version, fetch its weights,
-train, encode; part by part, where it has several.
+"""Pipeline of a lease from its files to the outbox: fetch the data, bind the base version, fetch
+its weights, train, encode; part by part where there are several.
 
 Where the run merges one version at a time, each part waits for its verdict: one that came too late
 is computed again, for the same samples, from the newest version. After a restart the coordinator
@@ -72,7 +72,7 @@ class Pipeline:
                 await asyncio.gather(announcing, return_exceptions=True)
 
     def close(self) -> None:
-        """End the encoder; nothing more is done here."""
+        """End the encoder; the pipeline does nothing afterwards."""
         self.encoder.close()
 
 
@@ -92,12 +92,12 @@ class _LeaseRun:
         self._on_report = on_report
         self._plan = LeasePlan.of(held.lease)
         self._base: BaseVersion
-        self._pulled_at = 0  # the step before which the base was bound
-        self._grip = ExitStack()  # on the weights that are trained from
-        self._borrowed: Carried | None = None  # the state of the machine whose task is repeated
+        self._pulled_at = 0  # step before which the base was bound
+        self._grip = ExitStack()  # holds the weights that are trained from
+        self._borrowed: Carried | None = None  # state of the machine whose task is repeated
 
     def close(self) -> None:
-        """Let the weights go."""
+        """Release the weights."""
         self._grip.close()
 
     async def begin(self) -> None:
@@ -198,7 +198,7 @@ class _LeaseRun:
             entry = await pipeline.encoder.do(partial(task.submit, outcome.value))
             return Finished(value=entry, spent=outcome.spent)
         finally:
-            held.handle = None  # from here on giving it up ends what waits
+            held.handle = None  # from now on, giving the lease up ends its waiting results
 
     async def _pull(self, at: int) -> None:
         """Continue on the newest version; nothing is moved when it is already loaded."""

@@ -14,9 +14,9 @@ from volunteer.account.record_check import RecordCheck
 from volunteer.control.event_bus import EventBus
 from volunteer.storage.receipts import ReceiptBook
 
-FETCH_S = 60.0  # between two looks for new payments
-CHECK_S = 3600.0  # between two checks of the record
-QUIET = 10  # looks without a new receipt after a payment; its entry is sealed by then
+FETCH_S = 60.0  # interval of looking for new payments
+CHECK_S = 3600.0  # interval of checking the record
+QUIET = 10  # looks after a payment that may find no new receipt; by then its entry is sealed
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class ReceiptKeeper:
         self._hub = hub
         self._clock = clock
         self._told = ""
-        self._due = QUIET  # looks that are left
+        self._due = QUIET  # looks that remain
         self._paid: tuple[int, int] | None = None
 
     async def run(self) -> None:

@@ -1,4 +1,6 @@
-"""Reveals the states to do finished tasks again from, where the coordinator asks for them."""
+"""Revealer of the states from which finished tasks can be recomputed, where the coordinator
+asks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from volunteer.net.transfers import Transfers
 from volunteer.storage.evidence import EvidenceFiles, Request
 
 PATIENCE_S = 600.0
-AGAIN_S = 60.0  # before the next try after trouble that may pass
+AGAIN_S = 60.0  # wait before the next try after trouble that may pass
 
 
 @dataclass(eq=False, kw_only=True)

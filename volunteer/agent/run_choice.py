@@ -30,8 +30,8 @@ class WantedWork(msgspec.Struct, frozen=True):
     """Work that a device claims."""
 
     runs: tuple[str, ...]  # () is any run
-    kinds: tuple[str, ...]  # of tasks
-    short: str = ""  # why no run may be helped: none fits the memory of the device
+    kinds: tuple[str, ...]  # kinds of tasks
+    short: str = ""  # reason why no run may be helped: none fits the memory of the device
 
 
 class RunChoice:
@@ -98,7 +98,9 @@ class RunChoice:
                 self._hub.emit(events.ShortOfMemory(shortage=found, known=True))
 
     def does_not_fit(self, run: str, device: str, needed_bytes: int) -> None:
-        """Claim no task of a run on a device until something has changed: one ran out of memory."""
+        """Claim no task of a run on a device until something has changed, after a task ran out of
+        memory.
+        """
         status = self._hub.status
         found = Shortage(
             run=run,

@@ -26,10 +26,10 @@ from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.transfers import Transfers
 
-GAP_S = 3.0  # between two rounds of requests
+GAP_S = 3.0  # wait between two rounds of requests
 LISTING_S = 300.0  # the list of runs is requested at least this often
 FOLLOWED_MAX = 8
-TEXT_CHARS = 400  # of an announcement
+TEXT_CHARS = 400  # characters of an announcement
 
 
 def merging_words(beat: RunBeat) -> str:
@@ -78,14 +78,14 @@ class RunWatcher:
     _beats: dict[str, RunBeat] = field(default_factory=dict, init=False)
     # run -> newest version whose loss was announced
     _measured: dict[str, int] = field(default_factory=dict, init=False)
-    _open: frozenset[str] = field(default_factory=frozenset, init=False)  # runs, by name
+    _open: frozenset[str] = field(default_factory=frozenset, init=False)  # names of open runs
     _balance: tuple[int | None, int | None] = field(default=(None, None), init=False)
     _announced: tuple[Announcement, ...] = field(default=(), init=False)
     _due_runs: set[str] = field(default_factory=set, init=False)
     _due_me: bool = field(default=True, init=False)
     _due_listing: bool = field(default=False, init=False)
     _due: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    _listed_at: float = field(default=float("-inf"), init=False)  # monotonic
+    _listed_at: float = field(default=float("-inf"), init=False)  # by the monotonic clock
 
     def notice(self, message: str, level: str = "info") -> None:
         """Show a sentence to the owner."""
@@ -118,7 +118,7 @@ class RunWatcher:
     def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
         names = frozenset(beat.run for beat in beats)
         if names - self._open:
-            self._due_listing = True  # a new run, even beyond the followed ones
+            self._due_listing = True  # there is a new run, even if it is not followed
         self._open = names
         for beat in beats[:FOLLOWED_MAX]:
             before = self._beats.get(beat.run)
@@ -131,7 +131,7 @@ class RunWatcher:
             if before is None or (before.version, before.loss) != (beat.version, beat.loss):
                 self._due_runs.add(beat.run)
             if before is None or (before.version, before.state) != (beat.version, beat.state):
-                self._due_listing = True  # its progress has moved too
+                self._due_listing = True  # its progress has changed too
         if self._due_runs or self._due_listing:
             self._due.set()
 
@@ -196,7 +196,7 @@ class RunWatcher:
                 ),
                 "warning",
             )
-        if self.home.memory.show_name is public:  # not changed meanwhile
+        if self.home.memory.show_name is public:  # it was not changed meanwhile
             self.home.remember(show_name=None)
 
     async def _request_runs(self) -> None:
@@ -244,11 +244,11 @@ class RunWatcher:
             except FATAL:
                 raise
             except (VolunteerError, OSError):
-                continue  # it is only to look at
+                continue  # the picture is only for people to look at
         return found
 
 
-# What a version drew, made small enough for an event and a terminal.
+# Pictures of versions, made small enough for an event and a terminal.
 
 FILE_BYTES_MAX = 8 << 20
 SIDE = 72  # pixels, the longer one

@@ -35,7 +35,7 @@ from volunteer.training.job import Finished, Interrupted, TrainingJob, TrainingR
 from volunteer.training.local_task import LocalTask, PartResult
 from volunteer.training.trainer import Handle
 
-FOLLOW_S = 30.0  # before the next try to fetch a newer version
+FOLLOW_S = 30.0  # wait before the next try to fetch a newer version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class LeasePlan:
     steps: int
     part_steps: int
     pull_steps: int
-    redo: bool  # each part waits for its verdict: one that came too late is computed again
+    redo: bool  # each part waits for its verdict, since one that came too late is computed again
 
     @classmethod
     def of(cls, lease: Lease) -> LeasePlan:
@@ -140,7 +140,7 @@ class StretchRunner:
         try:
             return await asyncio.wrap_future(handle.future)
         finally:
-            handle.stop(Sentence("the task was given up"))  # no effect on finished work
+            handle.stop(Sentence("the task was given up"))  # has no effect on finished work
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
@@ -171,7 +171,7 @@ class StretchRunner:
         lease, newest = task.files.held.lease, task.files.manifest.version
         if lease.job.kind != "selfplay":
             return
-        holds: dict[int, ExitStack] = {}  # files that the work still has to continue with
+        holds: dict[int, ExitStack] = {}  # files with which the work still has to continue
 
         def let_go(version: int) -> None:
             """Release a version; runs on any thread."""
@@ -222,7 +222,7 @@ def stretch_of(job: Job, first: int, end: int) -> Job:
 
 
 def of_whole(report: TrainingReport, whole: Job, stretch: Job) -> TrainingReport:
-    """Return a report on a stretch as one on its whole lease."""
+    """Convert a report on a stretch to one on its whole lease."""
     if (stretch.start, stretch.stop) == (whole.start, whole.stop):
         return report
     samples = stretch.start - whole.start

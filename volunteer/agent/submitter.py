@@ -20,8 +20,8 @@ from volunteer.net.retry import passing
 from volunteer.net.transfers import Transfers
 from volunteer.storage.outbox import Outbox, QueuedResult
 
-ONE_S = 120.0  # patience with one result while others wait
-ODD_S = 60.0  # before the next try after an unexpected reply
+ONE_S = 120.0  # longest time for one result while others wait
+ODD_S = 60.0  # wait before the next try after an unexpected reply
 EVENT_S = 0.25
 
 
@@ -37,7 +37,7 @@ class Submitter:
     life: Lifecycle
     verdicts: Verdicts
     hub: EventBus
-    _progress_at: float = field(default=float("-inf"), init=False)  # of the last event
+    _progress_at: float = field(default=float("-inf"), init=False)  # time of the last event
 
     async def run(self) -> None:
         """Submit until cancelled."""
@@ -103,7 +103,7 @@ class Submitter:
             pass
         try:
             return await self.api.submit(entry.task, submit)
-        except OffsetMismatch as error:  # the server has the bytes no more
+        except OffsetMismatch as error:  # the server does not have the bytes any more
             raise Unreachable(Sentence("the upload continues at another offset")) from error
 
     def _answered(self, entry: QueuedResult, reply: SubmitReply) -> None:

@@ -23,7 +23,7 @@ from volunteer.control.event_bus import EventBus
 from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.outbox import Outbox
 
-FLUSH_S = 8.0  # for results, when the agent is to end
+FLUSH_S = 8.0  # time to submit results when the agent has to end
 GIVE_BACK_S = 8.0
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Loop:
 
 
 def broken(what: str, error: BaseException | None = None) -> Internal:
-    """Return the error for a fault of our own; its trace goes to the log."""
+    """Return the error for a fault of this program; its trace goes to the log."""
     log.error("%s failed", what, exc_info=error)
     why = Sentence("it ended by itself") if error is None else f"{type(error).__name__}: {error}"
     return Internal(Sentence("{what} failed ({why})", what=what, why=why))
@@ -58,7 +58,7 @@ class Supervisor:
     outbox: Outbox
     evidence: EvidenceFiles
     hub: EventBus
-    quit_s: float  # for tasks that are nearly done, when the agent is to end
+    quit_s: float  # time for tasks that are nearly done, when the agent has to end
 
     async def run(self, devices: Sequence[Loop], loops: Sequence[Loop]) -> None:
         """Run until all devices have ended or the agent ends; `loops` run until the last submit."""

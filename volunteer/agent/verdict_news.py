@@ -90,7 +90,7 @@ class Verdicts:
                 self._evidence.drop(name)
 
     def lost(self, result: QueuedResult) -> None:
-        """Treat a result as never made."""
+        """Treat a result as if it had never been made."""
         self._residuals.lost(result.run, result.task, (result.device,), result.name)
         self._evidence.drop(result.name)
 
@@ -120,6 +120,6 @@ class Verdicts:
 
 
 def _moved(me: Me, known: Me | None) -> bool:
-    """Return True if an account differs in more than the last contact of its machines."""
+    """Return True if an account differs in more than the last contacts of its machines."""
     same = known is not None and msgspec.structs.replace(known, workers=me.workers, at=me.at) == me
     return not same

@@ -1,4 +1,4 @@
-"""Announces the work of a device, and the reason why it idles."""
+"""Announcements of a device's work, and of the reason why it idles."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shared.protocol.inference import ImageReply
     from volunteer.net.api import Api
 
-ROWS_LEFT = 3  # of the terminal, for the prompt and the price
+ROWS_LEFT = 3  # rows of the terminal for the prompt and the price
 CLEAR = "\x1b[0m"
 
 
@@ -34,7 +34,7 @@ def put(png: bytes, output: Path | None) -> None:
     from volunteer.files import write_whole
     from volunteer.tui.widgets.pictures import decoded, png_of
 
-    clean = png_of(decoded(png))  # nothing that a stranger sent goes to a file or a terminal as is
+    clean = png_of(decoded(png))  # data that a stranger sent goes to no file or terminal unchecked
     if output is not None:
         try:
             write_whole(output, clean)

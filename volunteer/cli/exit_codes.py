@@ -31,7 +31,7 @@ def exit_code(command: Callable[[], object]) -> int:
         return say(shown(error.message), error.exit_code)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader, `head` for example, has seen enough
+    except BrokenPipeError:  # the reader of the pipe, such as `head`, has ended
         return 0
     except (OSError, UnicodeEncodeError) as error:
         sentence, code = of_system(error)
@@ -98,4 +98,4 @@ def _flush() -> None:
         try:
             stream.flush()
         except (OSError, ValueError):
-            pass  # nobody reads any more
+            pass  # nobody reads the output any more

@@ -28,7 +28,7 @@ from volunteer.i18n.catalogue import N_
 from volunteer.settings.schedule import end_of_pause, moment_words
 
 How = Literal["release", "save", "finish"]
-NEXT_LOGIN = -1.0  # as the end of a pause: when somebody logs in to this machine
+NEXT_LOGIN = -1.0  # end of a pause: the next login to this machine
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     fingerprint: str
     nickname: str
-    created: bool  # False: it was there before
+    created: bool  # False: the account existed before
 
 
 class GetStatus(Command[Status]):
@@ -91,11 +91,11 @@ class Begin(Command[None]):
 class Pause(Command[None]):
     """Pause a device and keep its task."""
 
-    device: str = ""  # empty: all
+    device: str = ""  # "" = all devices
     by: str = "you"
     message: Words = "paused"
     until: Words = "you resume"
-    # Local time at which it ends by itself, or NEXT_LOGIN; 0: not before it is resumed.
+    # Local time at which the pause ends by itself, or NEXT_LOGIN; 0 = when it is resumed.
     ends_at: float = 0.0
 
 
@@ -114,7 +114,7 @@ def pause_end(length: str, until: str, now: datetime) -> tuple[Words, float]:
 class Resume(Command[None]):
     """Remove one reason for a pause."""
 
-    device: str = ""  # empty: all
+    device: str = ""  # "" = all devices
     by: str = "you"
 
 
@@ -234,23 +234,23 @@ def query_of(command: Query) -> Endpoint[Any]:
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """One line to the volunteer: a command."""
+    """Line to the volunteer with a command."""
 
     id: int
     command: AnyCommand
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """One line back: the value of a command, or its error."""
+    """Line from the volunteer with the value of a command, or its error."""
 
     id: int
     value: msgspec.Raw = msgspec.Raw(b"null")
-    code: str = ""  # of the error
+    code: str = ""  # code of the error
     message: Words = ""
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
-    """One line back: an event."""
+    """Line from the volunteer with an event."""
 
     event: AnyEvent
 

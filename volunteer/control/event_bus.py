@@ -18,7 +18,7 @@ from volunteer.control.status import Status, fold
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PENDING_MAX = 1000  # events one subscriber may be behind
+PENDING_MAX = 1000  # events that one subscriber may be behind
 _PROGRESS = (
     events.Training,
     events.Fetching,
@@ -38,7 +38,7 @@ class Subscription:
 
     def push(self, event: AnyEvent) -> None:
         if self._pending and isinstance(event, _PROGRESS) and _same(self._pending[-1], event):
-            self._pending.pop()  # not read yet: the newer one replaces it
+            self._pending.pop()  # it was not read yet, and the newer one replaces it
         self._pending.append(event)
         if len(self._pending) > PENDING_MAX:
             stale = next((e for e in self._pending if isinstance(e, _PROGRESS)), self._pending[0])
