@@ -119,7 +119,7 @@ def test_a_backup_brings_everything_back(here: Run, busy: Path, run: Run, tmp_pa
     assert "tiny  running  gpt             2" in run("run", "list", "--data-dir", new).out
     twice = run("restore", tmp_path / "saved", "--data-dir", new)
     assert twice.code == 1
-    assert "new, empty place" in twice.err
+    assert "new, empty database" in twice.err
 
 
 @pytest.mark.parametrize("part", ["backup.json", "tables/tasks.jsonl", "keys/signing.key", "blobs"])

@@ -172,7 +172,7 @@ async def test_a_hold_that_is_not_renewed_goes_to_another(
             )
         with pytest.raises(BadRequest, match="32 hexadecimal"):
             await ask("checker.take", name="x", machine=HERE, hold="x")
-        with pytest.raises(BadRequest, match="no class of devices"):
+        with pytest.raises(BadRequest, match="not a class of devices"):
             await ask("checker.take", name="x", machine={"kind": "cuda:0"}, hold="c" * 32)
         told = {"machine": HERE, "outcome": {"unusable": "x"}}
         with pytest.raises(NotFound, match="not to be done again"):
