@@ -13,6 +13,7 @@ from sqlalchemy import update
 
 from coordinator.checking.recompute import Recomputes
 from coordinator.database import standings
+from coordinator.database.recomputes import waiting
 from coordinator.database.tables.trust import recomputes
 from coordinator.top.tables import facts
 from tests.e2e.server.test_open_run import LEARNING
@@ -139,8 +140,10 @@ async def test_who_lost_what_it_is_asked_for_is_told_what_to_do_and_goes_on(
                 lines = await refused(home, process)
                 assert any("`volunteer forfeit` gives up the pay at stake" in one for one in lines)
                 api = Api(machine.clients[-1])
+                asked = (await home.coordinator.db.read(waiting))["asked"]
+                assert asked in (1, 2)  # the machine had claimed one task ahead
                 given = await api.forfeit()
-                assert (given.questions, given.amount_micro > 0) == (1, True)
+                assert (given.questions, given.amount_micro > 0) == (asked, True)
                 async with asyncio.timeout(120):
                     while len(process.all(events.Judged)) < 1:
                         await process.tick()

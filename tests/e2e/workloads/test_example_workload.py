@@ -115,7 +115,7 @@ async def test_its_own_dataset_is_built_trained_on_and_measured(tmp_path: Path) 
             ({"options": {"size": "5"}}, InvalidRunFile, "3 different images are too few|1 diff"),
             ({"workload": "gpt"}, BadRequest, "gpt does not build datasets itself: use --text"),
             ({"workload": "sketches"}, BadRequest, '"sketches" is not installed here'),
-            ({"workload": ""}, BadRequest, "--for WORKLOAD --files PATH"),
+            ({"workload": ""}, BadRequest, "--for WORKLOAD and --files PATH go together"),
         ):
             with pytest.raises(error, match=sentence):
                 await add.run(home.coordinator, msgspec.structs.replace(ask, name="x", **change))
