@@ -3,13 +3,13 @@
 One pass over problem and answer gives the distribution that each token was drawn from. The token
 must have the log-probability that the record says, and lie where the seed's number for its place
 falls. Answers of other weights, another temperature, or chosen among several differ nearly
-everywhere. The checker chooses which answer of each group is read, after the file came in; of a
-drawn task all are.
+everywhere. The checker chooses which answers of each group are read, after the file came in: one
+where answers are long, more where they are short. Of a drawn task all are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from shared.workloads.rollouts.config import (
 )
 
 BATCH = 64  # answers read together
+TOKENS = 32  # of each group are read at least: three faulty ones prove nothing
 
 
 class Reread(NamedTuple):
@@ -54,27 +55,39 @@ def differing(
     dice = np.random.Generator(np.random.Philox(secret))
     spots: dict[int, list[tuple[int, int]]] = {}
     for place, record in records.items():
-        count = len(record.lengths)
-        samples = range(count) if whole else [int(dice.integers(count))]
+        samples = range(len(record.lengths)) if whole else _some(record.lengths, dice)
         spots.setdefault(record.version, []).extend((place, sample) for sample in samples)
-    seen: list[tuple[int, int, int]] = []  # place, faulty tokens, all
+    seen: dict[int, list[tuple[int, int]]] = {}  # faulty tokens of each answer, and all of them
     for version, some in spots.items():
         reader = Rereader(job, weights(version))
         for start in range(0, len(some), BATCH):
             batch = some[start : start + BATCH]
             counts = reader.faulty([(records[place], sample) for place, sample in batch])
             for (place, sample), count in zip(batch, counts, strict=True):
-                seen.append((place, count, records[place].lengths[sample]))
-    # A short answer alone proves little: if all together are refuted, so is each with a fault.
-    faulty, read = sum(each[1] for each in seen), sum(each[2] for each in seen)
+                seen.setdefault(place, []).append((count, records[place].lengths[sample]))
+    # Few tokens alone prove little: if all together are refuted, so is each group with a fault.
+    groups = {place: _sum(answers) for place, answers in seen.items()}
+    faulty, read = _sum(groups.values())
     all_faulty = refuted(faulty, read)
     complaints = {
         place: f"problem {records[place].problem}: read again by version {records[place].version},"
-        f" {count} of {tokens} tokens of an answer are not what it writes with its seed"
-        for place, count, tokens in seen
-        if refuted(count, tokens) or (all_faulty and count)
+        f" {count} of {tokens} tokens are not what it writes with its seed"
+        for place, (count, tokens) in groups.items()
+        if (all_faulty and count) or any(refuted(*each) for each in [(count, tokens), *seen[place]])
     }
     return Reread(complaints, read, faulty)
+
+
+def _sum(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    given = list(counts)
+    return sum(faulty for faulty, _ in given), sum(read for _, read in given)
+
+
+def _some(lengths: Sequence[int], dice: np.random.Generator) -> list[int]:
+    """Return answers of a group, by chance, that have `TOKENS` together, or all of them."""
+    order = dice.permutation(len(lengths))
+    ends = np.cumsum(np.asarray(lengths)[order])
+    return [int(each) for each in order[: np.searchsorted(ends, TOKENS) + 1]]
 
 
 class Rereader:

@@ -20,6 +20,7 @@ from shared.workloads.rollouts.answer_records import (
     decode,
     encode,
     judged,
+    packed,
     quantised,
     restored,
 )
@@ -34,13 +35,15 @@ def timeless(records: list[GroupRecord]) -> list[GroupRecord]:
     return [replace(record, began_s=0.0) for record in records]
 
 
-def inspected(path: Path, data: bytes, *, known: int = 1, **changes: Any) -> Inspection:
+def inspected(
+    path: Path, data: bytes, *, known: int = 1, secret: int = 3, **changes: Any
+) -> Inspection:
     """The findings of the coordinator, with `known` versions that are all the same."""
     weights = path / "weights"
     save_file({name: value.contiguous() for name, value in tiny.lively().items()}, weights)
     versions = [KnownVersion(number=n, sha256=tiny.SHA256, since_s=100.0 * n) for n in range(known)]
     task = tiny.job("selfplay", 8, **changes)
-    return tiny.WORKLOAD.experience.inspect(task, data, versions, lambda _: weights, 3)
+    return tiny.WORKLOAD.experience.inspect(task, data, versions, lambda _: weights, secret)
 
 
 def test_log_probabilities_take_a_byte_each_and_likely_ones_lose_little() -> None:
@@ -140,6 +143,23 @@ def test_answers_that_the_version_did_not_write_are_refused(change: Change, tmp_
     found = inspected(tmp_path, encode(change(records)))
     assert found.refused >= 4
     assert found.complaint.startswith("problem ")
+
+
+@pytest.mark.parametrize("secret", range(8))
+def test_a_group_half_by_hand_is_refused_whichever_answers_are_read(
+    tmp_path: Path, secret: int
+) -> None:
+    first, *others = tiny.answers(tiny.lively(), tmp_path)
+    answers = [*first.answers()[:2], *2 * [np.array([*b"97", END])]]
+    said = [*first.said()[:2], *2 * [np.full(3, -0.1)]]
+    half = replace(
+        first,
+        lengths=tuple(map(len, answers)),
+        tokens=packed(np.concatenate(answers).tolist()),
+        logprobs=quantised(np.concatenate(said)),
+    )
+    found = inspected(tmp_path, encode([half, *others]), secret=secret)
+    assert (found.episodes, found.refused) == (7, 1)
 
 
 def test_answers_of_other_weights_or_another_temperature_are_refused(tmp_path: Path) -> None:
