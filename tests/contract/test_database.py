@@ -105,7 +105,7 @@ async def test_closed_means_closed(database_url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("nonsense", "no database address"),
+        ("nonsense", "is not a database address"),
         ("mysql://a/b", "not supported"),
         ("sqlite://", "needs a file"),
         ("sqlite:////nonexistent/volunteer.db", "coordinator migrate"),

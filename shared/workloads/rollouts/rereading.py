@@ -84,7 +84,7 @@ def _sum(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
 
 
 def _some(lengths: Sequence[int], dice: np.random.Generator) -> list[int]:
-    """Return answers of a group, by chance, that have `TOKENS` together, or all of them."""
+    """Return answers of a group by chance: so many that they have `TOKENS` tokens, or all."""
     order = dice.permutation(len(lengths))
     ends = np.cumsum(np.asarray(lengths)[order])
     return [int(each) for each in order[: np.searchsorted(ends, TOKENS) + 1]]
