@@ -181,6 +181,7 @@ class SqliteRunner:
             raise Unavailable("the coordinator is shutting down")
 
         def run() -> T:
+            self._check_file()  # an old reader would go on with the file that is gone
             connection = self._reader()
             with connection.begin():
                 return fn(connection)
@@ -209,7 +210,7 @@ class SqliteRunner:
         """Raise Unavailable when the database file was removed or replaced: later writes would be
         lost.
 
-        A look at its inode: 2 us, before each commit is acknowledged.
+        A look at its inode: 2 us, before each read and before each commit is acknowledged.
         """
         found = _identity(self._path)
         if self._file is None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from coordinator.accounts.server_identity import software
 from coordinator.traffic import Durations
 from coordinator.upkeep.alert_conditions import Kind as AlertKind
+from shared.errors import Unavailable
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 PREFIX = "coordinator_"
 OTHER = "other"  # label for all runs that are not named
+FAILED, FAILED_HELP = "database_failed", "1 when nothing can be written any more."
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[str, ...]
@@ -347,11 +349,7 @@ _MACHINE = (
         "A transaction, the wait for its turn included.",
         lambda c: c.db.writes,
     ),
-    _gauge(
-        "database_failed",
-        "1 when nothing can be written any more.",
-        lambda s: float(bool(s.coordinator.db.failed)),
-    ),
+    _gauge(FAILED, FAILED_HELP, lambda s: float(bool(s.coordinator.db.failed))),
     _gauge(
         "database_bytes",
         "Size of the database, without SQLite's journal.",
@@ -427,15 +425,23 @@ class _Collector:
 
 
 async def exposition(coordinator: Coordinator) -> tuple[str, bytes]:
-    """Return content type and body. Raises Unavailable when the database does not answer."""
+    """Return content type and body, without figures of a database that failed. Raises Unavailable
+    when it does not answer.
+    """
     from prometheus_client import (
         CONTENT_TYPE_LATEST,
         CollectorRegistry,
+        Gauge,
         ProcessCollector,
         generate_latest,
     )
 
     registry = CollectorRegistry()
-    registry.register(_Collector(Scrape(coordinator, await coordinator.overviews.gauges())))
+    try:
+        registry.register(_Collector(Scrape(coordinator, await coordinator.overviews.gauges())))
+    except Unavailable:
+        if not coordinator.db.failed:
+            raise
+        Gauge(PREFIX + FAILED, FAILED_HELP, registry=registry).set(1.0)
     ProcessCollector(registry=registry)
     return CONTENT_TYPE_LATEST, generate_latest(registry)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
 import secrets
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, select
 
 from coordinator.config import Settings
+from coordinator.database.engine.sqlite import READERS
 from coordinator.services import opened
 from shared.errors import Configuration, Internal, Unavailable, VolunteerError
 from tests.support.local_coordinator import local_coordinator
@@ -102,6 +106,23 @@ def test_a_damaged_file_is_the_organisers_trouble_and_ends_no_volunteer(tmp_path
         ask(server.port, "POST", "/api/v1/workers/register", registration())
         server.stop()
         assert any("the database failed" in line for line in server.errors)
+
+
+async def test_nobody_reads_on_from_a_file_that_is_gone(tmp_path: Path) -> None:
+    met = threading.Barrier(READERS)
+
+    def meet(conn: Connection) -> int:
+        met.wait(TIMEOUT_S)
+        return int(conn.execute(select(1)).scalar_one())
+
+    async with local_coordinator(tmp_path) as home:
+        db = home.coordinator.db
+        await asyncio.gather(*(db.read(meet) for _ in range(READERS)))  # all have the file open
+        (tmp_path / "coordinator.sqlite3").unlink()
+        for _ in range(READERS):
+            with pytest.raises(Unavailable, match="removed or replaced"):
+                await db.read(lambda conn: conn.execute(select(1)).scalar_one())
+        assert not (tmp_path / "coordinator.sqlite3").exists()
 
 
 async def test_a_failed_database_is_an_alert(tmp_path: Path) -> None:
