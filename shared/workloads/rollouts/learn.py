@@ -129,7 +129,7 @@ class SupervisedWork(_LearnWork):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Return nothing, since its gradients are many times as long as those on answers."""
+        """Pass on no moments: gradients of the warm start are many times those of the answers."""
         return {}
 
     def measure(self, start: int, stop: int) -> StepLoss:
