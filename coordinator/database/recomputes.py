@@ -257,7 +257,7 @@ def postpone(conn: Connection, contribution_id: int, until: float, why: str) -> 
     conn.execute(_POSTPONE, given)
 
 
-# --- one draw, from its order to its end ---
+# --- one draw: stored, revealed, ended ---
 
 
 class DrawTerms(msgspec.Struct, frozen=True, kw_only=True):

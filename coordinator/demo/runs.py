@@ -34,7 +34,7 @@ class DemoRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _DemoKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Duration, dataset and first words of a demo; its run file is a file."""
+    """Duration, dataset and first words of a demo; its run file is `files/WORKLOAD.toml`."""
 
     preparing: str
     minutes: float = 2.0

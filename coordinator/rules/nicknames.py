@@ -98,7 +98,7 @@ def _check_characters(name: str) -> None:
     if unicodedata.category(name[0])[0] not in "LN" or not skeleton(name[0]):
         raise InvalidName("a nickname begins with a letter or a digit")
     if re.search(r"[-_. ']{3,}", name):
-        raise InvalidName("a nickname may not hold three signs in a row")
+        raise InvalidName("a nickname may not hold three of blank - _ . ' in a row")
     if _marks_in_a_row(name) > 2:
         raise InvalidName("a nickname may not pile up accents")
 

@@ -46,7 +46,7 @@ class HubRepository:
                 "with `hf auth login`"
             )
         if not is_secret(token):
-            raise Configuration("the token for the hub must be one line of printable letters")
+            raise Configuration("the token for the hub must be one line of printable characters")
         return cls(named, token)
 
     def publish(self, folder: Path, message: str) -> str:

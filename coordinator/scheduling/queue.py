@@ -268,7 +268,9 @@ class Queue:
     # --- the list of tasks ---
 
     async def lines(self, run: str | None = None, *, failed: bool = False) -> list[TaskLine]:
-        """Return the discarded, or all open, tasks of one run or of all. Raises NotFound."""
+        """Return the tasks, of a run or of all, that wait, are worked on or are discarded; with
+        `failed` only the discarded ones. Raises NotFound.
+        """
         states = ("discarded",) if failed else ("todo", "doing", "discarded")
 
         def read(conn: Connection) -> list[TaskLine]:

@@ -27,7 +27,7 @@ def read_secret(path: Path, what: str) -> str:
         raise Configuration(f"{path} cannot be read: {why(error)}") from error
     secret = unmarked(found).decode("ascii", errors="replace").strip()
     if not is_secret(secret) or len(found) > BYTES_MAX:
-        raise Configuration(f"{path} must hold one line of printable letters: {what}")
+        raise Configuration(f"{path} must hold one line of printable characters: {what}")
     return secret
 
 

@@ -372,7 +372,7 @@ def _due(seen: StandingAlert, patience_s: float, now: float) -> bool:
 
 
 def _stands(unseen: StandingAlert, now: float, machine: str) -> bool:
-    """Return True if a condition that this check did not find is not over yet."""
+    """Return True if a condition still counts although this check did not find it."""
     if unseen.kind in EVENTS and unseen.said_at is not None and now - unseen.said_at < SILENT_S:
         return True
     elsewhere = unseen.kind in LOCAL_KINDS and unseen.about != machine

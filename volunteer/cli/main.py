@@ -207,7 +207,7 @@ def pause(
         str, Parameter(name="--for", help="Only for so long: 45m, 2h, 1h30m, 1d.")
     ] = "",
     until: Annotated[
-        str, Parameter(help='Only until this time of the day, 22:00, or the next "login".')
+        str, Parameter(help='Only until a time of the day, like 22:00, or "login", the next.')
     ] = "",
     json: Json = False,
     profile: Profile = "",

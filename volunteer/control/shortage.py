@@ -22,7 +22,7 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     model: str  # of the run, see `of_run`
     torch: str
-    needed_bytes: int  # taken and asked for when it ran out; 0: not known
+    needed_bytes: int  # held when it ran out, and what it then asked for; 0: not known
     had_bytes: int  # that a task could use; 0: not known
     fitted: bool  # tasks of this model ran there before, so that other programs may be the reason
     at: float

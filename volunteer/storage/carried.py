@@ -100,7 +100,7 @@ class Carried:
             self._lent, self._lent_step = state, global_step
 
     def inner(self) -> InnerState | None:
-        """Return the state for the next task; None without one."""
+        """Return the inner optimiser's state for the next task: the lent one, else the stored."""
         with self._guard:
             if self._lent is not None:
                 return self._lent

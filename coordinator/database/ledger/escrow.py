@@ -121,7 +121,7 @@ def free(
 
 
 def free_all(conn: Connection, volunteer_id: str, now: float) -> int:
-    """Free the whole stake of a vouched-for account; return its number of contributions."""
+    """Free the whole stake of a vouched-for account; return of how many contributions."""
     rows = waiting(conn, volunteer_id)
     _free(conn, rows, now)
     return len(rows)

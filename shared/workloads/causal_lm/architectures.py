@@ -152,7 +152,9 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidRunFile(f"[{TABLE}] {self.model_type} has no {key}")
         for key in ("layer_types", "no_rope_layers"):
             if (found := getattr(self, key)) and len(found) != self.num_hidden_layers:
-                raise InvalidRunFile(f"[{TABLE}] {key} must name each of the layers once")
+                raise InvalidRunFile(
+                    f"[{TABLE}] {key} has {len(found)} entries for {self.num_hidden_layers} layers"
+                )
         if self.rope_parameters.partial_rotary_factor and self.model_type != "phi3":
             raise InvalidRunFile(f"[{TABLE}] {self.model_type} has no partial_rotary_factor")
         if self.head_dim * self.num_attention_heads != self.hidden_size and (

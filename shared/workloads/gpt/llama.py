@@ -50,7 +50,7 @@ def settings(config: GptConfig) -> dict[str, Any]:
 
 
 def tensors(config: GptConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights under the names of the library."""
+    """Yield the weights under the names that transformers gives a Llama's."""
     kept = config.key_heads * config.head_width
     for name, found in weights.items():
         path = name.removesuffix(".weight")

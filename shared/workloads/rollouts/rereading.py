@@ -36,7 +36,7 @@ TOKENS = 32  # of each group are read at least: three faulty ones prove nothing
 
 
 class Reread(NamedTuple):
-    """Answers that were read again: complaints by place, tokens, and the faulty ones of these."""
+    """Result of reading answers again: complaints by place, tokens read, and faulty tokens."""
 
     complaints: dict[int, str]
     read: int

@@ -117,7 +117,7 @@ def runs(
 
 
 def _joined(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """Return the strokes of a straight line between two pixels, without ends drawn anyway."""
+    """Return the strokes of a straight line between two pixels, the start left out."""
     (x0, y0), (x1, y1) = start, end
     steps = x1 - x0
     strokes = []

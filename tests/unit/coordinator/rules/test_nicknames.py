@@ -188,7 +188,7 @@ def test_a_skeleton_is_what_a_skimming_eye_keeps(name: str, key: str) -> None:
         ("mi\x01a", "a nickname may not hold invisible or control characters (U+0001)"),
         ("mi@a", "a nickname may hold letters, digits, blanks and - _ . ' but not '@'"),
         (".mia", "a nickname begins with a letter or a digit"),
-        ("a-_.b", "a nickname may not hold three signs in a row"),
+        ("a-_.b", "a nickname may not hold three of blank - _ . ' in a row"),
         ("Root", '"Root" is reserved: choose another nickname'),
         ("Аnna", "a nickname keeps to one script, but this one mixes Cyrillic and Latin"),
     ],
