@@ -21,7 +21,7 @@ import msgspec
 SHARE_MAX = 1 / 3
 GROUPS_MIN = 4  # with fewer groups, each has more than a third
 PROBATION_MAX = 0.2
-ROUNDS = 100  # most cuts; each reduces the excess by a third or more
+ROUNDS = 1_000  # at most: two limits that pull against each other take a hundred and more
 ROUNDING = 1e-12
 VANISHED = 1e-9  # limits that leave less weight than this contradict each other
 

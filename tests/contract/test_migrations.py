@@ -139,5 +139,5 @@ async def test_an_older_database_is_only_changed_by_migrate(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "REVISIONS", (*REVISIONS, "9999"))
-    with pytest.raises(Configuration, match="older version"):
+    with pytest.raises(Configuration, match="older schema"):
         await Database.open(database_url)

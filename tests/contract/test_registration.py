@@ -277,7 +277,7 @@ async def test_expired_withdrawn_and_unknown_invites_open_nothing(
     for code, sentence in (
         (short.code, "expired"),
         (gone.code, "withdrawn"),
-        ("7K3M", "not known"),
+        ("7K3M", "does not know"),
     ):
         with pytest.raises(Forbidden, match=sentence):
             await people.register(newcomer("Mia", code=code))
@@ -318,7 +318,7 @@ async def test_a_link_code_lives_ten_minutes_and_one_at_a_time(
 ) -> None:
     mia = await join(people, "Mia")
     first, second = await people.link_code(mia), await people.link_code(mia)
-    with pytest.raises(Forbidden, match="not known"):
+    with pytest.raises(Forbidden, match="does not know"):
         await people.register(newcomer("eve", code=first.code))
     await clock.advance(LINK_S)
     with pytest.raises(Forbidden, match="expired"):

@@ -45,11 +45,11 @@ def test_the_limits_hold_and_nothing_grows(voices: list[Voice]) -> None:
         whole = sum(weight for _, weight in part)
         people = totals(*split(part), "volunteer")
         if len(people) > 3:
-            assert max(people.values()) <= SHARE_MAX * whole * (1 + 1e-6)
+            assert max(people.values()) <= SHARE_MAX * whole * (1 + 1e-9)
     whole = sum(weights)
     new = sum(w for v, w in zip(voices, weights, strict=True) if not v.vetted)
     if new < whole:
-        assert new <= PROBATION_MAX * whole * (1 + 1e-6)
+        assert new <= PROBATION_MAX * whole * (1 + 1e-9)
 
 
 @given(VOICES)
@@ -59,7 +59,7 @@ def test_a_network_is_limited_wherever_volunteers_leave_it_possible(voices: list
     networks = totals(alone, weights, "network")
     networks.pop("", None)
     if len(networks) > 3:
-        assert max(networks.values()) <= SHARE_MAX * sum(weights) * (1 + 1e-6)
+        assert max(networks.values()) <= SHARE_MAX * sum(weights) * (1 + 1e-9)
 
 
 def test_a_vetted_volunteer_among_strangers_keeps_four_fifths() -> None:

@@ -209,7 +209,7 @@ def test_a_tokenizer_of_half_a_gigabyte_is_not_read(tmp_path: Path) -> None:
 )
 def test_a_run_cannot_name_other_files(files: dict[str, Any]) -> None:
     table = tiny_causal.table({**tiny_causal.LLAMA, "vocab_size": 300}, files=files)
-    with pytest.raises(InvalidRunFile, match="no file of weights"):
+    with pytest.raises(InvalidRunFile, match="not a file of weights"):
         WORKLOAD.config(table, None)
 
 
