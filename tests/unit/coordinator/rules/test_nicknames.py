@@ -56,7 +56,7 @@ def test_a_name_is_stored_normalised(raw: str, stored: str) -> None:
         ("[bold]mia", "but not '['"),
         ("=cmd", "but not '='"),  # a formula, in a spreadsheet
         ("-mia", "begins with"),
-        ("a---b", "three signs"),
+        ("a---b", "in a row"),
         ("z\u0351\u036b\u0343\u036a\u0302", "accents"),
         ("Аnna", "mixes Cyrillic and Latin"),
         ("Adm1n", "reserved"),
