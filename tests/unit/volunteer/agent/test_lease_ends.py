@@ -1,0 +1,60 @@
+"""Ends of leases while the coordinator cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import httpx
+
+from tests.support.virtual_clock import VirtualClock
+from tests.unit.volunteer.agent.test_held_leases import held
+from tests.unit.volunteer.storage.test_outbox import put
+from volunteer.agent.held_leases import HeldLeases
+from volunteer.agent.lease_ends import SUBMIT_S, LeaseEnds
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.control.event_bus import EventBus
+from volunteer.net.api import SHORT_S, Api
+from volunteer.net.client import Client
+from volunteer.net.tls import Address
+from volunteer.storage.leases import Leases
+from volunteer.storage.outbox import Outbox
+
+
+async def test_giving_back_waits_shortly_for_a_coordinator_that_is_away(tmp_path: Path) -> None:
+    clock, tried = VirtualClock(), []
+
+    def down(request: httpx.Request) -> httpx.Response:
+        tried.append(request.url.path)
+        raise httpx.ConnectError("the network is down")
+
+    client = Client(
+        Address(url="http://127.0.0.1:1"),
+        clock=clock,
+        rng=random.Random(1),
+        token="worker.secret",
+        transport=httpx.MockTransport(down),
+    )
+    life, lease = Lifecycle(clock), held(1)
+    ends = LeaseEnds(
+        api=Api(client),
+        leases=Leases(tmp_path / "leases"),
+        outbox=Outbox(tmp_path / "outbox"),
+        held=HeldLeases(life),
+        life=life,
+        hub=EventBus(clock),
+    )
+    ends.leases.keep(lease.stored)
+    waiting = put(ends.outbox, 1)
+    assert waiting.submit.attempt == lease.lease.attempt
+    began = clock.now()
+    giving = asyncio.ensure_future(ends.give_back(lease, "stopped", failed=False))
+    while not giving.done():
+        await clock.advance(0.1)
+    await giving
+    assert SUBMIT_S <= clock.now() - began <= SUBMIT_S + SHORT_S + 0.2
+    assert tried
+    assert ends.leases.stored() == ()  # it expires by itself
+    assert ends.outbox.entries() == (waiting,)
+    await client.close()
