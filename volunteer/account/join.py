@@ -38,18 +38,18 @@ from volunteer.settings.settings import Settings
 from volunteer.text import nobody_at
 
 PATIENCE_S = 15.0
-REGISTER_S = 60.0  # long, since many machines that join at once are registered one by one
+REGISTER_S = 60.0  # long, since many joining machines are registered one by one
 NAMES_TRIED = 3
-CHALLENGES_TRIED = 3  # challenges that are tried: one that has expired is replaced
+CHALLENGES_TRIED = 3  # an expired challenge is replaced
 
 Connect = Callable[[Address, str], Client]  # address and token
-# bits of the proof of work, and the likelihood that it is found by now
+# Receives the bits of the proof of work and the probability of success so far.
 Progress = Callable[[int, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enrolment:
-    """Parts of this machine that joining a coordinator needs."""
+    """Objects that joining a coordinator needs."""
 
     profile: Profile
     settings: Settings
@@ -65,7 +65,7 @@ def software() -> str:
 
 
 def connector(clock: Clock) -> Connect:
-    """Return the production connector; tests bring a transport of their own."""
+    """Return the production function for `Connect`; tests use a transport of their own."""
     return lambda address, token: Client(address, clock=clock, token=token)
 
 
@@ -85,7 +85,7 @@ def check_server(server: ServerInfo) -> None:
 async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S) -> ServerInfo:
     """Return the identity of the server at a link.
 
-    Raises BadSignature when it is not who the link names, Unreachable.
+    Raises BadSignature if it is not the server that the link names, Unreachable.
     """
     address = Address(url=link.url, tls_pin=link.tls_pin)
     client = connect(address, "")
@@ -116,8 +116,7 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S
 async def join(
     link: JoinLink, name: str, enrolment: Enrolment, patience_s: float = PATIENCE_S
 ) -> Joined:
-    """Make an account at the coordinator of a link, or use the one made before; a repeated call is
-    safe.
+    """Make an account at a link's coordinator, or use the existing one; the call may be repeated.
 
     Raises BadSignature, Unreachable, InvalidName, Forbidden.
     """
@@ -166,8 +165,8 @@ async def register(
 ) -> Identity:
     """Register a stored identity; a repeated call uses the same ids.
 
-    An open coordinator requires a proof of work from newcomers without a code. A name that was not
-    chosen is replaced when it is taken. Raises InvalidName, Forbidden, Unreachable.
+    An open coordinator requires a proof of work from newcomers without a code. An automatic name is
+    replaced if it is taken. Raises InvalidName, Forbidden, Unreachable.
     """
     profile = enrolment.profile
     client = enrolment.connect(identity.address, "")
@@ -199,7 +198,7 @@ async def register(
 
 @dataclass(frozen=True, slots=True)
 class _WorkProof:
-    """Challenge and its solving nonce; empty where none is required."""
+    """Challenge and its solution; empty if none is required."""
 
     challenge: str = ""
     nonce: str = ""
@@ -211,7 +210,7 @@ NO_PROOF = _WorkProof()
 async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: float) -> _WorkProof:
     """Compute the proof of work that the coordinator requires of newcomers without a code.
 
-    The search runs in a thread, which ends when the caller gives up.
+    The search runs in a thread, which ends if the caller is cancelled.
     """
     server = await api.server(patience_s)
     if not (server.open and server.proof_of_work_bits):

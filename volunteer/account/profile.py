@@ -1,8 +1,8 @@
 """Profile of the volunteer on this host: an identity for each joined coordinator.
 
-    <profile>/current            names the coordinator that is helped now
-    <profile>/lock               held while an instance runs
-    <profile>/control.json       where a running instance listens
+    <profile>/current            names the coordinator in use
+    <profile>/lock               lock of the running instance
+    <profile>/control.json       address of the running instance
     <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/,
                                  evidence/, receipts/ of one of them
 
@@ -58,7 +58,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     secret: str
     nickname: str
-    code: str = ""  # invite or link code, until it was used
+    code: str = ""  # invite or link code, until it is used
     registered: bool = False
 
     @property
@@ -75,16 +75,16 @@ class ProfileState(msgspec.Struct, frozen=True, kw_only=True):
     """State kept between two starts, without secrets."""
 
     consents: tuple[str, ...] = ()  # runs whose licence was accepted
-    news_until: int = 0  # verdicts read so far
+    news_until: int = 0  # position up to which verdicts were read
     ordered_at: float = 0.0  # time of the last order from another machine of the account
     verdicts: tuple[Verdict, ...] = ()  # newest last
     benchmarks: tuple[Benchmark, ...] = ()
-    torch: str = ""  # version the benchmarks were made with
+    torch: str = ""  # version that the benchmarks were made with
     steps: tuple[ModelStep, ...] = ()  # measured steps of the runs' own models
     shortages: tuple[Shortage, ...] = ()  # lacks of memory, by run and device
     tasks: int = 0  # tasks ever submitted
-    read: tuple[int, ...] = ()  # read announcements that may still be shown
-    show_name: bool | None = None  # a change of `public` that the coordinator does not know yet
+    read: tuple[int, ...] = ()  # read announcements that may still be valid
+    show_name: bool | None = None  # change of `public` not yet sent to the coordinator
 
 
 class Home:
@@ -104,7 +104,7 @@ class Home:
         return self._memory
 
     def remember(self, **changes: object) -> None:
-        """Change the memory and store it; on a full disk it is stored with the next change."""
+        """Change the memory and store it; if the disk is full, the next change stores it."""
         self._memory = msgspec.structs.replace(self._memory, **changes)
         try:
             write_record(self.path / "memory.json", self._memory)
@@ -112,7 +112,7 @@ class Home:
             log.warning("not remembered: %s", error.message)
 
     def remember_verdicts(self, verdicts: tuple[Verdict, ...], until: int) -> None:
-        """Add news; a later verdict on the same contribution replaces the earlier one."""
+        """Add verdicts; a later one on the same contribution replaces the earlier."""
         kept = {verdict.contribution: verdict for verdict in self._memory.verdicts}
         for verdict in verdicts:
             kept.pop(verdict.contribution, None)
@@ -125,12 +125,12 @@ class Home:
         try:
             return read_record(path, ProfileState) or ProfileState()
         except Configuration:
-            set_aside(path)  # without its contents work can still begin
+            set_aside(path)  # work can begin without it
             return ProfileState()
 
 
 class Profile:
-    """A profile of this host."""
+    """Profile of this host."""
 
     def __init__(self, path: Path) -> None:
         self.path = private_directory(path)
@@ -146,15 +146,15 @@ class Profile:
 
     @property
     def joined(self) -> bool:
-        """Return True if there is an account, readable or not."""
+        """Return True if there is an account, even an unreadable one."""
         return (self.path / "current").exists()
 
     def known(self, server: ServerInfo) -> Identity | None:
-        """Return the identity made earlier for this coordinator, if any."""
+        """Return the stored identity for this coordinator, if any."""
         return self._load(_slug(server.public_key))
 
     def use(self, identity: Identity) -> None:
-        """Store an identity, durably, and make it the one in use."""
+        """Store an identity, durably, and make it the current one."""
         slug = _slug(identity.public_key)
         home = private_directory(self.path / slug)
         write_record(home / "identity.json", identity, durable=True)
@@ -165,7 +165,7 @@ class Profile:
         try:
             identity = self.current()
         except Configuration:
-            return ()  # unreadable ones are reported when work begins
+            return ()  # a damaged file is reported when work begins
         return self.home(identity).memory.verdicts if identity is not None else ()
 
     def home(self, identity: Identity) -> Home:
@@ -173,7 +173,9 @@ class Profile:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold a running instance's lock. Raises Configuration if another does, StorageFull."""
+        """Hold the lock of a running instance. Raises Configuration if another holds it,
+        StorageFull.
+        """
         path = self.path / "lock"
         with storing(path):  # unbuffered, since a buffer would fail a second time on close
             opened = path.open("a+b", buffering=0)
@@ -222,7 +224,7 @@ class Profile:
 def new_identity(
     server: ServerInfo, *, url: str, tls_pin: str, nickname: str, code: str
 ) -> Identity:
-    """Make a fresh account: ids and a secret of 256 bits are made here, not by the coordinator."""
+    """Return a new account, with ids and a 256-bit secret made here, not by the coordinator."""
     return Identity(
         url=url,
         tls_pin=tls_pin,
@@ -242,12 +244,12 @@ def _slug(public_key: str) -> str:
 
 
 def _try_lock(file: FileIO) -> bool:
-    """Take an advisory lock, which the system frees when the process ends, however it ends."""
+    """Take an advisory lock, which the system releases when the process ends."""
     if sys.platform == "win32":
         import msvcrt
 
         try:
-            file.seek(1 << 20)  # a byte after the text, so that others can read the process id
+            file.seek(1 << 20)  # past the text, so that others can read the process id
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         except OSError:
             return False

@@ -1,7 +1,7 @@
-"""Checks of the coordinator's record: receipts alone, heads against the present one.
+"""Checks of the coordinator's record: receipts alone, stored heads against the present one.
 
-A coordinator that changes or removes an entry after it signed a head over it can prove no later
-head consistent with that one, so whoever kept the head finds out.
+A coordinator that changes or removes an entry covered by a signed head cannot prove any later head
+consistent with it, so every holder of that head notices.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from volunteer.net.api import Api
 from volunteer.storage.receipts import KeptHead, ReceiptBook, read_receipt, spread
 
 CHECKED_MAX = 32  # heads that one online check asks for
-SKEW_S = 60.0  # most difference between the clocks of two replicas
+SKEW_S = 60.0  # largest difference between the clocks of two replicas
 FETCHES_MAX = 50  # pages of receipts that one round fetches
 
 
 class CheckedReceipt(msgspec.Struct, frozen=True, kw_only=True):
-    """One receipt, and its fault; "" where it has none."""
+    """Receipt with its fault; "" if it is correct."""
 
     receipt: Receipt | None
     problem: str
 
 
 def check_receipt(signed: SignedReceipt, public_key: str, volunteer: str) -> CheckedReceipt:
-    """Check signature, content and inclusion of one receipt, without the network."""
+    """Check one receipt's signature, content and inclusion, without the network."""
     try:
         receipt = read_receipt(signed, public_key)
     except (BadSignature, InvalidFrame) as error:
@@ -66,7 +66,7 @@ def check_receipt(signed: SignedReceipt, public_key: str, volunteer: str) -> Che
 
 
 def contradiction(heads: Sequence[TreeHead]) -> str:
-    """Return a sentence where two signed heads of one size differ, else ""."""
+    """Return a sentence if two signed heads of one size differ, else ""."""
     roots: dict[int, TreeHead] = {}
     for head in heads:
         other = roots.setdefault(head.size, head)
@@ -91,9 +91,9 @@ class RecordCheck:
         self._volunteer = volunteer
 
     async def fetch(self) -> str:
-        """Fetch new receipts. Return a sentence where one is wrong, else "".
+        """Fetch new receipts. Return a sentence if one is wrong, else "".
 
-        Raises NotFound where the coordinator is of a version without receipts.
+        Raises NotFound if the coordinator's version has no receipts.
         """
         for _ in range(FETCHES_MAX):
             found = await self._api.receipts(self._book.last)
@@ -125,7 +125,7 @@ class RecordCheck:
     async def check(self) -> str:
         """Compare the present head, and the newest manifest's, with the newest stored head.
 
-        Returns a sentence where history was rewritten, else "".
+        Returns a sentence if history was rewritten, else "".
         """
         heard, self._book.heard = self._book.heard, None
         if heard is not None and (said := await self.observe(heard)):
@@ -147,8 +147,8 @@ class RecordCheck:
         return await self.observe(now)
 
     async def observe(self, new: KeptHead) -> str:
-        """Store a signed head if it continues the newest stored one and is larger. Return "", or a
-        sentence on the contradiction, which is kept as an accusation.
+        """Store a signed head if it is larger than the newest stored one and continues it. Return
+        "", or a sentence if it contradicts; the contradiction is kept as evidence.
         """
         kept = self._book.seen.heads
         newest = kept[-1] if kept else None
@@ -157,7 +157,7 @@ class RecordCheck:
                 self._book.keep(new)
             return ""
         if new.tree.size < newest.tree.size and new.tree.at < newest.tree.at + SKEW_S:
-            old, late = new, newest  # an older head came late
+            old, late = new, newest  # an older head arrived late
         else:
             old, late = newest, new
         if said := await self._compare(old, late):
@@ -168,7 +168,7 @@ class RecordCheck:
         return ""
 
     async def restored(self) -> str:
-        """Accept a coordinator's new statement that it was restored from a backup; return the
+        """Accept the coordinator's new statement that it was restored from a backup. Return a
         sentence for the owner, else "". Raises BadSignature, InvalidFrame.
         """
         signed = (await self._api.server()).restored
@@ -210,7 +210,7 @@ class RecordCheck:
 
 
 def _words(old: KeptHead, now: TreeHead) -> str:
-    """Return the sentence about a record that no longer extends its older head."""
+    """Return the sentence about a record that does not continue its older head."""
     said = Sentence(
         "the record of {size} entries that it signed on {day}",
         size=old.tree.size,

@@ -1,4 +1,4 @@
-"""Commands to a running volunteer, as data: the same in this process and over the local socket."""
+"""Commands to a running volunteer, as data; the same for this process and over the local socket."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
     help: str
 
 
-# Repeats for the type checker what the base says of all.
+# Repeated from the base class, because a type checker does not inherit it.
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Command(msgspec.Struct, Generic[T], frozen=True, kw_only=True, tag=True):
     """Base of all commands, each answered with a T; the tag is the class name."""
@@ -66,7 +66,7 @@ class GetStatus(Command[Status]):
 
 
 class Probe(Command[ServerInfo]):
-    """Return the identity of the coordinator at a join link; nothing is sent to it.
+    """Return the identity of the coordinator at a join link, without sending a secret.
 
     Raises BadRequest, Unreachable, Unauthorized; the message says what to do.
     """
@@ -85,7 +85,7 @@ class Join(Command[Joined]):
 
 
 class Begin(Command[None]):
-    """Find and measure the devices: at a first start once the owner has chosen their limits."""
+    """Find and measure the devices; sent at the first start, after the owner has set the limits."""
 
 
 class Pause(Command[None]):
@@ -95,15 +95,15 @@ class Pause(Command[None]):
     by: str = "you"
     message: Words = "paused"
     until: Words = "you resume"
-    # Local time at which the pause ends by itself, or NEXT_LOGIN; 0 = when it is resumed.
+    # Local time at which the pause ends by itself, or NEXT_LOGIN; 0 = at the owner's resume.
     ends_at: float = 0.0
 
 
 def pause_end(length: str, until: str, now: datetime) -> tuple[Words, float]:
-    """Return the end of a pause in words, and as `Pause.ends_at`: after a length ("2h"), at a time
-    of the day ("22:00") or the next "login", or by the owner alone.
+    """Return the end of a pause, as words and as `Pause.ends_at`.
 
-    Raises BadRequest.
+    The pause ends after `length` ("2h"), at a time of day ("22:00") or the next "login" by `until`,
+    or when the owner resumes. Raises BadRequest.
     """
     if until == "login" and not length:
         return N_("the next login"), NEXT_LOGIN
@@ -119,7 +119,7 @@ class Resume(Command[None]):
 
 
 class Finish(Command[None]):
-    """Complete the tasks in work and take no more."""
+    """Complete the running tasks and claim no more."""
 
 
 class Stop(Command[None]):
@@ -139,11 +139,11 @@ class Consent(Command[None]):
 
 
 class ReadAnnouncements(Command[None]):
-    """Show the organiser's announcements of now no more."""
+    """Hide the organiser's current announcements."""
 
 
 class OrderMachine(Command[None]):
-    """Let another machine of the account obey with its next heartbeat. Raises NotFound."""
+    """Send an order to another machine of the account with its next heartbeat. Raises NotFound."""
 
     worker_id: str
     order: Literal["pause", "resume", "finish"]
@@ -157,7 +157,7 @@ class Measure(Command[None]):
 
 
 class StopMeasuring(Command[None]):
-    """Cancel a running benchmark; its measurements are dropped."""
+    """Cancel a running benchmark and drop its measurements."""
 
 
 class LookAtDevices(Command[None]):
@@ -165,11 +165,11 @@ class LookAtDevices(Command[None]):
 
 
 class GetInvitation(Command[str]):
-    """Return a link with which others can join the same coordinator, if it allows that."""
+    """Return a join link for other people, if the coordinator allows that."""
 
 
 class ChooseRuns(Command[None]):
-    """Help only these runs from the next task on; empty = any. Also written to config.toml."""
+    """Work only for these runs from the next task on; empty = any. Also written to config.toml."""
 
     runs: tuple[str, ...]
 
@@ -179,7 +179,7 @@ class GetSettings(Command[tuple[SettingRow, ...]]):
 
 
 class SetSettings(Command[tuple[SettingRow, ...]]):
-    """Check settings and write them to config.toml; work rules hold at once, the rest from the
+    """Check settings and write them to config.toml. Work rules apply at once, other settings at the
     next start. Raises Configuration with valid values.
     """
 
@@ -187,11 +187,10 @@ class SetSettings(Command[tuple[SettingRow, ...]]):
 
 
 class Query(Command[tuple[Any, str]]):
-    """Forward a read-only query to the coordinator; answered with its reply and the cursor of the
-    next page.
+    """Forward a read-only query to the coordinator; return its reply and the cursor of the next
+    page.
 
     `endpoint` is the path of one of `shared.protocol.endpoints.QUERIES`.
-
     """
 
     endpoint: str
@@ -199,7 +198,7 @@ class Query(Command[tuple[Any, str]]):
 
 
 class GetPicture(Command[bytes]):
-    """Return the PNG that a version drew. Raises NotFound for one without a picture."""
+    """Return the PNG that a version drew. Raises NotFound if it drew none."""
 
     run: str
     version: int
@@ -211,12 +210,12 @@ class MakeLink(Command[LinkCode]):
 
 if TYPE_CHECKING:
     AnyCommand: TypeAlias = Command[Any]
-else:  # every command above, for the decoder: tags tell them apart
+else:  # all commands above, for the decoder, which tells them apart by their tag
     AnyCommand = reduce(or_, Command.__subclasses__())
 
 
 def reply_type(command: Command[Any]) -> Any:
-    """Return the type of the answer to a command; None where it has none. Raises BadRequest."""
+    """Return the type of a command's answer; None if it has none. Raises BadRequest."""
     if isinstance(command, Query):
         return tuple[query_of(command).reply, str]  # type: ignore[misc]
     (base,) = vars(type(command))["__orig_bases__"]
@@ -225,7 +224,7 @@ def reply_type(command: Command[Any]) -> Any:
 
 
 def query_of(command: Query) -> Endpoint[Any]:
-    """Return the endpoint that a query names. Raises BadRequest."""
+    """Return the endpoint named by a query. Raises BadRequest."""
     if (endpoint := QUERIES.get(command.endpoint)) is None:
         raise BadRequest(
             Sentence("{endpoint} is not a query of this version", endpoint=command.endpoint[:64])
@@ -234,14 +233,14 @@ def query_of(command: Query) -> Endpoint[Any]:
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """Line to the volunteer with a command."""
+    """Line to the volunteer that carries a command."""
 
     id: int
     command: AnyCommand
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """Line from the volunteer with the value of a command, or its error."""
+    """Line from the volunteer that carries a command's result, or its error."""
 
     id: int
     value: msgspec.Raw = msgspec.Raw(b"null")
@@ -250,7 +249,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
-    """Line from the volunteer with an event."""
+    """Line from the volunteer that carries an event."""
 
     event: AnyEvent
 

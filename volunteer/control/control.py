@@ -1,7 +1,7 @@
 """Control of a volunteer: commands in, events out, in this process or over the local socket.
 
-control.status                        the state now
-with control.subscribe() as new:      every event from now on: `async for event in new`
+control.status                        the present state
+with control.subscribe() as new:      all later events: `async for event in new`
 await control.do(commands.Finish())   a command; raises the volunteer's error
 await control.query(endpoints.RUNS)   read-only queries, forwarded to the coordinator
 """
@@ -40,7 +40,7 @@ class Control:
         return self._hub.status
 
     def subscribe(self) -> AbstractContextManager[Subscription]:
-        """Subscribe to every event from now on, until the volunteer ends."""
+        """Subscribe to all later events, until the volunteer ends."""
         return self._hub.subscribe()
 
     async def do(self, command: Command[T]) -> T:

@@ -1,4 +1,4 @@
-"""Report for a helper: versions, machine, settings and the last events, without secrets. Pure."""
+"""Report for support: versions, machine, settings and last events, without secrets. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from volunteer.control.status import Status
 from volunteer.i18n.formats import size
 
 EVENTS_MAX = 60
-# Patterns of codes, tokens and paths of homes.
+# Patterns of codes, tokens and home directories.
 _SECRETS = (
     (re.compile(r"(code|token|secret|key|pin)=[^\s+&;]+", re.IGNORECASE), r"\1=***"),
     (re.compile(r"[0-9a-f]{32,}", re.IGNORECASE), "***"),
@@ -31,7 +31,7 @@ def diagnostics(
     settings: Sequence[SettingRow],
     events: Iterable[AnyEvent],
 ) -> str:
-    """Return a text to paste into a question."""
+    """Return the report as text to paste into a question."""
     online = "online" if status.online else "offline"
     lines = [
         f"volunteer {version}, Python {machine.python}, torch {machine.torch or 'none'}",

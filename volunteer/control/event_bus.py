@@ -18,7 +18,7 @@ from volunteer.control.status import Status, fold
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PENDING_MAX = 1000  # events that one subscriber may be behind
+PENDING_MAX = 1000  # unread events of one subscriber
 _PROGRESS = (
     events.Training,
     events.Fetching,
@@ -29,7 +29,7 @@ _PROGRESS = (
 
 
 class Subscription:
-    """Queue of events since its opening. One far behind loses progress first, then the oldest."""
+    """Queue of later events. A full queue drops progress events first, then the oldest."""
 
     def __init__(self) -> None:
         self._pending: deque[AnyEvent] = deque()
@@ -38,7 +38,7 @@ class Subscription:
 
     def push(self, event: AnyEvent) -> None:
         if self._pending and isinstance(event, _PROGRESS) and _same(self._pending[-1], event):
-            self._pending.pop()  # it was not read yet, and the newer one replaces it
+            self._pending.pop()  # replaced unread by the newer one
         self._pending.append(event)
         if len(self._pending) > PENDING_MAX:
             stale = next((e for e in self._pending if isinstance(e, _PROGRESS)), self._pending[0])
@@ -61,7 +61,9 @@ class Subscription:
 
 
 class EventBus:
-    """Stamps events, folds them into the status, passes them to subscribers. For one event loop."""
+    """Stamps events, folds them into the status, and passes them to subscribers. For one event
+    loop.
+    """
 
     def __init__(self, clock: Clock, status: Status | None = None) -> None:
         self.status = status or Status()
@@ -93,5 +95,5 @@ class EventBus:
 
 
 def _same(older: AnyEvent, newer: AnyEvent) -> bool:
-    """Return True if both report the same task."""
+    """Return True if both are events of one type about one task."""
     return type(older) is type(newer) and getattr(older, "task", 0) == getattr(newer, "task", 0)

@@ -15,10 +15,10 @@ from volunteer.i18n.coordinator import judged
 from volunteer.i18n.formats import credit, duration_words, size
 from volunteer.text import loss, measure_name
 
-YOU = "you"  # who pauses by hand
+YOU = "you"  # `by` of a pause by the owner
 OPEN_ENDED = ("", "you resume", "you start")  # ends of a pause that are not shown
 START = N_("press space to start")  # the reason of the pause before the first start
-# Words that the coordinator or a workload sends, and that a sentence shows.
+# Words sent by the coordinator or a workload and shown in a sentence.
 SENT = (
     N_("received"),
     N_("checking"),
@@ -68,7 +68,7 @@ def _announced(e: events.Announced) -> str | None:
 
 
 def _connection(e: events.Connection) -> str | None:
-    """Return a sentence when the coordinator stops answering, and one when it answers again."""
+    """Return a sentence when the coordinator stops answering, and another when it answers again."""
     if e.repeated:
         return None
     if e.online:
@@ -78,7 +78,7 @@ def _connection(e: events.Connection) -> str | None:
     said = [_("coordinator unreachable: {message}", message=e.message)]
     if e.queued:
         said.append(ngettext("{n} result queued", "{n} results queued", e.queued))
-    if e.retry_at is not None and e.retry_at - e.at >= 1.0:  # later tries wait longer, untold
+    if e.retry_at is not None and e.retry_at - e.at >= 1.0:  # later retries are not reported
         said.append(_("next try in {time}", time=duration(e.retry_at - e.at)))
     return "; ".join(said)
 
@@ -164,7 +164,7 @@ def _training(e: events.Training) -> str:
     said = _("task {number} step {step}/{steps}", number=e.task, step=e.step, steps=e.steps)
     if e.loss is not None:
         said += f"  {_('loss {loss}', loss=loss(e.loss))}"
-    if e.tokens_per_s > 0:  # nothing is known of it at the first step
+    if e.tokens_per_s > 0:  # the first step has no rate yet
         said += f"  {number(e.tokens_per_s, ',.0f')} {_(e.items)}/s"
     return f"{said}{left}"
 
@@ -213,7 +213,7 @@ def _measured(e: events.LossMeasured) -> str:
 
 
 def escrow_words(me: Me) -> str:
-    """Say when pay that is at stake, or waits for its proof, becomes free; "" where none does."""
+    """Say when pay at stake, or pay that awaits its check, is released; "" if there is none."""
     if not (me.escrow_micro or me.proving):
         return ""
     if not me.proving:
@@ -224,7 +224,7 @@ def escrow_words(me: Me) -> str:
 
 
 def debt_words() -> str:
-    """Say where a debt comes from."""
+    """Explain where a debt comes from."""
     return _(
         "what is owed was taken back after it was spent, or not proved: later pay settles it first"
     )
@@ -245,7 +245,7 @@ def held_words(me: Me) -> list[str]:
 
 
 def credits_words(e: events.Credits) -> str:
-    """Describe the credits in a sentence."""
+    """Describe the account's credits in one sentence."""
     me = e.me
     said = _(
         "credits: {earned} earned, {pending} pending",
@@ -266,7 +266,7 @@ def credits_words(e: events.Credits) -> str:
 def _paused(e: events.Paused) -> str:
     if e.by == YOU:
         what = _("{device} paused", device=e.device) if e.device else _("paused")
-        if e.message == START:  # a line of text has no key to press
+        if e.message == START:  # plain output has no key to press
             return _("paused: `volunteer resume` starts it")
         by_you = _("{device} paused by you", device=e.device) if e.device else _("paused by you")
         said = by_you if e.message in ("", "paused") else f"{what}: {_(e.message)}"

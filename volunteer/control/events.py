@@ -1,4 +1,4 @@
-"""Events of a volunteer as frozen facts: the agent emits them, the TUI and `--no-ui` draw them.
+"""Events of a volunteer as frozen structs: the agent emits them, the TUI and `--no-ui` show them.
 
 Every event has its time (`at`, UTC epoch seconds of this machine). Money is in micro-credits, sizes
 in bytes, times in seconds.
@@ -36,22 +36,24 @@ class Started(Event):
 
 
 class Connection(Event):
-    """State of the connection and time of the next try; emitted at each try of any loop."""
+    """State of the connection and time of the next retry; every retry of any loop emits one."""
 
     online: bool
     message: Words = ""
     retry_at: float | None = None
     queued: int = 0  # results waiting in the outbox
-    since: float | None = None  # when it stopped answering; None with the first event of that
+    since: float | None = None  # when it stopped answering; None in the first event of an outage
 
     @property
     def repeated(self) -> bool:
-        """Return True if it only repeats that the coordinator is still away."""
+        """Return True if it repeats a known outage."""
         return not self.online and self.since is not None
 
 
 class DevicesFound(Event):
-    """Devices of this machine; by id the bytes for a task (0: unknown), and the problems."""
+    """Devices of this machine, the bytes that a task may use on each (0: unknown), and their
+    problems.
+    """
 
     devices: tuple[Device, ...]
     lent_bytes: dict[str, int] = {}
@@ -70,17 +72,17 @@ class Benchmarked(Event):
 
 
 class StepMeasured(Event):
-    """Measured real step of a run's model on this machine."""
+    """Measured step of a run's real model on this machine."""
 
     step: ModelStep
-    known: bool = False  # by an earlier start
+    known: bool = False  # from an earlier start
 
 
 class ShortOfMemory(Event):
-    """Run whose task did not fit the memory of a device: none is claimed there for now."""
+    """Run whose task did not fit a device's memory; its tasks are not claimed there for now."""
 
     shortage: Shortage
-    known: bool = False  # by an earlier start
+    known: bool = False  # from an earlier start
 
 
 class BenchmarkProgress(Event):
@@ -90,7 +92,7 @@ class BenchmarkProgress(Event):
 
 
 class Registering(Event):
-    """Progress of a registration's proof of work: the probability of success by now; 1 = found."""
+    """Progress of a registration's proof of work: the probability of success so far; 1 = found."""
 
     done: float
 
@@ -100,15 +102,15 @@ class RunsListed(Event):
 
 
 class Idle(Event):
-    """Device without work, and the reason in plain words."""
+    """Device without work, with a readable reason."""
 
     reason: str
     message: Words
     until: float | None = None
-    repeated: bool = False  # said before; only the time of the next try is new
+    repeated: bool = False  # only the time of the next try has changed
 
 
-AUDIT = "audit"  # kind of a task that was another volunteer's and is done again
+AUDIT = "audit"  # kind of a task that recomputes another volunteer's
 
 
 class Claimed(Event):
@@ -122,7 +124,7 @@ class Claimed(Event):
     price_micro: int
     finish_by: float
     kind: str = ""  # of the task: train, selfplay, learn, evaluate, audit
-    counted: str = ""  # what steps are where nothing is learnt: "games"
+    counted: str = ""  # unit of the steps where nothing is learnt: "games"
 
 
 class Fetching(Event):
@@ -148,12 +150,12 @@ class Training(Event):
     version: int
     preview: str = ""
     metrics: dict[str, float] = {}
-    items: str = "tokens"  # what `tokens_per_s` counts
-    counted: str = ""  # what steps and samples are where nothing is learnt: "games"
+    items: str = "tokens"  # unit that `tokens_per_s` counts
+    counted: str = ""  # unit of steps and samples where nothing is learnt: "games"
 
 
 class Halved(Event):
-    """Halved micro-batch after out-of-memory; batch, samples and price are unchanged."""
+    """Micro-batch halved after out-of-memory; batch, samples and price are unchanged."""
 
     task: int
     device: str
@@ -165,7 +167,7 @@ class Trained(Event):
     run: str
     steps: int
     samples: int
-    loss_first: float | None  # None: work without a loss, such as self-play
+    loss_first: float | None  # None for work without a loss, such as self-play
     loss_last: float | None
     train_s: float
 
@@ -216,9 +218,9 @@ class LossMeasured(Event):
     version: int
     loss: float
     mine: int
-    measure: str = ""  # what the loss is; empty: a loss on held-out data
+    measure: str = ""  # meaning of the loss; empty: loss on held-out data
     sample: str = ""
-    picture: Picture | None = None  # part of what the version drew; of some versions only
+    picture: Picture | None = None  # part of the image sample; only some versions have one
 
 
 class Credits(Event):
@@ -229,8 +231,8 @@ class Credits(Event):
 
 
 class Paused(Event):
-    """Pause of a device; `device` empty: all. `by` is "you" or the rule of the policy; `until`
-    names its end.
+    """Pause of a device; an empty `device` means all. `by` is "you" or a rule of the policy;
+    `until` says when it ends.
     """
 
     device: str
@@ -240,12 +242,14 @@ class Paused(Event):
 
 
 class Resumed(Event):
-    """Removal of one reason for a pause (all without `by`); the message names the others."""
+    """Removal of one reason for a pause (of all without `by`); the message names the remaining
+    ones.
+    """
 
     device: str
     by: str = ""
     message: Words = ""
-    by_time: bool = False  # the time of this one pause is over; all others stay
+    by_time: bool = False  # only this pause ended, by its time; the others stay
 
 
 class Finishing(Event):
@@ -262,7 +266,7 @@ class Traffic(Event):
 
 
 class Sensed(Event):
-    """Sensors of a device, None without one; power is the whole device's."""
+    """Sensor readings of a device, None for a missing sensor; power is the whole device's."""
 
     device: str
     utilisation: float | None = None  # 0..1
@@ -296,5 +300,5 @@ class Stopped(Event):
 
 if TYPE_CHECKING:
     AnyEvent: TypeAlias = Event
-else:  # every event above, for the decoder: tags tell them apart
+else:  # all events above, for the decoder, which tells them apart by their tag
     AnyEvent = reduce(or_, Event.__subclasses__())

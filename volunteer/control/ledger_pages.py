@@ -1,4 +1,4 @@
-"""Ledger lines of one account, beyond one page of the coordinator."""
+"""All ledger rows of one account, over as many pages as needed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shared.protocol.listings import LedgerRow
 
 T = TypeVar("T")
 
-PAGES_MAX = 10_000  # pages that one call reads at most, of a hundred lines each
+PAGES_MAX = 10_000  # pages of 100 rows that one call reads at most
 
 
 class Asks(Protocol):
-    """Part of a control that the ledger's reader needs."""
+    """Method of `Control` that the ledger reader needs."""
 
     async def query(self, endpoint: Endpoint[T], **args: str | int) -> T: ...
 
@@ -23,11 +23,11 @@ class Asks(Protocol):
 async def ledger(
     control: Asks, since: float = 0.0, known: Sequence[LedgerRow] = ()
 ) -> tuple[LedgerRow, ...]:
-    """Return ledger rows from `since` (epoch seconds) on, newest first; known rows are never
-    fetched again.
+    """Return ledger rows from `since` (epoch seconds) on, newest first, without re-fetching `known`
+    rows.
 
-    `known` are all lines since then, as an earlier call gave them. Raises VolunteerError without an
-    answer.
+    `known` is the complete result of an earlier call. Raises VolunteerError if the coordinator does
+    not answer.
     """
     newest = known[0].id if known else -1
     found: list[LedgerRow] = []

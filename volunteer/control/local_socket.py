@@ -1,8 +1,8 @@
-"""The local socket of a running volunteer: JSON lines, one a message, for this user only.
+"""Local socket of a running volunteer: one JSON message a line, accessible to this user only.
 
-A Unix socket in a private directory where there is one, else a loopback port with a token;
-`control.json` in the profile says which. A client gets the status first, then every event, and may
-send commands.
+It is a Unix socket in a private directory, or a loopback port with a token where the system has
+none; `control.json` in the profile has the address. A client receives the status first, then every
+event, and may send commands.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from volunteer.files import private_directory, read_record, write_record
 
 LINE_BYTES_MAX = 4 << 20
 CLIENTS_MAX = 16
-SOCKET_PATH_MAX = 100  # bytes that every system allows for a Unix socket
+SOCKET_PATH_MAX = 100  # longest path of a Unix socket that every system allows
 HELLO_S = 5.0
 
 
@@ -48,16 +48,16 @@ class SilentVolunteer(Unreachable):
 
 
 class SocketAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Address of a running volunteer, in a private file: the token opens it."""
+    """Address of a running volunteer, in a private file, with the token that opens it."""
 
-    path: str = ""  # of a Unix socket
-    port: int = 0  # on 127.0.0.1, where there are no Unix sockets
+    path: str = ""  # path of the Unix socket
+    port: int = 0  # port on 127.0.0.1, where there are no Unix sockets
     token: str = ""
     pid: int = 0
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first line to the volunteer."""
+    """First line to the volunteer."""
 
     token: str
 
@@ -76,7 +76,7 @@ class ControlServer:
 
     @asynccontextmanager
     async def serve(self, record: Path) -> AsyncIterator[None]:
-        """Listen until the block ends, with the address written to `record`."""
+        """Serve until the block ends; the address is written to `record`."""
         if hasattr(socket, "AF_UNIX"):
             listener = self._listener or listen(record)
             server = await asyncio.start_unix_server(
@@ -114,7 +114,7 @@ class ControlServer:
             with self._hub.subscribe() as events:
                 await self._talk(reader, writer, events)
         except (ConnectionError, TimeoutError, BadRequest, asyncio.CancelledError):
-            pass  # it went away, talked nonsense, or we end
+            pass  # the client left or sent an invalid line, or we end
         finally:
             self._clients.discard(task)
             with contextlib.suppress(ConnectionError):
@@ -146,7 +146,7 @@ class ControlServer:
 
 
 class RemoteVolunteer:
-    """Talks to the volunteer of another process."""
+    """Connection to the volunteer of another process."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hub: EventBus
@@ -156,7 +156,7 @@ class RemoteVolunteer:
         self._hub = hub
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._last = 0
-        self._over = False  # nothing more comes
+        self._over = False  # True after the connection has ended
 
     async def execute(self, command: Command[Any]) -> Any:
         """Send a command and wait for its answer. Raises the volunteer's error, or Unreachable."""
@@ -180,7 +180,7 @@ class RemoteVolunteer:
                 if isinstance(line, EventLine):
                     self._hub.emit(line.event)
                 elif waiting := self._waiting.pop(line.id, None):
-                    if waiting.done():  # who asked went away meanwhile
+                    if waiting.done():  # the caller was cancelled meanwhile
                         continue
                     if line.code:
                         waiting.set_exception(of_code(line.code, line.message))
@@ -198,7 +198,7 @@ class RemoteVolunteer:
 
 @asynccontextmanager
 async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
-    """Connect to the volunteer that runs on this profile. Raises Unreachable when none does."""
+    """Connect to the running volunteer of this profile. Raises Unreachable if none runs."""
     endpoint = read_record(record, SocketAddress)
     none = Sentence("no volunteer is running on this profile: start one with `volunteer`")
     if endpoint is None:
@@ -258,7 +258,7 @@ def _remove(path: Path) -> None:
 
 
 def listen(record: Path) -> socket.socket:
-    """Return the Unix socket of a profile, which a process must make before it is confined."""
+    """Return the Unix socket of a profile; a process that will be confined must make it before."""
     path = _socket_path(record)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)

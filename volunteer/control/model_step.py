@@ -1,4 +1,4 @@
-"""Real optimiser step of a run's own model on a device: time, memory, micro-batch."""
+"""Measured optimiser step of a run's own model on a device: time, memory, micro-batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shared.units import DAY_S
 from shared.workloads.base import Job
 
 KEPT_MAX = 50
-AGE_MAX_S = 7 * DAY_S  # then it is measured again: drivers and other programs change
+AGE_MAX_S = 7 * DAY_S  # measured again after that: drivers and other programs change
 
 
 class ModelStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,18 +19,18 @@ class ModelStep(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     device: str
-    key: str  # of model, batch, precision, device, threads and torch; see `key_of`
-    step_s: float  # waiting for the device included
-    steps: int  # measured
-    peak_bytes: int  # that the task took at most until then; 0: not known
-    micro_batch: int  # samples; 0: the workload does not cut its batches
+    key: str  # hash of model, batch, precision, device, threads and torch; see `key_of`
+    step_s: float  # including the wait for the device
+    steps: int  # number of measured steps
+    peak_bytes: int  # peak of the task so far; 0: not known
+    micro_batch: int  # samples; 0: the workload has no micro-batches
     batch_size: int
-    halved: bool  # memory was too short for larger micro-batches
+    halved: bool  # larger micro-batches ran out of memory
     at: float
 
 
 def key_of(job: Job, workload_version: int, machine: Iterable[str]) -> str:
-    """Return the hash of job, device and software, which fix a step's time and memory."""
+    """Return the hash of job, device and software, which determine a step's time and memory."""
     train = job.train
     what = (job.workload, str(workload_version), job.update, str(job.batch_size))
     how = (train.optimizer, train.precision, str(train.prox_mu > 0))
@@ -38,7 +38,7 @@ def key_of(job: Job, workload_version: int, machine: Iterable[str]) -> str:
 
 
 def newest(steps: Iterable[ModelStep], now: float) -> tuple[ModelStep, ...]:
-    """Return the newest step of each run and device that is young enough, oldest first."""
+    """Return the newest step of each run and device, oldest first, without outdated ones."""
     found: dict[tuple[str, str], ModelStep] = {}
     for step in sorted(steps, key=lambda step: step.at):
         found.pop((step.run, step.device), None)

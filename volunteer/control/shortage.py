@@ -1,5 +1,5 @@
-"""Models that did not fit the memory of a device, one sample at a time: their tasks are not claimed
-there until run, device or settings change.
+"""Models that ran out of a device's memory at one sample: their tasks are not claimed there until
+run, device or settings change.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     device: str
-    model: str  # of the run, see `of_run`
+    model: str  # hash of the run's model, see `of_run`
     torch: str
-    needed_bytes: int  # held when it ran out, and what it then asked for; 0: not known
-    had_bytes: int  # that a task could use; 0: not known
-    fitted: bool  # tasks of this model ran there before, so that other programs may be the reason
+    needed_bytes: int  # memory in use plus the failed allocation; 0: not known
+    had_bytes: int  # memory available to a task; 0: not known
+    fitted: bool  # tasks of this model ran there before, so other programs may be the cause
     at: float
 
     def stands(self, runs: Iterable[RunInfo], lent: Mapping[str, int], now: float) -> bool:
-        """Return True while run's model and lent memory are unchanged, and too little time has
-        passed for drivers and other programs to change.
+        """Return True while the run's model and the lent memory are unchanged and the failure is
+        recent.
         """
         info = next((info for info in runs if info.name == self.run), None)
         changed = info is not None and of_run(info) != self.model
@@ -38,7 +38,7 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_run(info: RunInfo | None) -> str:
-    """Return the properties behind a run's memory need, as far as the list of runs shows them."""
+    """Return the hash of the listed properties that determine a run's memory need."""
     if info is None:
         return ""
     sizes = (info.parameters, info.memory_bytes, int(info.step_flops))
@@ -46,7 +46,7 @@ def of_run(info: RunInfo | None) -> str:
 
 
 def with_new(known: Iterable[Shortage], new: Shortage) -> tuple[Shortage, ...]:
-    """Return shortages with a new one; the newest of each run and device counts."""
+    """Return the shortages with a new one; it replaces the older one of its run and device."""
     kept = [each for each in known if (each.run, each.device) != (new.run, new.device)]
     return (*kept, new)[-KEPT_MAX:]
 

@@ -30,7 +30,7 @@ _STATES = ("received", "checking", "accepted", "merged", "superseded", "rejected
 def is_news(verdict: Verdict, known: Verdict | None) -> bool:
     """Return True if a verdict is newer than the known one of the same contribution.
 
-    The coordinator repeats what is young, so an "accepted" may arrive once more behind the "merged"
+    The coordinator repeats recent verdicts, so an "accepted" may arrive again after the "merged"
     that followed it.
     """
     if known is None:
@@ -39,7 +39,7 @@ def is_news(verdict: Verdict, known: Verdict | None) -> bool:
 
 
 class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A task on this machine."""
+    """Running task of this machine."""
 
     task: int
     run: str
@@ -50,7 +50,7 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     price_micro: int
     finish_by: float
-    what: str = ""  # being fetched
+    what: str = ""  # file being fetched
     done_bytes: int = 0
     total_bytes: int = 0
     step: int = 0
@@ -61,13 +61,13 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     preview: str = ""
     metrics: dict[str, float] = {}
-    items: str = "tokens"  # what `tokens_per_s` counts
-    counted: str = ""  # what steps and samples are where nothing is learnt: "games"
+    items: str = "tokens"  # unit that `tokens_per_s` counts
+    counted: str = ""  # unit of steps and samples where nothing is learnt: "games"
     kind: str = ""  # train, selfplay, learn, evaluate, audit
 
 
 class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
-    """Trained task, as forecasts need it."""
+    """Finished task, as forecasts need it."""
 
     task: int = 0
     run: str
@@ -75,7 +75,7 @@ class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     price_micro: int
     train_s: float
-    seconds: float  # since the end of the task before on this device, waits included
+    seconds: float  # since the end of the previous task on this device, waits included
     at: float
     kind: str = ""  # train, selfplay, learn, evaluate, audit
     priced: bool = True  # False: games whose pay is not known yet
@@ -100,37 +100,37 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     nickname: str = ""
     fingerprint: str = ""
     volunteer_id: str = ""
-    joined: bool = False  # whether there is a coordinator to work for
+    joined: bool = False  # whether an account exists
     online: bool = False
-    away_since: float | None = None  # since when the coordinator does not answer
+    away_since: float | None = None  # start of the coordinator's outage
     connection: Words = ""
     retry_at: float | None = None
     queued: int = 0
     finishing: bool = False
     stopped: bool = False
-    idle: str = ""  # reason code while nothing is trained
+    idle: str = ""  # reason code while no task runs
     idle_message: Words = ""
     idle_until: float | None = None
     pauses: tuple[PauseStatus, ...] = ()
     devices: tuple[Device, ...] = ()
-    lent_bytes: dict[str, int] = {}  # that a task may use, by device; 0 = unknown
-    problems: dict[str, Words] = {}  # of devices that cannot be used
+    lent_bytes: dict[str, int] = {}  # memory that a task may use, by device; 0 = unknown
+    problems: dict[str, Words] = {}  # of unusable devices
     benchmarks: tuple[Benchmark, ...] = ()
-    steps: tuple[ModelStep, ...] = ()  # of the runs' own models, as measured here
-    shortages: tuple[Shortage, ...] = ()  # of memory, as they were met here
+    steps: tuple[ModelStep, ...] = ()  # measured steps of the runs' own models
+    shortages: tuple[Shortage, ...] = ()  # memory shortages of runs
     tasks: tuple[TaskStatus, ...] = ()
     runs: tuple[RunInfo, ...] = ()
     beats: tuple[RunBeat, ...] = ()
     me: Me | None = None
     verdicts: tuple[Verdict, ...] = ()  # newest last
     notices: tuple[events.Notice, ...] = ()
-    announcements: tuple[Announcement, ...] = ()  # of the organiser, not read yet
+    announcements: tuple[Announcement, ...] = ()  # unread announcements of the organiser
     work: tuple[WorkDone, ...] = ()  # newest last
-    broken_at: float = 0.0  # last begin or end of a pause; times of tasks are measured since
+    broken_at: float = 0.0  # last start or end of a pause; the time of a task counts from there
     done: int = 0  # tasks submitted since the start
     sent_bytes: int = 0
     received_bytes: int = 0
-    up_bytes_per_s: float = 0.0  # of the last transfers large enough to measure
+    up_bytes_per_s: float = 0.0  # rate of the last large upload
     down_bytes_per_s: float = 0.0
 
     def problem(self, device: Device) -> str:
@@ -138,7 +138,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return self.problems.get(device.id, device.problem)
 
     def paused(self, device: str = "") -> PauseStatus | None:
-        """Return why a device (or, without a name, everything) is paused."""
+        """Return the pause of a device, or of all without a name; None if it is not paused."""
         for pause in self.pauses:
             if pause.device in ("", device):
                 return pause
@@ -147,14 +147,14 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 def fold(status: Status, event: AnyEvent) -> Status:
     """Return the status after an event."""
-    status = PLAIN(status, at=max(status.at, event.at))  # history arrives late
+    status = PLAIN(status, at=max(status.at, event.at))  # historical events arrive late
     for part in (_of_program, _of_coordinator, _of_machine, _of_task):
         status = part(status, event)
     return status
 
 
 def _of_program(status: Status, event: AnyEvent) -> Status:
-    """Return the status after an event of the program itself or of its connection."""
+    """Return the status after an event about the program or its connection."""
     match event:
         case events.Started():
             return PLAIN(
@@ -200,7 +200,7 @@ def _of_program(status: Status, event: AnyEvent) -> Status:
 
 
 def _of_coordinator(status: Status, event: AnyEvent) -> Status:
-    """Return the status after news of the coordinator: account, runs, verdicts."""
+    """Return the status after an event from the coordinator: account, runs, verdicts."""
     match event:
         case events.Credits():
             for verdict in event.verdicts:
@@ -220,7 +220,7 @@ def _of_coordinator(status: Status, event: AnyEvent) -> Status:
 
 
 def _of_machine(status: Status, event: AnyEvent) -> Status:
-    """Return the status after an event of the devices: found, measured, paused."""
+    """Return the status after an event about devices: found, measured, paused."""
     match event:
         case events.DevicesFound():
             return PLAIN(
@@ -240,7 +240,7 @@ def _of_machine(status: Status, event: AnyEvent) -> Status:
 
 
 def _of_task(status: Status, event: AnyEvent) -> Status:
-    """Return the status after a step of a task, from its claim to its end."""
+    """Return the status after an event of a task, from claim to end."""
     match event:
         case events.Claimed():
             return _claimed(status, event)
@@ -259,7 +259,7 @@ def _of_task(status: Status, event: AnyEvent) -> Status:
 
 
 def _newer(known: Me | None, told: Me) -> Me:
-    """Return the later state of an account: replies may overtake each other."""
+    """Return the later of two states of an account: replies may arrive out of order."""
     if known is None or known.volunteer_id != told.volunteer_id:
         return told
     return max(told, known, key=_asked_at)
@@ -294,7 +294,7 @@ def _asked_at(me: Me) -> float:
 def _judged(status: Status, verdict: Verdict) -> Status:
     known = next((v for v in status.verdicts if v.contribution == verdict.contribution), None)
     if known is not None and is_news(known, verdict):
-        return status  # newer figures came with the credits
+        return status  # a credits event brought newer figures
     older = tuple(v for v in status.verdicts if v.contribution != verdict.contribution)
     judged = PLAIN(
         status,
@@ -306,7 +306,9 @@ def _judged(status: Status, verdict: Verdict) -> Status:
 
 
 def _repriced(done: WorkDone, verdict: Verdict) -> WorkDone:
-    """Return work at the pay of its verdict: the number of games is unknown at the claim."""
+    """Return finished work with the pay of its verdict: at the claim, the number of games is
+    unknown.
+    """
     played = done.kind in GAMES and verdict.state in ("accepted", "merged")
     if not played or done.task != verdict.task or not verdict.credits_micro:
         return done

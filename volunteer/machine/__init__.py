@@ -1,1 +1,1 @@
-"""This computer: devices, benchmark, sensors, presence of a person, and the owner's limits."""
+"""Host of the volunteer: devices, benchmark, sensors, the owner's presence and limits."""

@@ -1,7 +1,7 @@
 """Benchmark of a device: matrix products, and a real training step of a small language model.
 
-A benchmark runs on the device's training thread, about 12 seconds, 2 when quick; between two
-measurements it may be cancelled.
+A benchmark runs on the device's training thread for about 12 seconds, 2 when quick; it can be
+cancelled between two measurements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VOCABULARY = 4096
 FULL_S = {"fp32": 3.0, "bf16": 3.0, "step": 6.0}
 FIRST_STAGE = "fp32"
 QUICK_SHARE = 0.15
-REPORT_S = 0.25  # progress is told at most this often: a bf16 product of a small matrix takes 20 us
+REPORT_S = 0.25  # shortest interval of reports: a bf16 product of a small matrix takes 20 us
 
 
 class BenchmarkCancelled(Exception):
@@ -61,10 +61,10 @@ class _Bench:
         self._told_at = float("-inf")
 
     def measure(self, stage: str, once: Callable[[], None]) -> float:
-        """Return the seconds that `once` takes, the best of the tries that fit the stage's time."""
+        """Return the shortest time of `once`, over the tries that fit the stage's time."""
         budget = FULL_S[stage] * self._share
         began = time.perf_counter()
-        once()  # warm: memory, kernels
+        once()  # warm-up: memory, kernels
         synchronize(self.device)
         best, tries = float("inf"), 0
         while True:
@@ -115,12 +115,12 @@ def benchmark(
 
 
 def _product(bench: _Bench, stage: str, dtype: torch.dtype) -> float:
-    """Return the operations a second of a square matrix product, a smaller one where it is slow."""
+    """Return operations a second of a square matrix product, of a smaller one if that is slow."""
     import torch
 
     side = bench.shape.matrix
     if bench.device == "cpu" and dtype is torch.bfloat16:
-        side //= 4  # without hardware for it, it is emulated and a hundred times slower
+        side //= 4  # emulated without hardware support, and a hundred times slower
     a = torch.randn(side, side, device=bench.device, dtype=dtype)  # (S, S)
     b = torch.randn(side, side, device=bench.device, dtype=dtype)  # (S, S)
     out = torch.empty_like(a)

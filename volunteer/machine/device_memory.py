@@ -1,7 +1,4 @@
-"""Memory of a device: exhaustion, release, and peak.
-
-Torch is only touched if somebody has loaded it.
-"""
+"""Memory of a device: exhaustion, release, and peak. This module never imports torch itself."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 <
 
 
 class OutOfMemory(TooLarge, MemoryError):
-    """A task does not fit the memory of its device, however small its pieces.
+    """A task does not fit its device's memory even at the smallest micro-batch.
 
-    `needed_bytes` is what it had taken and asked for, as far as that is known.
+    `needed_bytes` is the memory in use plus the failed allocation, as far as that is known.
     """
 
     def __init__(self, message: str, needed_bytes: int = 0) -> None:
@@ -34,7 +31,7 @@ class OutOfMemory(TooLarge, MemoryError):
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True for an error of too little device memory; every backend has its own."""
+    """Return True if the device's memory was exhausted; every backend has an error of its own."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     text = str(error).lower()
@@ -43,13 +40,13 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def refused_bytes(error: BaseException) -> int:
-    """Return the bytes of a failed allocation; 0 where its error does not tell."""
+    """Return the bytes of a failed allocation; 0 if the error does not say."""
     said = _REFUSED.search(str(error))
     return int(float(said[1]) * _UNITS[said[2].lower()]) if said else 0
 
 
 def device_lost(error: BaseException) -> bool:
-    """Return True for an error of a lost device, as with a pulled cable."""
+    """Return True if the device was lost, for example unplugged."""
     text = str(error).lower()
     phrases = (
         "no cuda-capable device",
@@ -65,7 +62,7 @@ def device_lost(error: BaseException) -> bool:
 
 
 def release_device() -> None:
-    """Return cached memory to the system, for every device type that torch has in use."""
+    """Return torch's cached memory to the system, on every device type in use."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -94,10 +91,10 @@ def synchronize(device: str) -> float:
 
 
 class PeakMemory:
-    """Peak memory of a device from now until `close`, above the present use.
+    """Peak memory of a device from now until `close`, above its present use.
 
-    Torch counts that of a GPU. The processor's memory is sampled every few milliseconds by a
-    thread: a confined process may not reset the peak that its system keeps.
+    Torch records the peak of a GPU. A thread samples the processor's memory every few milliseconds,
+    because a confined process may not reset the kernel's own peak.
     """
 
     def __init__(self, device: str) -> None:
@@ -116,7 +113,7 @@ class PeakMemory:
             threading.Thread(target=self._look, name="peak memory", daemon=True).start()
 
     def most(self) -> int:
-        """Return the bytes; 0 where the device has no counter."""
+        """Return the peak in bytes; 0 if the device has no counter."""
         if self._counter is not None:
             self._high = int(self._counter.max_memory_allocated(self._device))
         return max(0, self._high - self._before)
@@ -131,7 +128,7 @@ class PeakMemory:
 
 
 def _trim() -> None:
-    """Return freed memory to the system, where its C library can: later allocations count again."""
+    """Return freed memory to the system, if its C library can: later allocations count again."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,7 @@
-"""Devices of this machine as torch sees them, matched with the GPUs that the drivers show.
+"""Devices of this machine as torch sees them, matched with the GPUs that the drivers report.
 
-A GPU that is there and cannot be used is named with the one command that mends it. `look_at_torch`
-imports torch, so it is called on a training thread; everything else is quick.
+An unusable GPU is listed with the one command that repairs it. `look_at_torch` imports torch, so it
+runs on a training thread; everything else is quick.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from shared.sentences import Sentence
 
 CPUINFO = Path("/proc/cpuinfo")
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
-# Builds of torch for CUDA, newest first: (driver's CUDA at least, name).
+# Builds of torch for CUDA, newest first: (lowest CUDA version of the driver, name).
 CUDA_BUILDS = (((13, 0), "cu130"), ((12, 8), "cu128"), ((12, 6), "cu126"))
 ROCM_BUILD = "rocm6.4"
 
 
 class DriverGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU as its driver shows it, independent of torch."""
+    """GPU as its driver reports it, without torch."""
 
     vendor: Literal["nvidia", "amd"]
     name: str
     memory_bytes: int
-    cuda: tuple[int, int] = (0, 0)  # newest CUDA that the driver carries
+    cuda: tuple[int, int] = (0, 0)  # newest CUDA version that the driver supports
 
 
 class TorchView(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class TorchView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_threads() -> int:
-    """Return all physical cores but one: with all, torch is far slower next to a program."""
+    """Return the physical cores minus one: with all, any other program slows torch a lot."""
     return max(1, cores() - 1)
 
 
@@ -70,7 +70,7 @@ def hardware(devices: tuple[Device, ...] = ()) -> Hardware:
 
 
 def look_at_drivers() -> tuple[DriverGpu, ...]:
-    """GPUs by NVIDIA's management library and AMD's kernel driver; a missing one is no error."""
+    """Return the GPUs known to NVIDIA's library and AMD's kernel driver; both may be missing."""
     return (*_nvidia(), *_amd())
 
 
@@ -114,7 +114,7 @@ def _amd() -> list[DriverGpu]:
         except (OSError, ValueError):
             continue
         if int(properties.get("simd_count", "0")) == 0:
-            continue  # a processor
+            continue  # an integrated GPU
         sizes = [
             int(line.split()[1])
             for bank in banks
@@ -151,7 +151,7 @@ def look_at_torch() -> TorchView:
                         memory_bytes=seen.total_memory,
                     )
                 )
-    except RuntimeError as error:  # a driver that is too old, a GPU that fell off the bus
+    except RuntimeError as error:  # outdated driver, or a GPU that was lost
         problem = str(error).splitlines()[0][:300]
     if torch.backends.mps.is_available():
         memory = memory_bytes()
@@ -171,7 +171,7 @@ def look_at_torch() -> TorchView:
 
 
 def match(view: TorchView, gpus: tuple[DriverGpu, ...]) -> tuple[Device, ...]:
-    """Return usable devices, best first, the processor last, then unusable ones."""
+    """Return usable devices, best first, with the processor last, then unusable ones."""
     memory = memory_bytes()
     cpu = Device(id="cpu", kind="cpu", name=_processor(), memory_bytes=memory)
     usable = sorted(view.devices, key=lambda device: -device.memory_bytes)
@@ -233,13 +233,13 @@ def _reinstall(view: TorchView, build: str) -> str:
 
 
 def detect() -> tuple[Device, ...]:
-    """All devices of this machine; on a training thread."""
+    """Return all devices of this machine; call it on a training thread."""
     return match(look_at_torch(), look_at_drivers())
 
 
 def ranked(chosen: tuple[Device, ...]) -> tuple[tuple[Device, tuple[str, ...]], ...]:
-    """Return the devices that take tasks, each with the ids of its further ranks: NVIDIA's cards of
-    one name train together.
+    """Return the devices that take tasks, each with the ids of its further ranks: NVIDIA cards of
+    the same name train together.
     """
     alike: dict[tuple[str, str], list[Device]] = {}
     for device in chosen:

@@ -1,7 +1,4 @@
-"""Lock that keeps the machine awake while it trains.
-
-Ends with this process, however that ends.
-"""
+"""Lock that keeps the machine awake during training; it ends with this process in any case."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from contextlib import suppress
 from shared.errors import Unreachable
 from volunteer.machine import outside
 
-# `cat` ends when our end of its standard input closes, and with it the lock.
+# `cat` ends, and the lock with it, when our end of its standard input closes.
 LINUX = (
     "systemd-inhibit",
     "--what=idle:sleep",
@@ -21,19 +18,21 @@ LINUX = (
     "--why=training",
     "cat",
 )
-_holder: subprocess.Popen[bytes] | None = None  # holds the lock while it runs
+_holder: subprocess.Popen[bytes] | None = None  # process that holds the lock
 _CONTINUOUS, _SYSTEM_REQUIRED = 0x80000000, 0x00000001
 
 
 class Awake:
-    """Lock that keeps the system awake. Without one, `works` is False and nothing happens."""
+    """Lock that keeps the system awake. Where the system has none, `works` is False and nothing
+    happens.
+    """
 
     def __init__(self) -> None:
         self.works = True
         self._on = False
 
     def set(self, on: bool) -> None:
-        """Hold or release the lock; quick."""
+        """Hold or release the lock, without waiting."""
         if on == self._on:
             return
         self._on = on
@@ -53,7 +52,7 @@ class Awake:
 
 
 def hold(on: bool) -> bool:
-    """Hold or release the lock of this system. False where it has none."""
+    """Hold or release the lock. Return False if this system has none."""
     global _holder
     helper, _holder = _holder, None
     if helper is not None:

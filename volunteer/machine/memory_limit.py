@@ -1,12 +1,12 @@
 """A limit for the memory of the whole program, by the kernel: RLIMIT_DATA, Linux 4.7 and later.
 
-This process parses and computes with a coordinator's data. Sizes are checked before memory is
-taken; if a check had a hole, the allocation fails here, as one that does not fit does on any
-machine: the step is tried in smaller parts, or its task given back with a sentence. An unlimited
-process could make the system swap, and kill other programs.
+This process parses data of a coordinator. Every size is checked before memory is allocated; if a
+check is faulty, the limit makes the allocation fail like any out-of-memory: the step is retried in
+smaller parts, or the task is released with an error. Without the limit, the system could swap or
+kill other programs.
 
-Not limited: a computer with a graphics card whose driver maps memory of its own into the program,
-many times what is used; files that are mapped, which the system takes back when it needs them.
+No limit is set beside a graphics card's driver, which maps many times the memory in use. Mapped
+files do not count: the system reclaims their memory when needed.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pathlib import Path
 from shared.machine_limits import memory_bytes
 from shared.units import GIB
 
-OWN_BYTES = 2 * GIB  # interpreter, PyTorch, the screen, downloads under way
+OWN_BYTES = 2 * GIB  # interpreter, PyTorch, screen, running downloads
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def limit_bytes(memory_gb: float, total: int) -> int:
-    """Return the program's memory limit, from the setting of a task's; 0: half the computer's."""
+    """Return the program's memory limit from a task's (`memory_gb`; 0: half of the computer's)."""
     task = min(int(memory_gb * GIB), total) if memory_gb else total // 2
     return task + OWN_BYTES
 
 
 def limit(memory_gb: float) -> bool:
-    """Limit this process and its children; False where the system has no limit."""
+    """Limit this process and its children. Return False if the system cannot."""
     if refusal():
         return False
     import resource
@@ -46,13 +46,13 @@ def limit(memory_gb: float) -> bool:
 
 
 def follow(memory_gb: float) -> None:
-    """Move the limit of a process that has one, after its owner changed the setting."""
+    """Adjust the limit of a limited process after its owner changed the setting."""
     if not refusal() and _now() is not None:
         limit(memory_gb)
 
 
 def refusal(system: str = sys.platform, drivers: Sequence[str] = DRIVERS) -> str:
-    """Return the reason why the program's memory cannot be limited here; "" where it can."""
+    """Return why the program's memory cannot be limited here; "" if it can."""
     if system != "linux":
         return "nothing on this system limits the memory of the program"
     if any(Path(driver).exists() for driver in drivers):
@@ -61,7 +61,7 @@ def refusal(system: str = sys.platform, drivers: Sequence[str] = DRIVERS) -> str
 
 
 def in_force() -> str:
-    """Return the sentence about the memory limit of this process."""
+    """Return a sentence about the memory limit of this process."""
     if why := refusal():
         return why
     most = _now()

@@ -1,7 +1,7 @@
-"""Jobs for the confined program that need its owner's session, done by a process begun before.
+"""Helper process outside of the sandbox for jobs that need the owner's session.
 
-The sandbox lets nothing reach the desktop or the settings. This copy of the process stays outside;
-each request is a job that it knows by name, with arguments as JSON that the job checks.
+The sandbox cuts the program off from the desktop and the settings. The helper is forked before; it
+does only jobs that it knows by name, and checks their arguments, which are JSON.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ BROWSER_S = 10.0
 T = TypeVar("T")
 Job = Callable[..., Any]
 
-_helper: socket.socket | None = None  # None: nothing is confined, every job is done right here
+_helper: socket.socket | None = None  # None: not confined, jobs run in this process
 
 
 def begin(jobs: Mapping[Job, Job]) -> None:
-    """Start the process that does these jobs, each by the function that checks its arguments."""
+    """Start the helper for these jobs; each is a function that checks its own arguments."""
     global _helper
     ours, theirs = socket.socketpair()
     if os.fork():
         theirs.close()
         _helper = ours
         return
-    os.setsid()  # signals from the terminal's keys do not reach it
+    os.setsid()  # protects it from signals of the terminal's keys
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
@@ -74,7 +74,7 @@ def do(job: Callable[..., T], *arguments: Any) -> T:
 
 
 def _serve(requests: socket.socket, jobs: Mapping[str, Job]) -> None:
-    """Serve requests until the confined process has ended."""
+    """Serve requests until the confined process ends."""
     while True:
         data, handles, _, _ = socket.recv_fds(requests, 1, 1)
         if not data:
@@ -85,7 +85,7 @@ def _serve(requests: socket.socket, jobs: Mapping[str, Job]) -> None:
 
 
 def _answer(peer: socket.socket, jobs: Mapping[str, Job]) -> None:
-    with peer, suppress(Exception):  # without an answer the other side reports the error
+    with peer, suppress(Exception):  # no answer is an error for the other side
         try:
             name, arguments = decode(_all(peer), tuple[str, list[Any]])
             if name not in jobs:
@@ -105,8 +105,7 @@ def _all(peer: socket.socket) -> bytes:
 
 
 def open_page(page: str) -> bool:
-    """Return True if a browser took the address. A browser may write outside of the sandbox
-    only."""
+    """Open a page in a browser, which must write outside of the sandbox; return True on success."""
     if not page.startswith(("http://", "https://")):
         return False
     try:

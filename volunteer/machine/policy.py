@@ -1,9 +1,8 @@
 """Policy: decides from rules and facts when and how hard this machine works.
 
-Pure; time and facts are given.
-
-Every pause names its rule, says why in a sentence and what ends it. A fact that cannot be measured
-never holds work back, but is told, so that nobody trusts a rule that does nothing.
+Pure: time and facts are arguments. Every pause names its rule, its reason and its end. A fact that
+cannot be measured never pauses work, but is reported, so that nobody relies on a rule without
+effect.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from volunteer.i18n.catalogue import N_
 from volunteer.settings.schedule import in_words, parse_schedule
 from volunteer.settings.work_rules import WorkRules
 
-# a hot device works again this many °C below its ceiling, so that it does not flutter
+# A hot device resumes this many °C below its ceiling, to avoid frequent switching.
 COOL_BY = 5.0
-GENTLE = 0.5  # share of the time that `in_use = "gentle"` leaves
+GENTLE = 0.5  # share of working time with `in_use = "gentle"`
 WAIT_S_MAX = 2.0  # longest rest between two micro-batches
 
 
 class Rule(StrEnum):
-    """Rule that may pause work; the word after "paused by" on screen, in log and status."""
+    """Rule that may pause work; shown after "paused by" on screen, in log and status."""
 
     SCHEDULE = N_("schedule")
     IN_USE = N_("in use")
@@ -38,12 +37,12 @@ class Rule(StrEnum):
     DISK = N_("disk")
 
 
-# Rules that "go on" lifts until their reason has passed; heat and a full disk stay in force.
+# Rules that a person's "go on" lifts until their reason has ended; heat and a full disk stay.
 LIFTABLE = frozenset({Rule.SCHEDULE, Rule.IN_USE, Rule.BATTERY, Rule.PROGRAM, Rule.METERED})
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts about this machine's other activity; None (or a missing device) is not known."""
+    """Facts about this machine's other activity; None (or a missing device) means unknown."""
 
     on_battery: bool | None = None
     battery_percent: float | None = None
@@ -64,22 +63,22 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the previous decision."""
+    """Part of a decision that the next one needs."""
 
-    hot: frozenset[str] = frozenset()  # devices that have yet to cool down
-    lifted: frozenset[Rule] = frozenset()  # rules somebody said "go on" to
+    hot: frozenset[str] = frozenset()  # devices still cooling down
+    lifted: frozenset[Rule] = frozenset()  # rules lifted by a person's "go on"
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """Decision of the rules."""
 
     holds: tuple[Hold, ...] = ()
-    shares: dict[str, float] = {}  # of the time in which a device may work; "" = any other
-    unknown: tuple[str, ...] = ()  # rules in force that nothing here can measure, as sentences
+    shares: dict[str, float] = {}  # share of working time by device; "" = all others
+    unknown: tuple[str, ...] = ()  # sentences about active rules that cannot be measured here
     standing: PolicyState = PolicyState()
 
     def holding(self, device: str) -> tuple[Hold, ...]:
-        """Return why this device rests; empty when it may work."""
+        """Return the holds of this device; empty when it may work."""
         return tuple(hold for hold in self.holds if hold.device in ("", device))
 
 
@@ -104,7 +103,7 @@ def decide(
     heat = _temperature(rules, facts, devices, standing.hot)
     lifted = standing.lifted & {
         hold.rule for hold in holds
-    }  # a rule whose reason has passed holds again next time
+    }  # a lifted rule whose reason has ended holds again next time
     kept = [hold for hold in holds if hold.rule not in lifted]
     return Decision(
         holds=(*kept, *heat),
@@ -115,7 +114,7 @@ def decide(
 
 
 def lift(decision: Decision) -> tuple[PolicyState, tuple[Hold, ...]]:
-    """Lift the holds that a person may lift; return the new state and the holds that stay."""
+    """Lift the holds that a person may lift; return the new state and the remaining holds."""
     liftable = {hold.rule for hold in decision.holds} & LIFTABLE
     before = decision.standing
     standing = msgspec.structs.replace(before, lifted=before.lifted | liftable)
@@ -123,7 +122,7 @@ def lift(decision: Decision) -> tuple[PolicyState, tuple[Hold, ...]]:
 
 
 def rest_after(busy_s: float, share: float) -> float:
-    """Return the rest after a micro-batch of `busy_s`, so that work has this share of the time."""
+    """Return the rest after `busy_s` of work, so that work takes this share of the time."""
     return min(WAIT_S_MAX, busy_s * (1.0 / max(share, 0.01) - 1.0)) if share < 1.0 else 0.0
 
 

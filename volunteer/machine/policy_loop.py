@@ -1,4 +1,4 @@
-"""Loop that applies the rules of `policy.py` every few seconds: pauses, resumes the agent."""
+"""Loop that applies the rules of `policy.py` every few seconds and pauses or resumes the agent."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Pausing(Protocol):
 class Watched:
     """Inputs of the policy loop, read again each time."""
 
-    read: Read  # in a thread
+    read: Read  # runs in a thread
     devices: Callable[[], tuple[str, ...]]
-    busy: Callable[[], bool]  # whether anything trains
-    # Told the shares of the time in which devices may work; "" is every device not named.
+    busy: Callable[[], bool]  # whether any task trains
+    # Receives the share of working time by device; "" stands for all others.
     share: Callable[[Mapping[str, float]], None]
-    say: Callable[[str], None]  # a sentence for the owner
+    say: Callable[[str], None]  # sends the owner a sentence
     clock: Clock
 
 
@@ -78,7 +78,7 @@ class PolicyGuard:
         self._decide()
 
     def go_on(self) -> None:
-        """Lift the holds that a person may lift, until their condition has passed once."""
+        """Lift the holds that a person may lift, until their condition has ended once."""
         before = self.decision
         standing, kept = lift(before)
         self.decision = msgspec.structs.replace(before, standing=standing)
@@ -117,7 +117,7 @@ class PolicyGuard:
             if key not in new:
                 self._pausing.resume(hold.device, by=hold.rule.value)
         for key, hold in new.items():
-            # Numbers in a message may change; it is sent again only for another end.
+            # Numbers in a message may change; only a new end sends it again.
             if key not in old or old[key].until != hold.until:
                 self._pausing.pause(
                     hold.device, by=hold.rule.value, message=hold.message, until=hold.until
@@ -127,7 +127,7 @@ class PolicyGuard:
             self._tell(sentence)
 
     def _tell(self, sentence: str) -> None:
-        """Emit a notice, once."""
+        """Send the owner a sentence, once."""
         if sentence not in self._said:
             self._said.add(sentence)
             self._watched.say(sentence)

@@ -1,4 +1,4 @@
-"""Presence of a person: the time since the last key press or mouse movement."""
+"""Presence of a person: seconds since the last key press or mouse movement."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Run: TypeAlias = Callable[[Sequence[str]], str]
 
 
 def run_command(command: Sequence[str]) -> str:
-    """Return the output of a system program outside of the sandbox; empty when it fails."""
+    """Return the output of a system command run outside of the sandbox; empty when it fails."""
     with contextlib.suppress(Unreachable):
         return outside.do(run_here, command)
     return ""
 
 
 def run_here(command: Sequence[str]) -> str:
-    """Return the output of a system program; empty when it is missing, fails or hangs."""
+    """Return the output of a system command; empty when it is missing, fails or hangs."""
     try:
         done = subprocess.run(
             command,
@@ -55,7 +55,7 @@ def run_here(command: Sequence[str]) -> str:
 
 
 def unused_s(system: str, run: Run) -> float | None:
-    """Seconds since the last key press or movement of the mouse."""
+    """Return the seconds since the last key press or mouse movement."""
     if system == "linux":
         return _linux_unused_s(run)
     if system == "darwin":
@@ -65,7 +65,7 @@ def unused_s(system: str, run: Run) -> float | None:
 
 
 def _linux_unused_s(run: Run) -> float | None:
-    """Return the desktop's own count, or the terminals', whichever was touched last."""
+    """Return the smaller of the desktop's idle time and the terminals'."""
     touched = [terminals_s()]
     wayland = bool(os.environ.get("WAYLAND_DISPLAY"))
     desktop = _gnome_s(run)
@@ -75,7 +75,7 @@ def _linux_unused_s(run: Run) -> float | None:
     if desktop is not None:
         touched.append(desktop)
     elif wayland or os.environ.get("DISPLAY"):
-        return None  # a desktop that does not tell: terminals alone would say "nobody is there"
+        return None  # a desktop without an idle time: terminals alone would say "nobody is there"
     return min(touched)
 
 
@@ -87,7 +87,7 @@ def _gnome_s(run: Run) -> float | None:
 
 
 def terminals_s(root: Path = Path("/dev")) -> float:
-    """Return the seconds since the last key in a terminal, or since the start of the machine."""
+    """Return the seconds since the last key press in a terminal, or since the machine started."""
     now = time.time()
     touched = [psutil.boot_time()]
     for path in (*root.glob("pts/[0-9]*"), *root.glob("tty[1-9]*")):
@@ -97,7 +97,7 @@ def terminals_s(root: Path = Path("/dev")) -> float:
 
 
 def x11_s() -> float | None:
-    """Return the idle seconds of X's screen saver extension; None where it is missing."""
+    """Return the idle seconds of X's screen saver extension; None if it is missing."""
     import ctypes
     import ctypes.util
 

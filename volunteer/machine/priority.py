@@ -1,5 +1,5 @@
-"""Priority of this program below the owner's other programs: of the process, or on Linux of single
-threads, so that the screen answers while the threads that train give way.
+"""Priority of this program below the owner's other programs: per process, or on Linux per thread,
+so that training threads yield to the screen.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 
 LOW = 10  # nice of all work with `priority = "low"`, the default
-LOWEST = 15  # nice of work that may wait; not 19, since other threads may wait for its locks
-OF_THREADS = sys.platform == "linux"  # elsewhere a priority is the process's
+LOWEST = 15  # nice of background work; not 19, since other threads may wait for its locks
+OF_THREADS = sys.platform == "linux"  # elsewhere only a process has a priority
 
 
 def lower_process() -> None:
-    """Lower the priority of this process, and of the threads that it starts from now on."""
+    """Lower the priority of this process and of threads started later."""
     process = psutil.Process()
     try:
         if sys.platform == "win32":
@@ -31,14 +31,14 @@ def lower_process() -> None:
 
 
 def lower_thread(nice: int = LOW) -> None:
-    """Lower the calling thread to `nice`, and what it starts; nothing happens where it is lower."""
+    """Lower the calling thread, and threads it starts, to `nice`, unless it is lower already."""
     own = threading.get_native_id()
     if OF_THREADS and os.getpriority(os.PRIO_PROCESS, own) < nice:
         os.setpriority(os.PRIO_PROCESS, own, nice)
 
 
 def lower_behind_screen() -> None:
-    """Lower all threads but the event loop's, which draws; called on the loop before they start."""
+    """Lower all threads but the event loop's, which draws; call it on the loop at start."""
     if OF_THREADS:
         pool = ThreadPoolExecutor(thread_name_prefix="work", initializer=lower_thread)
         asyncio.get_running_loop().set_default_executor(pool)

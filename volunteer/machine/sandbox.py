@@ -1,10 +1,10 @@
 """Confine the whole program to its own folders, by the kernel: Landlock and seccomp, Linux 5.19 and
 later.
 
-A coordinator sends data, never code. If a parser of ours, of PyTorch or of Pillow had a hole that
-made code of it, that code could write nothing but the program's own folders and read nothing of its
-owner's: neither documents nor keys. A confined process stays so until it ends, and so do its
-children; `outside` does what needs the desktop or the settings.
+A coordinator sends data, never code. If a faulty parser (ours, PyTorch's or Pillow's) executed such
+data, the code could write only to the program's own folders and read none of its owner's documents
+or keys. A process and its children stay confined until they end; `outside` does the jobs that need
+the desktop or the settings.
 
     read and execute    the system, Python and its packages
     write               profile, downloads, exports, temporary files of its own, devices, caches of
@@ -38,7 +38,7 @@ _TRUNCATE = 1 << 14
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _MOVES, _NET, _SCOPED = 2, 4, 6  # versions that let files move, know TCP, know scopes
 _OF_VERSION = (0, 13, 14, 15, 15, 16)  # number of rights that each version of the interface knows
-_BIND, _CONNECT = 1 << 0, 1 << 1  # rights of TCP ports
+_BIND, _CONNECT = 1 << 0, 1 << 1  # rights on TCP ports
 _SCOPES = 1 << 0 | 1 << 1  # abstract Unix sockets, signals
 _FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | 1 << 15  # ioctl
 
@@ -49,9 +49,9 @@ SYSTEM = (
 _PACKAGE = Path(__file__).resolve().parents[2]
 DRIVERS = ("~/.nv", "~/.triton", "~/.cache/miopen", "~/.config/miopen", "~/.cache/AMD")
 
-# What seccomp refuses: the system call, the number of its argument, the test and what with.
+# System calls that seccomp refuses: number, index of the argument, test and value.
 _LOAD, _EQUAL, _LEAST, _ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of BPF
-_ALLOW, _REFUSE, _NOTHING = 0x7FFF0000, 0x00050001, 0x00050000  # EPERM; success and nothing done
+_ALLOW, _REFUSE, _NOTHING = 0x7FFF0000, 0x00050001, 0x00050000  # EPERM; success without effect
 _TIOCSTI = 0x5412  # types into the terminal
 _CALLS = {
     # audit number, then: socket socketpair ioctl setxattr lsetxattr fchmodat chmod
@@ -61,7 +61,7 @@ _CALLS = {
 
 
 def offered() -> str:
-    """Return the sentence about the sandbox that this system offers."""
+    """Return a sentence about the sandbox that this system offers."""
     version = held()
     if version:
         return f"Landlock {version} confines the program to its own folders"
@@ -73,11 +73,11 @@ def offered() -> str:
 def confine(
     own: Iterable[Path], settings: Path, temporary: Path, ports: Iterable[int] | None
 ) -> bool:
-    """Confine this process, before its other threads begin, and all its children.
+    """Confine this process and all its children; call it before other threads begin.
 
-    `own` are the folders that it may write, `settings` the one that it may only read, `temporary`
-    the one of its temporary files, `ports` those that it may connect to by TCP (None: any, and it
-    may listen). False, and nothing is confined, where the system cannot.
+    The process may write to the folders `own` and `temporary` (for temporary files), only read
+    `settings`, and connect by TCP only to `ports` (None: any, and it may listen). Return False,
+    with nothing confined, if the system cannot.
     """
     version = held()
     if not version:
@@ -111,9 +111,9 @@ def confine(
 
 
 def _forget_paths() -> None:
-    """Remove import paths in the home, above it, and in the folder the program started in."""
+    """Remove import paths in the home, above it, and in the folder where the program started."""
     places = {Path.home(), *Path.home().parents}
-    with contextlib.suppress(OSError):  # it may have been deleted
+    with contextlib.suppress(OSError):  # a path may have been deleted
         places.add(Path.cwd())
     kept = [entry for entry in sys.path if entry and Path(entry) not in places]
     sys.path[:] = dict.fromkeys([*kept, str(_PACKAGE)])
@@ -133,21 +133,21 @@ def _writable(own: Iterable[Path]) -> Sequence[Path]:
 
 
 def _threads() -> Path:
-    """Return the directory where threads of every process get their names, which CUDA needs; None
-    where a kernel could be told there to run a program.
+    """Return the /proc directory that holds thread names, which CUDA must write: of all processes,
+    or of this one where /proc also lets a process make the kernel run a program.
     """
     return Path("/proc/self" if os.access("/proc/sys/kernel/core_pattern", os.W_OK) else "/proc")
 
 
 def _filter_calls() -> bool:
-    """Refuse system calls that bypass Landlock; True, unfiltered, on unknown processors."""
+    """Refuse system calls that bypass Landlock. Return True, unfiltered, on unknown processors."""
     if platform.machine() not in _CALLS:
         return True
     audit, (sock, pair, ioctl, xattr, link_xattr, chmod_at, chmod) = _CALLS[platform.machine()]
     rows = (
-        (sock, ((1, _ANY, 0b100),), _ALLOW),  # SEQPACKET: CUDA's own
+        (sock, ((1, _ANY, 0b100),), _ALLOW),  # SEQPACKET: CUDA uses it
         (sock, ((0, _EQUAL, socket.AF_UNIX),), _REFUSE),
-        (pair, ((1, _ANY, 0b10),), _REFUSE),  # of datagrams: it can be sent to any name
+        (pair, ((1, _ANY, 0b10),), _REFUSE),  # datagrams can be sent to any name
         (ioctl, ((1, _EQUAL, _TIOCSTI),), _REFUSE),
         (xattr, (), _REFUSE),
         (link_xattr, (), _REFUSE),
@@ -175,7 +175,7 @@ def _filter_calls() -> bool:
 
 
 def _allow(ruleset: int, path: Path, access: int) -> None:
-    """Allow access beneath a path; a missing path needs nothing."""
+    """Allow access beneath a path, if the path exists."""
     with contextlib.suppress(OSError):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)  # type: ignore[attr-defined,unused-ignore]
         try:
@@ -188,7 +188,7 @@ def _allow(ruleset: int, path: Path, access: int) -> None:
 
 
 def held() -> int:
-    """Return the version of the interface; 0 without one, or with one that forbids moving files."""
+    """Return Landlock's version; 0 if it is missing or cannot allow moving files."""
     if platform.system() != "Linux":
         return 0
     found = _call(_CREATE, None, 0, _VERSION)

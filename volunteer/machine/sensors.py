@@ -1,6 +1,6 @@
-"""Sensors of the lent devices: load, memory, heat and power, as far as their drivers report.
+"""Sensors of the lent devices: load, memory, temperature and power, as far as drivers report them.
 
-Power is that of the whole device, whoever uses it.
+Power is the whole device's, including other programs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from volunteer.machine.surroundings import physical, temperatures
 
 Sense: TypeAlias = Callable[[Sequence[str]], tuple[Sensed, ...]]
 SENSE_S = 5.0
-LOOK_S = 0.5  # between two looks of somebody who watches
+LOOK_S = 0.5  # interval while a person watches
 
 
 class Sensors:
-    """Reads devices; values that a driver does not report are None. For one thread at a time."""
+    """Reads the devices' sensors; unreported values are None. For one thread at a time."""
 
     def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml
@@ -31,7 +31,7 @@ class Sensors:
         self._times = psutil.cpu_times()
 
     def read(self, devices: Sequence[str]) -> tuple[Sensed, ...]:
-        """Return a reading of each device; none for a device without a sensor."""
+        """Return one reading a device; devices without sensors are left out."""
         hot = temperatures([d for d in devices if not d.startswith("cuda")])
         found = []
         for device in devices:
@@ -51,14 +51,14 @@ class Sensors:
         return tuple(found)
 
     def _load(self) -> float | None:
-        """Return the share of all cores since the last reading. psutil's own figure is kept by
+        """Return the share of all cores in use since the last reading. psutil's own figure is per
         thread, and 0 at the first reading of each.
         """
         before, self._times = self._times, psutil.cpu_times()
         spent = {
             kind: after - getattr(before, kind) for kind, after in self._times._asdict().items()
         }
-        # Time of guests is in user and nice too.
+        # The times of user and nice include those of guests.
         total = float(sum(s for kind, s in spent.items() if not kind.startswith("guest")))
         if total <= 0:
             return None
@@ -79,7 +79,7 @@ class Sensors:
             try:
                 return getattr(nvml, question)(gpu, *more)
             except nvml.NVMLError:
-                return None  # older and smaller cards answer fewer questions
+                return None  # older and smaller cards report fewer values
 
         load, memory = ask("nvmlDeviceGetUtilizationRates"), ask("nvmlDeviceGetMemoryInfo")
         heat = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
@@ -93,7 +93,7 @@ class Sensors:
         )
 
     def _library(self) -> Any:
-        """NVIDIA's management library, opened once; None where there is none."""
+        """Return NVIDIA's management library, opened once; None if it is missing."""
         if not self._tried:
             self._tried = True
             import pynvml
@@ -102,12 +102,12 @@ class Sensors:
                 pynvml.nvmlInit()
                 self._nvml = pynvml
             except pynvml.NVMLError:
-                pass  # no such driver here
+                pass  # NVIDIA's driver is missing
         return self._nvml
 
 
 class Watch:
-    """Reads the sensors every few seconds, and at once while a person looks."""
+    """Reads the sensors every few seconds, and at once when a person looks."""
 
     def __init__(self, hub: EventBus, clock: Clock, read: Callable[[], tuple[Sensed, ...]]) -> None:
         self._hub = hub

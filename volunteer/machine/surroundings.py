@@ -1,10 +1,8 @@
-"""Surroundings: battery, people, heat, programs, network and disk of this machine.
+"""Surroundings: battery, people, temperature, programs, network and disk of this machine.
 
-Each may be unknown.
-
-Reading never raises: what cannot be asked here is None. A question that costs more is asked less
-often. A reading may start a small program of the system and wait for it, so it belongs into a
-thread, not on the event loop.
+A fact that cannot be read is None; reading never raises. Costly facts are read less often. A
+reading may start a small system program and wait for it, so it runs in a thread, not on the event
+loop.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from volunteer.machine.presence import Run, run_command, unused_s
 from volunteer.settings.work_rules import WorkRules
 
 PROGRAMS_MAX = 10_000
-# How old an answer may be, in seconds.
+# Longest age of a cached answer, in seconds.
 FRESH_S = {"programs": 10.0, "metered": 60.0, "disk": 30.0}
 
 T = TypeVar("T")
@@ -48,7 +46,7 @@ WINDOWS_METERED = (
 
 
 class Senses:
-    """Reads the facts that the rules need, and no others."""
+    """Reads only the facts that the rules need."""
 
     def __init__(
         self,
@@ -98,7 +96,7 @@ class Senses:
 
 
 def _battery() -> tuple[bool | None, float] | None:
-    """Return whether it feeds us, and its charge; None without a battery."""
+    """Return whether the machine runs on battery, and its charge; None without a battery."""
     try:
         found = psutil.sensors_battery()
     except (AttributeError, OSError, RuntimeError):  # systems without such a sensor
@@ -128,9 +126,6 @@ def metered(system: str, run: Run) -> bool | None:
     return None
 
 
-# How hot it is.
-
-
 def temperatures(devices: Sequence[str]) -> dict[str, float]:
     """Return the °C of every device with a sensor."""
     sensors = _sensors()
@@ -155,7 +150,7 @@ _CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "
 
 
 def _sensors() -> dict[str, list[float]]:
-    """Return the readings of the kernel's sensors, by chip; of a graphics card only its edge."""
+    """Return the kernel's sensor readings by chip; for a graphics card only the edge sensor."""
     try:
         chips = psutil.sensors_temperatures()
     except (AttributeError, OSError, RuntimeError):
@@ -183,7 +178,7 @@ def _nvidia(number: int) -> float | None:
 
 
 def physical(number: int) -> int:
-    """Return the driver's number of torch's `cuda:number`."""
+    """Return the driver's number of torch's device `cuda:number`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     chosen = visible[number].strip() if number < len(visible) else ""
     return int(chosen) if chosen.isdigit() else number

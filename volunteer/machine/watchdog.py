@@ -1,4 +1,4 @@
-"""Watchdog thread for the event loop: a blocked loop would stop the heartbeats without a word."""
+"""Watchdog thread for the event loop: a blocked loop would silently stop the heartbeats."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 
 LOOK_S = 5.0
-TOLD_S = 45.0  # after so long without a turn it is told, with what every thread does
-ENDED_S = 180.0  # twice the time in which a lease must be renewed: everything held is lost by then
-ASLEEP_S = 4 * LOOK_S  # a look this late means that the whole process slept, not only the loop
+TOLD_S = 45.0  # a longer stall is reported with the stack of every thread
+ENDED_S = 180.0  # twice the renewal time of a lease: every lease is lost by then
+ASLEEP_S = 4 * LOOK_S  # a check this late means that the whole process slept, not only the loop
 
 
 def complain(silent_s: float) -> None:
@@ -33,7 +33,7 @@ def end(silent_s: float) -> None:
 
 
 class Stall:
-    """Compares the last turn of the loop with the time; `turned`, `look` take monotonic seconds."""
+    """Compares the loop's last turn with the time; `turned` and `look` take monotonic seconds."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Stall:
         self._silent = False
 
     def look(self, now: float) -> None:
-        """Check the loop's progress; called from time to time, on another thread."""
+        """Check the loop's progress; called regularly, on another thread."""
         before, self._looked_at = self._looked_at, now
         if self._turned_at is None or before is None or now - before > ASLEEP_S:
             self._turned_at = now  # the machine slept, or the process was stopped
@@ -75,7 +75,7 @@ def watch(loop: asyncio.AbstractEventLoop, stall: Stall | None = None) -> None:
             try:
                 loop.call_soon_threadsafe(lambda: seen.turned(time.monotonic()))
             except RuntimeError:
-                return  # it was closed just now
+                return  # the loop was closed just now
             time.sleep(LOOK_S)
 
     threading.Thread(target=run, name="stall", daemon=True).start()

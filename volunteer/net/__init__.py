@@ -1,1 +1,1 @@
-"""The only HTTP: the client, retries, TLS, transfers."""
+"""HTTP client: requests, retries, TLS, transfers."""

@@ -1,4 +1,4 @@
-"""Calls of the coordinator by its workers, each an endpoint of `shared.protocol.endpoints`."""
+"""Methods for the coordinator's endpoints (`shared.protocol.endpoints`) that workers call."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ from volunteer.net.client import ApiCall, Client
 from volunteer.net.retry import FOREVER
 
 ASK_S = 15.0  # patience of a request that a person waits for
-SHORT_S = 5.0  # patience of a request that is only courtesy
-HELD_S = 20.0  # a long poll is answered this long after its wait at the latest
+SHORT_S = 5.0  # patience of a request that may fail without harm
+HELD_S = 20.0  # longest delay of a long poll's reply after its wait
 
-DRAW_S = 180.0  # a picture, of a version that is loaded first
+DRAW_S = 180.0  # an image request, whose version may have to be loaded first
 
 CURSOR_CHARS_MAX = 64
 
@@ -133,7 +133,7 @@ class Api:
     ) -> Challenge:
         """Return the proof of work that an account's registration requires.
 
-        Raises InvalidName for a nickname that it cannot have.
+        Raises InvalidName for a nickname that is refused.
         """
         args = {"volunteer": volunteer_id, "nickname": nickname}
         return await self._call(endpoints.CHALLENGE, args, secret=False, patience_s=patience_s)
@@ -142,7 +142,7 @@ class Api:
         await self._call(endpoints.BENCHMARK, {}, request, patience_s=patience_s)
 
     async def heartbeat(self, request: Callable[[], HeartbeatRequest]) -> HeartbeatReply:
-        """Send a heartbeat; `request` is called at each try, so that none reports old progress."""
+        """Send a heartbeat; every try calls `request` again, so that progress is never old."""
         return await self._call(endpoints.HEARTBEAT, {}, request)
 
     async def leave(self, request: LeaveRequest) -> None:
@@ -153,7 +153,7 @@ class Api:
         await self._call(endpoints.ORDER_MACHINE, {}, request, patience_s=ASK_S)
 
     async def visibility(self, public: bool) -> None:
-        """Show the nickname to others from now on, or hide it."""
+        """Show the account's nickname to others, or hide it."""
         request = VisibilityRequest(public=public)
         await self._call(endpoints.VISIBILITY, {}, request, patience_s=ASK_S)
 
@@ -166,7 +166,7 @@ class Api:
     # Tasks.
 
     async def claim(self, request: ClaimRequest) -> ClaimReply:
-        """Claim a task. Raises Unavailable for a reply that holds neither a lease nor a reason."""
+        """Claim a task. Raises Unavailable for a reply with neither a lease nor a reason."""
         reply = await self._call(endpoints.CLAIM, {}, request, timeout_s=request.wait_s + HELD_S)
         if reply.lease is None and reply.idle is None:
             raise Unavailable(Sentence("the coordinator sent an empty reply to a claim"))
@@ -181,11 +181,10 @@ class Api:
         base: int | None = None,
         patience_s: float = FOREVER,
     ) -> BeginReply:
-        """Begin a task; the request is held open until the merge that this worker waits for is
-        done.
+        """Begin a task; the request waits for a running merge that this worker needs.
 
-        With the version `known` here, work that has begun goes on from the newest one. `base` is
-        the version that work began from while the coordinator did not answer (see
+        `known` is the newest version here, which running work can continue from. `base` is the
+        version that work began from while the coordinator did not answer (see
         `volunteer.agent.base_versions`).
         """
         request = BeginRequest(attempt=attempt, newest=known is not None, known=known, base=base)
@@ -195,13 +194,13 @@ class Api:
         )
 
     async def offer_answers(self, runs: tuple[str, ...]) -> AnswerWork:
-        """Offer to answer a prompt of some runs (none: any); the request waits for one."""
+        """Offer to answer a prompt of these runs (none: any); the request waits for a prompt."""
         timeout_s = LONG_POLL_S_MAX + HELD_S
         body = AnswerOffer(runs=runs, wait_s=LONG_POLL_S_MAX)
         return await self._call(endpoints.ANSWER_OFFER, {}, body, timeout_s=timeout_s)
 
     async def answer_tokens(self, answer: str, sent: AnswerTokens) -> bool:
-        """Send the next tokens of an answer; False when no more are wanted."""
+        """Send the next tokens of an answer; return False when no more are wanted."""
         reply = await self._call(
             endpoints.ANSWER_TOKENS, {"answer": answer}, sent, patience_s=SHORT_S
         )
@@ -213,27 +212,27 @@ class Api:
         await self._call(endpoints.RELEASE, {"task": task}, request, patience_s=patience_s)
 
     async def forfeit(self) -> Forfeited:
-        """Forfeit this account's stake, if the coordinator asks for evidence that one of its
-        machines has lost; else nothing happens.
+        """Forfeit this account's stake if a machine of it has lost evidence that the coordinator
+        awaits; otherwise do nothing.
         """
         return await self._call(endpoints.FORFEIT, {}, None)
 
     async def upload(self, request: UploadRequest) -> UploadInfo:
-        """Open an upload, or find an earlier one; not retried here: `Transfers` does."""
+        """Open an upload, or find an earlier one; not retried here, because `Transfers` retries."""
         return await self._call(endpoints.UPLOAD, {}, request, patience_s=0)
 
     async def blob_url(self, sha256: str) -> str:
-        """Return where else a blob can be fetched; "" where nowhere, or nobody knows."""
+        """Return another URL of a blob; "" if there is none or the request fails."""
         try:
             return (await self._call(endpoints.BLOB_URL, {"sha256": sha256}, patience_s=0)).url
         except VolunteerError:
             return ""
 
     async def submit(self, task: int, request: SubmitRequest) -> SubmitReply:
-        """Submit a result; not retried here: the outbox keeps it and schedules the next try."""
+        """Submit a result; not retried here, because the outbox schedules the next try."""
         return await self._call(endpoints.SUBMIT, {"task": task}, request, patience_s=0)
 
-    # Reading, as the loops of the agent need it; a front end calls `query`.
+    # Queries of the agent's loops; a front end calls `query`.
 
     async def me(self) -> Me:
         return await self.query(endpoints.ME)
@@ -253,28 +252,28 @@ class Api:
     async def version(self, run: str, version: int) -> SignedManifest:
         return await self.query(endpoints.VERSION, run=run, version=version)
 
-    # The record, also for an account that was shut out.
+    # Record, also open to banned accounts.
 
     async def receipts(self, after: int) -> tuple[SignedReceipt, ...]:
-        """Return receipts of my payments, oldest first, after an entry of the ledger."""
+        """Return this account's receipts after a ledger entry, oldest first."""
         return await self.query(endpoints.RECEIPTS, cursor=after)
 
     async def keys(self) -> tuple[KeyInfo, ...]:
         return await self.query(endpoints.KEYS)
 
     async def create_key(self, request: KeyRequest) -> NewKey:
-        """Make a key; not retried, because a second one would be made."""
+        """Make a key; not retried, because a retry could make a second one."""
         return await self._call(endpoints.KEY_CREATE, {}, request, patience_s=0)
 
     async def revoke_key(self, key: int) -> KeyInfo:
         return await self._call(endpoints.KEY_REVOKE, {"key": key}, patience_s=ASK_S)
 
     async def model(self, name: str) -> ModelCard:
-        """Return a version that answers prompts. Raises NotFound with the nearest."""
+        """Return a version that answers prompts. Raises NotFound with the nearest name."""
         return await self._call(MODEL, {"model": name}, patience_s=ASK_S)
 
     async def images(self, request: ImageRequest) -> ImageReply:
-        """Draw with an image run; not retried, because it would be paid twice."""
+        """Draw with an image run; not retried, because a retry could be paid twice."""
         return await self._call(IMAGES, {}, request, patience_s=0, timeout_s=DRAW_S)
 
     async def usage(self, key: int = 0) -> tuple[UsageRow, ...]:

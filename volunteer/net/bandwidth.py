@@ -1,4 +1,4 @@
-"""Bytes a second that may be sent or received, for connections that are shared with people."""
+"""Limits on bandwidth, for connections that people share, and on the time of a request."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import asyncio
 from shared.clock import Clock
 
 MBIT = 125_000  # bytes
-BYTES_PER_S_MIN = 6_250  # slower than this a coordinator takes an honest upload for an attack
-PIECE_S = 0.5  # a piece takes about so long, so that the flow stays even
+BYTES_PER_S_MIN = 6_250  # the coordinator treats a slower upload as an attack
+PIECE_S = 0.5  # duration of a piece; short, so that the flow stays even
 PIECE_BYTES_MIN = 1024
 CREDIT_S = 1.0  # seconds of unused rate that may be used later
 
 
 class Throttle:
-    """Holds a flow of bytes to a rate; without a rate it costs nothing."""
+    """Holds a flow of bytes to a rate; without a rate it never waits."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._bytes_per_s = 0.0
-        self._free_at = float("-inf")  # monotonic: when everything so far is paid for
+        self._free_at = float("-inf")  # monotonic time at which the bytes so far fit the rate
 
     def limit(self, mbit: float) -> None:
         """Set the rate in Mbit/s; 0 = none."""
@@ -27,13 +27,13 @@ class Throttle:
 
     @property
     def piece_bytes(self) -> int:
-        """Return the size of the pieces to pass on; 0 = any."""
+        """Return the size of pieces that keep the flow even; 0 = any."""
         if not self._bytes_per_s:
             return 0
         return max(PIECE_BYTES_MIN, int(self._bytes_per_s * PIECE_S))
 
     def charge(self, count: int) -> float:
-        """Count passing bytes. Returns the seconds to wait before the next."""
+        """Count bytes. Return the seconds to wait before the next ones."""
         if not self._bytes_per_s:
             return 0.0
         now = self._clock.monotonic()
@@ -47,8 +47,7 @@ class Throttle:
             await self._clock.sleep(wait)
 
 
-# The time that one request may take in all. Timeouts of a client are for single reads and writes:
-# an answer that
+# The client's timeouts limit single reads and writes; `Limit` bounds the whole request.
 
 SLOWEST_BYTES_PER_S = 1024  # a slower transfer counts as broken
 

@@ -1,9 +1,7 @@
-"""HTTP to the coordinator, and the only import of httpx: read limits, retries, errors and TLS in
-one place.
+"""HTTP to the coordinator, and the only import of httpx: read limits, retries, errors and TLS.
 
-The requests stand in `api.py`, whole files in `transfer.py`, large ones on their way down in
-`bulk.py`. A request may be sent again after any failure: everything that changes something carries
-an id of its own.
+`api.py` has the requests, `transfers.py` whole files, `bulk.py` large downloads. Any request may be
+repeated after a failure: every change carries an id of its own.
 """
 
 from __future__ import annotations
@@ -41,16 +39,16 @@ CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
 ERROR_BYTES_MAX = 64 << 10
 KEPT_ALIVE = 8
 REDIRECTS_MAX = 5
-BULK_BYTES = 1 << 20  # from here on a connection of its own costs less than it saves
+BULK_BYTES = 1 << 20  # above this size a connection of its own saves more than it costs
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "volunteer"}
-SLACK_S = CONNECT_S + WRITE_S  # beside the answer
-OUT_OF_TIME = (9, 10)  # OpenSSL: a certificate that is not valid yet, or not any more
+SLACK_S = CONNECT_S + WRITE_S  # added to the time for the answer
+OUT_OF_TIME = (9, 10)  # OpenSSL: certificate not valid yet, or expired
 
 T = TypeVar("T")
 
 
 class Watcher(Protocol):
-    """Callback for the connection's state: online, a sentence, and the time of the next try."""
+    """Callback for the connection's state: online, a sentence, and the time of the next retry."""
 
     def __call__(self, online: bool, message: str, retry_at: float | None) -> None: ...
 
@@ -60,15 +58,15 @@ class ApiCall(Generic[T]):
     """One request and the type of its reply."""
 
     method: str
-    path: str  # below /api/v1
+    path: str  # path below /api/v1
     reply: type[T]
-    body: msgspec.Struct | Callable[[], msgspec.Struct] | None = None  # a function: anew each try
+    body: msgspec.Struct | Callable[[], msgspec.Struct] | None = None  # called at each try
     query: Mapping[str, str] = field(default_factory=dict)
-    secret: bool = True  # sends the token, or a secret in its body
+    secret: bool = True  # sends the token, or has a secret in its body
     timeout_s: float = READ_S
     bytes_max: int = JSON_BYTES_MAX
-    patience_s: float = FOREVER  # how long passing trouble is waited out
-    headers: Callable[[Mapping[str, str]], None] | None = None  # told those of the answer
+    patience_s: float = FOREVER  # longest time of retries
+    headers: Callable[[Mapping[str, str]], None] | None = None  # receives the answer's headers
 
 
 class StreamedReply(msgspec.Struct, frozen=True):
@@ -76,7 +74,7 @@ class StreamedReply(msgspec.Struct, frozen=True):
 
     status: int
     headers: Mapping[str, str]
-    body: AsyncIterator[bytes | memoryview]  # a piece is good until the next one is asked for
+    body: AsyncIterator[bytes | memoryview]  # a piece is valid until the next one is requested
 
 
 class _IdentityProof(msgspec.Struct, frozen=True):
@@ -110,7 +108,7 @@ class Client:
         self.watch: Watcher | None = None
         self._token = token
         self._online: bool | None = None
-        self._sleepers: dict[asyncio.Future[None], float] = {}  # until when each wants to wait
+        self._sleepers: dict[asyncio.Future[None], float] = {}  # end of each delay
         self._context = context_for(address)
         self._bulk = transport is None and bulk.direct(address)
         self._peer = Peer(address, self._prove)
@@ -124,19 +122,20 @@ class Client:
                 proxy=proxy or None,
                 trust_env=False,
                 headers=HEADERS,
-                # No limit of connections, so that none waits for another: the volunteer's work
-                # bounds their number.
+                # Connections are unlimited, so that none waits for another: the volunteer's work
+                # bounds their
+                # number.
                 limits=httpx.Limits(max_keepalive_connections=KEPT_ALIVE),
                 follow_redirects=False,
             )
-        except (ImportError, ValueError, httpx.InvalidURL) as error:  # unsupported, or mistyped
+        except (ImportError, ValueError, httpx.InvalidURL) as error:  # an invalid URL
             raise errors.Configuration(
                 Sentence("the proxy {proxy} cannot be used: {why}", proxy=self._proxy, why=error)
             ) from error
 
     @property
     def _host(self) -> str:
-        """Return the answering host for messages: a proxy may have answered in its place."""
+        """Return the host for messages; a proxy may have answered in its place."""
         if not self._proxy:
             return self.address.host
         return Sentence("{host} (or the proxy {proxy})", host=self.address.host, proxy=self._proxy)
@@ -175,11 +174,11 @@ class Client:
     async def stream(
         self, path: str, headers: Mapping[str, str], size: int
     ) -> AsyncIterator[StreamedReply]:
-        """GET about `size` bytes in pieces. Not retried: the reader knows where to resume."""
+        """GET about `size` bytes in pieces. Not retried: the caller knows where to resume."""
         headers, limit = self._headers(headers), Limit(self.read_s + self.slack_s)
         large = self._bulk and size >= BULK_BYTES
         if large and not self._encrypted:
-            self._peer.forget()  # a connection of its own comes
+            self._peer.forget()  # `bulk` opens a connection of its own
         await self._peer.recognise()
         if large:
             question = bulk.Question(
@@ -210,7 +209,7 @@ class Client:
     async def events(
         self, path: str, body: bytes
     ) -> AsyncIterator[AsyncIterator[bytes | memoryview]]:
-        """POST to a path outside /api/v1, with a streamed answer. Not retried."""
+        """POST to a path outside /api/v1 with a streamed answer. Not retried."""
         headers = self._headers({"Content-Type": "application/json"})
         limit = Limit(self.read_s + self.slack_s)
         await self._peer.recognise()
@@ -228,8 +227,8 @@ class Client:
 
     @asynccontextmanager
     async def elsewhere(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[StreamedReply]:
-        """GET from another server, such as a model hub: without our token, and only over an
-        encrypted connection, or on this machine. Not retried.
+        """GET from another server, such as a model hub, without our token. The connection must be
+        encrypted or stay on this machine. Not retried.
 
         Raises Unreachable for every answer but a good one.
         """
@@ -240,7 +239,9 @@ class Client:
 
     @asynccontextmanager
     async def _stranger(self, url: str, limit: Limit) -> AsyncIterator[httpx.AsyncClient]:
-        """Client for another server, without our token; failures of its network are Unreachable."""
+        """Open a client for another server, without our token; its network failures become
+        Unreachable.
+        """
         host = urlsplit(url).hostname
         try:
             async with (
@@ -259,7 +260,9 @@ class Client:
             ) from error
 
     def may_go_to(self, url: str) -> bool:
-        """Return True if the coordinator may name this address: encrypted, or local like itself."""
+        """Return True if the coordinator may name this address: encrypted, or loopback like its
+        own.
+        """
         to, home = urlsplit(url), urlsplit(self.address.url)
         near = is_loopback(to.hostname or "")
         return is_loopback(home.hostname or "") if near else to.scheme == "https"
@@ -298,7 +301,7 @@ class Client:
         return decoded(data, reply)
 
     async def recognise(self) -> None:
-        """Wait until the coordinator that was joined answers, and no other."""
+        """Wait until the joined coordinator, and no other, answers."""
         await self.retrying(self._peer.recognise)
 
     @property
@@ -306,7 +309,7 @@ class Client:
         return self.address.url.startswith("https://")
 
     def _traced(self) -> dict[str, Any] | None:
-        """Return a secret request's extensions, by which a new connection's peer is proved."""
+        """Return the extensions of a secret request, which verify the peer of a new connection."""
         return (
             None
             if self._encrypted or not self.address.public_key
@@ -314,7 +317,7 @@ class Client:
         )
 
     async def _prove(self, nonce: str) -> str:
-        """Return the peer's signature, in hex; "" for an answer without one."""
+        """Return the peer's signature of a nonce, in hex; "" if the answer has none."""
         request = self._http.build_request(
             "GET", "/server", params={"nonce": nonce}, timeout=_timeout(self.read_s)
         )
@@ -344,9 +347,10 @@ class Client:
         return error
 
     async def retrying(self, once: Callable[[], Awaitable[T]], patience_s: float = FOREVER) -> T:
-        """Retry `once` after passing trouble, later each time, until `patience_s` would be over.
+        """Retry `once` after temporary errors, with growing delays, until `patience_s` would be
+        over.
 
-        A caller without patience has its own retries, and reports them.
+        Without patience, errors are raised at once and the caller retries.
         """
         if patience_s <= 0:
             return await once()
@@ -369,7 +373,7 @@ class Client:
                 return result
 
     def hurry(self) -> None:
-        """Cut all retry delays short: a person is waiting."""
+        """End all retry delays now: a person is waiting."""
         for sleeper in self._sleepers:
             sleeper.cancel()
 
@@ -384,14 +388,14 @@ class Client:
             sleeper.cancel()
 
     def _tell(self, online: bool, message: str = "") -> None:
-        """Report the connection's state, with the next try of any request."""
+        """Report the connection's state, with the time of the next retry of any request."""
         if self.watch and not (online and self._online):
             again = None if online else min(self._sleepers.values(), default=None)
             self.watch(online, message, again)
         self._online = online
 
     def _headers(self, headers: Mapping[str, str], secret: bool = True) -> dict[str, str]:
-        """Return the headers with the token. Raises Configuration rather than show it in clear."""
+        """Return the headers with the token. Raises Configuration on an insecure connection."""
         sent = dict(headers)
         if secret:
             if not self.address.private:
@@ -408,13 +412,13 @@ class Client:
 
     @asynccontextmanager
     async def _answer(self, request: httpx.Request, limit: Limit) -> AsyncIterator[httpx.Response]:
-        """Return the response, after it proved to be a good one."""
+        """Return the response if it is a good one."""
         async with self._answered(limit), self._good(request, limit) as response:
             yield response
 
     @asynccontextmanager
     async def _answered(self, limit: Limit) -> AsyncIterator[None]:
-        """Convert foreign errors to ours, here and nowhere else."""
+        """Convert foreign errors to ours; no other place does."""
         try:
             async with limit.running():
                 yield
@@ -453,7 +457,9 @@ class Client:
             await response.aclose()
 
     async def _read(self, response: httpx.Response, bytes_max: int, limit: Limit) -> bytes:
-        """Read a short answer. It counts against the owner's rate, but waits for no download."""
+        """Read a short answer. Its bytes count against the owner's rate, but it never waits for the
+        rate.
+        """
         data = bytearray()
         async for piece in response.aiter_raw():
             self._received(len(piece), limit)
@@ -496,8 +502,7 @@ class Client:
 async def _followed(
     http: httpx.AsyncClient, url: str, headers: Mapping[str, str]
 ) -> AsyncIterator[httpx.Response]:
-    """Yield the answer after redirects, each to an encrypted address, or from this machine to
-    itself.
+    """Yield the answer after redirects, each to an encrypted address, or within this machine.
 
     Raises Unreachable.
     """

@@ -1,4 +1,4 @@
-"""Peer at the coordinator's address: it proves the joined key before it gets a secret."""
+"""Peer at the coordinator's address: it proves the joined key before it receives a secret."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shared.sentences import Sentence
 from shared.signing import identity_payload, verify
 from volunteer.net.tls import Address
 
-Ask = Callable[[str], Awaitable[str]]  # a nonce is sent without a secret, its proof returned
+Ask = Callable[[str], Awaitable[str]]  # sends a nonce, without a secret, and returns the proof
 
 
 class Peer:
-    """Knowledge of whether the peer was verified since the last connection was lost."""
+    """Peer that is verified once a connection."""
 
     def __init__(self, address: Address, ask: Ask) -> None:
         self._address = address
@@ -42,7 +42,9 @@ class Peer:
             self._known = True
 
     def tracer(self) -> Callable[[str, Mapping[str, Any]], Awaitable[None]]:
-        """Return a request's trace that verifies a new connection's peer before headers go."""
+        """Return a request's trace function, which verifies a new connection's peer before headers
+        go.
+        """
         fresh = False
 
         async def trace(event: str, _: Mapping[str, Any]) -> None:
@@ -58,7 +60,7 @@ class Peer:
 
 
 def another(address: Address) -> Sentence:
-    """Return the sentence about another coordinator at the same address."""
+    """Return a sentence about another coordinator at the same address."""
     return Sentence(
         "another coordinator answers at {url} than the one you joined; nothing is sent to it, and "
         "yours is waited for",

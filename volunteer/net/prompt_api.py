@@ -1,4 +1,4 @@
-"""Prompts to the model of a run, over the OpenAI-compatible interface."""
+"""Prompts to a run's model, over the OpenAI-compatible interface."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DATA, DONE = b"data: ", b"[DONE]"
 
 
 class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """Next words of a conversation."""
+    """Next piece of a chat answer."""
 
     content: str | None = None
 
 
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Next words of one sequence."""
+    """Next piece of one completion."""
 
     text: str = ""
     delta: AnswerDelta = AnswerDelta()

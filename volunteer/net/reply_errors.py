@@ -48,7 +48,7 @@ def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> 
 
 
 def openai_error(status: int, said: OpenAiError) -> VolunteerError:
-    """Return the error of a refusal below /v1; in a stream that had begun `status` is 0."""
+    """Return the error of a refusal below /v1; within a stream `status` is 0."""
     kinds: dict[int, type[VolunteerError]] = {
         0: errors.Internal,
         401: errors.Unauthorized,
@@ -76,12 +76,12 @@ def _seconds(text: str | None) -> float | None:
     try:
         return max(0.0, float(text)) if text else None
     except ValueError:
-        return None  # a date, which the backoff replaces
+        return None  # a date, for which the backoff is used
 
 
 def decoded(data: bytes, kind: type[T]) -> T:
-    """Decode a reply. Raises UpgradeRequired for a good one that only another version understands,
-    which no retry helps; Internal for a malformed one.
+    """Decode a reply. Raises UpgradeRequired for a good one that only another version understands
+    (a retry does not help), Internal for a malformed one.
     """
     if kind is type(None):
         return None  # a reply without content
@@ -107,11 +107,10 @@ def decoded(data: bytes, kind: type[T]) -> T:
         ) from error
 
 
-# Why a connection failed, as a person would say it: no numbers of the system, no names of
-# exceptions.
+# Reasons of failed connections in plain words, without error numbers or names of exceptions.
 
 _NUMBER = re.compile(r"\[[A-Za-z ]*(Errno|WinError) -?\d+\] ?")
-_HTTP_CLIENT = "All connection attempts failed"  # several addresses failed: says nothing
+_HTTP_CLIENT = "All connection attempts failed"  # raised for several addresses; says nothing
 
 
 def reason(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from shared.errors import Internal, TooManyRequests, Unavailable, VolunteerError
 
 FIRST_S = 0.5
 LONGEST_S = 60.0
-RETRY_AFTER_S_MAX = 3600.0  # a server may ask for more; nobody waits longer without asking again
+RETRY_AFTER_S_MAX = 3600.0  # longest `Retry-After` that is obeyed
 FOREVER = float("inf")
 
 
@@ -20,7 +20,7 @@ def passing(error: VolunteerError) -> bool:
 
 @dataclass(slots=True)
 class Backoff:
-    """Waits of one series of failures; `reset` after a success."""
+    """Delays of one series of failures; call `reset` after a success."""
 
     rng: random.Random
     first_s: float = FIRST_S

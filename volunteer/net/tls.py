@@ -16,7 +16,7 @@ class Address:
 
     url: str
     tls_pin: str = ""  # SHA-256 of its certificate, hex; empty: the usual authorities
-    public_key: str = ""  # hex, of the coordinator that must answer; empty: nobody was joined yet
+    public_key: str = ""  # key of the coordinator that must answer, hex; empty: not joined yet
 
     @property
     def host(self) -> str:
@@ -24,7 +24,7 @@ class Address:
 
     @property
     def private(self) -> bool:
-        """Return True if a secret may travel there: encrypted, or never leaving this machine."""
+        """Return True if a secret may be sent there: encrypted, or within this machine."""
         return self.url.startswith("https://") or is_loopback(self.host)
 
 

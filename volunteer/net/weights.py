@@ -1,9 +1,9 @@
-"""Published weights of a version, fetched by the way with the fewest bytes.
+"""Published weights of a version, fetched with the fewest bytes.
 
 held already        nothing travels
-links from a base   when one of the versions before is in the cache; each result is checked by its hash
+links from a base   if an earlier version is in the cache; each result is checked by its hash
 a snapshot          and the links from it
-the whole file      always possible, and what is left when another way leads to something damaged or is gone
+the whole file      always possible; used when the other routes fail
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shared.tensors.snapshot import unpack_snapshot
 from volunteer.net.transfers import OnBytes, Transfers
 from volunteer.storage.blob_cache import Cache
 
-Teller: TypeAlias = Callable[[int], OnBytes]  # from the bytes in all to who hears of those done
+Teller: TypeAlias = Callable[[int], OnBytes]  # makes a file's progress callback from its size
 Notice: TypeAlias = Callable[[str], None]
 
 
@@ -42,7 +42,7 @@ class Weights:
         """Return the file of a version's weights. Raises InvalidFrame, StorageFull."""
         wanted = manifest.weights
         lock = self._locks.setdefault(wanted.sha256, asyncio.Lock())
-        async with lock:  # two devices may want the same version
+        async with lock:  # two devices may need the same version
             if not await self._held(wanted.sha256, wanted.size):
                 for route in await self._routes(manifest):
                     try:

@@ -1,1 +1,1 @@
-"""Start with the system, and leave no trace when uninstalled."""
+"""Service that starts with the system, updates, and removal."""

@@ -1,4 +1,4 @@
-"""Update to the program that the coordinator runs with, and the way back if it does not start."""
+"""Update to the coordinator's version of the program, and the way back if it does not start."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _START = (
 
 
 async def newer(api: Api, public_key: str) -> tuple[str, bytes] | None:
-    """Return name and bytes of the coordinator's wheel, verified; None where it is ours already.
+    """Return name and bytes of the coordinator's wheel, verified; None if it is installed already.
 
-    Raises BadSignature, NotFound where the coordinator has none, Configuration where this program
-    is not one to replace.
+    Raises BadSignature, NotFound if the coordinator has none, Configuration if this program cannot
+    be replaced.
     """
     if in_source_tree():
         raise Configuration(Sentence("the program runs from a source tree: update that"))
@@ -61,7 +61,9 @@ def _signed(server: ServerInfo, public_key: str) -> SignedWheel:
 
 
 def replace(name: str, data: bytes) -> None:
-    """Install a wheel in place of this program. Raises Unavailable after going back."""
+    """Install a wheel in place of this program. If it does not start, restore the old one and raise
+    Unavailable.
+    """
     old = own_wheel()
     with tempfile.TemporaryDirectory() as folder:
         new, before = Path(folder, name), Path(folder, "before", old.name)

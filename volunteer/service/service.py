@@ -1,4 +1,4 @@
-"""Service that keeps `volunteer --no-ui` running here: made, started, stopped, removed."""
+"""Service that keeps `volunteer --no-ui` running on this machine: installed, started, removed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def this_machine(
     environ: Mapping[str, str],
     removing: bool = False,
 ) -> Target:
-    """Return the target of this process; to remove a service no check has to pass."""
+    """Return the target for this process; removal of a service skips the checks."""
     script = Path(sys.executable).with_name("volunteer.exe" if os.name == "nt" else "volunteer")
     program = [str(script)] if script.exists() else [sys.executable, "-m", "volunteer"]
     environment = {
@@ -46,9 +46,9 @@ def this_machine(
 
 
 def install(service: Service) -> None:
-    """Write the files and start the service, an installed one anew.
+    """Write the files and start the service; an installed one is restarted.
 
-    Raises Configuration with the system's words.
+    Raises Configuration with the system's message.
     """
     if any(file.path.exists() for file in service.files):
         _run(service.stop[0], must=False)  # launchd refuses a loaded service
@@ -70,7 +70,7 @@ def install(service: Service) -> None:
 
 
 def remove(service: Service) -> bool:
-    """Stop it and remove its files; False when there was none."""
+    """Stop the service and remove its files; return False if there was none."""
     if not any(file.path.exists() for file in service.files):
         return False
     for command in service.stop[:1]:  # later commands may need the files to be gone
@@ -108,7 +108,7 @@ def _run(command: tuple[str, ...], *, must: bool = True) -> None:
 
 
 def _failed(command: tuple[str, ...], said: list[str]) -> Sentence:
-    """Return the system's failure, and the remedy where known."""
+    """Return the system's error, with the remedy if it is known."""
     reason = of(said[-1].rstrip(".")) if said else Sentence("no reason was given")
     failed = Sentence("`{command}` failed: {why}", command=shlex.join(command), why=reason)
     if "--user" not in command or "bus" not in reason:
@@ -121,7 +121,7 @@ def _failed(command: tuple[str, ...], said: list[str]) -> Sentence:
 
 
 def _gpu_groups() -> tuple[str, ...]:
-    """Return the groups that may open a GPU here; a missing one would stop the service."""
+    """Return the existing groups that may open a GPU here; systemd refuses a missing group."""
     if sys.platform == "win32":
         return ()
     import grp

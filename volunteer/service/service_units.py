@@ -1,7 +1,7 @@
-"""Service definitions: a unit of systemd, a property list of launchd, a task of Windows. Pure.
+"""Service definitions: a systemd unit, a launchd property list, a Windows task. Pure.
 
-A configuration that is wrong, a ban, or a version that is refused ends with status 78, a slip in
-the command with 2: neither is started again.
+Exit status 78 (wrong configuration, a ban, a refused version) and 2 (wrong usage) do not restart
+the service.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from shared.sentences import Sentence
 from shared.text import escaped
 
 NAME = "volunteer"
-LABEL = "org.volunteer.worker"  # launchd
-STOP_S = 45  # first a signal to finish what is quick and give the task back
+LABEL = "org.volunteer.worker"  # name for launchd
+STOP_S = 45  # from the stop signal to the kill: enough to release the task
 NO_RESTART = (2, 78)
 END = Sentence("end it: `volunteer service remove`")
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """User and paths that a service is made for."""
+    """User and paths of a service."""
 
-    program: tuple[str, ...]  # how to start the volunteer
+    program: tuple[str, ...]  # command that starts the volunteer
     home: Path
     system: str = sys.platform
     uid: int = 0
-    machine: bool = False  # for the whole machine, as a user of its own
+    machine: bool = False  # for the whole machine, with a user of its own
     environment: Mapping[str, str] = {}
-    join: str = ""  # link that the service of a machine joins with
-    groups: tuple[str, ...] = ()  # of this machine, to reach a GPU
+    join: str = ""  # join link of a machine's service
+    groups: tuple[str, ...] = ()  # groups of this machine that may use a GPU
     removing: bool = False  # only the names of the files matter
 
 
@@ -57,7 +57,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(target: Target) -> Service:
-    """Return the service for a system. Raises Configuration without one."""
+    """Return the service for a system. Raises Configuration for an unknown one."""
     if target.system == "linux":
         return _systemd_machine(target) if target.machine else _systemd_user(target)
     if target.machine:
@@ -73,8 +73,6 @@ def describe(target: Target) -> Service:
         )
     )
 
-
-# systemd
 
 _UNIT = """\
 [Unit]
@@ -222,7 +220,7 @@ def _unit(
 
 
 def _quoted(word: str) -> str:
-    """Quote a word of a unit file, without specifiers."""
+    """Quote a word of a unit file, with specifiers escaped."""
     word = _checked(word).replace("%", "%%")
     plain = all(c.isalnum() or c in "/._-=:+@%#~," for c in word)
     return word if plain else '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -236,8 +234,8 @@ def _checked(word: str) -> str:
     return word
 
 
-# launchd, which starts again whatever fails and knows no exception: the shell makes those ends a
-# success. A signal may come before the shell knows its child.
+# launchd restarts after every failure, without exception, so the shell turns the exit statuses
+# above into success. A signal may arrive before the shell knows its child.
 
 _LAUNCHD_SCRIPT = """\
 ended=
@@ -285,7 +283,7 @@ def _launchd(target: Target) -> Service:
     )
 
 
-# Windows: a task that begins when its owner logs on.
+# Windows: a task that starts when its owner logs on.
 
 _TASK = """\
 <?xml version="1.0" encoding="UTF-16"?>
@@ -312,8 +310,8 @@ _TASK = """\
 
 
 def _windows(target: Target) -> Service:
-    # Starting again is left to Windows' own log-on: its restarts cannot tell one exit status from
-    # another.
+    # The task restarts only at the next log-on: Windows' own restarts cannot tell exit statuses
+    # apart.
     path = target.home / "AppData" / "Local" / NAME / "task.xml"
     program, *arguments = target.program
     sets = [f'set "{name}={value}"' for name, value in target.environment.items()]

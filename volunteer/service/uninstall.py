@@ -1,4 +1,4 @@
-"""Uninstalling: hand tasks back, remove service, downloads and, if wanted, the account."""
+"""Uninstalling: release tasks, remove service, downloads and, if wanted, the account."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from volunteer.net.api import Api
 from volunteer.settings.settings import Directories
 from volunteer.storage.leases import Leases
 
-END_S = 60.0  # for a running volunteer to hand in or give back what it has
+END_S = 60.0  # for a running volunteer to submit or release its tasks
 PROBE_S = 0.2
-# directories that are removed once nothing is left in them
+# directories that are removed once they are empty
 OURS = ("volunteer", "profiles", "cache", "Cache")
 
 
 class Belonging(msgspec.Struct, frozen=True, kw_only=True):
-    """File or folder of ours on this machine, and whether it is deleted."""
+    """File or folder of the program on this machine, and whether to delete it."""
 
     what: str
     path: Path
@@ -40,7 +40,7 @@ class Belonging(msgspec.Struct, frozen=True, kw_only=True):
 def belongings(
     directories: Directories, service: tuple[Path, ...], *, everything: bool
 ) -> tuple[Belonging, ...]:
-    """Return the belongings of this profile; account and settings are deleted only with
+    """Return this profile's files and folders; account and settings are deleted only with
     `everything`.
 
     Settings that other profiles use as well stay.
@@ -60,21 +60,21 @@ def belongings(
 
 
 def other_profiles(directories: Directories) -> tuple[str, ...]:
-    """Return the names of the other profiles, which are left alone; they share the settings."""
+    """Return the names of the other profiles, which stay; they share the settings."""
     beside = directories.profile.parent
     names = (path.name for path in beside.iterdir() if path.is_dir() and path.name.count("@") == 1)
     return tuple(sorted(name for name in names if name != directories.profile.name))
 
 
 def _half_done(profile: Path) -> list[Belonging]:
-    """Return snapshots of released tasks, and state between tasks, of every coordinator."""
+    """Return snapshots of released tasks, and state kept between tasks, of every coordinator."""
     places = (home / name for home in sorted(profile.glob("*/")) for name in ("inner", "tasks"))
     listed = [_belonging(N_("half-done training"), place, goes=True) for place in places]
     return [item for item in listed if item.size]
 
 
 async def hand_back(profile: Profile, connect: Connect, clock: Clock) -> str:
-    """End the running volunteer, or release the leases of an earlier one. Returns a sentence about
+    """Stop the running volunteer, or release the leases of an earlier one; return a sentence about
     it.
 
     Raises Configuration when the running one does not end.
@@ -119,9 +119,9 @@ async def _release(profile: Profile, identity: Identity, connect: Connect) -> st
                 await api.release(held.lease.task, request)
                 given += 1
             except VolunteerError:
-                pass  # it runs out by itself
+                pass  # the lease expires by itself
             leases.drop(held.lease)
-        await api.leave(LeaveRequest())  # last: any request after it would bring this machine back
+        await api.leave(LeaveRequest())  # last: any later request would register this machine again
     except VolunteerError as error:
         return Sentence(
             "the coordinator was not notified ({error}); the leases expire by themselves",
@@ -135,7 +135,7 @@ async def _release(profile: Profile, identity: Identity, connect: Connect) -> st
 
 
 def remove(items: tuple[Belonging, ...]) -> list[str]:
-    """Delete the doomed belongings, and our directories that become empty; return the failures."""
+    """Delete the chosen belongings and our empty directories; return the failures."""
     trouble: list[str] = []
     for item in items:
         if not item.goes:
@@ -155,12 +155,12 @@ def remove(items: tuple[Belonging, ...]) -> list[str]:
 
 
 def _prune(place: Path) -> None:
-    """Remove directories of ours that nothing is left in, from the inside out."""
+    """Remove our empty directories, innermost first."""
     while place.name in OURS:
         try:
             place.rmdir()
         except OSError:
-            return  # something is left in it
+            return  # not empty
         place = place.parent
 
 
@@ -169,7 +169,7 @@ def _belonging(what: str, path: Path, *, goes: bool) -> Belonging:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file or of all files below a directory; links are not followed."""
+    """Return the bytes of a file, or of all files below a directory, without following links."""
     if path.is_file():
         return path.stat().st_size
     total = 0
@@ -178,5 +178,5 @@ def _size(path: Path) -> int:
             try:
                 total += (Path(place) / name).lstat().st_size
             except OSError:
-                continue  # it went away meanwhile
+                continue  # deleted meanwhile
     return total

@@ -1,1 +1,1 @@
-"""The owner's settings and the hours of work."""
+"""The owner's settings and working hours."""

@@ -1,5 +1,5 @@
-"""Directory of a profile: one for each machine, so that a home directory may be shared, and found
-again by the machine's mark when its name has changed.
+"""Directory of a profile, one for each machine because home directories may be shared; the
+machine's mark finds it again after a change of name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from shared.errors import Configuration
 from shared.sentences import Sentence
 
-MARK, CURRENT = "machine", "current"  # files of a profile: the mark, and which account is in use
+MARK, CURRENT = "machine", "current"  # files of a profile: the mark, and the account in use
 _LINUX = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _CONTAINER = (Path("/.dockerenv"), Path("/run/.containerenv"))
 _MAC = ("ioreg", "-rd1", "-c", "IOPlatformExpertDevice")
@@ -22,7 +22,7 @@ _MAC = ("ioreg", "-rd1", "-c", "IOPlatformExpertDevice")
 def profile_directory(data: Path, name: str, host: str, mark: str | None = None) -> Path:
     """Return the directory of a profile on this machine, which may not exist yet.
 
-    Raises Configuration where this machine had several names, each with an account.
+    Raises Configuration if this machine had several names, each with an account.
     """
     here = data / f"{name}@{host}"
     if (here / CURRENT).exists():
@@ -45,14 +45,14 @@ def profile_directory(data: Path, name: str, host: str, mark: str | None = None)
 
 
 def keep_mark(profile: Path, mark: str | None = None) -> None:
-    """Write the machine's mark into a new profile; where that fails, a new name is not found."""
+    """Write the machine's mark into a new profile; without it a renamed machine is unknown."""
     if not (profile / MARK).exists():
         with suppress(OSError):
             (profile / MARK).write_text(machine_mark() if mark is None else mark, encoding="ascii")
 
 
 def machine_mark() -> str:
-    """Return a hashed mark that survives a rename of the machine; "" without one."""
+    """Return a hashed mark that stays when the machine is renamed; "" if there is none."""
     found = ""
     if sys.platform == "darwin":
         with suppress(OSError, subprocess.SubprocessError):
@@ -69,7 +69,7 @@ def machine_mark() -> str:
     else:
         found = next(filter(None, map(_read, _LINUX)), "")
     if not found and any(path.exists() for path in _CONTAINER):
-        found = "container"  # its directories are a volume of its own
+        found = "container"  # a container's directories are a volume of its own
     return hashlib.sha256(f"volunteer {found}".encode()).hexdigest()[:32] if found else ""
 
 

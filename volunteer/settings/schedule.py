@@ -1,8 +1,8 @@
-"""Hours of a week, in people's notation: `mon-fri 18:00-08:00`, `sat-sun`, `22:00-06:00`.
+"""Hours of a week as people write them: `mon-fri 18:00-08:00`, `sat-sun`, `22:00-06:00`.
 
-An entry without days holds every day, one without hours the whole day; hours that end before they
-begin go on until the next morning and belong to the day on which they begin. All times are the
-local wall clock. Pure.
+An entry without days holds every day, one without hours the whole day. Hours that end before they
+begin last until the next morning and belong to the day of their begin. All times are the local wall
+clock. Pure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         return any(start <= minute < stop for start, stop in self.spans)
 
     def changes(self, moment: datetime) -> datetime | None:
-        """Return when this next begins or ends to allow work, on the minute; None if never."""
+        """Return when work is next allowed or disallowed, on the minute; None if never."""
         edges = self._edges()
         if not edges:
             return None
@@ -49,15 +49,15 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         return moment.replace(second=0, microsecond=0) + timedelta(minutes=wait)
 
     def _edges(self) -> set[int]:
-        """Return the minutes at which work starts or ends; touching spans have none between."""
+        """Return the minutes at which work starts or ends; touching spans count as one."""
         starts = {start % WEEK_MIN for start, _ in self.spans}
         stops = {stop % WEEK_MIN for _, stop in self.spans}
         return starts ^ stops
 
 
 def end_of_pause(length: str, until: str, now: datetime) -> datetime | None:
-    """Return when a pause of a length ("2h", "1h30m", "45m", "1d"), or until a time of the day
-    ("22:00", today or tomorrow), ends; None without either.
+    """Return the end of a pause: after `length` ("2h", "1h30m", "45m", "1d"), or at the time
+    `until` ("22:00", today or tomorrow); None without either.
 
     Raises BadRequest.
     """
@@ -81,14 +81,14 @@ def end_of_pause(length: str, until: str, now: datetime) -> datetime | None:
         raise BadRequest(
             Sentence('"{until}" is no time of the day: write it like 22:00', until=until)
         )
-    wall = now.replace(tzinfo=None)  # summer time may change the offset until then
+    wall = now.replace(tzinfo=None)  # the zone's offset may change before then
     end = wall.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)
     end = end if end > wall else end + timedelta(days=1)
     return end.astimezone() if now.tzinfo else end
 
 
 def moment_words(moment: datetime, now: datetime) -> str:
-    """Return a coming moment in words: "22:00", "tomorrow 07:00", "2026-11-28 07:00"."""
+    """Return a future moment in words: "22:00", "tomorrow 07:00", "2026-11-28 07:00"."""
     days = (moment.date() - now.date()).days
     clock = f"{moment:%H:%M}"
     if days == 1:

@@ -1,9 +1,8 @@
 """Settings and directories of the volunteer: flag over environment (`VOLUNTEER_*`) over config.toml
 over default.
 
-The meaning of a setting is written once, here, as its metadata; the command line, the settings
-screen, the error messages and `docs/volunteer-settings.md` are made from it. No secret is a
-setting.
+The metadata of each field describes the setting for the command line, the settings screen, error
+messages and `docs/volunteer-settings.md`. No secret is a setting.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from volunteer.settings.host_profile import keep_mark, profile_directory
 from volunteer.settings.work_rules import WorkRules
 
 PREFIX = "VOLUNTEER_"
-# Variables that are no settings: where everything lies, which profile, how to join unattended.
+# Variables that are not settings: directories, profile, unattended joining.
 HOME, PROFILE, JOIN = f"{PREFIX}HOME", f"{PREFIX}PROFILE", f"{PREFIX}JOIN"
 _Seconds = {"unit": "s"}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of this volunteer: the fields here, the work rules and the display's fields.
+    """Settings of this volunteer: these fields, the work rules and the display's fields.
 
-    Flags, variables and config.toml name all of them side by side.
+    Flags, variables and config.toml use one flat list of names.
     """
 
     rules: WorkRules = WorkRules()
@@ -158,7 +157,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class LoadedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings in force, the source of each: "flag", "environment", "config.toml" or "default"."""
+    """Effective settings, and the source of each: "flag", "environment", "config.toml" or
+    "default".
+    """
 
     settings: Settings
     sources: dict[str, str]
@@ -166,19 +167,19 @@ class LoadedSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Directories(msgspec.Struct, frozen=True, kw_only=True):
-    """Directories of this volunteer; profiles are per machine, so a home may be shared."""
+    """Directories of this volunteer; profiles are per machine, because a home may be shared."""
 
     config: Path
-    profile: Path  # identity, results, half-done tasks
+    profile: Path  # identity, results, unfinished tasks
     cache: Path  # may be deleted at any time
-    before: str = ""  # name of the machine when the profile was made, where it has another now
+    before: str = ""  # former name of the machine, if the profile was made under another one
 
 
 TABLE = SettingsTable(Settings, PREFIX, (HOME, PROFILE, JOIN))
 
 
 def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> Directories:
-    """Return all directories, made where missing, below $VOLUNTEER_HOME. Raises Configuration."""
+    """Return all directories below $VOLUNTEER_HOME, made if missing. Raises Configuration."""
     environ = os.environ if environ is None else environ
     name = profile or environ.get(PROFILE, "") or "default"
     if not all(c.isalnum() or c in "-_." for c in name) or name.startswith(".") or len(name) > 64:
@@ -214,9 +215,9 @@ def load(
     environ: Mapping[str, str] | None = None,
     path: Path,
 ) -> LoadedSettings:
-    """Return the settings in force; flags that are None do not count.
+    """Return the effective settings; flags that are None do not count.
 
-    Raises BadRequest for a wrong flag, Configuration for what is wrong elsewhere.
+    Raises BadRequest for a wrong flag, Configuration for another wrong value.
     """
     file = path if path.exists() else None
     settings, sources = TABLE.load(flags or {}, os.environ if environ is None else environ, file)
@@ -224,8 +225,8 @@ def load(
 
 
 def save(path: Path, changes: Mapping[str, Any]) -> None:
-    """Write changed settings into config.toml, whole or not at all; comments, other keys and the
-    order of the lines stay.
+    """Write changed settings into config.toml, atomically; comments, other keys and the order of
+    lines stay.
 
     Raises Configuration.
     """

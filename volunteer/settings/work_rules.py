@@ -1,4 +1,4 @@
-"""Settings of when and how hard this machine works, applied by `machine/policy.py`."""
+"""Settings for when and how hard this machine works, applied by `machine/policy.py`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from volunteer.settings.schedule import parse_schedule
 
 _Rate = {"unit": "Mbit/s"}
 Role: TypeAlias = Literal["play", "learn", "train"]
-# Kinds of tasks that each role takes: a match is played too.
+# Kinds of tasks of each role; matches belong to playing.
 KINDS: dict[str, tuple[str, ...]] = {
     "play": ("selfplay", "evaluate"),
     "learn": ("learn",),
     "train": ("train",),
 }
-DEVICES_MAX = 64  # that have rules of their own
+DEVICES_MAX = 64  # most devices with rules of their own
 _DEVICE = re.compile(r"cpu|mps|(cuda|xpu):[0-9]{1,3}")
 
 
@@ -145,7 +145,7 @@ class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ] = False
 
     def __post_init__(self) -> None:
-        parse_schedule(self.schedule)  # a slip is reported when it is made, not at midnight
+        parse_schedule(self.schedule)  # a wrong schedule fails now, not when it is first used
         for device in (*self.device_duty, *self.device_roles):
             if not _DEVICE.fullmatch(device):
                 raise ValueError(

@@ -1,7 +1,6 @@
-"""Downloaded blobs by their hash: checked before use, resumed after a break, evicted oldest first.
+"""Cache of downloaded blobs by hash: verified before use, resumable, evicted oldest first.
 
-Everything here blocks on the disk; the agent calls it from threads. The directory may be deleted at
-any time.
+Every call blocks on the disk, so the agent uses threads. The directory may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from shared.units import GIB
 from volunteer.files import private_directory
 
 READ_BYTES = 4 << 20
-SPARE_BYTES = 64 << 20  # of the disk, left free by downloads
+SPARE_BYTES = 64 << 20  # disk space that downloads leave free
 _NAME = re.compile(r"[0-9a-f]{64}")
 
 
 class Cache:
-    """Cache of blobs, never above `limit_bytes`: unused ones are evicted, then new ones refused."""
+    """Cache of blobs within `limit_bytes`: it evicts unused blobs, then refuses new ones."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
         self.root = private_directory(root)
@@ -39,8 +38,8 @@ class Cache:
         self._partial = private_directory(root / "partial")
         self._guard = threading.Lock()
         self._held: Counter[str] = Counter()
-        self._coming: dict[str, int] = {}  # hash -> size, of those that are being downloaded
-        self._checked: dict[str, tuple[int, int]] = {}  # hash -> inode and mtime when it was right
+        self._coming: dict[str, int] = {}  # hash -> size of running downloads
+        self._checked: dict[str, tuple[int, int]] = {}  # hash -> inode and mtime when verified
 
     def find(self, sha256: str, size: int) -> Path | None:
         """Return the file of a complete blob; a damaged one is removed."""
@@ -66,12 +65,12 @@ class Cache:
             raise
 
     def closed(self, sha256: str) -> None:
-        """Forget an ended download."""
+        """Forget a finished download."""
         with self._guard:
             self._coming.pop(sha256, None)
 
     def building(self, size: int) -> Path:
-        """Return where to make a file of `size` bytes, then adopted. Raises StorageFull."""
+        """Return where to make a file of `size` bytes, to be adopted later. Raises StorageFull."""
         self._make_room(size)
         return self._partial / f"built-{secrets.token_hex(8)}"
 
@@ -93,7 +92,7 @@ class Cache:
             yield
         finally:
             with self._guard:
-                self._held -= Counter(names)  # drops what nobody uses any more
+                self._held -= Counter(names)  # drops hashes that no user holds any more
 
     def used_bytes(self) -> int:
         return sum(size for _, size, _ in self._blobs())
@@ -111,7 +110,7 @@ class Cache:
             self._drop(idle, self.limit_bytes - used)
 
     def _make_room(self, size: int, coming: str = "") -> None:
-        """Make room for `size` bytes, of the blob `coming` or a new one. Raises StorageFull."""
+        """Make room for `size` bytes of the blob `coming`, or a new one. Raises StorageFull."""
         with self._guard:
             used, idle = self._sizes(but=coming)
             if used + size > self.limit_bytes:
@@ -156,7 +155,7 @@ class Cache:
         return used + sum(coming.values()), sorted(idle)
 
     def _drop(self, idle: list[tuple[float, int, Path]], room: int) -> None:
-        """Remove the oldest until the rest has room."""
+        """Remove the oldest idle blobs until the rest leaves `room`."""
         total = sum(size for _, size, _ in idle)
         for _, size, path in idle:
             if total <= room:
@@ -169,7 +168,7 @@ class Cache:
         for path in (*self.root.glob("??/*"), *self._partial.iterdir()):
             try:
                 stat = path.stat()
-            except FileNotFoundError:  # another download was finished, or room made, meanwhile
+            except FileNotFoundError:  # another download finished, or made room, meanwhile
                 continue
             yield stat.st_mtime, stat.st_size, path
 
@@ -186,7 +185,7 @@ class Cache:
         return self.root / name[:2] / name
 
     def _name(self, sha256: str) -> str:
-        """Return the hash if it is valid: it becomes a file name."""
+        """Return the hash if it is valid, since it becomes a file name."""
         if not _NAME.fullmatch(sha256):
             raise BadRequest(Sentence("the coordinator named a blob that is not a SHA-256"))
         return sha256
@@ -198,7 +197,7 @@ class Partial:
     def __init__(self, cache: Cache, path: Path, sha256: str, size: int) -> None:
         self.sha256 = sha256
         self.size = size
-        self.offset = 0  # bytes that are here
+        self.offset = 0  # bytes received so far
         self._cache = cache
         self._path = path
         self._hash = hashlib.sha256()
@@ -239,16 +238,14 @@ class Partial:
         self.offset += len(piece)
 
     def restart(self) -> None:
-        """Drop the partial bytes: the other side sends everything again."""
+        """Drop the partial bytes, because the other side sends all of them again."""
         self._empty(self._file)
 
     def finish(self) -> Path:
         """Return the complete file, now in the cache.
 
-        Raises InvalidFrame when the hash is wrong; then nothing is kept.
-
-        Not synced: a machine that fails starts again, and each new process hashes a file before its
-        first use.
+        Raises InvalidFrame and keeps nothing when the hash is wrong. The file is not synced: after
+        a crash each new process hashes a file before its first use.
         """
         if self._hash.hexdigest() != self.sha256:
             self.restart()

@@ -1,10 +1,10 @@
-"""State carried from one task of a run to the next: inner optimiser state, and error feedback of
-the codec.
+"""State carried from one task of a run to the next: inner optimiser state, and the codec's error
+feedback.
 
 Error feedback adds the residual of one update to the next. A residual belongs to its contribution:
-kept when that was accepted, zeroed when its content was rejected, the one before it restored when
-it never counted (stale, gone, superseded). Only one step back can be taken: where that one never
-counted either, nothing is carried, and that is said.
+kept if that was accepted, zeroed if its content was rejected, the previous one restored if it never
+counted (stale, gone, superseded). Only one previous residual exists; if its contribution never
+counted either, the residual is zeroed and the loss reported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOT_THE_CONTENT = {Reason.STALE, Reason.CANCELLED, Reason.MERGE_FAILED}
 
 
 class InnerState:
-    """State of an inner optimiser, its source file, that file's SHA-256, "" until it is needed."""
+    """State of an inner optimiser, with its file and the file's SHA-256 ("" until it is needed)."""
 
     __slots__ = ("path", "sha256", "tensors")
 
@@ -52,26 +52,23 @@ class InnerState:
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
-    """Results behind the stored residuals, and the progress at the base of the last one."""
+    """Results that the stored residuals belong to, and the steps at the base of the last one."""
 
     run: str
-    name: str = ""  # of the result whose residual is `current`
-    # result before that; `previous` is its residual while it can be restored
+    name: str = ""  # result whose residual is `current`
+    # Result before that; `previous` is its residual while it can be restored.
     before: str = ""
     global_step: int = 0
 
 
 class Carried:
-    """Files of one (run, device), and their parts still in memory.
-
-    Any thread may call it.
-    """
+    """Carried state of one (run, device), on disk and partly in memory. Any thread may call it."""
 
     def __init__(self, root: Path, run: str, device: str) -> None:
         readable = re.sub(r"[^A-Za-z0-9]", "_", f"{run}-{device}")[:48]
         self._stem = root / f"{readable}-{digest(f'{run} {device}'.encode())[:8]}"
         self.run = run
-        self.owner = self._stem.name  # of what is kept as evidence
+        self.owner = self._stem.name  # owner of its files among the evidence
         self.optimizer = self._file("optimizer")
         self.current = self._file("residual")
         self.previous = self._file("previous")
@@ -81,11 +78,11 @@ class Carried:
         self._changed = False  # since the residual was read for the next update
         self._lent: InnerState | None = None
         self._lent_step = 0
-        self._stored_sha256 = ""  # of `optimizer`, where it is known
+        self._stored_sha256 = ""  # of `optimizer`, if known
 
     @classmethod
     def borrowed(cls, folder: Path, run: str, device: str, state: Path | None) -> Carried:
-        """Return another machine's state, for an audit: a copy in a folder of its own."""
+        """Return another machine's state for an audit: a copy in a folder of its own."""
         made = cls(private_directory(folder), run, device)
         made.optimizer.unlink(missing_ok=True)
         if state is not None:
@@ -100,7 +97,7 @@ class Carried:
             self._lent, self._lent_step = state, global_step
 
     def inner(self) -> InnerState | None:
-        """Return the inner optimiser's state for the next task: the lent one, else the stored."""
+        """Return the optimiser state for the next task: the lent one, else the stored."""
         with self._guard:
             if self._lent is not None:
                 return self._lent
@@ -109,7 +106,7 @@ class Carried:
         return None if tensors is None else InnerState(tensors, self.optimizer, sha256)
 
     def write_inner(self, state: InnerState) -> Path | None:
-        """Write a state next to the stored one; return its file, None where the disk is full."""
+        """Write a state next to the stored one; return its file, None if the disk is full."""
         coming = self._file("coming")
         try:
             store(coming, state.tensors)
@@ -119,7 +116,7 @@ class Carried:
         return coming
 
     def keep_inner(self, state: InnerState | None) -> None:
-        """Store a lent state, unless dropped or overtaken; a failure keeps the previous one."""
+        """Store a lent state, unless it was dropped or replaced; a failure keeps the stored one."""
         coming = self._file("coming")
         if state is None or self._lent is not state:
             coming.unlink(missing_ok=True)
@@ -127,14 +124,14 @@ class Carried:
         if not coming.exists():
             self.write_inner(state)
         with self._guard:
-            if self._lent is not state:  # the base was set back while it was written
+            if self._lent is not state:  # the base was rolled back during the write
                 coming.unlink(missing_ok=True)
             elif coming.exists():
                 coming.replace(self.optimizer)
                 self._stored_sha256 = state.sha256
 
     def end_lending(self, state: InnerState | None) -> None:
-        """End the lending of a state that is stored now, or will never be."""
+        """End the lending of a state that is stored, or never will be."""
         with self._guard:
             if self._lent is state:
                 self._lent = None
@@ -142,7 +139,7 @@ class Carried:
     # The residual.
 
     def residual(self, schema: Schema, global_step: int) -> Residual:
-        """Return the residual to add to the next update, if any, for a base of this many steps."""
+        """Return the residual to add to the next update, on a base of `global_step` steps."""
         with self._guard:
             residue = self._residue()
             if residue is not None and global_step < residue.global_step:
@@ -154,9 +151,11 @@ class Carried:
             return {}
 
     def advance(self, name: str, global_step: int = 0) -> None:
-        """Record an encoded update and `next` written with it; `global_step` is its base's."""
+        """Record an encoded update and make its residual `next` the current one; `global_step` is
+        its base's.
+        """
         with self._guard:
-            if self._changed:  # its source has changed, so that its contents are unknown
+            if self._changed:  # `next` was computed from a residual that is not current any more
                 self.next.unlink(missing_ok=True)
                 self.zero()
                 return
@@ -170,7 +169,7 @@ class Carried:
 
     @property
     def changed(self) -> bool:
-        """Return True if the stored residual is not the last read one any more."""
+        """Return True if the residual has changed since it was last read."""
         return self._changed
 
     def drop_if_behind(self, global_step: int) -> None:
@@ -192,20 +191,19 @@ class Carried:
             self.optimizer.unlink(missing_ok=True)
 
     def counted(self, task: int, name: str = "") -> None:
-        """Drop the residual from before an accepted result: no verdict restores it any more."""
+        """Drop the previous residual after an accepted result: no verdict restores it any more."""
         with self._guard:
             residue = self._residue()
             if residue is not None and self._named(residue, task, name) == [residue.name]:
                 self.previous.unlink(missing_ok=True)
 
     def lost(self, task: int, name: str = "") -> bool:
-        """Drop the residual of a result that never counted; without a name, of any result of the
-        task.
+        """Take back the residual of a result that never counted; without a name, of any result of
+        the task.
 
-        False when what went before is lost as well.
-
-        The state is as if its update had never been made. One that a later update was made on only
-        cannot be gone back to any more.
+        The previous residual is restored, or zeroed if it is missing. Return False if an earlier
+        residual was lost that way. A result that a later update already builds on cannot be taken
+        back.
         """
         with self._guard:
             residue = self._residue()
@@ -231,7 +229,7 @@ class Carried:
                 path.unlink(missing_ok=True)
 
     def _named(self, residue: Residue, task: int, name: str) -> list[str]:
-        """Return the results meant by `task` and `name` among those with a stored residual."""
+        """Return the results of `task` (only `name`, if given) that have a stored residual."""
         known = [found for found in (residue.name, residue.before) if found]
         return [found for found in known if (found == name if name else task_of(found) == task)]
 
@@ -259,14 +257,14 @@ class Residuals:
         self._in_use: WeakValueDictionary[tuple[str, str], Carried] = WeakValueDictionary()
 
     def of(self, run: str, device: str) -> Carried:
-        """Return the state of one (run, device); its holders share one object."""
+        """Return the state of one (run, device); all callers share one object."""
         carried = self._in_use.get((run, device))
         if carried is None:
             carried = self._in_use[run, device] = Carried(self.root, run, device)
         return carried
 
     def judged(self, verdict: Verdict, devices: tuple[str, ...], name: str = "") -> None:
-        """Settle a contribution's residual by its verdict; `name` is the result of its task."""
+        """Settle a contribution's residual by its verdict; `name` is the result."""
         if verdict.state in ("received", "checking"):
             return
         if verdict.state in ("accepted", "merged"):
@@ -279,7 +277,7 @@ class Residuals:
             self.lost(verdict.run, verdict.task, devices, name)
 
     def lost(self, run: str, task: int, devices: tuple[str, ...], name: str = "") -> None:
-        """Drop the residual of a result that another's overtook, or that is not wanted any more."""
+        """Take back the residual of a result that was replaced or is not wanted any more."""
         for device in devices:
             if not self.of(run, device).lost(task, name):
                 self._say(
@@ -292,6 +290,6 @@ class Residuals:
                 )
 
     def forget(self, run: str, devices: tuple[str, ...]) -> None:
-        """Drop the state of a run after a rollback."""
+        """Drop a run's state after a rollback."""
         for device in devices:
             self.of(run, device).forget()

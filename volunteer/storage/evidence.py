@@ -1,8 +1,8 @@
-"""Evidence: states to recompute finished tasks from, kept until the coordinator has chosen the ones
-it wants.
+"""Evidence: the states that finished tasks can be recomputed from, kept until the coordinator has
+chosen which ones it wants.
 
 A file is named by its SHA-256 and linked, not copied; a record names the files of each result.
-Unreferenced files are deleted, but for the newest few of each device, which the next tasks begin
+Unreferenced files are deleted, except the newest few of each device, which its next tasks begin
 with.
 """
 
@@ -24,13 +24,13 @@ from shared.sentences import Sentence
 from volunteer.files import PARTIAL_SUFFIX, private_directory, read_record, write_record
 from volunteer.storage.outbox import NAME
 
-NEWEST = 3  # states of one device that are kept without a record
+NEWEST = 3  # states of one device kept without a record
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """Files of one result; `contribution` is 0 until the coordinator asks for them."""
 
-    name: str  # of the result
+    name: str  # name of the result
     files: tuple[str, ...]  # SHA-256
     contribution: int = 0
 
@@ -38,7 +38,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 class EvidenceFiles:
     """Directory of evidence files. Any thread may call it.
 
-    `known` tells a result that waits from one that a killed process never finished.
+    `known` returns False for a result that a killed process never finished.
     """
 
     def __init__(self, root: Path, known: Callable[[str], bool] = lambda name: True) -> None:
@@ -57,7 +57,7 @@ class EvidenceFiles:
             self._collect()
 
     def add(self, path: Path, owner: str) -> str:
-        """Store a file under its SHA-256; return it, "" where that is not possible."""
+        """Store a file under its SHA-256; return the hash, "" if that fails."""
         try:
             with path.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -82,7 +82,7 @@ class EvidenceFiles:
                 self._note(Request(name=name, files=named))
 
     def ask(self, contribution: int, files: tuple[str, ...]) -> None:
-        """Keep the files of a result that the coordinator asks for, until they are revealed."""
+        """Keep the files that the coordinator asks for until they are revealed."""
         with self._guard:
             found = (one.name for one in self._requests.values() if {*files} <= {*one.files})
             if (name := next(found, "")) and files:
@@ -106,7 +106,7 @@ class EvidenceFiles:
             raise Configuration(
                 Sentence("{name} is not the name of a result", name=repr(request.name))
             )
-        with contextlib.suppress(OSError):  # a full disk: it is kept until the program ends
+        with contextlib.suppress(OSError):  # on a full disk it is kept only until the program ends
             write_record(self._record(request.name), request)
         self._requests[request.name] = request
 

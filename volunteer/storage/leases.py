@@ -1,8 +1,7 @@
-"""Leases of this worker on disk, so that a restart resumes them while they live.
+"""Leases of this worker on disk, so that a restarted worker resumes them.
 
-Each lease has the snapshot of its half-done training next to it, and for each device the id of a
-claim under way: a claim whose reply was lost is asked for again under the same id and brings the
-same lease.
+Each lease has the snapshot of its unfinished training next to it; each device has the id of its
+running claim. A claim whose reply was lost is repeated with the same id and returns the same lease.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     claim_id: str
     begun: BeginReply | None = None
-    early: bool = False  # begun without the coordinator, which has to be told later
+    early: bool = False  # begun without the coordinator, which must be told later
 
     @property
     def key(self) -> tuple[int, int]:
@@ -33,14 +32,14 @@ class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Claim without a lease yet."""
+    """Claim that has no lease yet."""
 
     claim_id: str
     device: str
 
 
 class Leases:
-    """Directory of leases. Its calls block on the disk, shortly."""
+    """Directory of leases. Its calls block on the disk for a short time."""
 
     def __init__(self, root: Path) -> None:
         self.root = private_directory(root)
@@ -67,14 +66,14 @@ class Leases:
         shutil.rmtree(self.borrowed(lease), ignore_errors=True)
 
     def borrowed(self, lease: Lease) -> Path:
-        """Return the folder of an audit's initial state, which another machine carried."""
+        """Return the folder of an audit's initial state, which came from another machine."""
         return self._path(lease, ".audit")
 
     def snapshot(self, lease: Lease) -> Path:
         return self._path(lease, ".safetensors")
 
     def claim_id(self, device: str) -> str:
-        """Return the id of the running claim on this device, stored before it is sent."""
+        """Return the id of this device's running claim, stored before it is sent."""
         path = self._claim(device)
         try:
             claim = read_record(path, Claim)
@@ -86,7 +85,7 @@ class Leases:
         return claim.claim_id
 
     def claimed(self, held: HeldLease) -> None:
-        """End the claim that returned this lease: the next one gets a new id."""
+        """End the claim that returned this lease, so that the next one gets a new id."""
         self.keep(held)
         self.forget_claim(held.device)
 

@@ -1,8 +1,8 @@
-"""Outbox of finished results that the coordinator has not answered yet: on disk before the first
-byte is sent.
+"""Outbox: finished results that the coordinator has not answered, on disk before the first byte is
+sent.
 
-An entry is two files, the update and a record that makes it valid; the record comes last and goes
-first. Only a definitive answer drops an entry, so a result survives restarts and lost replies;
+An entry is two files: the update, and a record that makes it valid. The record is written last and
+deleted first. Only a final answer drops an entry, so a result survives restarts and lost replies;
 sending it twice is harmless, since submitting is unique on (task, attempt, part, tries).
 """
 
@@ -33,7 +33,7 @@ class QueuedResult(msgspec.Struct, frozen=True, kw_only=True):
     submit: SubmitRequest
     price_micro: int
     at: float
-    last: bool = True  # nothing more of its lease comes
+    last: bool = True  # last result of its lease
     early: bool = False  # see `HeldLease`
 
     @property
@@ -85,7 +85,7 @@ class Outbox:
 
     @property
     def full(self) -> bool:
-        """Return True while too many results wait: no new work until some are submitted."""
+        """Return True while too many results wait, so that no new work should begin."""
         return len(self._entries) >= ENTRIES_MAX
 
     def holds(self, task: int, attempt: int) -> bool:
@@ -109,7 +109,7 @@ class Outbox:
             self._entries[entry.name] = entry
 
     def drop(self, entry: QueuedResult) -> None:
-        """Delete a result that the coordinator has decided."""
+        """Delete a result after the coordinator's final answer."""
         self._record(entry.name).unlink(missing_ok=True)
         self.payload(entry.name).unlink(missing_ok=True)
         with self._guard:
@@ -119,7 +119,7 @@ class Outbox:
         return self.root / f"{name}.json"
 
     def _sweep(self) -> None:
-        """Remove updates without a record, and files of dead writers."""
+        """Remove updates without a record, and files of dead processes."""
         for path in self.root.iterdir():
             orphan = path.suffix == ".safetensors" and path.stem not in self._entries
             if orphan or path.name.endswith(PARTIAL_SUFFIX):

@@ -4,8 +4,8 @@
     receipts/seen.json         heads that were checked
     receipts/versions.json     newest version of each run
 
-A line that a crash cut short is left out when the file is read, and fetched again: where to go on
-is what the readable lines say.
+A line that a crash cut short is ignored and fetched again, since fetching resumes after the last
+readable line.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from shared.sentences import Sentence
 from shared.signing import verify_text
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
 
-KEPT_MAX = 10_000  # receipts; the oldest go first, the heads stay
-SPARE = 1_000  # above which the file is written anew
+KEPT_MAX = 10_000  # receipts; the oldest are dropped first, the heads stay
+SPARE = 1_000  # excess at which the file is rewritten
 HEADS_MAX = 32
 RUNS_MAX = 1_000
 LINE_BYTES_MAX = 1 << 16
@@ -47,9 +47,9 @@ class KeptHead(msgspec.Struct, frozen=True, kw_only=True):
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """Heads that the coordinator signed so far."""
 
-    heads: tuple[KeptHead, ...] = ()  # smallest first; each continues the one before
-    broken: KeptHead | None = None  # the first one that did not
-    restored_at: float = 0.0  # the coordinator said that it was restored then
+    heads: tuple[KeptHead, ...] = ()  # smallest first; each continues the previous one
+    broken: KeptHead | None = None  # first one that did not continue
+    restored_at: float = 0.0  # time of the restore that the coordinator last announced
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,14 +59,14 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReceiptBook:
-    """Receipts of one account, and its seen heads."""
+    """Receipts of one account, and the heads it has seen."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._file = folder / "receipts.jsonl"
         self._seen: Seen | None = None
         self._versions: Versions | None = None
-        self.heard: KeptHead | None = None  # in the newest manifest, not checked yet
+        self.heard: KeptHead | None = None  # head in the newest manifest, not checked yet
         self._last: int | None = None
         self._count = 0
 
@@ -78,7 +78,7 @@ class ReceiptBook:
 
     @property
     def last(self) -> int:
-        """Return the number of the last entry of the ledger that has a receipt here."""
+        """Return the number of the last ledger entry with a receipt here."""
         if self._last is None:
             self._last = self._count = 0
             for signed in self.all():
@@ -110,7 +110,7 @@ class ReceiptBook:
         with os.fdopen(handle, "r+b") as file:
             end = file.seek(0, os.SEEK_END)
             if end and (file.seek(end - 1), file.read(1))[1] != b"\n":
-                lines = b"\n" + lines  # the line before was cut short
+                lines = b"\n" + lines  # the previous line was cut short
             file.seek(0, os.SEEK_END)
             file.write(lines)
         self._last = _entry_of(new[-1])
@@ -127,7 +127,7 @@ class ReceiptBook:
         self._remember(msgspec.structs.replace(self.seen, heads=tuple(heads)))
 
     def accuse(self, head: KeptHead) -> None:
-        """Store a head that contradicts the others, as evidence; only the first one."""
+        """Store a head that contradicts the others, as evidence; only the first is kept."""
         if self.seen.broken is None:
             self._remember(msgspec.structs.replace(self.seen, broken=head))
 
@@ -147,7 +147,7 @@ class ReceiptBook:
             self._write("versions.json", self._versions)
 
     def accept(self) -> Path | None:
-        """Set aside all seen heads for a new beginning; return their folder, None without any."""
+        """Set aside all seen heads and start anew; return their folder, None if there is none."""
         if not self.folder.exists():
             return None
         for number in range(1, 1000):
@@ -163,8 +163,8 @@ class ReceiptBook:
         )
 
     def restored(self, to: RestorePayload) -> Path | None:
-        """Set aside the seen heads, as `accept` does, except those that a restored coordinator must
-        still honour; None for a statement that was obeyed before.
+        """Set aside the seen heads, as `accept` does, except the ones that a restored coordinator
+        must still honour; return None if this statement was applied before.
         """
         if to.tree.at <= self.seen.restored_at:
             return None
@@ -184,7 +184,7 @@ class ReceiptBook:
         self._write("seen.json", seen)
 
     def _write(self, name: str, record: msgspec.Struct) -> None:
-        """Store a record; one that a full disk refuses is stored with the next change."""
+        """Write a record; if the disk is full, the next change writes it."""
         private_directory(self.folder)
         try:
             write_record(self.folder / name, record)
@@ -208,7 +208,7 @@ def read_receipt(signed: SignedReceipt, public_key: str) -> Receipt:
 
 
 def _read(path: Path, kind: type[T]) -> T:
-    """Return the stored record, or an empty one where it is missing or damaged."""
+    """Return the stored record, or an empty one if it is missing or damaged."""
     try:
         return read_record(path, kind) or kind()
     except Configuration:
@@ -217,7 +217,7 @@ def _read(path: Path, kind: type[T]) -> T:
 
 
 def spread(heads: Sequence[KeptHead], most: int) -> list[KeptHead]:
-    """Return some heads, evenly, the first and the last among them."""
+    """Return at most `most` heads, evenly spaced, with the first and the last."""
     if len(heads) <= most:
         return list(heads)
     return [heads[round(at * (len(heads) - 1) / (most - 1))] for at in range(most)]

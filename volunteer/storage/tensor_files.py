@@ -1,4 +1,4 @@
-"""Tensors in files of the volunteer's own: snapshots and inner optimiser states."""
+"""Tensors in the volunteer's own files: snapshots and inner optimiser states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Replace `path` by tensors of the CPU in one step. Raises StorageFull if the disk refuses."""
+    """Replace `path` by these CPU tensors, atomically. Raises StorageFull if the disk refuses."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 

@@ -1,1 +1,1 @@
-"""Thread that runs torch, and its task."""
+"""Thread that runs torch, and the tasks on it."""

@@ -1,4 +1,4 @@
-"""Version that answers prompts on a device, on its training thread."""
+"""Model that answers prompts on a device, on its training thread."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from shared.workloads.base import Decoder
     from shared.workloads.generation.batch import NextToken
 
-ONE = 1  # slot: a machine answers one prompt at a time
+ONE = 1  # a machine answers one prompt at a time: the decoder's only slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFiles:
     """Files of an answering version on this machine."""
 
-    sha256: str  # of its weights
+    sha256: str  # hash of its weights
     workload: Workload
     config: Config
     weights: Path
-    files: Mapping[str, Path]  # of the run, by name
+    files: Mapping[str, Path]  # files of the run, by name
 
 
 class AnswerModel:
-    """Holds the version that answered last."""
+    """Holds the model of the version that answered last."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -73,7 +73,7 @@ class AnswerModel:
 
         if self._decoder is not None and self._sha256 == version.sha256:
             return self._decoder
-        self._decoder = None  # never two in memory
+        self._decoder = None  # frees the old model first: two may not fit the memory
         workload, config = version.workload, version.config
         schema = workload.schema(config)
         frame = open_frame(version.weights, schema, copy_on_write=True)

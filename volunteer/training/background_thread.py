@@ -1,4 +1,4 @@
-"""Thread for long blocking calls: a caller that waits for one blocks no other."""
+"""Thread for long blocking calls, apart from the other callers' threads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ T = TypeVar("T")
 
 
 class Aside:
-    """One daemon thread.
+    """One daemon thread for blocking calls.
 
-    The thread does not keep the process alive: a call that never comes back is left behind.
-
-    With `yields` what else this process does comes first, where the system knows priorities of
-    threads.
+    It does not keep the process alive: a call that never returns is abandoned. With `yields` it has
+    a lower priority than the rest of the process, where the system has priorities of threads.
     """
 
     def __init__(self, name: str, *, yields: bool = False) -> None:
@@ -31,7 +29,7 @@ class Aside:
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
     async def do(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`, after all earlier calls."""
+        """Return the result of `call`, which runs after all earlier calls."""
         future: Future[T] = Future()
         self._jobs.put((call, future))
         return await asyncio.wrap_future(future)

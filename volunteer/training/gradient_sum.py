@@ -1,4 +1,4 @@
-"""Sum of the results of a part's stretches, perhaps of several versions."""
+"""Sum of the results of one part, which may be trained in stretches on several versions."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class Whole:
     result: Result
     tensors: Weights
     spent: Spent
-    base_version: int  # the oldest
+    base_version: int  # oldest of the stretches
 
 
 class Summed:
-    """Running sum of one part: the mean over the samples of its stretches, counters the newest."""
+    """Running sum of one part: tensors are averaged by samples, counters take the maximum."""
 
     def __init__(self) -> None:
         self._whole: Whole | None = None
 
     def add(self, result: Result, tensors: Weights, spent: Spent, version: int) -> None:
-        """Add one stretch that was computed on a version."""
+        """Add one stretch, computed on this version."""
         before = self._whole
         if before is None:
             self._whole = Whole(result=result, tensors=tensors, spent=spent, base_version=version)

@@ -19,19 +19,19 @@ class TrainingReport:
     step: int
     steps: int
     samples: int
-    loss: float | None  # of the last finished step
+    loss: float | None  # loss of the last finished step
     samples_per_s: float
     steps_per_s: float
     eta_s: float | None
     train_s: float
     preview: str = ""
-    counted: str = ""  # see `Progress`
+    counted: str = ""  # unit of the steps, see `Progress`
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Seconds of a task on this device."""
+    """Seconds that a task has spent on this device."""
 
     train_s: float
     paused_s: float
@@ -39,7 +39,9 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob(Generic[T]):
-    """Task for the training thread, where its callables run; two of them only pass on."""
+    """Task for the training thread, which calls its functions; `report` and `halved` must not
+    block.
+    """
 
     begin: Callable[[], Work]
     finish: Callable[[Work, Spent], T]

@@ -1,4 +1,6 @@
-"""Stretch of a task on its training thread: opened from files, saved, ended in the outbox."""
+"""Stretch of a task on its training thread: opened from files, saved, put into the outbox at its
+end.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +47,13 @@ if TYPE_CHECKING:
 
     from shared.workloads.training.ranks import Ranks
 
-EXACT = "float32"  # codec of a result that is no update
+EXACT = "float32"  # codec of a result that is not an update
 PLAYED = ("games", "evaluation")  # results that are files of games
-# Measured on a CPU with GPTs of 10.8 M parameters: 7.1 models of anonymous memory at the end of a
-# task in step, 7.6 with the next one beside it.
+# Measured on a CPU with GPTs of 10.8 M parameters: at the end of a task the process holds 7.1
+# models of anonymous memory, 7.6 if the next task is loaded.
 CPU_COPIES = 7
-DEVICE_COPIES = 4  # weights, gradient and two moments; the rest is memory of the host
-LEFT_COPIES = 1  # models held by a task that is encoded beside the next one
+DEVICE_COPIES = 4  # weights, gradient and two moments on the device; the rest is memory of the host
+LEFT_COPIES = 1  # models held by a task that is encoded while the next one trains
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,15 +67,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartResult:
-    """Result of a part in memory, on the CPU, encoded and sent while the device trains the next
-    part.
-    """
+    """Result of a part in CPU memory; encoded and sent while the device trains the next part."""
 
     result: Result
     tensors: Weights
     spent: Spent
     place: Place
-    inner: InnerState | None = None  # the optimiser's state that it left
+    inner: InnerState | None = None  # optimiser state at its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +89,17 @@ class TaskFiles:
     evidence: EvidenceFiles
     snapshot: Path
     outbox: Outbox
-    memory_bytes: int  # what the device may spend; 0 = unknown
-    ranks: Callable[[], Ranks | None]  # further devices that compute along
+    memory_bytes: int  # memory that the device may use; 0 = unknown
+    ranks: Callable[[], Ranks | None]  # further devices that compute the same task
     now: Callable[[], float]
-    step: ModelStep | None = None  # of this model on this device, as it was measured before
+    step: ModelStep | None = None  # earlier measurement of this model on this device
 
 
 class LocalTask:
-    """Begin, save and finish of one stretch of a task, on the training thread; encoding on one
+    """One stretch of a task: begin, save and finish on the training thread, encoding on a thread
     without torch.
 
-    `summed` holds what the stretches of a part add up to; `ends_part` is true of the last of them.
+    `summed` collects the stretches of a part; `ends_part` is True for the last one.
     """
 
     def __init__(
@@ -111,9 +111,9 @@ class LocalTask:
         self._ends_part = ends_part
         self._schema: Schema = ()
         self._began_with: InnerState | None = None
-        # SHA-256 of the residual added to the update; "" is none, None unknown
+        # SHA-256 of the residual added to the update; "" without one, None if unknown.
         self._residual: str | None = ""
-        self._kept = ""  # of the one that its codec left
+        self._kept = ""  # SHA-256 of the residual that its codec left
         self.items = Traits().items
         self.items_per_sample = 1.0  # for a rate in tokens or images
 
@@ -161,7 +161,7 @@ class LocalTask:
             try:
                 work.restore(snapshot)
             except (VolunteerError, KeyError, ValueError, RuntimeError):
-                # Of another version of the software, or damaged: the task starts over.
+                # Snapshot of another software version, or a damaged one: the task starts over.
                 files.snapshot.unlink(missing_ok=True)
                 work = workload.begin(job, self._weights(), files.data, device, inner)
         return work
@@ -187,20 +187,20 @@ class LocalTask:
         return state.tensors
 
     def swap(self, work: Work, manifest: VersionManifest, path: Path) -> None:
-        """Continue on a newer version, where the work supports it."""
+        """Continue on a newer version, if the work supports that."""
         if isinstance(work, Actor) and manifest.schema_sha256 == self._files.manifest.schema_sha256:
             work.swap(self._weights(path), manifest.version, manifest.weights.sha256)
 
     def save(self, work: Work) -> None:
-        """Write a snapshot; without one where the disk is full."""
+        """Write a snapshot; skip it if the disk is full."""
         try:
             store(self._files.snapshot, work.snapshot())
         except StorageFull:
-            self._files.snapshot.unlink(missing_ok=True)  # training is worth more than a snapshot
+            self._files.snapshot.unlink(missing_ok=True)  # a full disk must not stop training
 
     @property
     def roomy(self) -> bool:
-        """Return True if the next task has room on this device while this one is still encoded."""
+        """Return True if the next task fits this device while this one is still encoded."""
         files = self._files
         need = nbytes(self._schema) * (CPU_COPIES + LEFT_COPIES)
         return files.held.device != "cpu" or not files.memory_bytes or need <= files.memory_bytes
@@ -233,8 +233,8 @@ class LocalTask:
     def submit(self, made: PartResult) -> QueuedResult:
         """Encode a part and put it into the outbox.
 
-        Calls for one device must follow each other in the order of its tasks: each takes over what
-        the one before left. Raises InvalidFrame, TooLarge, StorageFull, OSError.
+        Calls for one device must follow the order of its tasks, because each uses the residual of
+        the previous one. Raises InvalidFrame, TooLarge, StorageFull, OSError.
         """
         files = self._files
         try:
@@ -252,7 +252,7 @@ class LocalTask:
         return entry
 
     def _write_left(self, left: InnerState | None) -> None:
-        """Write the state that a task left, before its result counts, for crashes."""
+        """Write a task's final state before its result counts, so that a crash loses neither."""
         files = self._files
         if left is not None:
             path = files.carried.write_inner(left)
@@ -260,7 +260,7 @@ class LocalTask:
                 left.sha256 = files.evidence.add(path, files.carried.owner)
 
     def _commitment(self, made: PartResult) -> Commitment:
-        """Return the commitment to the states to recompute from; "" where one is unknown."""
+        """Return the commitment to the states to recompute from; "" stands for an unknown one."""
         lease, began, left = self._files.held.lease, self._began_with, made.inner
         unknown = (
             not lease.commit
@@ -351,7 +351,7 @@ class LocalTask:
         )
 
     def _answer(self, made: PartResult, audit: AuditWork) -> bytes:
-        """Return the sums of an audit's update, which are all that the coordinator gets."""
+        """Return the sums of an audit's update; the coordinator gets nothing else."""
         if len(made.result.halved) > len(self._files.held.lease.job.halved):
             raise TooLarge(Sentence("memory was short: the batches could not be cut as they were"))
         with open_frame(self._files.weights, self._schema) as base:
@@ -390,7 +390,7 @@ class LocalTask:
 def _tensors(path: Path, schema: Schema) -> dict[str, torch.Tensor]:
     import torch
 
-    # Copy on write: torch needs writable memory, and the file must never change.
+    # Copy on write: torch needs writable memory, but the file must never change.
     frame = open_frame(path, schema, copy_on_write=True)
     return {name: torch.from_numpy(frame.array(name)) for name in frame}
 
@@ -402,7 +402,7 @@ def _along(name: str, job: Job, weights: Path, data: LocalData, device: str) -> 
 
 
 def _refuse_diverged(tensors: Weights) -> None:
-    """Raise InvalidFrame for NaN and infinite values, from which no training can continue."""
+    """Raise InvalidFrame for NaN or infinite values, from which training cannot continue."""
     for name, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise InvalidFrame(

@@ -1,4 +1,4 @@
-"""Meter of a task's first steps on its training thread, from timings that exist anyway."""
+"""Meter of a task's first steps on its training thread, from timings taken anyway."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from shared.workloads.base import Progress, Work
 from shared.workloads.training.micro_batch import Paced
 from volunteer.machine.device_memory import PeakMemory, synchronize
 
-STEPS = 3  # the first of them warms up and counts only where it is the only one
-LONG_S = 20.0  # after so long one step is enough
+STEPS = 3  # the first one warms up and counts only if it is the only one
+LONG_S = 20.0  # a longer measurement ends after one step
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,14 +21,14 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
     step_s: float
     steps: int
     peak_bytes: int  # 0: not known
-    micro_batch: int  # 0: the work does not cut its batches
+    micro_batch: int  # 0: the work has no micro-batches
     halved: bool
 
 
 class StepMeter:
     """Measures one task from its beginning; `tell` is called once, on the training thread.
 
-    A task that goes on from a snapshot is not measured.
+    A task resumed from a snapshot is not measured.
     """
 
     def __init__(self, device: str, tell: Callable[[StepFigures], None]) -> None:
@@ -36,7 +36,7 @@ class StepMeter:
         self._tell = tell
         self._memory: PeakMemory | None = None
         self._times: list[float] = []
-        self._spent_s = 0.0  # on the step in progress
+        self._spent_s = 0.0  # seconds of the running step
         self._step = 0
         self._halved = False
         self._over = False
@@ -46,29 +46,28 @@ class StepMeter:
         self._memory = PeakMemory(self._device)
 
     def close(self) -> None:
-        """Stop measuring."""
         self._over = True
         if self._memory is not None:
             self._memory.close()
 
     def most(self) -> int:
-        """Return the task's peak memory until now; 0: not known."""
+        """Return the task's peak memory so far; 0: not known."""
         return self._memory.most() if self._memory is not None else 0
 
     def halved(self) -> None:
-        """Restart the step's time after out-of-memory: it starts over, in smaller pieces."""
+        """Restart the timing of a step that out-of-memory repeats in smaller pieces."""
         self._halved = True
         self.started_over()
 
     def started_over(self) -> None:
-        """Restart the step's time."""
+        """Restart the timing of the step."""
         self._spent_s = 0.0
 
     def advanced(self, work: Work, progress: Progress, spent_s: float) -> None:
         """Record a micro-batch and its seconds."""
         if self._over:
             return
-        if progress.step > self._step + 1:  # it began in the middle
+        if progress.step > self._step + 1:  # the task was resumed
             self.close()
             return
         self._spent_s += spent_s

@@ -2,9 +2,9 @@
 
 All torch work of a device happens here, benchmark and loading included: a second thread that runs
 torch after another has done so trains at 0.6-0.7 of the rate (each keeps its own OpenMP pool). The
-thread is a daemon and looks between two micro-batches, and within long ones, at what to do, so that
-pausing takes half a second at the most. A short pause within a micro-batch only waits; in a longer
-one its memory is given back, and the step begins again.
+daemon thread checks for requests between micro-batches and within long ones, so that a pause takes
+effect within half a second. A short pause within a micro-batch only waits; a longer one frees its
+memory, and the step starts over.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from volunteer.training.job import Finished, Interrupted, Spent, TrainingJob, Tr
 if TYPE_CHECKING:
     from shared.workloads.training.ranks import Ranks
 
-REPORT_S = 0.25  # the event loop hears of progress at most this often
-SAVE_SHARE = 0.02  # at most this part of the time goes into snapshots
-SHORT_PAUSE_S = 10.0  # within a micro-batch
-STEP_END_S = 1.5  # how long a stop that saves may wait for the end of a step
+REPORT_S = 0.25  # shortest interval of progress reports to the event loop
+SAVE_SHARE = 0.02  # largest share of the time for snapshots
+SHORT_PAUSE_S = 10.0  # longest pause that keeps a micro-batch in memory
+STEP_END_S = 1.5  # longest wait of a stop with `save` for the end of a step
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +53,17 @@ class Handle(Generic[T]):
     def __init__(self, trainer: Trainer) -> None:
         self.future: Future[Finished[T] | Interrupted] = Future()
         self.latest: TrainingReport | None = None
-        self.stopping = ""  # the reason, once a stop is requested
+        self.stopping = ""  # reason of a requested stop
         self.saving = False
         self.orders: deque[Callable[[Work], None]] = deque()
         self._trainer = trainer
 
     def tell(self, order: Callable[[Work], None]) -> None:
-        """Run an order on the work's thread, between two micro-batches."""
+        """Run an order on the training thread, between two micro-batches."""
         self.orders.append(order)
 
     def stop(self, reason: str, *, save: bool = False) -> None:
-        """End it at the next micro-batch; with `save`, at the next step, leaving a snapshot."""
+        """Stop at the next micro-batch; with `save`, at the end of the step, with a snapshot."""
         with self._trainer.changed:
             self.stopping = self.stopping or reason or Sentence("stopped")
             self.saving = save
@@ -118,12 +118,12 @@ class Trainer:
     ) -> None:
         self.device = device
         self.others: tuple[str, ...] = ()  # devices of further ranks
-        self.share = 1.0  # of the time in which the device may work
+        self.share = 1.0  # share of working time
         self.changed = threading.Condition()
-        self.resting = threading.Event()  # set while nothing of ours is on the device
+        self.resting = threading.Event()  # set while the device is free
         self.resting.set()
         self._threads = threads
-        self._low = low  # priority, of this thread and torch's own
+        self._low = low  # low priority, for this thread and torch's own
         self._clock = clock or SystemClock()
         self._paused = False
         self._closing = False
@@ -152,16 +152,16 @@ class Trainer:
         """Run short torch work between two micro-batches of the running task."""
         job, future = _outcome_of(function)
         self._between.append(job)
-        self._put(_Job(self.interlude, future))  # runs once no job is under way
+        self._put(_Job(self.interlude, future))  # runs at once if there is no job
         return future
 
     def interlude(self) -> None:
-        """Run the interjected jobs between two micro-batches, on the thread."""
+        """Run the interjected jobs, on the training thread, between two micro-batches."""
         while self._between:
             self._between.popleft().run()
 
     def ranks(self) -> Ranks | None:
-        """Return the further ranks of this device, if any; on the thread."""
+        """Return the further ranks of this device, if any; call it on the training thread."""
         if self.others and self._ranks is None:
             from shared.workloads.training.ranks import Ranks
 
@@ -191,7 +191,9 @@ class Trainer:
         return self._closing
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Stop all work and wait; False if the thread goes on: the process must os._exit."""
+        """Stop all work and wait. Return False if the thread still runs: the process must then
+        os._exit.
+        """
         with self.changed:
             self._closing = True
             self.changed.notify_all()
@@ -201,7 +203,7 @@ class Trainer:
         return not self._thread.is_alive()
 
     def _main(self) -> None:
-        """Run queued jobs; an error that ends this fails every waiting call, now and later."""
+        """Run queued jobs; an error outside of a job fails all waiting and later calls."""
         if self._low:
             lower_thread()
         try:
@@ -228,7 +230,7 @@ class Trainer:
             self.resting.set()
 
     def _work_off(self) -> None:
-        # Torch is imported by the first job that needs it; its thread count belongs to this thread.
+        # The first job imports torch; the thread count belongs to this thread.
         configured = False
         while (job := self._jobs.get()) is not None:
             try:
@@ -240,7 +242,7 @@ class Trainer:
                     configured = True
                 job.run()
             except BaseException:
-                self._jobs.put(job)  # its caller gets the error with the others
+                self._jobs.put(job)  # its caller gets the error like the others
                 raise
             del job  # it holds the work of the last task
 
@@ -260,7 +262,9 @@ class Trainer:
             self.resting.set()
 
     def obey(self, handle: Handle[T], work: Work | None, most_s: float | None = None) -> float:
-        """Wait while paused, with the device free; return the seconds. Raises to stop."""
+        """Wait while paused, with the device free; return the seconds waited. Raises _Stop,
+        _LongPause.
+        """
         waited, over = 0.0, True
         resting = self._resting_wanted(handle)
         if resting:
@@ -281,7 +285,7 @@ class Trainer:
         return waited
 
     def rest(self, handle: Handle[T], busy_s: float) -> None:
-        """Idle the device for its share of the time, until a pause or stop is requested."""
+        """Idle the device for its share of the time, or until a pause or stop is requested."""
         wait = rest_after(busy_s, self.share)
         if wait > 0:
             with self.changed:
@@ -295,7 +299,7 @@ class Trainer:
 
 
 class _Session(Generic[T]):
-    """Session of one job from its beginning to its end, on the thread."""
+    """Execution of one job on the training thread."""
 
     def __init__(
         self, trainer: Trainer, assignment: TrainingJob[T], handle: Handle[T], clock: Clock
@@ -311,12 +315,12 @@ class _Session(Generic[T]):
         self._step = 0
         self._reported = float("-inf")
         self._save_after = clock.monotonic() + assignment.save_every_s
-        self._up_at = 0.0  # when the device last rested, or could have
-        self._away_s = 0.0  # of the micro-batch under way, in which something else was done
-        self._refused = 0  # bytes of the last allocation that failed
+        self._up_at = 0.0  # start of the work since the last rest
+        self._away_s = 0.0  # seconds of this micro-batch spent on something else
+        self._refused = 0  # bytes of the last failed allocation
 
     def run(self) -> Finished[T] | Interrupted:
-        """Run the session. Raises OutOfMemory for a task that does not fit, and its own errors."""
+        """Run the job. Raises OutOfMemory if the task does not fit, and the job's errors."""
         try:
             return self._whole()
         except Exception as error:
@@ -324,7 +328,7 @@ class _Session(Generic[T]):
                 raise
             message = str(error).partition("\n")[0]
             needed = self._most() + (refused_bytes(error) or self._refused)
-        raise OutOfMemory(message, needed)  # no traceback: it keeps the failed tensors alive
+        raise OutOfMemory(message, needed)  # the traceback would keep the failed tensors alive
 
     def _most(self) -> int:
         return self._assignment.meter.most() if self._assignment.meter is not None else 0
@@ -337,7 +341,7 @@ class _Session(Generic[T]):
             if meter is not None:
                 meter.begin()
             work = self._assignment.begin()
-            self._began += self._clock.monotonic() - loading  # loading is no training time
+            self._began += self._clock.monotonic() - loading  # loading does not count as training
             if isinstance(work, Listening):
                 work.listen(self._look)
             while not work.done:
@@ -407,7 +411,7 @@ class _Session(Generic[T]):
             self._save(work)
 
     def _ended_step(self, progress: Progress) -> bool:
-        """Return True if a step is just over: only then can a snapshot be taken."""
+        """Return True if a step has just ended: only then can a snapshot be taken."""
         before, self._step = self._step, progress.step
         return progress.step > before
 
@@ -453,7 +457,7 @@ class _Session(Generic[T]):
         while not work.done and self._clock.monotonic() < until:
             try:
                 between = self._ended_step(self._advance(work))
-            except _Stop:  # from within a micro-batch: its step has started over
+            except _Stop:  # raised within a micro-batch: its step has started over
                 between = True
             if between:
                 self._save(work)
@@ -461,14 +465,14 @@ class _Session(Generic[T]):
 
 
 class _Meter:
-    """Samples a second over the last reports."""
+    """Rate in samples a second over the last reports."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque(maxlen=40)
 
     def rate(self, at_s: float, samples: int) -> float:
         if self._marks and samples < self._marks[-1][1]:
-            self._marks.clear()  # a step began anew
+            self._marks.clear()  # a step started over
         self._marks.append((at_s, samples))
         first_at, first = self._marks[0]
         return (samples - first) / (at_s - first_at) if at_s > first_at else 0.0
