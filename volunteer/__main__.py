@@ -1,7 +1,7 @@
 """Entry point of `volunteer`.
 
-Without a word after it there is nothing to parse, and the screen comes up without the command line
-being loaded, which takes a quarter of the time to the first paint.
+Without arguments the screen starts without loading the command line, which would take a quarter of
+the time to the first paint.
 """
 
 from __future__ import annotations

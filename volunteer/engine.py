@@ -1,4 +1,4 @@
-"""Whole volunteer: profile, settings and agent behind one control, joined or not."""
+"""Engine of a volunteer: profile, settings and agent behind one control, joined or not."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ from volunteer.storage.outbox import Outbox
 from volunteer.storage.receipts import ReceiptBook
 from volunteer.training.trainer import Trainer
 
-PICTURE_BYTES_MAX = 2 << 20  # of a PNG: base64 of it fits a line of the control socket
+PICTURE_BYTES_MAX = 2 << 20  # largest PNG whose base64 fits a line of the control socket
 ACCOUNT = (endpoints.CONTRIBUTIONS, endpoints.LEDGER, endpoints.LEADERBOARD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Dependencies of an engine from outside; tests bring their own."""
+    """External dependencies of an engine; tests bring their own."""
 
     clock: Clock = field(default_factory=SystemClock)
     rng: random.Random = field(default_factory=random.Random)
@@ -78,7 +78,7 @@ class Engine:
         start_paused: bool = False,
         ask_first: bool = False,
     ) -> None:
-        """Read the profile; with `ask_first` the devices are not used until the owner has set their
+        """Read the profile; with `ask_first` the devices stay unused until the owner has set the
         limits (`commands.Begin`, or the first `commands.Resume`).
         """
         self.world = world or World()
@@ -109,11 +109,11 @@ class Engine:
 
     @property
     def loaded(self) -> LoadedSettings:
-        """Read the settings in force. Raises Configuration."""
+        """Read the effective settings. Raises Configuration."""
         return config.load(self._flags, path=self._directories.config / "config.toml")
 
     async def run(self) -> int:
-        """Wait until this profile has joined a coordinator, work for it, return the exit code."""
+        """Wait until this profile has joined, work for its coordinator, return the exit code."""
         try:
             if not self.world.listen:
                 return await self._to_the_end()
@@ -124,7 +124,7 @@ class Engine:
             self._hub.close()
 
     async def _to_the_end(self) -> int:
-        """Run to the end; every subscriber is notified."""
+        """Run to the end, then notify every subscriber."""
         try:
             code = await self._run()
         except VolunteerError as error:
@@ -267,7 +267,7 @@ class Engine:
             self._agent.choose_runs(command.runs)
 
     def _before_the_answers(self, command: Command[Any]) -> None:
-        """Execute a command during a first start that waits for its owner. Raises Conflict."""
+        """Execute a command while a first start waits for its owner. Raises Conflict."""
         if not isinstance(command, commands.Resume):
             raise Conflict(
                 Sentence("the first start waits for your answers: finish them on its screen")
@@ -276,7 +276,7 @@ class Engine:
         self._begun.set()
 
     def stop(self, how: commands.How = "release") -> None:
-        """End the volunteer, also one without an account."""
+        """End the volunteer, with or without an account."""
         self._stop_asked.set()
         self._begun.set()
         self._joined.set()
@@ -286,8 +286,8 @@ class Engine:
     async def _query(self, agent: Agent, command: commands.Query) -> tuple[Any, str]:
         """Return a reply of the coordinator and the cursor of the next page.
 
-        The reply is announced to all subscribers, so that no page shows an older state: of a list
-        of runs, and by a heartbeat of the account.
+        A list of runs is sent to all subscribers, and the account with a heartbeat, so that no page
+        shows an older state.
         """
         endpoint = commands.query_of(command)
         if endpoint in ACCOUNT:
@@ -352,14 +352,14 @@ def _invitation(who: Identity) -> str:
 
 
 async def _answered(answer: Any) -> Any:
-    """Return the answer to a command, awaited if need be."""
+    """Return the answer to a command, awaited if it is awaitable."""
     return await answer if inspect.isawaitable(answer) else answer
 
 
 async def sample_picture(remote: RemoteCoordinator, run: str, version: int) -> bytes:
-    """Return the PNG that a version drew, from the cache where it was looked at before.
+    """Return the PNG that a version drew, from the cache if it was viewed before.
 
-    Raises NotFound for a version without one, BadRequest for one that is too large.
+    Raises NotFound if it drew none, BadRequest if it is too large.
     """
     cursor = version - 1 if version > 0 else ""
     rows = await remote.api.query(endpoints.VERSIONS, run=run, cursor=cursor)
@@ -376,7 +376,7 @@ async def sample_picture(remote: RemoteCoordinator, run: str, version: int) -> b
     return await asyncio.to_thread(path.read_bytes)
 
 
-# What the commands to an agent do, and their answers.
+# Handlers of the commands that need the agent.
 ACTING: dict[type[Command[Any]], Callable[[Agent, Any], Any]] = {
     commands.Pause: Agent.pause,
     commands.Resume: lambda agent, told: agent.resume(told.device, by=told.by),
@@ -397,9 +397,7 @@ ACTING: dict[type[Command[Any]], Callable[[Agent, Any], Any]] = {
 
 
 def _readable(profile: Profile) -> Identity | None:
-    """Return the identity in use; None where there is none, or the start will say why it is not
-    readable.
-    """
+    """Return the identity in use; None without one, or if it is damaged (the start reports it)."""
     try:
         return profile.current()
     except VolunteerError:

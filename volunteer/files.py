@@ -1,7 +1,7 @@
-"""Small files of the volunteer: written whole or not at all, read back with a limit.
+"""Small files of the volunteer: written atomically, read back with a size limit.
 
-Private by default (0600). `durable` also survives a power cut; without it a file still survives the
-end of the process.
+Files are private (0600). A `durable` write also survives a power cut; any other survives the end of
+the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shared.sentences import Sentence, english
 from shared.text_file import unmarked
 
 RECORD_BYTES_MAX = 4 << 20
-PARTIAL_SUFFIX = ".part"  # a file of this name is nobody's: its writer died
+PARTIAL_SUFFIX = ".part"  # marks an incomplete file; its writer may have died
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ def exports() -> Path:
 
 
 def export(path: Path, data: bytes) -> None:
-    """Write a file into the folder of exports, made if missing. Raises OSError."""
+    """Write a file into the folder of exports, which is made if missing. Raises OSError."""
     path.parent.mkdir(exist_ok=True)
     write_whole(path, data)
 
@@ -56,7 +56,7 @@ def private_directory(path: Path) -> Path:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Turn the errors of a full disk into a sentence. Raises StorageFull, OSError."""
+    """Convert the errors of a full disk into a sentence. Raises StorageFull, OSError."""
     try:
         yield
     except OSError as error:
@@ -68,7 +68,7 @@ def storing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Replace `path` by `data` in one step. Raises StorageFull, OSError."""
+    """Replace `path` by `data` atomically. Raises StorageFull, OSError."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
     with storing(path):
         try:
@@ -92,7 +92,7 @@ def write_record(path: Path, record: msgspec.Struct, *, durable: bool = False) -
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """Return the struct stored in `path`, None without it. Raises Configuration if damaged."""
+    """Return the struct stored in `path`, None without one. Raises Configuration if damaged."""
     try:
         with path.open("rb") as file:
             data = file.read(RECORD_BYTES_MAX + 1)
@@ -113,14 +113,14 @@ def read_record(path: Path, kind: type[T]) -> T | None:
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a damaged file so that it is out of the way and can still be examined."""
+    """Rename a damaged file, so that it can still be examined."""
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
     return aside
 
 
 def sync_directory(directory: Path) -> None:
-    """Make a rename in `directory` survive a power cut, where the system can."""
+    """Make a rename in `directory` survive a power cut, if the system can."""
     if os.name == "posix":
         handle = os.open(directory, os.O_RDONLY)
         try:

@@ -1,8 +1,7 @@
-"""The volunteer without a screen: one line an event on standard output, for people or (`json`) for
-machines.
+"""Volunteer without a screen: one line an event on standard output, for people or (`json`) for
+programs.
 
-Front ends only draw: what happens is the agent's business, and reaches it as events through
-`control`.
+It only prints; the agent works and reports its events through `control`.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from volunteer.i18n.formats import size
 from volunteer.text import loss, measure_name
 from volunteer.training.background_thread import Aside
 
-TRAINING_S = 10.0  # a plain line of progress this often
+TRAINING_S = 10.0  # interval of plain lines of progress
 TRAINING_JSON_S = 1.0
 
 
 class Headless:
-    """Writes events as lines. A vanished reader ends the volunteer in good order; a slow one misses
-    progress and blocks nothing: a full pipe blocks a thread of its own, not the heartbeats.
+    """Writes events as lines. When the reader ends, the volunteer ends in order. A slow reader
+    misses progress but blocks only the writing thread, not the heartbeats.
     """
 
     def __init__(
@@ -51,11 +50,11 @@ class Headless:
         self._control = control
         self._out = out
         self._json = json
-        self._since = since  # what happened before is history
-        self._shown: dict[int, float] = {}  # task -> when its training was last shown
+        self._since = since  # earlier events are history
+        self._shown: dict[int, float] = {}  # task -> time of its last progress line
         self._online: bool | None = None
-        self._account = ""  # credits in words, as shown last
-        self._behind = (0, "")  # a contribution, and the line of credits to show behind it
+        self._account = ""  # account in words, as shown last
+        self._behind = (0, "")  # a contribution, and the credits line to show after its verdict
 
     async def run(self) -> None:
         """Print events until the volunteer ends."""
@@ -67,7 +66,7 @@ class Headless:
                     return
 
     def show(self, event: AnyEvent) -> bool:
-        """Write an event; False when the reader has vanished."""
+        """Write an event; return False when the reader has ended."""
         text = self._line(event)
         if text is None:
             return True
@@ -75,7 +74,7 @@ class Headless:
             self._out.write(text + "\n")
             self._out.flush()
         except (OSError, ValueError):
-            return False  # closed, or on a disk that is full
+            return False  # closed, or on a full disk
         return True
 
     def _line(self, event: AnyEvent) -> str | None:
@@ -88,7 +87,7 @@ class Headless:
         if isinstance(event, events.Connection):
             if event.online and self._online is not False:
                 self._online = event.online
-                return None  # online is news only after offline
+                return None  # being online is news only after an outage
             self._online = event.online
         said = words(event)
         if said is None or (isinstance(event, events.Credits) and said == self._account):
@@ -96,7 +95,7 @@ class Headless:
         line = f"{_time(event.at)}  {printable(said)}"
         if isinstance(event, events.Credits):
             self._account = said
-            if event.verdicts:  # verdicts first, then the credits that follow from them
+            if event.verdicts:  # the credits line follows its verdicts
                 self._behind = (event.verdicts[-1].contribution, line)
                 return None
         elif isinstance(event, events.Judged) and event.verdict.contribution == self._behind[0]:

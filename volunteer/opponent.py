@@ -1,4 +1,4 @@
-"""Opponent in a game: a version of a run, fetched and checked, on a thread of its own."""
+"""Opponent in a game: a version of a run, downloaded and verified, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ T = TypeVar("T")
 
 
 class Seated(msgspec.Struct, frozen=True, kw_only=True):
-    """Seated opponent, and the board's rules."""
+    """Opponent that is ready to play, and the board's rules."""
 
     run: str
     version: int
-    newest: int  # version of the run
+    newest: int  # newest version of the run
     size: int  # side of the board
     win: int  # stones in a row
 
 
 class Rival:
-    """Opponents from the versions of one run; torch runs on one thread, screens never wait."""
+    """Opponents from the versions of one run; torch runs on one thread, and screens never wait."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Rival:
         self._opponent: Opponent | None = None
 
     async def sit(self, version: int | None = None) -> Seated:
-        """Seat a version as the opponent, by default the newest. Raises NotFound, BadRequest."""
+        """Load a version as the opponent, by default the newest. Raises NotFound, BadRequest."""
         newest = checked(await self._api.latest(self._run), self._public_key)
         manifest = newest
         if version is not None and version != newest.version:
@@ -83,7 +83,9 @@ class Rival:
         )
 
     def look(self, moves: Sequence[int]) -> BoardAnalysis:
-        """Return the position after `moves`. Raises BadRequest if illegal, or nobody plays."""
+        """Return the position after `moves`. Raises BadRequest if one is illegal or no opponent is
+        loaded.
+        """
         return self._seated().look(moves)
 
     async def reply(self, moves: Sequence[int], level: int) -> MoveReply:
@@ -92,7 +94,7 @@ class Rival:
         return await self._on_thread(lambda: opponent.reply(moves, level))
 
     def close(self) -> None:
-        """Close the thread; a move that is being computed is dropped."""
+        """Close the thread; a running move is dropped."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _seated(self) -> Opponent:
@@ -101,13 +103,13 @@ class Rival:
         return self._opponent
 
     def _read(self, manifest: VersionManifest, path: Path) -> Opponent:
-        """Load the network; runs on the opponent's thread."""
+        """Load the network, on the opponent's thread."""
         import torch
 
         torch.set_num_threads(self._threads)
         workload = load(manifest.workload, self._enabled)
         games = workload.experience
-        assert isinstance(games, Games)  # `sit` has looked
+        assert isinstance(games, Games)  # `sit` has checked this
         frame = open_frame(path, workload.schema(manifest.config), copy_on_write=True)
         weights = {name: torch.from_numpy(frame.array(name)) for name in frame}
         return games.opponent(manifest.config, weights)

@@ -7,7 +7,7 @@ from shared.text import UNSOLVED, duration, printable, whole_percent
 from volunteer.i18n.catalogue import N_, NP_, _, ngettext, number, pgettext
 from volunteer.i18n.formats import size
 
-# Words of the workloads that come with the program; those of others are shown as they are.
+# Words of the built-in workloads; words of others are shown as they are.
 WORKLOADS = (
     N_("loss"),
     N_("tokens"),
@@ -26,11 +26,13 @@ KEY_STATES = (
     NP_("state of a key", "revoked"),
     NP_("state of a key", "expired"),
 )
-CLOCK_S = 300.0  # clocks that differ by less are good enough
+CLOCK_S = 300.0  # a smaller difference of clocks is ignored
 
 
 def clock_words(offset_s: float) -> str:
-    """Return the sentence about a coordinator's clock that is `offset_s` ahead, if any."""
+    """Return a sentence about a coordinator's clock that is `offset_s` ahead; "" if it is close
+    enough.
+    """
     if abs(offset_s) < CLOCK_S:
         return ""
     seconds = abs(offset_s)
@@ -73,8 +75,8 @@ def nobody_at(url: str) -> str:
 
 
 def loss(value: float | None, measure: str = "") -> str:
-    """Return a loss with three decimals, fewer for larger values: 3.412, 337.2, 2.1e+30. Of
-    problems it is the share that is solved: 63 %.
+    """Return a loss with three decimals, fewer for larger values: 3.412, 337.2, 2.1e+30; for
+    problems the share solved: 63 %.
     """
     if value is None:
         return "-"
@@ -86,7 +88,7 @@ def loss(value: float | None, measure: str = "") -> str:
 
 
 def measured(measure: str) -> str:
-    """Return the name of a run's loss, as a heading begins: Loss, Fréchet distance."""
+    """Return the name of a run's loss as the beginning of a heading: Loss, Fréchet distance."""
     what = measure_name(measure)
     return what[:1].upper() + what[1:]
 

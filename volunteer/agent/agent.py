@@ -1,5 +1,5 @@
 """Agent of the volunteer: finds its devices, runs a loop for each, sends heartbeats and results,
-and ends in good order.
+and shuts down in order.
 
 The agent emits events and never draws; commands come as `pause`, `resume`, `finish` and `stop`.
 """
@@ -70,10 +70,10 @@ LAPSED = Sentence("its time ran out while this volunteer was away, so it is drop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Interface to the machine that the agent needs; tests give their own."""
+    """Interface to the machine that the agent needs; tests provide their own."""
 
     trainer: Callable[[str], Trainer]  # makes the thread of a device
-    # loads a workload by its name; only those that the owner has enabled
+    # loads an enabled workload by its name
     load: Callable[[str], Workload] = load_any
     detect: Callable[[], tuple[Device, ...]] = detect
     measure: bool = True  # benchmark a device that has not been measured
@@ -95,7 +95,7 @@ class Agent:
     ) -> None:
         self.remote = remote
         self.store = store
-        # False: a thread is still running, so the process must end by os._exit
+        # False: a thread still runs, so the process must end by os._exit
         self.clean_end = True
         self._settings = settings
         self._hub = hub
@@ -103,8 +103,8 @@ class Agent:
         self._timing = timing
         self._started = timing.clock.monotonic()
         self._trainers: dict[str, Trainer] = {}
-        self._lent: tuple[str, ...] = ()  # ids of the devices that work
-        self._working: list[LentDevice] = []  # the devices that work
+        self._lent: tuple[str, ...] = ()  # ids of the working devices
+        self._working: list[LentDevice] = []  # working devices
         self._life = life = Lifecycle(timing.clock)
         self._held = HeldLeases(life, settings.max_tasks)
         self._pauses = PauseBoard(life, hub)
@@ -157,17 +157,16 @@ class Agent:
     def resume(self, device: str = "", *, by: str = YOU) -> None:
         """Remove one reason for a pause; work continues when none is left. Also ends `finish`.
 
-        Where only the rules of the owner hold work back, the owner's word lifts those that are a
-        matter of taste.
+        If only the owner's rules pause work, the owner's resume lifts the rules that allow it.
         """
         finishing = by == YOU and self._life.take_work_again()
         was = self._pauses.resume(device, by=by, finishing=finishing)
         still = self._pauses.paused_by(device, YOU)
         if by == YOU and not (was or still or finishing):
-            self._guard.go_on()  # only the rules had paused it
+            self._guard.go_on()  # only the rules paused it
 
     def _obey_owner(self, order: Literal["pause", "resume", "finish"]) -> None:
-        """Carry out an order that the owner gave from another machine of the account."""
+        """Carry out an order that the owner sent from another machine of the account."""
         if order == "pause":
             told = Sentence("paused from another of your machines")
             self._pauses.pause(by=YOU, message=told, until="you resume")
@@ -177,13 +176,13 @@ class Agent:
             self.finish()
 
     def change_rules(self, rules: WorkRules) -> None:
-        """Apply other rules on when and how hard to work from now on."""
+        """Apply new work rules from now on."""
         self._guard.change(rules)
         self._choice.obey(rules)
         self._limit(rules)
 
     def finish(self) -> None:
-        """Complete the tasks in work, submit them, and take no more."""
+        """Complete and submit the running tasks, and claim no more."""
         self._life.finish()
         self._hub.emit(events.Finishing(message=FINISHING))
 
@@ -194,16 +193,16 @@ class Agent:
         self._life.close(how)
 
     def retry(self) -> None:
-        """Cut the waits for the next try short."""
+        """End all retry delays now."""
         self._life.retry()
         self.remote.api.client.hurry()
 
     async def consent(self, run: str) -> None:
-        """Agree to the licence of a run. Raises NotFound."""
+        """Consent to a run's licence. Raises NotFound."""
         await self._choice.consent(run)
 
     def choose_runs(self, runs: tuple[str, ...]) -> None:
-        """Help only these runs from the next task on; empty = any."""
+        """Work only for these runs from the next task on; empty = any."""
         self._choice.choose(runs)
 
     def read_announcements(self) -> None:
@@ -211,7 +210,7 @@ class Agent:
         self._watcher.read_announcements()
 
     def show_name(self, public: bool) -> None:
-        """Show or hide the nickname: sent as soon as the coordinator answers."""
+        """Show or hide the nickname; sent when the coordinator answers."""
         self.store.home.remember(show_name=public)
         self._watcher.request_balance()
 
@@ -233,9 +232,9 @@ class Agent:
     # Life.
 
     async def run(self, demanded: tuple[str, ...] = ()) -> int:
-        """Work until the agent ends or nothing can continue. Returns the exit code.
+        """Work until the agent ends or nothing can continue. Return the exit code.
 
-        `demanded` are runs named on the command line: without them nothing begins.
+        `demanded` are runs named on the command line; without access to them no work begins.
         """
         life = self._life
         try:
@@ -249,7 +248,7 @@ class Agent:
         return await self._close()
 
     async def _open(self, demanded: tuple[str, ...]) -> list[tuple[Device, Trainer]]:
-        """Connect to the coordinator and find the devices, both at once."""
+        """Connect to the coordinator and find the devices, in parallel."""
         first = self._thread("first")
         detecting = asyncio.wrap_future(first.call(self._machine.detect))
         await self._hello(demanded)
@@ -310,7 +309,9 @@ class Agent:
             self._hub.notice(wrong, "warning")
 
     async def _first_news(self) -> None:
-        """Ask for the news at once: the devices are known only after torch was imported."""
+        """Send the first heartbeat at once, though the devices are known only after torch is
+        imported.
+        """
         with contextlib.suppress(VolunteerError):  # the heartbeat loop tries again
             await self.heartbeat.alive(self.store.leases.stored())
 
@@ -332,7 +333,7 @@ class Agent:
             loops.append(made.loop(lent))
             self._working.append(lent)
         self._lent = tuple(loop.device.id for loop in loops)
-        await self._guard.look()  # nothing begins that the rules would stop at once
+        await self._guard.look()  # no work begins that the rules would pause at once
         revived = await life.unless(lambda: life.ending, self._revive())
         if revived is None:
             return

@@ -1,5 +1,5 @@
-"""Answers prompts between training steps, for an owner who agreed: the machine offers itself,
-pauses its training between two micro-batches, and streams the tokens.
+"""Answers to prompts between training steps, if the owner agreed: the machine offers itself, pauses
+its training between two micro-batches, and streams the tokens.
 
 A prompt is held in memory while it is answered, and nowhere else.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shared.workloads.generation.batch import Finish
 
 GATHER_S = 0.05  # tokens that come within this time are sent together
-AGAIN_S = 30.0  # wait before the next offer after trouble that may pass
+AGAIN_S = 30.0  # wait before the next offer after a temporary error
 UNVETTED_S = 600.0  # wait after a refusal
 CONTEXT_MAX = 1 << 20  # tokens of a prompt that are read here
 
@@ -62,7 +62,7 @@ class Answering:
                 work = await self.life.unless(lambda: self._free() is None, offer)
                 if work is not None and work.task is not None:
                     await self._answer(work.task)
-            # the answer of a coordinator that has no such work
+            # the reply of a coordinator that has no such work
             except (Forbidden, NotFound) as error:
                 if not self._told:
                     self._told = True
@@ -83,7 +83,7 @@ class Answering:
         return next(free, None)
 
     async def _answer(self, task: AnswerTask) -> None:
-        """Answer one prompt; a failure is reported to the coordinator, which asks elsewhere."""
+        """Answer one prompt; on a failure the coordinator asks another machine."""
         device = self._free()
         try:
             if device is None or not 0 < len(task.prompt) <= CONTEXT_MAX:
@@ -121,9 +121,9 @@ class Answering:
         )
 
     async def _stream(self, task: AnswerTask, device: LentDevice, version: AnswerFiles) -> None:
-        """Generate on the device's thread, and send the new tokens every so often.
+        """Generate on the device's thread, and send the new tokens in batches.
 
-        A pause ends it within a token: the coordinator asks elsewhere.
+        A pause ends the answer within a token, and the coordinator asks another machine.
         """
         loop = asyncio.get_running_loop()
         model = self._models.setdefault(device.id, AnswerModel(device.id))

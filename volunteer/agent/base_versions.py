@@ -1,10 +1,10 @@
-"""Base versions: the version that a task trains from is bound; while the coordinator does not
-answer, the newest stored one.
+"""Base version of each task: the coordinator's newest one or, during an outage, the newest stored
+one.
 
-Only where the run lets a base be older than its newest version: not where each task begins with the
-merge of the last one, nor where a lease pulls versions while it is done. The coordinator is
-notified of the base as soon as it answers, at the latest before the result is submitted. The lease
-is then like any other; a base that is too old by then is refused.
+A stored version is used only if the run allows an older base: not if each task waits for the merge
+of the previous one, nor if a lease pulls newer versions. The coordinator learns the base when it
+answers again, at the latest before the result is submitted, and refuses one that is too old by
+then.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NEWEST = ("train", "selfplay", "learn")  # kinds that begin with the newest vers
 async def announce_base(
     api: Api, key: LeaseKey, base: int, *, patience_s: float = FOREVER
 ) -> BeginReply:
-    """Report the version that a lease began from. Raises Gone where it is too old by now."""
+    """Report the version that a lease began from. Raises Gone if it is too old by now."""
     task, attempt = key
     reply = await api.begin(task, attempt, base=base, patience_s=patience_s)
     if reply.version != base:
@@ -78,11 +78,10 @@ class BaseVersions:
     )
 
     async def prefetch(self, held: LeaseInWork) -> None:
-        """Fetch the newest version into the cache for a task that has not begun, where there is
-        room.
+        """Fetch the newest version into the cache for a task that has not begun, if there is room.
 
-        The base is bound when the task begins: if a newer version was published by then, only what
-        leads there is left to fetch.
+        The base is bound when the task begins; if a newer version is published by then, only the
+        links to it remain to be fetched.
         """
         lease = held.lease
         if lease.in_step or not _newest(lease):
@@ -97,8 +96,8 @@ class BaseVersions:
     ) -> BaseVersion | None:
         """Bind the base of a lease and fetch its weights, held while `stack` is open.
 
-        The newest version, or the one it had before a restart. With `known` the newest; None where
-        that is it. Raises Gone, BadSignature, InvalidFrame.
+        The base is the newest version, or the one from before a restart. With `known`, return None
+        if that is already the newest. Raises Gone, BadSignature, InvalidFrame.
         """
         lease, before = held.lease, held.stored.begun
         if lease.in_step and before is None:
@@ -114,7 +113,7 @@ class BaseVersions:
             raise InvalidFrame(
                 Sentence("the coordinator sent no manifest of the version to begin from")
             )
-        # A task that began before, even without the coordinator, keeps its earlier base.
+        # A task that began before, even during an outage, keeps its earlier base.
         newest = _newest(lease) and before is None and not held.stored.early
         manifest = self.downloads.checked(begun.manifest, lease, floor if newest else -1)
         if before is None or before.version != begun.version:
@@ -147,7 +146,7 @@ class BaseVersions:
             self._here[manifest.run] = (manifest, signed)
 
     async def _begin(self, held: LeaseInWork) -> BeginReply:
-        """Return the base that the coordinator names, or a stored one where it does not answer."""
+        """Return the base that the coordinator names; during an outage, a stored one."""
         lease, before = held.lease, held.stored.begun
         if before is not None and held.stored.early:  # begun by an earlier process
             reply = await announce_base(self.api, held.key, before.version)
@@ -186,7 +185,7 @@ class BaseVersions:
         return found if there else None
 
     async def _submitted(self, run: str) -> None:
-        """Wait until the last result for this run was submitted, so that the next base can contain
+        """Wait until the last result of this run is submitted, so that the next base can contain
         it.
         """
         announced = False
@@ -201,7 +200,7 @@ class BaseVersions:
             await change
 
     def _unsent(self, run: str) -> bool:
-        """Return True if a result for this run is being encoded, or waits to be submitted."""
+        """Return True if a result of this run is being encoded or waits to be submitted."""
         encoding = any(held.phase == "encode" and held.lease.run == run for held in self.held)
         return encoding or any(entry.run == run for entry in self.outbox.entries())
 

@@ -26,7 +26,7 @@ from volunteer.training.trainer import Trainer
 @dataclass(eq=False, kw_only=True)
 class Benchmarks:
     """Stores the devices' benchmark results and publishes them. A new release of torch is measured
-    anew.
+    again.
     """
 
     api: Api
@@ -43,7 +43,7 @@ class Benchmarks:
         self._cancelled = True
 
     async def know(self, pairs: list[tuple[Device, Trainer]], *, measure: bool) -> None:
-        """Announce the speeds of these devices; unmeasured ones are measured quickly."""
+        """Announce the speeds of these devices; unmeasured ones get a quick benchmark."""
         known = {b.device: b for b in self._remembered()}
         for device, trainer in pairs:
             if device.id in known:
@@ -89,7 +89,9 @@ class Benchmarks:
         return next((b.step_flops for b in self._remembered() if b.device == device), 0.0)
 
     async def publish(self) -> None:
-        """Report this machine's hardware, speed and workloads, by which tasks are sized."""
+        """Report this machine's hardware, speed and workloads, which determine the size of its
+        tasks.
+        """
         request = BenchmarkRequest(
             benchmarks=self._remembered(),
             hardware=hardware(self.hub.status.devices),

@@ -24,7 +24,7 @@ from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.leases import HeldLease, Leases
 from volunteer.storage.outbox import Outbox
 
-WAIT_S = 30.0  # how long one claim may wait at the coordinator
+WAIT_S = 30.0  # longest wait of one claim at the coordinator
 REFUSED_WAIT_S = 60.0
 DISK_WAIT_S = 60.0
 SHORT_WAIT_S = 60.0  # short, since the list of runs may have changed
@@ -32,7 +32,7 @@ SHORT_WAIT_S = 60.0  # short, since the list of runs may have changed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleReason:
-    """Reason why there is no lease, in a code and a sentence; without a code it is not announced.
+    """Reason for having no lease, as a code and a sentence; without a code it is not announced.
 
     `wait_s` is the time until the next claim: 0 is at once, None after a change.
     """
@@ -43,7 +43,7 @@ class IdleReason:
 
 
 AT_ONCE = IdleReason(wait_s=0.0)
-UNWANTED = IdleReason()  # the claim was given up
+UNWANTED = IdleReason()  # the claim was cancelled
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,10 +59,10 @@ class Claimer:
     evidence: EvidenceFiles
     life: Lifecycle
     rng: random.Random
-    workloads: Callable[[], Mapping[str, Workload]] = dict  # workloads that run here
+    workloads: Callable[[], Mapping[str, Workload]] = dict  # workloads available here
 
     def ready(self, wanted: WantedWork | None) -> IdleReason | None:
-        """Return the reason that forbids a claim for this work, if any."""
+        """Return the reason that forbids a claim of this work, if any."""
         if self.outbox.full:
             return IdleReason(
                 reason="outbox_full",
@@ -78,7 +78,7 @@ class Claimer:
 
     @property
     def late(self) -> IdleReason | None:
-        """Return the reason to wait with the next task while a late result is submitted."""
+        """Return the reason to delay the next task while a late result is submitted."""
         if any(self.outbox.holds(*key) for key in self.held.late):
             return IdleReason(
                 reason="late", message=Sentence("submitting a late result before more is claimed")
@@ -93,9 +93,9 @@ class Claimer:
     async def claim(
         self, wanted: WantedWork, *, share: float, long_poll: bool
     ) -> LeaseInWork | IdleReason:
-        """Claim once; with `long_poll` the coordinator may keep the request until it has work.
+        """Claim once; with `long_poll` the coordinator may hold the request until it has work.
 
-        `share` is the part of the time in which the device works. Raises what ends the agent.
+        `share` is the device's share of working time. Raises errors that end the agent.
         """
         try:
             reply = await self._request(wanted, share, WAIT_S if long_poll else 0.0)
@@ -136,7 +136,7 @@ class Claimer:
         return reply.lease or reply.idle
 
     async def _accept(self, lease: Lease) -> LeaseInWork | IdleReason:
-        """Store the lease, unless its result is stored already or there is no room for it."""
+        """Store the lease, unless its result is stored already or `max_tasks` is reached."""
         device = self.device.id
         stored = HeldLease(lease=lease, device=device, claim_id=self.leases.claim_id(device))
         if self.held.get(stored.key) is not None or self.outbox.holds(*stored.key):

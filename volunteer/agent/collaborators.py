@@ -59,7 +59,7 @@ class LentDevice:
 
     device: Device
     trainer: Trainer
-    speed: Callable[[], float]  # operations a second in training by now; 0 is unknown
+    speed: Callable[[], float]  # current operations a second in training; 0 is unknown
     memory_bytes: int
 
     @property
@@ -70,7 +70,7 @@ class LentDevice:
 def usable_bytes(device: Device, memory_gb: float) -> int:
     """Return the memory of a device that a task may use, in bytes; 0 is unknown.
 
-    Without a setting half of it where the owner's programs live in it too, else nine tenths.
+    Without a setting it is half where the owner's programs share the memory, else nine tenths.
     """
     allowed = int(memory_gb * GIB)
     if allowed:

@@ -1,4 +1,4 @@
-"""Work of one device: a task after another, the next one claimed while this one trains."""
+"""Loop of one device: one task after another, the next one claimed while this one trains."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from volunteer.training.job import Interrupted, TrainingReport
 from volunteer.training.trainer import ThreadDied
 
 AHEAD_S = 60.0  # the next task is claimed when the current one needs at most this time
-FAILURES_TOLD = 3  # failures in a row after which the owner is told
+FAILURES_TOLD = 3  # failures in a row before the owner is told
 FAILURE_WAIT_S, FAILURE_WAIT_S_MAX = 5.0, 600.0
 ENDING = Sentence("the program ends")
 
 
 @dataclass(eq=False, kw_only=True)
 class DeviceLoop:
-    """Runs one device: claim, train, submit, again and again."""
+    """Runs one device: claim, train and submit in a loop."""
 
     device: LentDevice
     claimer: Claimer
@@ -51,11 +51,11 @@ class DeviceLoop:
     news: WorkNews
     failures: Backoff
     _resting: bool = field(default=False, init=False)
-    # the end of the previous task, which is being encoded
+    # end of the previous task, which is being encoded
     _behind: asyncio.Task[None] | None = field(default=None, init=False)
-    # tells that the next task can be claimed
+    # set when the next task can be claimed
     _near_end: asyncio.Event = field(default_factory=asyncio.Event, init=False)
-    # tells that the weights of the next task can be fetched
+    # set when the weights of the next task can be fetched
     _at_end: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self, revived: Sequence[HeldLease]) -> None:
@@ -88,7 +88,7 @@ class DeviceLoop:
             self.pipeline.close()
 
     async def _take_ahead(self) -> LeaseInWork | None:
-        """Claim the next task near the end of this one, fetch its data and weights meanwhile."""
+        """Claim the next task near the end of this one; fetch its data and weights meanwhile."""
         await self._near_end.wait()
         held = await self._claim_ahead()
         if held is not None:
@@ -110,20 +110,18 @@ class DeviceLoop:
         return None
 
     def _kept(self) -> bool:
-        """Return True if only a pause keeps the task in work from its end."""
+        """Return True if only a pause keeps the running task from its end."""
         paused = self.pauses.paused(self.device.id)
         return bool(self.news.at_work and paused) and not self.life.winding_up
 
     async def _fetch_weights(self, held: LeaseInWork) -> None:
-        """Fetch weights as late as possible, since a version that is published later must be
-        fetched too.
-        """
+        """Fetch weights late, since a version that is published later must be fetched too."""
         await self._at_end.wait()
         if self.news.at_work:
             await self.pipeline.bases.prefetch(held)
 
     async def _next(self) -> LeaseInWork | None:
-        """Claim a task, if allowed; None when the agent ends or the wanted tasks are done."""
+        """Claim a task, if allowed; None when the agent ends or all requested tasks are done."""
         while not self.life.ending:
             change = self.life.change()  # taken before the check, so that no change is missed
             try:
@@ -145,7 +143,7 @@ class DeviceLoop:
     async def _claim(self) -> LeaseInWork | None:
         """Claim until there is a lease; None when claims are forbidden now."""
         self.news.claims()
-        long_poll = self.news.at_work  # an idle machine shows the reason at once
+        long_poll = self.news.at_work  # an idle machine shows its reason at once
         while self._open():
             answer = await self._claim_once(long_poll=long_poll)
             if isinstance(answer, LeaseInWork):
@@ -163,7 +161,7 @@ class DeviceLoop:
         return None
 
     async def _claim_once(self, *, long_poll: bool) -> LeaseInWork | IdleReason:
-        """Claim, but cancel when claiming ends or other work is chosen meanwhile."""
+        """Claim, but cancel if claiming becomes forbidden or other work is chosen meanwhile."""
         device = self.device.id
         wanted = self.choice.wanted(device)
         hindrance = self.claimer.ready(wanted)
@@ -197,7 +195,7 @@ class DeviceLoop:
             self._resting = False
 
     async def _wait(self, seconds: float) -> None:
-        """Wait, but no longer than claiming is allowed and the choice of work is the same."""
+        """Wait, but no longer than claiming is allowed and the choice of work stays the same."""
         before, device = self.life.retries, self.device.id
         wanted = self.choice.wanted(device)
         await self.life.sleep(
@@ -213,7 +211,7 @@ class DeviceLoop:
         return held.stored.device == self.device.id
 
     async def _perform(self, held: LeaseInWork) -> None:
-        """Perform a task until it ends, or the device can start the next during its encoding."""
+        """Perform a task until it ends, or until the device is free while the result is encoded."""
         if self.life.finishing and held.stored.begun is None:
             held.end("released", Sentence("no more work is wanted"))
         self._near_end.clear()
@@ -227,11 +225,11 @@ class DeviceLoop:
             freed.cancel()
             self.news.ends()
             self._at_end.set()
-        await self._settle()  # so that at most one further model is in memory
+        await self._settle()  # at most one further model stays in memory
         self._behind = asyncio.create_task(self._conclude(held, held.work))
         if held.work.done():
             await self._settle()
-        # after the wait that follows a failure, in which others may take the next task
+        # after the delay of a failure, in which others may take the next task
         self._near_end.set()
 
     async def _settle(self) -> None:
@@ -313,15 +311,16 @@ class DeviceLoop:
             self.life.give_up(error)
         else:
             with self._rest():
-                # A workload that is missing here or of another version is not the task's fault, nor
-                # is an audit's failure, since another machine has done that task.
+                # A missing workload, or one of another version, is not the task's fault. Neither is
+                # the failure of
+                # an audit, since another machine has done that task.
                 own = held.lease.audit is None and not isinstance(error, NotFound)
                 how = "failed" if own else "released"
                 await ends.without_result(held, how, message)
                 await self._calm_down(message)
 
     async def _calm_down(self, message: str) -> None:
-        """Wait after a failure, longer each time: this device may be the reason."""
+        """Wait after a failure, longer each time: this device may be the cause."""
         wait = self.failures.next()
         if self.failures.failures >= FAILURES_TOLD:
             self.news.failing(self.failures.failures, message)

@@ -37,7 +37,7 @@ from volunteer.training.local_task import TaskFiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workplace:
-    """Parts that every loop of an agent shares."""
+    """Objects that all loops of an agent share."""
 
     remote: RemoteCoordinator
     store: Store

@@ -1,4 +1,4 @@
-"""Files of a task from the coordinator: its data, the weights of its base, newer versions."""
+"""Downloads of a task's files: its data, the weights of its base, newer versions."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from volunteer.storage.receipts import KeptHead, ReceiptBook
 
 FETCH_AT_ONCE = 4
 LEAD_S = 3.0  # least time before the end of a task at which the next one's weights are fetched
-MOVED_S = 0.1  # files that took less time were here already
+MOVED_S = 0.1  # files that took less time were in the cache
 EVENT_S = 0.25  # least time between two events about a transfer
-GRACE_S = 7 * DAY_S  # time for which an expired version is still trained on, with a warning
+GRACE_S = 7 * DAY_S  # expired versions are still used for this time, with a warning
 NO_DATA = DatasetManifest(name="", kind="", licence="", source="", chunks=())
 
 
 class OlderVersion(VolunteerError):
-    """Raised when the newest version is older than one that was seen before."""
+    """Raised when the newest version is older than one seen before."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -53,7 +53,7 @@ class Downloads:
     monotonic: Callable[[], float]
     load: Callable[[str], Workload] = load_any
     _datasets: dict[str, DatasetManifest] = field(default_factory=dict, init=False)
-    _fetch_s: float = field(default=0.0, init=False)  # time that fetching the last weights took
+    _fetch_s: float = field(default=0.0, init=False)  # duration of the last fetch of weights
 
     @property
     def lead_s(self) -> float:
@@ -129,11 +129,11 @@ class Downloads:
         return await asyncio.to_thread(self.cache.find, ref.sha256, ref.size) is not None
 
     def checked(self, signed: SignedManifest, lease: Lease, floor: int = -1) -> VersionManifest:
-        """Return the manifest, after its signature was verified.
+        """Return the manifest after verifying its signature.
 
-        `floor` is the newest version that was seen before the request, where the newest was
-        requested. Raises BadSignature; OlderVersion for one below the floor, InvalidFrame also for
-        one that has expired for longer than a grace.
+        `floor` is the newest version seen before a request for the newest. Raises BadSignature;
+        OlderVersion for a version below the floor; InvalidFrame also for one that expired longer
+        ago than the grace time.
         """
         manifest = checked(signed, self.remote.identity.public_key)
         if (manifest.run, manifest.workload) != (lease.run, lease.job.workload):
@@ -170,10 +170,10 @@ class Downloads:
         return bool(said)
 
     def check_data(self, manifest: VersionManifest, lease: Lease, dataset: DatasetManifest) -> None:
-        """Check that the dataset and the files of the run are those that were signed with a
-        version. Raises InvalidFrame.
+        """Check the dataset and the files of the run against the hashes signed with a version.
+        Raises InvalidFrame.
 
-        Data of one task alone, such as games, and manifests of earlier coordinators name no hash.
+        Data of one task, such as games, and manifests of earlier coordinators carry no hash.
         """
         files = self.load(lease.job.workload).files
         if files(lease.job.config) != files(manifest.config):
@@ -256,7 +256,7 @@ class Downloads:
         return found
 
     async def _dataset(self, name: str) -> DatasetManifest:
-        if not name:  # a run that makes its own data
+        if not name:  # the run makes its own data
             return NO_DATA
         if name not in self._datasets:
             self._datasets[name] = await self.remote.api.dataset(name)

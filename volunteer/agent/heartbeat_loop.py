@@ -1,4 +1,4 @@
-"""Heartbeat in a loop of its own, so that neither training nor transfers can make it late."""
+"""Heartbeat in a loop of its own, so that training and transfers cannot delay it."""
 
 from __future__ import annotations
 
@@ -49,14 +49,12 @@ class Heartbeat:
             )
 
     def soon(self) -> None:
-        """Send the next heartbeat now: its reply has account and verdicts of one instant."""
+        """Send the next heartbeat now: its reply has account and verdicts at one instant."""
         self._wanted = True
         self.life.notify()
 
     async def alive(self, stored: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
-        """Return an earlier process's leases that this machine still holds and that are not
-        late.
-        """
+        """Return an earlier process's leases that are still held here and not late."""
         extra = tuple(LeaseInWork(lease).report(paused=False) for lease in stored)
         reply = await self.api.heartbeat(lambda: self._request(extra))
         self._learn(reply)

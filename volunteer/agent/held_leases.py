@@ -1,4 +1,4 @@
-"""Leases that this agent works on, and how many more it may take."""
+"""Leases that this agent works on, and the number it may still take."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ LeaseKey: TypeAlias = tuple[int, int]  # task, attempt
 
 
 class LeaseInWork:
-    """Lease being worked on."""
+    """Lease in work."""
 
     def __init__(self, stored: HeldLease) -> None:
         self.stored = stored
         self.phase: LeasePhase = "queued"
         self.handle: Handle[Any] | None = None
-        self.steps_before = 0  # steps of earlier stretches, beside those that the handle counts
+        self.steps_before = 0  # steps of earlier stretches; the handle counts the present one's
         self.work: asyncio.Task[None] | None = None
-        self.ended = ""  # "cancelled", "gone", "released", "saved": the reason why it is given up
+        self.ended = ""  # reason why it was given up: "cancelled", "gone", "released", "saved"
         self.message = ""
         self.freed = asyncio.Event()  # set when its device may begin other work
 
@@ -77,7 +77,7 @@ class HeldLeases:
     def __init__(self, life: Lifecycle, max_tasks: int = 0) -> None:
         # Leases whose time ran out and whose task no other volunteer has claimed yet.
         self.late: set[LeaseKey] = set()
-        self.submitted = 0  # tasks whose results the coordinator has
+        self.submitted = 0  # tasks with submitted results
         self._life = life
         self._leases: dict[LeaseKey, LeaseInWork] = {}
         self._left = max_tasks if max_tasks > 0 else None
@@ -95,11 +95,11 @@ class HeldLeases:
 
     @property
     def exhausted(self) -> bool:
-        """Return True if `max_tasks` leases have been taken; a lost one makes room for another."""
+        """Return True if `max_tasks` leases were taken; a lost lease makes room for another."""
         return self._left is not None and self._left <= 0
 
     def take(self, held: LeaseInWork) -> None:
-        """Begin to work on a lease."""
+        """Begin work on a lease."""
         self._leases[held.key] = held
         if self._left is not None:
             self._left -= 1

@@ -1,4 +1,4 @@
-"""Ends of leases: given back, dropped or done; each leaves the held leases and is announced."""
+"""Ends of leases: released, dropped or done; each end is announced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from volunteer.net.api import Api
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox, QueuedResult
 
-# For the parts of a lease that is given back: afterwards the coordinator accepts none.
+# Covers the parts of a released lease, since the coordinator accepts none afterwards.
 SUBMIT_S = 5.0
 
 
@@ -31,7 +31,7 @@ class LeaseEnds:
     hub: EventBus
 
     async def give_back(self, held: LeaseInWork, reason: str, *, failed: bool) -> None:
-        """Release a lease, once its waiting results are submitted; `failed` counts for the task."""
+        """Release a lease once its waiting results are submitted; `failed` counts for the task."""
         task, attempt = held.key
         if self.outbox.holds(task, attempt):
             self.api.client.hurry()
@@ -63,7 +63,7 @@ class LeaseEnds:
         self.leases.drop(held.lease)
         if result is not None:
             job, submit = held.lease.job, result.submit
-            # The protocol writes 0 where there is no loss.
+            # The protocol uses 0 for a missing loss.
             measured = bool(submit.loss_first or submit.loss_last)
             self.hub.emit(
                 events.Trained(

@@ -1,6 +1,6 @@
-"""Lifecycle of a running agent: finishing, closing, fatal, and the signal that its loops wait for.
+"""Lifecycle of a running agent: finishing, closing, failed, and the signal that its loops wait for.
 
-Everything here belongs to the event loop.
+Everything here runs on the event loop.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ T = TypeVar("T")
 
 
 class Lifecycle:
-    """State of the agent: whether it takes work, has to end, or cannot continue; signals
-    changes.
-    """
+    """State of the agent: whether it takes work, must end, or cannot continue; signals changes."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.finishing = False  # no new work after the present tasks
         self.closing: How | None = None
         self.fatal: VolunteerError | None = None
-        self.retries = 0  # retries that the owner asked for
+        self.retries = 0  # retries that the owner requested
         self._changed = asyncio.Event()
 
     @property
@@ -45,12 +43,12 @@ class Lifecycle:
         self.notify()
 
     def take_work_again(self) -> bool:
-        """End `finish`. Return True if it was in force."""
+        """End `finish`. Return True if it was active."""
         was, self.finishing = self.finishing, False
         return was
 
     def close(self, how: How) -> None:
-        """End the agent; an order that is more urgent than "finish" replaces it."""
+        """End the agent; a more urgent order replaces "finish"."""
         if self.closing in (None, "finish"):
             self.closing = how
         self.notify()
@@ -61,7 +59,7 @@ class Lifecycle:
         self.notify()
 
     def retry(self) -> None:
-        """Cut the waits of all loops short."""
+        """End the delays of all loops now."""
         self.retries += 1
         self.notify()
 
@@ -103,5 +101,5 @@ class Lifecycle:
             await change
 
     async def sleep(self, seconds: float, unless: Callable[[], bool]) -> None:
-        """Sleep, but no longer than until `unless` holds."""
+        """Sleep, but stop as soon as `unless` holds."""
         await self.unless(unless, self.clock.sleep(seconds))

@@ -1,5 +1,5 @@
-"""Measured steps of the runs' own models, from their first tasks on each device, remembered until
-the model, the device or the software changes.
+"""Measured steps of the runs' own models, from their first tasks on each device, stored until the
+model, the device or the software changes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from volunteer.machine.devices import default_threads, hardware
 from volunteer.settings.settings import Settings
 from volunteer.training.step_meter import StepFigures, StepMeter
 
-LEARNS = ("train", "learn")  # kinds of tasks whose steps are those of an optimiser
+LEARNS = ("train", "learn")  # kinds of tasks with optimiser steps
 
 
 @dataclass(eq=False, kw_only=True)
 class ModelSteps:
-    """Keeps the measured steps, announces them, and makes the meters of tasks."""
+    """Stores and announces the measured steps, and makes the meters of tasks."""
 
     home: Home
     hub: EventBus
@@ -36,7 +36,7 @@ class ModelSteps:
             self.hub.emit(events.StepMeasured(step=step, known=True))
 
     def known(self, job: Job, version: int, device: str) -> ModelStep | None:
-        """Return the step of a job of this model on a device, if it was measured lately."""
+        """Return the step of this model's job on a device, if it was measured recently."""
         key = self._key(job, version, device)
         steps = newest(self.home.memory.steps, self.clock.now())
         return next((step for step in steps if step.key == key and step.run == job.run), None)
@@ -44,7 +44,7 @@ class ModelSteps:
     def meter(
         self, job: Job, version: int, device: str, pass_on: Callable[[Callable[[], None]], None]
     ) -> StepMeter | None:
-        """Return a meter for a task of unknown step; `pass_on` calls the loop from its thread."""
+        """Return a meter for a task of unknown step; `pass_on` runs a call on the event loop."""
         if job.kind not in LEARNS or self.known(job, version, device) is not None:
             return None
         key = self._key(job, version, device)
@@ -55,7 +55,7 @@ class ModelSteps:
         return StepMeter(device, tell)
 
     def keep(self, step: ModelStep) -> None:
-        """Remember a step and announce it."""
+        """Store a step and announce it."""
         self.home.remember(steps=newest((*self.home.memory.steps, step), self.clock.now()))
         self.hub.emit(events.StepMeasured(step=step))
 

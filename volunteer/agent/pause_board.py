@@ -1,4 +1,4 @@
-"""Pauses by device and reason, of owner, coordinator and policy, applied to the trainers."""
+"""Pauses by device and reason (owner, coordinator, policy), applied to the trainers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from volunteer.machine.presence import newest_login
 from volunteer.training.trainer import Trainer
 
 YOU = "you"
-TIME_S = 5.0  # interval of checking the clock
+TIME_S = 5.0  # interval of clock checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class PauseBoard:
         self._logins = logins
         self._reasons: dict[str, dict[str, PauseReason]] = {}  # device ("" = all) -> by -> reason
         self._trainers: dict[str, Trainer] = {}
-        self._shares: dict[str, float] = {}  # of the time; "" = of all devices not named
+        self._shares: dict[str, float] = {}  # share of working time; "" = of all devices not named
 
     def watch(self, device: str, trainer: Trainer) -> None:
         """Apply pauses and share to this trainer from now on."""
@@ -48,13 +48,13 @@ class PauseBoard:
         self._apply()
 
     def set_shares(self, shares: Mapping[str, float]) -> None:
-        """Set the share of the time in which each device works; "" stands for all unnamed ones."""
+        """Set each device's share of working time; "" stands for all unnamed ones."""
         self._shares = dict(shares)
         for device, trainer in self._trainers.items():
             trainer.share = self.share(device)
 
     def share(self, device: str) -> float:
-        """Return the share of the time in which a device may work."""
+        """Return a device's share of working time."""
         return self._shares.get(device, self._shares.get("", 1.0))
 
     def pause(
@@ -87,7 +87,9 @@ class PauseBoard:
         return was
 
     async def keep_time(self) -> None:
-        """End each pause at its time, also after a sleep beyond it, or when a person logs in."""
+        """End each pause at its time, even after the machine slept past it, or when a person logs
+        in.
+        """
         clock = self._life.clock
         while True:
             for device, found in list(self._reasons.items()):
@@ -128,9 +130,7 @@ class PauseBoard:
 
 
 def _still(left: PauseReason, by: str) -> Sentence:
-    """Return the sentence on a device that stays paused although one pause (or `finish`) is
-    over.
-    """
+    """Return the sentence for a device that stays paused although one pause (or `finish`) ended."""
     still, why = Sentence(left.by), left.message
     if not by:
         return Sentence("no longer finishing, but paused by {still}: {why}", still=still, why=why)

@@ -1,9 +1,9 @@
 """Pipeline of a lease from its files to the outbox: fetch the data, bind the base version, fetch
-its weights, train, encode; part by part where there are several.
+its weights, train, encode. A lease may have several parts.
 
-Where the run merges one version at a time, each part waits for its verdict: one that came too late
-is computed again, for the same samples, from the newest version. After a restart the coordinator
-says which part is wanted next, and the outbox which ones are done already.
+If the run merges one version at a time, each part waits for its verdict; a part that came too late
+is recomputed from the newest version with the same samples. After a restart the coordinator names
+the next part, and the outbox holds the finished ones.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ class Pipeline:
     async def run(
         self, held: LeaseInWork, on_report: Callable[[TrainingReport], None]
     ) -> Finished[QueuedResult] | Interrupted | None:
-        """Do all parts that are wanted; None when every one was done by an earlier process.
+        """Do all wanted parts; None if an earlier process did all of them.
 
-        Raises Gone when its lease is no longer ours, InvalidFrame and others when it cannot be
-        done.
+        Raises Gone when the lease is lost, InvalidFrame and other errors when it cannot be done.
         """
         held.phase = "fetch"
         with ExitStack() as stack:
@@ -72,12 +71,12 @@ class Pipeline:
                 await asyncio.gather(announcing, return_exceptions=True)
 
     def close(self) -> None:
-        """End the encoder; the pipeline does nothing afterwards."""
+        """End the encoder; the pipeline must not be used afterwards."""
         self.encoder.close()
 
 
 class _LeaseRun:
-    """One lease on its way through the pipeline."""
+    """One lease in the pipeline."""
 
     def __init__(
         self,
@@ -92,9 +91,9 @@ class _LeaseRun:
         self._on_report = on_report
         self._plan = LeasePlan.of(held.lease)
         self._base: BaseVersion
-        self._pulled_at = 0  # step before which the base was bound
-        self._grip = ExitStack()  # holds the weights that are trained from
-        self._borrowed: Carried | None = None  # state of the machine whose task is repeated
+        self._pulled_at = 0  # step at which the base was bound
+        self._grip = ExitStack()  # protects the base's weights from eviction
+        self._borrowed: Carried | None = None  # state of the machine whose task is recomputed
 
     def close(self) -> None:
         """Release the weights."""
@@ -111,7 +110,7 @@ class _LeaseRun:
         self._base = base
 
     async def borrow(self, stack: ExitStack) -> None:
-        """Fetch the optimiser state of the machine whose task this audit repeats."""
+        """Fetch the optimiser state of the machine whose task this audit recomputes."""
         held = self._held
         state = await self._pipeline.downloads.borrowed(held, stack)
         folder = self._pipeline.bases.leases.borrowed(held.lease)
@@ -153,7 +152,7 @@ class _LeaseRun:
         return sum(map(self._ours, self._pipeline.outbox.entries()))
 
     def _room(self) -> bool:
-        """Return True if one more result of this lease may wait in the outbox."""
+        """Return True if the outbox may hold one more result of this lease."""
         waiting = self._waiting()
         return not waiting or (waiting < AHEAD and not self._pipeline.outbox.full)
 
@@ -198,10 +197,10 @@ class _LeaseRun:
             entry = await pipeline.encoder.do(partial(task.submit, outcome.value))
             return Finished(value=entry, spent=outcome.spent)
         finally:
-            held.handle = None  # from now on, giving the lease up ends its waiting results
+            held.handle = None  # from now on, giving the lease up drops its waiting results
 
     async def _pull(self, at: int) -> None:
-        """Continue on the newest version; nothing is moved when it is already loaded."""
+        """Continue on the newest version, if it is not already loaded."""
         if self._held.ended:
             raise asyncio.CancelledError
         self._pulled_at = at

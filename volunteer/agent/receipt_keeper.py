@@ -1,6 +1,6 @@
-"""Fetches receipts of payments and checks that the coordinator's record only grows.
+"""Keeper of receipts: fetches them and checks that the coordinator's record only grows.
 
-The work never waits for receipts.
+Work never waits for receipts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from volunteer.account.record_check import RecordCheck
 from volunteer.control.event_bus import EventBus
 from volunteer.storage.receipts import ReceiptBook
 
-FETCH_S = 60.0  # interval of looking for new payments
-CHECK_S = 3600.0  # interval of checking the record
-QUIET = 10  # looks after a payment that may find no new receipt; by then its entry is sealed
+FETCH_S = 60.0  # interval of checks for new payments
+CHECK_S = 3600.0  # interval of checks of the record
+QUIET = 10  # checks after a payment without a new receipt; by then its entry is sealed
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +30,13 @@ class ReceiptKeeper:
         self._hub = hub
         self._clock = clock
         self._told = ""
-        self._due = QUIET  # looks that remain
+        self._due = QUIET  # remaining checks
         self._paid: tuple[int, int] | None = None
 
     async def run(self) -> None:
-        """Fetch new receipts after each payment, check the record once an hour; first both."""
+        """Fetch new receipts after each payment and check the record once an hour; both at the
+        start.
+        """
         checked_at = float("-inf")
         while True:
             try:
@@ -48,7 +50,7 @@ class ReceiptKeeper:
             await self._clock.sleep(FETCH_S)
 
     def _wanted(self) -> bool:
-        """Return True after a payment, for some looks; its entry is sealed a moment later."""
+        """Return True for some checks after a payment, since its entry is sealed a moment later."""
         me = self._hub.status.me
         paid = (me.earned_micro, me.escrow_micro) if me is not None else None
         if paid != self._paid:
@@ -57,7 +59,7 @@ class ReceiptKeeper:
         return self._due >= 0
 
     async def _say(self, problem: str) -> None:
-        """Alert the owner, once a session; a restore that the coordinator signed is no alert."""
+        """Alert the owner, once a session; a restore signed by the coordinator is no alert."""
         if problem and (said := await self._check.restored()):
             self._hub.notice(said, "warning")
             return

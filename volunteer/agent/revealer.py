@@ -1,6 +1,4 @@
-"""Revealer of the states from which finished tasks can be recomputed, where the coordinator
-asks.
-"""
+"""Revealer: uploads the states from which a task can be recomputed, if the coordinator asks."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from volunteer.net.transfers import Transfers
 from volunteer.storage.evidence import EvidenceFiles, Request
 
 PATIENCE_S = 600.0
-AGAIN_S = 60.0  # wait before the next try after trouble that may pass
+AGAIN_S = 60.0  # wait before the next try after a temporary error
 
 
 @dataclass(eq=False, kw_only=True)

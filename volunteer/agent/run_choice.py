@@ -1,4 +1,4 @@
-"""Runs and kinds of tasks that this volunteer helps, chosen by its owner, with consent."""
+"""Runs and kinds of tasks that the owner chose, with consent to the runs' licences."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LISTED_MAX = 20
 
 
 class WantedWork(msgspec.Struct, frozen=True):
-    """Work that a device claims."""
+    """Work that a device may claim."""
 
     runs: tuple[str, ...]  # () is any run
     kinds: tuple[str, ...]  # kinds of tasks
-    short: str = ""  # reason why no run may be helped: none fits the memory of the device
+    short: str = ""  # reason why no run is possible: none fits the device's memory
 
 
 class RunChoice:
@@ -49,7 +49,7 @@ class RunChoice:
         self._life = life
 
     def choose(self, runs: tuple[str, ...]) -> None:
-        """Help only these runs from the next task on; empty = any."""
+        """Work only for these runs from the next task on; empty = any."""
         self._chosen = runs
         self._life.notify()
 
@@ -59,7 +59,7 @@ class RunChoice:
         self._life.notify()
 
     def runs(self) -> tuple[str, ...] | None:
-        """Return the runs to help: () is any run, None is nothing."""
+        """Return the chosen runs: () is any run, None is none."""
         if self._any_licence:
             return self._chosen
         agreed = self._home.memory.consents
@@ -67,7 +67,7 @@ class RunChoice:
         return runs or None
 
     def wanted(self, device: str) -> WantedWork | None:
-        """Return the work that a device claims; None for none."""
+        """Return the work that a device may claim; None for none."""
         runs, kinds = self.runs(), self._rules.kinds(device)
         if runs is None:
             return None
@@ -82,7 +82,7 @@ class RunChoice:
         return WantedWork(left, kinds, "" if left or met is None else shortage_words(met))
 
     def _short_of(self, device: str) -> list[Shortage]:
-        """Return the runs that do not fit the memory of a device now."""
+        """Return the runs that do not fit a device's memory now."""
         status, now = self._hub.status, self._life.clock.now()
         return [
             found
@@ -91,15 +91,17 @@ class RunChoice:
         ]
 
     def announce(self) -> None:
-        """Announce the models that did not fit a device in earlier starts, and might not again."""
+        """Announce the models that did not fit a device in earlier starts and probably still do
+        not.
+        """
         torch = hardware().torch
         for found in self._home.memory.shortages:
             if found.torch == torch:
                 self._hub.emit(events.ShortOfMemory(shortage=found, known=True))
 
     def does_not_fit(self, run: str, device: str, needed_bytes: int) -> None:
-        """Claim no task of a run on a device until something has changed, after a task ran out of
-        memory.
+        """Stop claiming a run's tasks on a device, after one ran out of memory, until something
+        changes.
         """
         status = self._hub.status
         found = Shortage(
@@ -116,7 +118,7 @@ class RunChoice:
         self._hub.emit(events.ShortOfMemory(shortage=found))
 
     async def consent(self, run: str) -> None:
-        """Agree to the licence of a run. Raises NotFound."""
+        """Consent to a run's licence. Raises NotFound."""
         await self._api.consent(run)
         memory = self._home.memory
         if run not in memory.consents:
@@ -124,7 +126,9 @@ class RunChoice:
         self._life.notify()
 
     async def agree(self, run: str) -> None:
-        """Record the consent that joining gave to a run of this coordinator, announce its terms."""
+        """Record the consent given while joining to a run of this coordinator, and announce its
+        terms.
+        """
         if run in self._home.memory.consents:
             return
         info = next((r for r in self._hub.status.runs if r.name == run), None)
@@ -180,7 +184,7 @@ def _listed(runs: Sequence[RunInfo]) -> str:
 
 
 def _terms(run: str, info: RunInfo) -> Sentence:
-    """Return the sentence about a run's licences and their contact."""
+    """Return the sentence about a run's licences and its contact."""
     said = Sentence(
         'helping "{run}": the model will be published under {licence}',
         run=run,

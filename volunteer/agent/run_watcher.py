@@ -1,4 +1,4 @@
-"""Polls runs, versions, losses and credits for display; training does not depend on it."""
+"""Watcher of runs, versions, losses and credits for display; training does not depend on it."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from volunteer.net.client import Client
 from volunteer.net.transfers import Transfers
 
 GAP_S = 3.0  # wait between two rounds of requests
-LISTING_S = 300.0  # the list of runs is requested at least this often
+LISTING_S = 300.0  # longest time between two requests of the list of runs
 FOLLOWED_MAX = 8
-TEXT_CHARS = 400  # characters of an announcement
+TEXT_CHARS = 400  # longest shown announcement
 
 
 def merging_words(beat: RunBeat) -> str:
-    """Return in words when the next version comes."""
+    """Return when the next version comes, in words."""
     if beat.state != "running":
         return Sentence("the run is {state}", state=beat.state)
     if not beat.needs:
@@ -55,7 +55,7 @@ def merging_words(beat: RunBeat) -> str:
 
 
 def _clean(found: Announcement) -> Announcement:
-    """Return an announcement as a terminal may show it."""
+    """Return an announcement with only printable characters."""
     return msgspec.structs.replace(
         found, text=printable(found.text, TEXT_CHARS), run=printable(found.run, 64)
     )
@@ -65,7 +65,7 @@ def _clean(found: Announcement) -> Announcement:
 class RunWatcher:
     """Polls the coordinator for facts that screens show and training does not need.
 
-    Heartbeats bring what has changed; the loop requests the rest.
+    Heartbeats report changes; the loop requests the details.
     """
 
     api: Api
@@ -118,7 +118,7 @@ class RunWatcher:
     def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
         names = frozenset(beat.run for beat in beats)
         if names - self._open:
-            self._due_listing = True  # there is a new run, even if it is not followed
+            self._due_listing = True  # a new run, even one that is not followed
         self._open = names
         for beat in beats[:FOLLOWED_MAX]:
             before = self._beats.get(beat.run)
@@ -157,7 +157,7 @@ class RunWatcher:
             await self.life.unless(self._due.is_set, self._rest())
 
     async def _rest(self) -> None:
-        """Wait for news, or until the list of runs is too old, however often news came since."""
+        """Wait for news, or until the list of runs is too old."""
         left_s = max(0.0, LISTING_S - self._listing_age_s())
         timer = asyncio.ensure_future(self.life.clock.sleep(left_s))
         due = asyncio.ensure_future(self._due.wait())
@@ -177,7 +177,7 @@ class RunWatcher:
         except FATAL as error:
             self.life.give_up(error)
         except VolunteerError:
-            pass  # it is requested again when something changes
+            pass  # requested again after the next change
 
     async def _request_me(self) -> None:
         wanted = self.home.memory.show_name
@@ -186,7 +186,7 @@ class RunWatcher:
         self.hub.emit(events.Credits(me=await self.api.me()))
 
     async def _show_name(self, public: bool) -> None:
-        """Send the choice of who may see the nickname; retried with the next listing."""
+        """Send the setting `public` of the nickname; retried with the next listing."""
         try:
             await self.api.visibility(public)
         except NotFound:
@@ -196,7 +196,7 @@ class RunWatcher:
                 ),
                 "warning",
             )
-        if self.home.memory.show_name is public:  # it was not changed meanwhile
+        if self.home.memory.show_name is public:  # unchanged meanwhile
             self.home.remember(show_name=None)
 
     async def _request_runs(self) -> None:
@@ -204,7 +204,7 @@ class RunWatcher:
         self.life.notify()  # a claim that names its runs may name a new one
 
     async def _request_versions(self, run: str) -> None:
-        """Announce the losses measured since last time; older measurements keep their own time."""
+        """Announce the losses measured since the last call, each with its own time."""
         after = self._measured.get(run)
         rows = await self.api.versions(run, "" if after is None else str(after))
         pictures = await self._pictures(rows, first=after is None)
@@ -232,7 +232,9 @@ class RunWatcher:
     async def _pictures(
         self, rows: tuple[VersionInfo, ...], *, first: bool
     ) -> dict[int, events.Picture]:
-        """Return the newest version's picture, at first also the oldest's, where fetched."""
+        """Return the newest version's picture, the first time also the oldest's, as far as
+        available.
+        """
         drawn = [(row.version, row.picture) for row in rows if row.picture is not None]
         found = {}
         for version, ref in {**dict(drawn[:1] if first else ()), **dict(drawn[-1:])}.items():
@@ -244,18 +246,18 @@ class RunWatcher:
             except FATAL:
                 raise
             except (VolunteerError, OSError):
-                continue  # the picture is only for people to look at
+                continue  # the picture is only for display
         return found
 
 
 # Pictures of versions, made small enough for an event and a terminal.
 
 FILE_BYTES_MAX = 8 << 20
-SIDE = 72  # pixels, the longer one
+SIDE = 72  # longer side in pixels
 
 
 def thumbnail(path: Path) -> Picture:
-    """Return a PNG's upper left, at most 72 x 72 pixels. Raises BadRequest for no picture."""
+    """Return a PNG's upper left part, at most 72 x 72 pixels. Raises BadRequest if unreadable."""
     import numpy as np
 
     from shared.workloads.data.image_files import read_png

@@ -1,11 +1,11 @@
-"""Stretch of a lease on its training thread, and the cuts of a lease into parts and stretches.
+"""Stretch of a lease on its training thread, and the division of a lease into parts and stretches.
 
-A lease hands in one gradient or update for each of its parts, and pulls the newest weights after
+A lease submits one gradient or update for each of its parts, and pulls the newest weights after
 every `pull_steps` mini-batches:
 
     pull ── stretch ── pull ── stretch ── submit part 0 ── stretch ── ...
 
-A stretch is what lies between two of these points. An ordinary task is one part of one stretch.
+A stretch lies between two of these points. An ordinary task is one part of one stretch.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ FOLLOW_S = 30.0  # wait before the next try to fetch a newer version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasePlan:
-    """Cuts of a lease, in steps: a part is submitted, a pull fetches the newest version."""
+    """Division of a lease, in steps: a part ends with a submission, a pull fetches the newest
+    version.
+    """
 
     steps: int
     part_steps: int
     pull_steps: int
-    redo: bool  # each part waits for its verdict, since one that came too late is computed again
+    redo: bool  # each part waits for its verdict, since a late one is computed again
 
     @classmethod
     def of(cls, lease: Lease) -> LeasePlan:
@@ -62,7 +64,7 @@ class LeasePlan:
 
     @property
     def several(self) -> bool:
-        """Return True if more than one result, base or try may be needed."""
+        """Return True if the lease may need more than one result, base or try."""
         return self.redo or min(self.part_steps, self.pull_steps) < self.steps
 
     @property
@@ -86,7 +88,7 @@ class LeasePlan:
 
 @dataclass(eq=False, kw_only=True)
 class StretchRunner:
-    """Trains stretches on one device, with progress and newer versions for their work."""
+    """Trains stretches on one device, with progress reports and newer versions."""
 
     device: LentDevice
     downloads: Downloads
@@ -98,7 +100,7 @@ class StretchRunner:
     async def run(
         self, held: LeaseInWork, task: LocalTask, on_report: Callable[[TrainingReport], None]
     ) -> Finished[PartResult | None] | Interrupted:
-        """Train a stretch; return the part to submit, or None where the part continues."""
+        """Train a stretch; return the part to submit, or None if the part continues."""
         loop = asyncio.get_running_loop()
         whole, job = held.lease.job, task.files.held.lease.job
 
@@ -167,11 +169,11 @@ class StretchRunner:
         )
 
     async def _follow(self, handle: Handle[PartResult | None], task: LocalTask) -> None:
-        """Fetch newer versions for work that may continue on them, as heartbeats announce them."""
+        """Fetch newer versions, as heartbeats announce them, for work that can continue on them."""
         lease, newest = task.files.held.lease, task.files.manifest.version
         if lease.job.kind != "selfplay":
             return
-        holds: dict[int, ExitStack] = {}  # files with which the work still has to continue
+        holds: dict[int, ExitStack] = {}  # files of versions that the work may still need
 
         def let_go(version: int) -> None:
             """Release a version; runs on any thread."""

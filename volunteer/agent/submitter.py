@@ -1,4 +1,6 @@
-"""Submits results from the outbox, oldest first, until the coordinator accepts or refuses them."""
+"""Submitter of results from the outbox, oldest first, until the coordinator accepts or refuses
+them.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ class Submitter:
         return [e for e in self.outbox.entries() if (e.task, e.submit.attempt) == key]
 
     async def _submit(self, entry: QueuedResult) -> None:
-        """Try one result until there is a reply or other results have waited long enough."""
+        """Try one result until it is answered or other results have waited long enough."""
         patience = ONE_S if len(self.outbox) > 1 else ONE_S * 10
         try:
             reply = await self.api.client.retrying(lambda: self._send(entry), patience)
@@ -99,11 +101,11 @@ class Submitter:
         try:
             await self.transfers.upload(request, payload, lambda done: self._progress(entry, done))
         except Gone:
-            # The reply to an earlier submission may be lost: `submit` finds out.
+            # The reply to an earlier submission may be lost; `submit` finds out.
             pass
         try:
             return await self.api.submit(entry.task, submit)
-        except OffsetMismatch as error:  # the server does not have the bytes any more
+        except OffsetMismatch as error:  # the server has lost the bytes
             raise Unreachable(Sentence("the upload continues at another offset")) from error
 
     def _answered(self, entry: QueuedResult, reply: SubmitReply) -> None:
@@ -127,10 +129,11 @@ class Submitter:
         self.verdicts.answered(entry.name, verdict)
 
     def _refused(self, entry: QueuedResult, error: VolunteerError) -> None:
-        """Drop a result that is refused for good, and its lease: another volunteer holds the task
-        (Gone), the server does not know it (NotFound), has another result of it (Conflict), or
-        refuses this one (BadRequest, TooLarge, Forbidden; InvalidFrame where the local file is
-        damaged). The reply of a proxy keeps it.
+        """Drop a finally refused result, and its lease.
+
+        Reasons: another volunteer holds the task (Gone), the server does not know it (NotFound),
+        has another result of it (Conflict), or refuses this one (BadRequest, TooLarge, Forbidden;
+        InvalidFrame if the local file is damaged). After a proxy's reply the result stays.
         """
         how = "refused"
         if isinstance(error, Gone):
@@ -143,7 +146,8 @@ class Submitter:
     def _end(self, entry: QueuedResult, how: str, message: str) -> bool:
         """Drop the waiting results of an unwanted lease, and end its work.
 
-        Return True if all of it was done here already. If not, its device loop announces the end.
+        Return True if the lease was completely done here; otherwise its device loop announces the
+        end.
         """
         later = self._same_lease(entry)
         for other in later:

@@ -1,9 +1,8 @@
-"""Supervision of the agent's loops, side by side, and their orderly end.
+"""Supervision of the agent's parallel loops, and their orderly end.
 
-When it is to end, tasks that need only seconds more are finished, the others given back or saved,
-and results submitted; each of these waits is bounded. A loop that ends by itself is a fault: it is
-reported, and the volunteer ends with it, because one that sends no heartbeats or results only looks
-alive.
+At the end, tasks that need only seconds more are finished, the others released or saved, and
+results submitted, each within a time limit. A loop that ends by itself is a fault: it is reported,
+and the volunteer ends too, because without heartbeats or submissions it would only seem to work.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop:
-    """Loop with its name for messages.
-
-    One that is not vital may fail without ending the agent.
-    """
+    """Loop with its name for messages; one that is not vital may fail without ending the agent."""
 
     name: str
     work: Coroutine[Any, Any, None]
@@ -42,7 +38,7 @@ class Loop:
 
 
 def broken(what: str, error: BaseException | None = None) -> Internal:
-    """Return the error for a fault of this program; its trace goes to the log."""
+    """Return the error for a fault of this program; its traceback goes to the log."""
     log.error("%s failed", what, exc_info=error)
     why = Sentence("it ended by itself") if error is None else f"{type(error).__name__}: {error}"
     return Internal(Sentence("{what} failed ({why})", what=what, why=why))
@@ -58,10 +54,12 @@ class Supervisor:
     outbox: Outbox
     evidence: EvidenceFiles
     hub: EventBus
-    quit_s: float  # time for tasks that are nearly done, when the agent has to end
+    quit_s: float  # time for nearly finished tasks when the agent ends
 
     async def run(self, devices: Sequence[Loop], loops: Sequence[Loop]) -> None:
-        """Run until all devices have ended or the agent ends; `loops` run until the last submit."""
+        """Run until all devices have ended or the agent ends; `loops` run until the last
+        submission.
+        """
         background = [asyncio.create_task(self._keep(loop, ends=False)) for loop in loops]
         work = [asyncio.create_task(self._keep(device, ends=True)) for device in devices]
         try:
@@ -72,7 +70,7 @@ class Supervisor:
             await _cancel([*work, *background])
 
     async def _keep(self, loop: Loop, *, ends: bool) -> None:
-        """Run a loop. If it fails, or ends too early, the volunteer gives up with a sentence."""
+        """Run a loop. If it fails or ends too early, the volunteer gives up with a sentence."""
         try:
             await loop.work
             if ends:
@@ -118,7 +116,7 @@ class Supervisor:
             await self.life.unless(lambda: not self._ends_before(until), self.life.clock.sleep(0.5))
 
     def _ends_before(self, until: float) -> bool:
-        """Return True if a task in work is expected to be done by then."""
+        """Return True if a running task is expected to end by then."""
         left = until - self.life.clock.monotonic()
         running = [
             held.handle.latest
@@ -128,7 +126,7 @@ class Supervisor:
         return any(r is not None and r.eta_s is not None and r.eta_s < left for r in running)
 
     async def _flush(self) -> None:
-        """Wait until ready results are submitted, for a bounded time if the agent is to stop."""
+        """Wait until ready results are submitted, with a time limit if the agent must stop."""
         outbox, life = self.outbox, self.life
         until = self.life.clock.monotonic() + FLUSH_S
         while self._unsent() and life.fatal is None:
@@ -145,7 +143,7 @@ class Supervisor:
             await life.unless(lambda: not self._unsent(), self.life.clock.sleep(0.5))
 
     def _unsent(self) -> int:
-        """Return the number of unsent results, and of requested evidence unless the owner waits for
+        """Return the number of unsent results, plus requested evidence unless the owner waits for
         the end.
         """
         hurried = self.life.closing in ("release", "save")

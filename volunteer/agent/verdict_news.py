@@ -1,4 +1,4 @@
-"""Verdicts of the coordinator on contributions, applied in one place for any source."""
+"""Verdicts on contributions, from submissions and heartbeats, applied in one place."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Verdicts:
         result: QueuedResult | None = None,
         news: tuple[Verdict, ...] = (),
     ) -> None:
-        """Apply verdicts: those on `result`, from its submission, with `news` attached, or the news
-        of a heartbeat.
+        """Apply verdicts: from a submission the ones on `result` and the attached `news`; else a
+        heartbeat's.
 
-        The coordinator may send the same news twice: only what is new counts. `until` is how far
-        the news go, `me` the account at the instant of all of them: they are announced together, so
-        that no screen shows the one without the other.
+        The coordinator may repeat news, so only new verdicts count. `until` is the position of the
+        newest one, `me` the account at the same instant; both are announced together, so that no
+        screen shows one without the other.
         """
         if result is None:
             news, verdicts = verdicts, ()
@@ -95,13 +95,13 @@ class Verdicts:
         self._evidence.drop(result.name)
 
     def rolled_back(self, run: str) -> None:
-        """Drop the residuals of a run whose base was set back."""
+        """Drop the residuals of a run whose base was rolled back."""
         self._residuals.forget(run, self._devices())
 
     def expect(self, name: str) -> asyncio.Future[Verdict]:
-        """Return the future verdict on a result that is about to be submitted."""
+        """Return a future for the verdict on a result that is about to be submitted."""
         answer = self._expected[name] = asyncio.get_running_loop().create_future()
-        # The error counts as read, since the work that waited for it may have ended.
+        # An exception here counts as retrieved, since the waiting work may have ended.
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         return answer
 
@@ -120,6 +120,6 @@ class Verdicts:
 
 
 def _moved(me: Me, known: Me | None) -> bool:
-    """Return True if an account differs in more than the last contacts of its machines."""
+    """Return True if an account differs in more than its machines' last contact."""
     same = known is not None and msgspec.structs.replace(known, workers=me.workers, at=me.at) == me
     return not same

@@ -14,7 +14,7 @@ from volunteer.control.event_bus import EventBus
 
 @dataclass(eq=False, kw_only=True)
 class WorkNews:
-    """Emits the events of one device; while it trains, a missing next task is not announced."""
+    """Emits the events of one device; during training, a missing next task is not announced."""
 
     device: str
     hub: EventBus
@@ -24,25 +24,25 @@ class WorkNews:
     _later: events.Idle | None = field(default=None, init=False)
 
     def begins(self) -> None:
-        """Store that the device begins a task."""
+        """Record that the device begins a task."""
         self.at_work, self._later = True, None
 
     def ends(self) -> None:
-        """Store that the device has ended a task; announce why there is no next one, if known."""
+        """Record that the device has ended a task; announce why there is no next one, if known."""
         self.at_work = False
         if self._later is not None:
             self.hub.emit(self._later)
         self._later = None
 
     def claims(self) -> None:
-        """Announce that the device claims, unless it works or a reason to idle is shown."""
+        """Announce that the device claims, unless it works or already shows a reason to idle."""
         if not self.at_work and not self.hub.status.idle:
             self.idle(
                 IdleReason(reason="asking", message=Sentence("asking the coordinator for work"))
             )
 
     def idle(self, why: IdleReason) -> None:
-        """Announce once why there is no work, and when the next claim is made."""
+        """Announce once why there is no work, and the time of the next claim."""
         until = self.clock.now() + why.wait_s if why.wait_s else None
         status = self.hub.status
         known = (status.idle, status.idle_message) == (why.reason, why.message)

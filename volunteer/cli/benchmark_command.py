@@ -1,4 +1,4 @@
-"""`volunteer benchmark`: measure the devices, remember it, tell the coordinator."""
+"""`volunteer benchmark`: measure the devices, store the result, report it to the coordinator."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories
 from volunteer.training.trainer import Trainer
 
-LINE = 40  # cells of the line that tells how far it is
+LINE = 40  # cells of the progress line
 STAGES = {"step": N_("training")}
 
 
 def measure(directories: Directories, device: str, *, quick: bool, json: bool) -> int:
-    """Measure, print, remember.
+    """Measure the devices, print and store the result; return the exit code.
 
-    Returns the exit code; raises Configuration for a device that is not there.
+    Raises Configuration for a missing device.
     """
     settings = config.load(path=directories.config / "config.toml").settings
     clock = SystemClock()
@@ -125,7 +125,7 @@ async def _publish(identity: Identity, request: BenchmarkRequest) -> None:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line for each row, in columns as wide as their widest cell."""
+    """Return a line for each row, with columns as wide as their widest cell."""
     wide = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(left(text, width) for text, width in zip(row, wide, strict=True)).rstrip()

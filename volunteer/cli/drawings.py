@@ -1,4 +1,4 @@
-"""Pictures of an image run on the command line: drawn in the terminal, or written as PNG."""
+"""Pictures of an image run on the command line: shown in the terminal, or written as PNG."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     from shared.protocol.inference import ImageReply
     from volunteer.net.api import Api
 
-ROWS_LEFT = 3  # rows of the terminal for the prompt and the price
+ROWS_LEFT = 3  # terminal rows left for the prompt and the price
 CLEAR = "\x1b[0m"
 
 
 async def draw(api: Api, model: str, seed: int | None) -> ImageReply:
-    """Ask an image run for one sheet of pictures."""
+    """Request one sheet of pictures from an image run."""
     from shared.protocol.inference import ImageRequest
 
     return await api.images(ImageRequest(model=model, seed=seed))
 
 
 def put(png: bytes, output: Path | None) -> None:
-    """Write a PNG to a file or a pipe; without both, draw it in the terminal.
+    """Write a PNG to a file or a pipe; without both, show it in the terminal.
 
-    Raises Configuration where the file cannot be written, BadRequest for what is no picture.
+    Raises Configuration if the file cannot be written, BadRequest for data that is not a picture.
     """
     from volunteer.files import write_whole
     from volunteer.tui.widgets.pictures import decoded, png_of
 
-    clean = png_of(decoded(png))  # data that a stranger sent goes to no file or terminal unchecked
+    clean = png_of(decoded(png))  # re-encoded: foreign data reaches no file or terminal unchecked
     if output is not None:
         try:
             write_whole(output, clean)
@@ -51,7 +51,7 @@ def put(png: bytes, output: Path | None) -> None:
 
 
 def picture_of(reply: ImageReply) -> bytes:
-    """Return the picture of a reply. Raises BadRequest without one."""
+    """Return the picture of a reply. Raises BadRequest if it has none."""
     if not reply.data:
         raise BadRequest(Sentence("the coordinator sent no picture"))
     return reply.data[0].b64_json

@@ -1,4 +1,4 @@
-"""Exit codes and errors of a command's process, which torch cannot spoil."""
+"""Exit codes and error output of the command line; the exit avoids torch's crash at shutdown."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 FLUSH_S = 2.0
 
-_as_json = False  # what errors are printed as
+_as_json = False  # format of printed errors
 
 
 def exit_code(command: Callable[[], object]) -> int:
-    """Run a command and return its exit code, 0 for any result but a number; print errors."""
+    """Run a command and print its errors; return the exit code, 0 for any result but a number."""
     try:
         result = command()
     except VolunteerError as error:
@@ -40,29 +40,29 @@ def exit_code(command: Callable[[], object]) -> int:
 
 
 def at_terminal() -> bool:
-    """Return True if a person can type and read here: input and output are terminals."""
+    """Return True if input and output are terminals, so that a person can type and read."""
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
 def agreed(question: str) -> bool:
-    """Ask the person at the terminal. Enter, or any other word, means no."""
+    """Ask the person at the terminal. Return False for enter, or any word but yes."""
     import unicodedata
 
     yes, choice = pgettext("answer", "yes"), pgettext("answer", "[y/N]")
     answer = unicodedata.normalize("NFD", input(f"{_(question)} {choice} ").strip().lower())
     plain = unicodedata.normalize("NFD", yes)
-    # without its accent, too: not every keyboard has one
+    # also without its accent: not every keyboard has one
     bare = "".join(sign for sign in plain if not unicodedata.combining(sign))
     return answer in ("y", "yes", plain, bare, bare[0])
 
 
 def hinted(text: str, profile: str) -> str:
-    """Return the text with our commands in backticks aimed at the same profile."""
+    """Return the text with the profile added to our commands in backticks."""
     return completed(text, "volunteer", options({"profile": profile}))
 
 
 def for_machines(json: bool) -> None:
-    """Print errors as JSON from now on, or as sentences."""
+    """Print later errors as JSON, or as sentences."""
     global _as_json
     _as_json = json
 
@@ -98,4 +98,4 @@ def _flush() -> None:
         try:
             stream.flush()
         except (OSError, ValueError):
-            pass  # nobody reads the output any more
+            pass  # the reader of the output has gone

@@ -21,7 +21,7 @@ def print_json(value: Any) -> int:
 def print_table(
     names: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int] = ()
 ) -> None:
-    """Print a table with a header, without signs that steer a terminal."""
+    """Print a table with a header, without characters that control a terminal."""
     from shared.text import printable, table_lines
 
     clean = [[printable(cell) for cell in row] for row in rows]

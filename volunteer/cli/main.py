@@ -1,6 +1,6 @@
-"""The command line of the volunteer.
+"""Command line of the volunteer.
 
-Parsing only: what a command needs is imported when it runs (torch never is here).
+This module only parses; each command's imports happen when it runs (torch is never imported).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def join(
             _("the link is missing: `volunteer join 'LINK'`, with the link of your organiser"),
             EXIT_USAGE,
         )
-    # An unquoted link that a mail wrapped arrives as several arguments.
+    # An unquoted link that a mail broke into lines arrives as several arguments.
     joined = _run(join_now(_directories(profile), " ".join(link), name))
     if json:
         return print_json(joined)
@@ -345,9 +345,9 @@ def _parsed(argv: list[str]) -> object:
 
 
 def _speak(given: Mapping[str, Any]) -> None:
-    """Set the language: the command line's, else the settings', else the environment's.
-    Machine-readable output is never translated. Faults of the settings are reported by the command
-    that needs them.
+    """Set the language from the command line, else the settings, else the environment.
+    Machine-readable output is never translated. The command that needs the settings reports their
+    errors.
     """
     from volunteer.i18n.catalogue import AUTO, LanguageChoice, choose, use
     from volunteer.settings.settings import load
@@ -376,7 +376,7 @@ def _run(work: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _with_control(profile: str, act: Any) -> Any:
-    """Run an action on the volunteer that runs on this profile. Raises Unreachable if none does."""
+    """Run an action on this profile's running volunteer. Raises Unreachable if none runs."""
     from shared.clock import SystemClock
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.control.local_socket import attach
@@ -401,7 +401,7 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def _plain(value: Any) -> str:
-    """Return a setting for people; an empty one is "-"."""
+    """Return a setting as text; an empty one is "-"."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):

@@ -1,7 +1,4 @@
-"""Commands around the work itself: the service, the nickname, and leaving.
-
-Parsing and printing only.
-"""
+"""Commands for the service, the nickname, updates, and removal. Parsing and printing only."""
 
 from __future__ import annotations
 
@@ -110,7 +107,7 @@ def name(
         return await api.me()
 
     me = asyncio.run(ask_coordinator(places, ask))
-    if public is not None:  # the same for the next coordinator
+    if public is not None:  # stored too, for the next coordinator
         settings.save(places.config / "config.toml", {"public": public})
     if json:
         return print_json({"nickname": me.nickname, "public": me.public})
@@ -225,7 +222,7 @@ def _removable(profile: str) -> Service | None:
 
 
 def _list(items: tuple[Belonging, ...], places: Directories) -> None:
-    """Print the belongings, and whether each is deleted."""
+    """Print the belongings, and which are deleted."""
     from shared.text import left
     from volunteer.i18n.formats import size
     from volunteer.service.uninstall import other_profiles

@@ -1,4 +1,4 @@
-"""key, usage, generate, chat and give: ways to spend a volunteer's credits."""
+"""key, usage, generate, chat and give: commands that spend a volunteer's credits."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def add_to(parent: App) -> None:
 
 
 def ask_account(profile: str, question: Callable[[Api], Awaitable[Any]]) -> Any:
-    """Return the answer of the coordinator to a question of the account of a profile."""
+    """Return the coordinator's answer to a question with this profile's account."""
     from volunteer.cli.start import ask_coordinator
     from volunteer.settings.settings import directories
 
@@ -319,7 +319,7 @@ def ask_account(profile: str, question: Callable[[Api], Awaitable[Any]]) -> Any:
 async def _said(
     api: Api, path: str, body: dict[str, Any], *, show: bool
 ) -> tuple[str, Usage | None]:
-    """Return an answer and its use; with `show` its words are printed as they arrive."""
+    """Return an answer and its usage; with `show` the words are printed as they arrive."""
     from volunteer.net.prompt_api import streamed
 
     if "answered_by" not in body and (await api.model(body["model"])).answered_by == "volunteers":
@@ -358,7 +358,7 @@ def _standard_input() -> str:
 
 
 def _safe(text: str) -> str:
-    """Return a model's words without control characters, which could move a terminal's cursor."""
+    """Return a model's words without control characters, which could move the terminal's cursor."""
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c)[0] != "C")
 
 

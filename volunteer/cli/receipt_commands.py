@@ -120,7 +120,9 @@ def _checked(identity: Identity, book: ReceiptBook) -> list[CheckedReceipt]:
 
 
 async def _ask(directories: Directories, identity: Identity, book: ReceiptBook) -> str:
-    """Compare the record with the stored receipts; new ones are fetched first."""
+    """Fetch new receipts, then compare the stored heads with the record; return a sentence about a
+    fault, else "".
+    """
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.account.record_check import RecordCheck
     from volunteer.cli.start import ask_coordinator
@@ -139,7 +141,7 @@ async def _ask(directories: Directories, identity: Identity, book: ReceiptBook) 
 
 
 async def _fetched(profile: Any, check: RecordCheck) -> str:
-    """Fetch new receipts, where no volunteer at work does so; a shut-out account gets none."""
+    """Fetch new receipts, unless the running volunteer does so; a banned account gets none."""
     from shared.errors import Configuration, Forbidden, Unauthorized
 
     try:
@@ -150,7 +152,7 @@ async def _fetched(profile: Any, check: RecordCheck) -> str:
 
 
 def _named(checked: CheckedReceipt) -> str:
-    """Return the problem of a receipt, with its name."""
+    """Return the problem of a receipt, with the receipt's name."""
     receipt, problem = checked.receipt, shown(checked.problem)
     if receipt is None:
         return _("a receipt: {problem}", problem=problem)

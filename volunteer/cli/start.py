@@ -1,7 +1,6 @@
 """Commands that start a volunteer with or without a screen, join, and query the coordinator.
 
-The agent and all that it needs (numpy, httpx) are imported when somebody needs them: the screen is
-painted before.
+The agent and its libraries (numpy, httpx) are imported after the first paint of the screen.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ if TYPE_CHECKING:
     from volunteer.tui.look import Look
 
 LAST_LINES_S = 5.0
-# at most: from the lock of a profile to its socket at the beginning, and from there to the end of
-# the process
+# Longest time from the lock of a profile to its socket at the start, and from the socket's end to
+# the end of the process.
 MOMENT_S = 10.0
 TRY_S = 0.05
-PORTS = {"https": 443, "socks5": 1080, "socks5h": 1080}  # of addresses that name none
+PORTS = {"https": 443, "socks5": 1080, "socks5h": 1080}  # default ports of schemes
 GOES_ON = N_(
     "the volunteer keeps running in the background: `volunteer status` shows it, `volunteer "
     "stop` ends it"
@@ -83,9 +82,9 @@ class Match:
 
 
 def work(options: StartOptions) -> int:
-    """Train until told to end.
+    """Work until stopped; return the exit code.
 
-    Returns the exit code; raises Configuration and others before anything began.
+    Raises Configuration and other errors before the start.
     """
     if options.screen and not at_terminal():
         raise BadRequest(Sentence("the screen needs a terminal: use `volunteer --no-ui`"))
@@ -94,7 +93,7 @@ def work(options: StartOptions) -> int:
     directories = renamed(config.directories(profile=options.profile))
     settings = _settings(options, directories)
     spoken = choose(settings.display.language)
-    # what machines read is the same everywhere
+    # machine-readable output is the same in every language
     use(LanguageChoice() if options.json else spoken)
     if spoken.problem:
         remark(spoken.problem)
@@ -126,8 +125,8 @@ def work(options: StartOptions) -> int:
 
 
 def _is_ours(profile: Profile, held: ExitStack, options: StartOptions) -> bool:
-    """Return True if no other instance held the profile; now this one does. Raises Configuration
-    where another one is at work and no screen, which could show it, is wanted.
+    """Return True if this process now holds the profile's lock. Raises Configuration if another
+    instance holds it and there is no screen to show that instance.
     """
     try:
         held.enter_context(profile.lock())
@@ -139,8 +138,8 @@ def _is_ours(profile: Profile, held: ExitStack, options: StartOptions) -> bool:
 
 
 def _confine(settings: Settings, directories: Directories, *, screen: bool) -> socket.socket | None:
-    """Confine this process to its own folders and its memory, before its threads begin. Returns the
-    listening socket, which a confined process cannot make.
+    """Confine this process to its own folders and its memory limit, before its threads begin.
+    Return the listening socket, which a confined process cannot make.
     """
     if not settings.sandbox:
         return None
@@ -193,7 +192,7 @@ def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
 
 
 def _ports(directories: Directories, settings: Settings) -> Collection[int] | None:
-    """Return the TCP ports of coordinator and other servers; None while the first is not known."""
+    """Return the TCP ports of the coordinator and other servers; None without a coordinator."""
     from shared.links import parse_link
 
     link = os.environ.get(config.JOIN, "")
@@ -209,14 +208,15 @@ def _ports(directories: Directories, settings: Settings) -> Collection[int] | No
             addresses.append(parse_link(link).url)
         parts = [urlsplit(a if "://" in a else f"http://{a}") for a in addresses if a]
         return {443, 53, *(part.port or PORTS.get(part.scheme, 80) for part in parts)}
-    except (VolunteerError, ValueError):  # who reads it next says what is wrong with it
+    except (VolunteerError, ValueError):  # the reader of the link or profile reports the error
         return None
 
 
 def _settings(options: StartOptions, directories: Directories) -> Settings:
-    """Return the settings in force.
+    """Return the effective settings.
 
-    A person at a damaged file may put it aside and go on; raises Configuration otherwise.
+    A person at the screen may put a damaged file aside and continue; otherwise raises
+    Configuration.
     """
     path = directories.config / "config.toml"
     try:
@@ -243,7 +243,7 @@ async def _work(
         await _join_unattended(directories, settings, link)
     if not options.screen and profile.current() is None:
         raise Configuration(NOT_JOINED)
-    # At a first start with a screen nothing is measured or trained until its owner says so.
+    # At a first start with a screen, measuring and training wait for the owner.
     first = options.screen and not link and _new(profile)
 
     def engine() -> Engine:
@@ -276,14 +276,14 @@ async def _without_screen(engine: Engine, front: Headless) -> int:
     drawing.add_done_callback(lambda _: engine.stop("save"))  # the screen failed, or all has ended
     await asyncio.sleep(0)  # subscribed before the first event
     code = await engine.run()
-    await asyncio.wait({drawing}, timeout=LAST_LINES_S)  # at most this long, in case nobody reads
+    await asyncio.wait({drawing}, timeout=LAST_LINES_S)  # the output may have no reader
     if drawing.done():
         drawing.result()
     return code
 
 
 def _new(profile: Profile) -> bool:
-    """Return True if this profile has not been at work yet."""
+    """Return True if this profile has never worked."""
     identity = profile.current()
     return identity is None or not profile.home(identity).memory.benchmarks
 
@@ -303,7 +303,7 @@ def _look(settings: Settings, *, first: bool) -> Look:
 
 
 async def _with_screen(make: Callable[[], Engine], look: Look, low: bool) -> int:
-    """Run the screen on the event loop of the agent; when one ends, so does the other."""
+    """Run the screen on the agent's event loop; when one ends, so does the other."""
     from volunteer.tui.app import VolunteerApp
 
     screen = VolunteerApp(look=look)
@@ -329,14 +329,14 @@ async def _behind(
     make: Callable[[], Engine],
     low: bool,
 ) -> Engine | None:
-    """Make the engine once the screen is painted; None when the screen was left before."""
+    """Make the engine once the screen is painted; None if the screen was closed before."""
     painted = asyncio.create_task(screen.painted.wait())
     await asyncio.wait({painted, drawing}, return_when=asyncio.FIRST_COMPLETED)
     painted.cancel()
-    if low:  # not earlier: the first paint waits for no other program
+    if low:  # not earlier: the first paint must not wait for other programs
         priority.lower_behind_screen()
     if not drawing.done():
-        # In a thread of its own, so that keys are heard meanwhile.
+        # In a thread, so that the screen handles keys meanwhile.
         await asyncio.to_thread(importlib.import_module, "volunteer.engine")
     if drawing.done():
         return None
@@ -346,8 +346,8 @@ async def _behind(
 
 
 async def _attach(options: StartOptions, profile: Profile, settings: Settings) -> int | str:
-    """Open the screen of the instance at work and return its exit code; a sentence where that
-    instance does not answer, "" where none listens.
+    """Open the screen of the running instance and return its exit code; a sentence if that instance
+    does not answer, "" if none listens.
     """
     from volunteer.control.local_socket import SilentVolunteer, attach
 
@@ -375,7 +375,7 @@ def _last_words(text: str) -> None:
 
 
 def _obey_signals(engine: Engine) -> None:
-    """End in good order at the first signal, at once at the second."""
+    """End in order at the first signal, at once at the second."""
     asked = False
 
     def obey(name: str) -> None:
@@ -404,7 +404,9 @@ def _obey_signals(engine: Engine) -> None:
 
 
 async def _join_unattended(directories: Directories, settings: Settings, link: str) -> None:
-    """Join by VOLUNTEER_JOIN. Wait for a coordinator that is down only if it is new here."""
+    """Join by VOLUNTEER_JOIN. An unreachable coordinator is waited for only if this profile is new
+    to it.
+    """
     try:
         await _join(directories, settings, link, "")
     except Unreachable:
@@ -426,7 +428,7 @@ async def _join(directories: Directories, settings: Settings, link: str, name: s
 
 
 def _say_work(bits: int, done: float) -> None:
-    """Print once that joining needs some seconds of computing."""
+    """Print once that joining needs some seconds of computation."""
     if done == 0.0:
         from shared.proof_of_work import work_words
 
@@ -445,7 +447,7 @@ async def join_now(directories: Directories, link: str, name: str) -> Joined:
 
 
 async def ask_coordinator(directories: Directories, question: Callable[[Api], Awaitable[T]]) -> T:
-    """Ask the coordinator, with the identity of this profile.
+    """Query the coordinator with this profile's identity.
 
     Raises Configuration without one.
     """

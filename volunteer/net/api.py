@@ -212,8 +212,8 @@ class Api:
         await self._call(endpoints.RELEASE, {"task": task}, request, patience_s=patience_s)
 
     async def forfeit(self) -> Forfeited:
-        """Forfeit this account's stake if a machine of it has lost evidence that the coordinator
-        awaits; otherwise do nothing.
+        """Forfeit this account's stake if the coordinator awaits evidence that a machine has lost;
+        otherwise do nothing.
         """
         return await self._call(endpoints.FORFEIT, {}, None)
 

@@ -151,7 +151,7 @@ class Transfers:
         return None
 
     async def _from_elsewhere(self, ref: BlobRef, on_bytes: OnBytes, url: str) -> Path | None:
-        """Return the file of a blob from another server; None if it lacks all or part of it."""
+        """Return the file of a blob from another server; None if it is missing there."""
         partial = await opened(self._cache.partial, ref.sha256, ref.size)
         headers = {"Range": f"bytes={partial.offset}-"} if partial.offset else {}
         try:

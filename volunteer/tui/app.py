@@ -1,9 +1,8 @@
 """Terminal application of a volunteer: pages around one `AgentView`, which is folded from the
 control's events.
 
-The application never trains, waits for the network or imports torch. Numbers are drawn at most
-twice a second and curves once, less often while the terminal has no focus, and only on the page
-that can be seen.
+The application never trains, waits for the network or imports torch. It redraws only the visible
+page: numbers at most twice a second, curves once, and less often while the terminal has no focus.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ from volunteer.tui.widgets.panel import Scene
 
 COLOURLESS = Colourless()
 TICK_S = 0.5
-# How long a thread of pure Python (self-play) keeps the interpreter while a key waits; Python's 5
-# ms, several times a key, made half of the latency that was measured.
+# How long a thread of pure Python (self-play) may hold the interpreter while a key waits. With
+# Python's default of 5 ms, waited for several times a key, it was half of the measured latency.
 SWITCH_S = 0.001
 BLURRED_TICKS = 4  # without focus every fourth tick is drawn
-# Classes that a screen of at least this size has.
+# Style classes by the least size of the screen.
 WIDTHS = [(0, "-tiny"), (60, "-narrow"), (80, "-normal"), (116, "-wide")]
 HEIGHTS = [(0, "-flat"), (6, "-low"), (14, "-short"), (22, "-middle"), (34, "-tall")]
 
@@ -79,7 +78,8 @@ class VolunteerApp(App[int]):
         opener: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         look = look or Look()
-        # Textual reads both from the instance, and a page's module is imported when first opened.
+        # Textual reads both from the instance; a page's module is imported when the page is first
+        # opened.
         self.DEFAULT_MODE = look.page  # type: ignore[misc]
         self.MODES = {p.name: functools.partial(_new, p) for p in _pages()}  # type: ignore[misc]
         super().__init__(driver_class=lasting_driver())
@@ -88,13 +88,13 @@ class VolunteerApp(App[int]):
         self.departure = Departure(self)
         self.clock = clock or SystemClock()
         self.device = ""
-        self.opener = opener  # of addresses; None = the browser of this machine
-        self.painted = asyncio.Event()  # once something can be read
+        self.opener = opener  # opens addresses; None = the browser of this machine
+        self.painted = asyncio.Event()  # set once the first page is readable
         self._tick_s = tick_s
         self._ticks = 0
         self._hurried = False
         self._opened = {look.page}
-        self._built = False  # the page that is being switched to
+        self._built = False  # whether the page being switched to was opened before
         self._switch_s = sys.getswitchinterval()
         self._feed: EventFeed | None = None
         self.appearance.begin()
@@ -142,11 +142,11 @@ class VolunteerApp(App[int]):
         return self._feed.view if self._feed is not None else self.view
 
     def set_timer(self, *given: Any, **named: Any) -> Timer:
-        """Set a timer that rings once, however late.
+        """Set a timer that always fires, however late.
 
-        Textual leaves out the ticks that a busy machine has missed, also the only one. Of the timer
-        that lets a new page be drawn this froze the screen for good while the work went on (seen
-        after 40 minutes beside 20 busy processes).
+        Textual skips ticks that a busy machine has missed, even the only tick of a one-shot timer.
+        The timer that lets a new page be drawn was skipped once, which froze the screen for good
+        (seen after 40 minutes beside 20 busy processes).
         """
         timer = super().set_timer(*given, **named)
         timer._skip = False
@@ -157,7 +157,7 @@ class VolunteerApp(App[int]):
         self.departure.over()
 
     def _failed(self, error: BaseException) -> None:
-        """End the program with the trace of our fault; a frozen screen would hide it."""
+        """End the program with the traceback of our bug, which a frozen screen would hide."""
         self.call_later(_raise, error)
 
     def _urgent(self) -> None:
@@ -171,7 +171,7 @@ class VolunteerApp(App[int]):
         self._show(hurried=True)
 
     def tell(self, message: str, level: str = "info") -> None:
-        """Show a sentence at the corner of the screen, for a few seconds."""
+        """Show a sentence in the corner of the screen for a few seconds."""
         levels: dict[str, SeverityLevel] = {"warning": "warning", "error": "error"}
         self.notify(shown(message), severity=levels.get(level, "information"), markup=False)
 
@@ -203,7 +203,7 @@ class VolunteerApp(App[int]):
 
     @property
     def _page(self) -> Page | None:
-        """Return the visible page, also behind the palette or a question."""
+        """Return the visible page, even behind the palette or a dialog."""
         stack = self.screen_stack if self._running else []
         return next((s for s in reversed(stack) if isinstance(s, Page) and s.is_current), None)
 
@@ -238,7 +238,7 @@ class VolunteerApp(App[int]):
     # --------------------------------------------------------------------------- actions
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return whether an action would do anything now."""
+        """Return whether an action would have an effect now."""
         if action in keys.LATER and self._first_start:
             return False
         if action in ("pause", "pause_for", "finish"):
@@ -263,8 +263,8 @@ class VolunteerApp(App[int]):
             self._built = False
 
     def delay_update(self, delay: float = 0.05) -> None:
-        """Draw nothing for this many seconds; a page that was built before needs no such mask,
-        which was half of the time of a page change.
+        """Suspend drawing for `delay` seconds, but not for a page that was opened before: the
+        suspension took half of the time of a page change.
         """
         super().delay_update(0.0 if self._built else delay)
 
@@ -333,7 +333,7 @@ class VolunteerApp(App[int]):
         self.departure.confirm()
 
     def expect_end(self) -> None:
-        """Expect the end of the events, so that it is not taken for a fault."""
+        """Expect the end of the events, so that it is not reported as a fault."""
         if self._feed is not None:
             self._feed.expected = True
 
@@ -345,7 +345,7 @@ class VolunteerApp(App[int]):
     def command(
         self, work: Coroutine[Any, Any, Any], done: Callable[[], None] | None = None
     ) -> None:
-        """Run a command of the control; a refusal is shown as a sentence."""
+        """Run a command of the control; an error is shown as a sentence."""
 
         async def running() -> None:
             try:
@@ -359,7 +359,7 @@ class VolunteerApp(App[int]):
         self.run_worker(running(), group="commands", exit_on_error=True)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """Every page and every action, for the palette."""
+        """Return every page and every action, for the palette."""
         return entries(self, screen, _pages())
 
 
@@ -417,5 +417,5 @@ def _entry(
 
 
 def _titled(short: str) -> str:
-    """Return the word of a key with a capital letter, names such as CSV unchanged."""
+    """Return a key's word with a capital letter; names such as CSV stay unchanged."""
     return short[:1].upper() + short[1:]

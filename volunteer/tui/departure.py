@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class Departure:
-    """Ends the volunteer of this process in good order, and the program after it."""
+    """Ends the volunteer of this process in order, then the program."""
 
     def __init__(self, app: VolunteerApp) -> None:
         self._app = app
-        self.how: How | None = None  # set once the volunteer is to end
+        self.how: How | None = None  # set when the end of the volunteer was requested
         self.at_once = False  # a second request: the program does not wait for the volunteer
 
     def catch_signals(self) -> None:
-        """Leave in order at the system's first signal, at once at the second."""
+        """Leave in order at the first signal of the system, at once at the second."""
         loop = asyncio.get_running_loop()
         for name in ("SIGTERM", "SIGHUP", "SIGINT"):
             try:
@@ -39,19 +39,19 @@ class Departure:
 
     @property
     def _only_the_program(self) -> bool:
-        """Return True if there is no volunteer to end, or its end was requested already."""
+        """Return True if no volunteer has to end, or its end was requested already."""
         control = self._app.control
         return self.how is not None or control is None or control.remote
 
     def leave(self) -> None:
-        """Leave: end this process's volunteer, after a question with a task in hand."""
+        """Leave: end this process's volunteer; ask first if a task is running."""
         if self._only_the_program or self._app.ended:
             self._exit()
         else:
             self.confirm()
 
     def confirm(self) -> None:
-        """End the volunteer, here or in the background, after a question when a task is in hand."""
+        """End the volunteer, here or in the background; ask first if a task is running."""
         from volunteer.tui.screens.confirm_quit import Quit
 
         app = self._app
@@ -66,7 +66,7 @@ class Departure:
             self.stop(how)
 
     def stop(self, how: How) -> None:
-        """End the volunteer; the program ends when it has."""
+        """End the volunteer; then the program ends."""
         app = self._app
         if app.control is None or app.ended:
             app.exit(self.exit_code)
@@ -87,12 +87,12 @@ class Departure:
 
     @property
     def exit_code(self) -> int:
-        """Return the exit code of the volunteer; 0 while it runs on elsewhere."""
+        """Return the volunteer's exit code; 0 if it keeps running in another process."""
         ended = self._app.latest.ended
         return ended.code if ended is not None else 0
 
     @property
     def farewell(self) -> str:
-        """Return the sentence that stays in the terminal at the end of the volunteer."""
+        """Return the sentence that stays in the terminal after the volunteer's end."""
         ended = self._app.latest.ended
         return (words(ended) or "") if ended is not None else ""

@@ -1,4 +1,4 @@
-"""Feed of one volunteer's events, folded into its newest view."""
+"""Feed of one volunteer's events, folded into the newest view."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ URGENT = (
 
 
 class Listener(msgspec.Struct, frozen=True, kw_only=True):
-    """Callback for events; called on the event loop."""
+    """Callbacks for events, called on the event loop."""
 
-    urgent: Callable[[], None]  # the view holds something a person waits for
+    urgent: Callable[[], None]  # the view has news that a person waits for
     tell: Callable[[str, str], None]  # a warning or an error: message, level
     ended: Callable[[], None]  # no more events
     failed: Callable[[BaseException], None]  # a fault in our own code
@@ -47,7 +47,7 @@ class EventFeed:
         self.expected = False  # the end was requested here
         self._clock = clock
         self._listener = listener
-        self._recalled: set[str] = set()  # runs whose past was requested
+        self._recalled: set[str] = set()  # runs whose history was requested
         self._recalling: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._follow(), name="follow-events")
         self._task.add_done_callback(self._over)
@@ -63,7 +63,7 @@ class EventFeed:
             task.cancel()
 
     def _remember(self) -> None:
-        """Request the past of the helped run, once."""
+        """Request the history of this machine's run, once."""
         run = self.view.run()
         if run and run not in self._recalled and self.view.status.online:
             self._recalled.add(run)
@@ -103,7 +103,7 @@ class EventFeed:
             self._listener.ended()
 
     def _lost(self) -> events.Stopped:
-        """Return an end for a volunteer whose events stop without one."""
+        """Return the end event of a volunteer whose events stopped without one."""
         status, now = self.control.status, self._clock.now()
         here = _("the volunteer has ended without a word")
         behind = _("the volunteer in the background has ended without a word")

@@ -1,5 +1,4 @@
-"""Pages and actions of the program in one table, the source of keys, tabs, footer, palette and
-help.
+"""Table of the program's pages and actions, the source of keys, tabs, footer, palette and help.
 
 A key can be changed by its action's id (`[keys]` in config.toml: `pause = "p"`).
 """
@@ -97,9 +96,9 @@ class KeyCommand(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     short: str
     help: str
-    # The lower, the longer it stays in a footer that is too short; None: in the palette only.
+    # The lowest stay in a footer that is too narrow; None: in the palette only.
     rank: int | None = None
-    name: str = ""  # in `[keys]`, where it is not the action's
+    name: str = ""  # name in `[keys]`, if not the action's
 
     @property
     def id(self) -> str:
@@ -176,7 +175,7 @@ COMMANDS = (
 )
 
 
-# Actions that are hidden during the first start, since no key leads back to it.
+# Actions hidden during the first start, because no key leads back to it.
 LATER = frozenset({"page", "pause", "pause_for", "finish", "read"})
 
 IDS = frozenset(command.id for command in COMMANDS)
@@ -213,7 +212,7 @@ _NAMES = {
 
 
 def shown(key: str) -> str:
-    """Return a key for the footer: the first of several, `?` instead of its long name."""
+    """Return a key's name for the footer: the first of several, with `?` for its long name."""
     held, plus, name = key.split(",")[0].strip().rpartition("+")
     return (held + plus).replace("ctrl+", "^") + _(_NAMES.get(name, name))
 
@@ -232,7 +231,7 @@ def load(info: PageInfo) -> type[Page]:
 
 
 def told(screen: object) -> tuple[KeyCommand, ...]:
-    """Return the commands of a page that have an effect there now, for its help."""
+    """Return the commands of a page that have an effect now, for its help."""
     useful: Callable[[KeyCommand], bool] | None = getattr(screen, "useful", None)
     return tuple(c for c in page_commands(screen) if useful is None or useful(c))
 

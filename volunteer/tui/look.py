@@ -22,10 +22,10 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     theme: str = themes.DEFAULT
     language: str = AUTO
-    notice: str = ""  # what is to be said at the start
+    notice: str = ""  # sentence to show at the start
     ascii: bool = False
     keys: dict[str, str] = {}  # action id -> key
-    page: str = "dashboard"  # the first one
+    page: str = "dashboard"  # first page
 
 
 class Appearance:
@@ -64,7 +64,7 @@ class Appearance:
             self._app.command(self._app.control.do(commands.SetSettings(changes={name: value})))
 
     def change(self, name: str, value: Any) -> None:
-        """Apply one setting that is saved already."""
+        """Apply one setting that is already saved."""
         app = self._app
         if name == "theme" and value not in app.available_themes:
             return

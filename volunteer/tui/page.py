@@ -1,4 +1,4 @@
-"""Base of every page: tabs, state and keys around a body, redrawn while it can be seen."""
+"""Base of every page: tabs, state and keys around a body, redrawn while it is visible."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Page(Screen[None]):
-    """Base of the pages: subclasses set `NAME`, yield widgets in `body` and, beyond panels, fill
-    them in `shown`.
+    """Base of the pages. Subclasses set `NAME`, yield widgets in `body`, and fill in `shown` the
+    widgets that are not panels.
 
-    Panels anywhere on the page are drawn by themselves. `ACTIONS` of a page become its keys
+    Panels anywhere on the page are drawn by this class. `ACTIONS` of a page become its keys
     (`action` is a method of the page, `action_<name>`), stand first in the footer, and are in the
     palette and in the help.
     """
@@ -37,7 +37,7 @@ class Page(Screen[None]):
         super().__init__()
         self._styled_for: tuple[object, ...] = ()
         chosen = self.volunteer.appearance.look.keys
-        # a key that the owner chose for an action of every page keeps that action here
+        # A key that the owner chose for an action of all pages keeps that action here.
         held = (given for name, given in chosen.items() if name in keys.IDS)
         taken = {key for given in held for key in given.split(",")}
         for command in self.ACTIONS:
@@ -56,7 +56,7 @@ class Page(Screen[None]):
 
     @property
     def volunteer(self) -> VolunteerApp:
-        """The application that this page belongs to."""
+        """Return the application of this page."""
         return cast("VolunteerApp", self.app)
 
     def compose(self) -> ComposeResult:
@@ -72,10 +72,12 @@ class Page(Screen[None]):
         """Yield the page's own widgets."""
 
     def shown(self, scene: Scene) -> None:
-        """Fill tables and the like, at most twice a second while the page is visible."""
+        """Fill tables and the like; called at most twice a second while the page is visible."""
 
     def show(self, scene: Scene, *, at_once: bool = False, hurried: bool = False) -> None:
-        """Draw a scene on the due panels, `at_once` on all, `hurried` on the quick ones."""
+        """Draw a scene on the panels that are due, on all (`at_once`), on the quick ones
+        (`hurried`).
+        """
         for panel in panels(self):
             if panel.quick or not hurried:
                 panel.show(scene, at_once=at_once or hurried)
@@ -85,8 +87,8 @@ class Page(Screen[None]):
         self.shown(scene)
 
     def on_screen_resume(self, event: ScreenResume) -> None:
-        """Draw the newest scene; styles are computed anew only where the theme or the terminal's
-        focus changed while the page was hidden (three quarters of the time of a page change).
+        """Draw the newest scene. Styles are recomputed only if the theme or the terminal's focus
+        changed while the page was hidden: that took three quarters of a page change.
         """
         outer = (self.app.theme, self.app.classes, frozenset(self.app.pseudo_classes))
         event.refresh_styles = outer != self._styled_for

@@ -1,4 +1,4 @@
-"""Base of pages that query the coordinator; a reply is kept with its age while it is away."""
+"""Base of pages that query the coordinator; during an outage the last reply stays, with its age."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from volunteer.tui.widgets.panel import Scene
 T = TypeVar("T")
 PageQuery: TypeAlias = Callable[[Control], Awaitable[Any]]
 
-NEWS_S = 1.0  # at least between two queries that follow a change of the account
-EVERY_S = 25.0  # between two queries of a page that is looked at
-AGED_S = EVERY_S + 3  # an answer older than this is drawn with its age: none comes, or the page was
-# left for a while; what it says may have been a few seconds old when it came
+NEWS_S = 1.0  # least time between two queries that follow changes of the account
+EVERY_S = 25.0  # between two queries of a visible page
+AGED_S = EVERY_S + 3  # the age of an older reply is shown: newer ones fail, or
+# the page was hidden; its content may have been a few seconds old on arrival
 
 
 class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """Reply to a query, its time, and the reply before it."""
+    """Reply to a query, its time, and the previous reply."""
 
     value: T | None = None
     at: float = 0.0
@@ -37,12 +37,14 @@ class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     tried_at: float = float("-inf")
 
     def old(self, scene: Scene) -> bool:
-        """Return True if the reply is old: the coordinator is away, or the last query failed."""
+        """Return True if the reply is old: the coordinator does not answer, or the last query
+        failed.
+        """
         away = not scene.view.status.online or bool(self.error)
         return self.value is not None and (away or scene.now - self.at > AGED_S)
 
     def note(self, scene: Scene) -> str:
-        """Return the note for the border: the age of the reply, or that the reply is awaited."""
+        """Return the note for the border: the age of the reply, or that it is awaited."""
         if self.value is not None and self.old(scene):
             return as_of(scene.now - self.at)
         return _("asking") if self.asking and self.value is None else ""
@@ -65,12 +67,12 @@ OFFLINE = N_("shown as soon as the coordinator answers")
 
 
 class QueryPage(Page):
-    """Page with queries: `queries` names them, `answer` returns the newest reply."""
+    """Page with queries: `queries` names them, `answer` returns the newest reply of one."""
 
     def __init__(self) -> None:
         super().__init__()
         self._answers: dict[str, QueryReply[Any]] = {}
-        self._asked_for: dict[str, Me | None] = {}  # the account when each query was sent
+        self._asked_for: dict[str, Me | None] = {}  # account at the time of each query
 
     @abstractmethod
     def queries(self) -> dict[str, PageQuery]:
@@ -93,8 +95,8 @@ class QueryPage(Page):
             self.query_now(due)
 
     def query_now(self, queries: Mapping[str, PageQuery]) -> None:
-        """Send queries now, also where the reply is fresh. New replies replace the old ones all at
-        once, so that all parts of the page show one moment.
+        """Send queries now, even if the reply is fresh. All new replies replace the old ones
+        together, so that all parts of the page show the same moment.
         """
         control = self.volunteer.control
         if control is None:
@@ -118,14 +120,14 @@ class QueryPage(Page):
         except VolunteerError as error:
             return msgspec.structs.replace(known, asking=False, error=shown(error.message))
         reply = QueryReply(value=value, at=self.volunteer.clock.now(), tried_at=known.tried_at)
-        if known.value is None:  # nothing on the page could contradict it
+        if known.value is None:  # no part of the page could contradict it
             self._publish({name: reply})
         return reply
 
     def _publish(self, replies: Mapping[str, QueryReply[Any]]) -> None:
         for name, reply in replies.items():
             known = self.answer(name)
-            if reply is not known and reply.tried_at >= known.tried_at:  # else sent again since
+            if reply is not known and reply.tried_at >= known.tried_at:  # else repeated since
                 self._answers[name] = reply
                 self.answered(name)
         if self.is_current:

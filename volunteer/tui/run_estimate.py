@@ -23,15 +23,15 @@ STATES = {
     "completed": N_("completed"),
     "failed": N_("failed"),
 }
-# The same in a table, where the organiser needs not be named.
+# The same for a table, where the organiser is not named.
 STATES_SHORT = {**STATES, "paused": N_("paused")}
 SLOW_STEP_S = 60.0  # a longer step hardly helps
 
 
-TASKS_MIN = 3  # trained here, before they are believed more than the benchmark
-STEADY_MIN = 8  # of these on, all their credits over all their time
-TASKS_MAX = 20  # newest, that a forecast looks at
-MIXED = frozenset((*GAMES, "learn"))  # kinds of tasks of runs that have several
+TASKS_MIN = 3  # tasks trained here from which their pace replaces the benchmark
+STEADY_MIN = 8  # from this number on, the pace is total credits over total time
+TASKS_MAX = 20  # newest tasks that count for the pace
+MIXED = frozenset((*GAMES, "learn"))  # kinds of tasks of runs with several kinds
 
 
 class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +41,12 @@ class RunEstimate(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
     step_s: float | None = None
     credits_per_hour: float | None = None
-    tasks: int = 0  # trained here that it was measured in; 0: computed from the benchmark
-    measured: bool = False  # by the run's own model, in the first steps
+    tasks: int = 0  # tasks trained here that were measured; 0: computed from the benchmark
+    measured: bool = False  # measured by the first steps of the run's own model
 
     @property
     def basis(self) -> str:
-        """Return the source of the figures in words."""
+        """Return the source of the figures, in words."""
         if self.measured:
             return _("its first steps here")
         return (
@@ -68,8 +68,10 @@ class MachinePace(msgspec.Struct, frozen=True, kw_only=True):
 def pace(
     status: Status, run: str = "", devices: Collection[str] | None = None
 ) -> MachinePace | None:
-    """Return the pace of the last tasks (of a run) on the best-earning of some or all devices; None
-    before there are three, or too few to tell the run's long-term pay.
+    """Return the pace of the last tasks (of a run) on the best-earning of these (all) devices.
+
+    None before there are three tasks, or while too few show the long-term pay of a run with several
+    kinds of tasks.
     """
     paces = []
     known = [w for w in status.work if w.priced and run in ("", w.run)]
@@ -101,7 +103,7 @@ def _rate(work: Sequence[WorkDone]) -> float:
 
 
 def time_to(micro: int, status: Status) -> str:
-    """Return the time in which this machine earns an amount at its pace; "" if unknown."""
+    """Return the time in which this machine earns an amount at its present pace; "" if unknown."""
     found = pace(status)
     if found is None or found.credits_per_hour <= 0 or micro <= 0:
         return ""
@@ -157,7 +159,7 @@ def estimate(
 
 
 def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[list[Device], str]:
-    """Return the devices whose memory holds a task of a run; without any, the reason."""
+    """Return the devices whose memory holds a task of a run; if there are none, the reason."""
     needs = {device.id: memory_on(device.id, info.memory_bytes) for device in usable}
     lent = {found.id: status.lent_bytes.get(found.id) or found.memory_bytes for found in usable}
     able = [found for found in usable if not lent[found.id] or lent[found.id] >= needs[found.id]]
@@ -181,7 +183,7 @@ def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[l
 
 
 def _stepped(info: RunInfo, devices: Sequence[Device], status: Status) -> RunEstimate | None:
-    """Return the estimate by real steps of the run's model, where these were measured."""
+    """Return the estimate from measured steps of the run's model, if there are any."""
     ids = {device.id for device in devices}
     steps = [step for step in status.steps if step.run == info.name and step.device in ids]
     best = min(steps, key=lambda step: step.step_s, default=None)
@@ -218,7 +220,7 @@ def _measured(
 
 
 def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> str:
-    """Return a device's part in a run of games, and games an hour here and in all, or ""."""
+    """Return a device's part in a run of games, with the games an hour; "" if it has none."""
     beat = next((beat for beat in status.beats if beat.run == run), None)
     if beat is None or beat.episodes_per_hour is None:
         return ""
@@ -232,10 +234,10 @@ def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> s
     )
     done = [work for work in status.work if work.run == run and work.device == device]
     played = [work for work in done if work.kind == "selfplay"][-TASKS_MAX:]
-    # by the clock, as the coordinator counts: other runs take their time
+    # wall-clock time, as the coordinator counts: it includes the time for other runs
     seconds = status.at - played[0].at + played[0].seconds if played else 0.0
     here = sum(work.steps for work in played) * 3600 / seconds if seconds > 0 else None
-    # this machine may have gone on since the coordinator looked, after hours without a game
+    # the coordinator's figure may be older than the first games here after hours without any
     made = number(max(beat.episodes_per_hour, here or 0.0), ",.0f")
     whole = _("{n} {things} an hour by all machines", n=made, things=_(beat.episodes))
     return (

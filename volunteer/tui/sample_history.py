@@ -1,4 +1,4 @@
-"""Versions of a run with a sample, loaded page by page around the viewed one."""
+"""Versions of a run that have a sample, loaded page by page around the viewed one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from shared.protocol import endpoints
 from shared.protocol.versions import VersionInfo
 from volunteer.control.control import Control
 
-PAGE = 100  # versions before one that is wanted, as many as a page of the coordinator holds
-PAGES_MAX = 20  # asked for in one search: runs that are rarely evaluated have long gaps
+PAGE = 100  # versions before a wanted one; one page of the coordinator
+PAGES_MAX = 20  # most pages of one search: runs that are rarely evaluated have long gaps
 ROWS_MAX = 2000  # kept
 
 
@@ -25,23 +25,25 @@ class SampleHistory:
         return self._first
 
     def last(self) -> int | None:
-        """Return the newest version with a sample that is loaded."""
+        """Return the newest loaded version with a sample."""
         return max((n for n, row in self.rows.items() if row.sample), default=None)
 
     async def begin(self, control: Control, head: int) -> None:
-        """Load the beginning of the history, once, and its end. Raises VolunteerError."""
+        """Load the first and the last page of the history, once. Raises VolunteerError."""
         if self._first is None:
             await self._load(control, -1)
             self._first = min((n for n, row in self.rows.items() if row.sample), default=None)
         newest = max(head, self.head)
         if newest > 0:
-            # versions not evaluated yet are asked for again
+            # versions not evaluated yet are queried again
             await self._load(control, max(-1, min(newest, self.last() or 0) - 1))
             await self._load(control, newest - PAGE)
         self.head = max(self.rows, default=-1)
 
     async def step(self, control: Control, at: int, by: int) -> int | None:
-        """Return the version with a sample `by` versions from `at` or beyond, if any."""
+        """Return the version with a sample `by` versions from `at`, or the next one beyond; None if
+        none.
+        """
         way = 1 if by > 0 else -1
         wanted, pages = at + by, 0
         wanted = min(max(wanted, 0), self.head) if abs(by) > 1 else wanted
@@ -52,7 +54,7 @@ class SampleHistory:
                 if pages > PAGES_MAX:
                     return None
                 await self._load(control, wanted - 1 if way > 0 else max(-1, wanted - PAGE))
-                if wanted not in self.rows:  # it is not kept any more
+                if wanted not in self.rows:  # dropped meanwhile
                     wanted += way
                 continue
             if row.sample:

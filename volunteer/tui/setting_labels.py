@@ -1,4 +1,4 @@
-"""Labels of settings: the group, the value as text, the moment a change takes effect. Pure."""
+"""Labels of settings: the group, the value as text, the moment when a change applies. Pure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
 )
-# Labels of the settings; the name in the file and on the command line is shown beside them.
+# Labels of settings; the name in the file and on the command line is shown next to them.
 LABELS = {
     "schedule": N_("hours"),
     "in_use": N_("while you use the computer"),
@@ -108,7 +108,7 @@ LABELS = {
     "quit_seconds": N_("finish before leaving"),
     "log_level": N_("least in the log"),
 }
-# Values that a person reads in other words than the file has.
+# Values that are shown in other words than the file's.
 WORDS = {
     ("in_use", "work"): N_("keep working"),
     ("in_use", "gentle"): N_("work gently"),
@@ -131,7 +131,7 @@ SOURCES = {
 
 
 def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
-    """Return all settings under their headings; those without one come last."""
+    """Return all settings under their headings, ungrouped ones last."""
     by_name = {row.name: row for row in rows}
     found: list[tuple[str, list[SettingRow]]] = []
     for title, names in GROUPS:
@@ -146,7 +146,7 @@ def label(row: SettingRow) -> str:
 
 
 def as_text(value: object) -> str:
-    """Return a value as it is typed."""
+    """Return a value as a person types it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -159,7 +159,7 @@ def as_text(value: object) -> str:
 
 
 def shown(row: SettingRow) -> str:
-    """Return a value in words; empty and zero get their meaning."""
+    """Return a value in words; an empty value or zero gets its meaning."""
     text = as_text(row.value)
     if not text:
         return {"schedule": _("always"), "runs": _("any run")}.get(row.name, _("none"))
@@ -217,7 +217,7 @@ def named_choices(name: str) -> tuple[str, ...]:
 
 
 def parsed(row: SettingRow, text: str) -> object:
-    """Return the value of a text. Raises Configuration with the valid values."""
+    """Return a typed text as a value. Raises Configuration with the valid values."""
     text = text.strip()
     if row.type == "bool":
         words = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
@@ -235,7 +235,7 @@ def parsed(row: SettingRow, text: str) -> object:
 
 
 def complaint(error: Configuration) -> str:
-    """Return the message of an error without the name of the setting, which is on the screen."""
+    """Return an error's message without the setting's name, which is on the screen."""
     values = error.message.values if isinstance(error.message, Sentence) else {}
     problem = values.get("problem")
     return _(problem if isinstance(problem, str) else error.message)

@@ -1,4 +1,4 @@
-"""State of the machine in one sign, one word and one sentence with its cause and its end."""
+"""State of the machine as a sign, a word, and a sentence with its cause and its end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LEAVING: dict[How, str] = {
 
 
 def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> Activity:
-    """Return the state of this machine, or of one of its devices: the first that holds."""
+    """Return the state of this machine, or of one of its devices: the first that applies."""
     looked_at = Looked(view=view, now=now, glyphs=glyphs, device=device)
     found = (state(looked_at) for state in (_ended, _paused, _measured, _at_work, _idle))
     return next((each for each in found if each is not None), None) or Activity(
@@ -128,7 +128,7 @@ def _idle(at: Looked) -> Activity | None:
 
 
 def window_title(view: AgentView, now: float) -> str:
-    """Return the state in the few words that fit a window's title: "volunteer 62 % training"."""
+    """Return the state for a window's title: "volunteer 62 % training"."""
     task = view.task("")
     done = (
         f" {whole_percent(task.step / task.steps)} %" if task and task.steps and task.step else ""
@@ -147,7 +147,7 @@ def fetched(task: TaskStatus) -> bool:
 
 
 def why_paused(pause: PauseStatus) -> str:
-    """Return the cause and the end of a pause, as one sentence."""
+    """Return the cause and the end of a pause in one sentence."""
     if pause.by == YOU:
         own = _(pause.message) if pause.message not in ("", "paused") else _("by you")
         if pause.until not in OPEN_ENDED:
@@ -187,7 +187,7 @@ def next_merge(view: AgentView, run: str, now: float) -> str:
     beat = view.beat(run)
     if beat is None:
         info = view.info(run)
-        # The coordinator's own words are shown in its language only.
+        # The coordinator's own words, which are not translated.
         english = info is not None and current().language == ENGLISH
         return info.merging.removeprefix("merging ") if info and english else ""
     if beat.state != "running":
@@ -214,7 +214,7 @@ REASON_CELLS = 46
 
 
 def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> str:
-    """Return the connection's fault, the next retry, the working functions; else empty."""
+    """Return an outage's cause, the next retry and the working functions; "" if online."""
     status = view.status
     if status.online or not status.connection or status.stopped:
         return ""

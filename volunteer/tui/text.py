@@ -1,8 +1,8 @@
 """Words, numbers and signs of the screens: pure functions, every width counted in terminal cells.
 
 A line of a screen is a tuple of spans, a span is text and the name of its role ("dim", "good",
-"bad" ...). Roles get their colours from the theme, so nothing here knows a colour; state is always
-a sign and a word besides.
+"bad" ...). Roles get their colours from the theme; no function here names one. A state is always
+shown by a sign or a word, never by colour alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Line: TypeAlias = tuple[Span, ...]
 
 
 class Role(msgspec.Struct, frozen=True):
-    """Style of text: variables of the theme for ink and, if it differs from the panel's, paper."""
+    """Style of a text: the theme's variables for its colour and, if it has one, its background."""
 
     ink: str
     bold: bool = False
@@ -55,7 +55,7 @@ ROLES = {
 }
 
 FOREIGN_CHARS_MAX = 2000
-MANY, TINY = 999.5e12, 1e-4  # beyond these a number is written as a word
+MANY, TINY = 999.5e12, 1e-4  # a number outside of these is written as a word
 
 
 class Glyphs(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class Glyphs(msgspec.Struct, frozen=True, kw_only=True):
     corner: str = "└"
     tick: str = "┤"
     columns: str = " ▁▂▃▄▅▆▇█"  # from empty to full
-    curve: str = "braille"  # which alphabet plots use: "braille" or "ascii"
+    curve: str = "braille"  # alphabet of plots: "braille" or "ascii"
 
 
 UNICODE = Glyphs()
@@ -115,14 +115,14 @@ ASCII = Glyphs(
     curve="ascii",
 )
 
-# Foreign text (names, prompts, samples) may hold any letter; `--ascii` shows 7 bits.
+# Foreign text (names, prompts, samples) may contain any character; `--ascii` shows 7 bits.
 _PLAIN = {
     ord(a): b for a, b in zip("–—−…·‘’“”×≤≥→←↑↓±„«»ß¿¡", '---~-\'\'""x<>><^v~"""s?!', strict=True)
 }
 
 
 def ascii_only(text: str) -> str:
-    """Return the text in 7 bits, as wide as before."""
+    """Return the text in 7 bits, in the same width."""
     if text.isascii():
         return text
     plain = text.translate(_PLAIN)
@@ -137,7 +137,7 @@ def _bare(letter: str) -> str:
 
 
 def shown_name(name: str, instead: str, glyphs: Glyphs) -> str:
-    """Return a name, or with plain characters `instead` where only question marks would remain."""
+    """Return a name, or `instead` if plain characters would leave only its question marks."""
     plain = glyphs.curve == ASCII.curve
     return instead if plain and name and not ascii_only(name).strip("? ") else name
 
@@ -151,7 +151,7 @@ def width(line: Iterable[Span]) -> int:
 
 
 def fit(text: str, cells: int, ellipsis: str = "…") -> str:
-    """Return text cut to at most `cells`, with an ellipsis if something is missing."""
+    """Return text cut to at most `cells`, with an ellipsis if something was cut."""
     if cells <= 0:
         return ""
     if cell_len(text) <= cells:
@@ -160,19 +160,19 @@ def fit(text: str, cells: int, ellipsis: str = "…") -> str:
 
 
 def left(text: str, cells: int, ellipsis: str = "…") -> str:
-    """Return text in exactly `cells`, to the left."""
+    """Return text in exactly `cells`, aligned left."""
     cut = fit(text, cells, ellipsis)
     return cut + " " * max(0, cells - cell_len(cut))
 
 
 def right(text: str, cells: int, ellipsis: str = "…") -> str:
-    """Return text in exactly `cells`, to the right."""
+    """Return text in exactly `cells`, aligned right."""
     cut = fit(text, cells, ellipsis)
     return " " * max(0, cells - cell_len(cut)) + cut
 
 
 def spread(start: Line, end: Line, cells: int) -> Line:
-    """Return a line with a part at either end; the end is dropped where both do not fit."""
+    """Return a line with a part at either end; without `end` if both do not fit."""
     room = cells - width(start)
     if width(end) + 1 > room:
         return start
@@ -187,7 +187,7 @@ def wrap(text: str, cells: int, rows: int, ellipsis: str = "…") -> list[str]:
     for paragraph in printable_lines(text):
         line = ""
         for word in paragraph.split(" "):
-            while cell_len(word) > cells:  # longer than a line: cut where the line ends
+            while cell_len(word) > cells:  # longer than a line: cut at its end
                 room = cells - (cell_len(line) + 1 if line else 0)
                 if room < 2:
                     lines.append(line)
@@ -225,7 +225,7 @@ def printable_lines(text: str, limit: int = FOREIGN_CHARS_MAX) -> list[str]:
 
 
 def count(value: float | None, digits: int = 3) -> str:
-    """Return a number in few letters, never in powers of ten: 4.21 M."""
+    """Return a short form of a number, never with powers of ten: 4.21 M."""
     if value is None or value != value:
         return "-"
     if abs(value) >= MANY:
@@ -259,7 +259,7 @@ def soon(seconds: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Return a number a second with three digits at least: 2.00, 0.187, 383."""
+    """Return a number a second with at least three digits: 2.00, 0.187, 383."""
     if TINY <= value < 999.5:
         return localized(f"{value:#.3g}".rstrip("."))
     return count(value)
@@ -297,7 +297,7 @@ def percent(share: float) -> str:
 
 
 def bar(share: float, cells: int, glyphs: Glyphs = UNICODE) -> Line:
-    """Return a bar of exactly `cells`; the empty part is another sign, not only another colour."""
+    """Return a bar of exactly `cells`; the empty part has another sign, not only another colour."""
     if cells <= 0:
         return ()
     share = 0.0 if share != share else min(1.0, max(0.0, share))
@@ -309,13 +309,13 @@ def bar(share: float, cells: int, glyphs: Glyphs = UNICODE) -> Line:
 
 
 def spark(values: Sequence[float], cells: int, glyphs: Glyphs = UNICODE) -> str:
-    """Return the newest values as a row of small columns, from zero to the highest value."""
+    """Return the newest values as a row of small columns, scaled from zero to the highest value."""
     finite = [v for v in values if v == v and 0 <= v < float("inf")]
     shown = finite[-cells:] if cells > 0 else []
     top = max(shown, default=0.0)
     if top <= 0:
         return ""
-    last = len(glyphs.columns) - 1  # the highest column is kept for what is yet to come
+    last = len(glyphs.columns) - 1  # full height is left for a later, higher value
     return "".join(glyphs.columns[round(v / top * (last - 2))] for v in shown)
 
 
@@ -339,7 +339,7 @@ _BIG = {
 
 
 def big(text: str) -> tuple[str, str, str] | None:
-    """Return the digits of a number on three lines, or None where a sign has no big form."""
+    """Return a number's digits on three lines; None if a character has no big form."""
     if any(sign not in _BIG for sign in text):
         return None
     top, middle, bottom = ("".join(_BIG[sign][row] for sign in text) for row in range(3))

@@ -1,8 +1,8 @@
 """Our own themes: a calm dark one, a light one, one for colour-blind eyes (Okabe and Ito 2008) and
 one of high contrast.
 
-Screens never name a colour. They use the theme's and the variables of `DARK` below, which Textual's
-own themes get too.
+Screens use no colours of their own, only the theme's and the variables of `DARK` below, which
+Textual's own themes get too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from textual.theme import Theme
 
 DEFAULT = "volunteer-dark"
 
-# Variables beyond Textual's: what a theme that is not ours falls back to.
+# Variables beyond Textual's, as defaults for Textual's own themes.
 DARK = {
     "dim": "#8b96a5",
     "faint": "#566172",
@@ -130,10 +130,10 @@ THEMES = (
 
 
 class SteadyStylesheet(Stylesheet):
-    """Stylesheet that is parsed again only where its variables have changed.
+    """Stylesheet that is parsed again only if its variables have changed.
 
-    Textual parses every stylesheet anew for each page that is opened first, also for the first
-    paint, though only another theme changes the variables in them.
+    Textual parses every stylesheet again when a page is first opened, and before the first paint,
+    though only a change of theme changes the variables.
     """
 
     def set_variables(self, variables: dict[str, str]) -> None:
@@ -141,5 +141,5 @@ class SteadyStylesheet(Stylesheet):
             super().set_variables(variables)
 
     def reparse(self) -> None:
-        """Parse the changed rules. Raises StylesheetError, StylesheetParseError, as Textual's."""
+        """Parse the changed rules. Raises StylesheetError, StylesheetParseError, like Textual's."""
         self.parse()

@@ -18,10 +18,10 @@ from volunteer.control import events
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status, TaskStatus
 
-POINTS_MAX = 2000  # of one curve; beyond it neighbours are thinned, extremes kept
+POINTS_MAX = 2000  # of one curve; a longer one is thinned, extremes kept
 CURVES_MAX = 8
 RUNS_MAX = 64
-ENTRIES_MAX = 1000  # of what happened
+ENTRIES_MAX = 1000  # events of the log
 SPEEDS_MAX = 120
 
 Point: TypeAlias = tuple[float, float]
@@ -39,12 +39,12 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     points: tuple[Point, ...] = ()
     second: tuple[Point, ...] = ()  # another loss of the same work, e.g. the discriminator's
-    preview: str = ""  # the last thing to look at, and the last numbers beside the loss
+    preview: str = ""  # newest preview of the work, and newest other metrics
     metrics: dict[str, float] = {}
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
-    """Loss of a run's global model, by version, and the versions with this volunteer's work."""
+    """Loss of a run's global model by version, and the versions with this volunteer's work."""
 
     run: str
     points: tuple[Point, ...] = ()
@@ -56,29 +56,29 @@ class ModelView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of the log, kept whole for its tables."""
+    """Event of the log, kept whole for its tables."""
 
     id: int
     event: AnyEvent
 
 
 class AgentView(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete content of the screens."""
+    """Content of all screens."""
 
     status: Status = Status()
-    curves: tuple[Curve, ...] = ()  # the newest task last
+    curves: tuple[Curve, ...] = ()  # newest task last
     models: dict[str, ModelView] = {}
-    beats_at: dict[str, float] = {}  # when each run's countdown to the merge arrived
+    beats_at: dict[str, float] = {}  # arrival of the heartbeat with each run's countdown
     entries: tuple[LogEntry, ...] = ()  # oldest first
-    benchmark: events.BenchmarkProgress | None = None  # one that is under way
-    registering: float | None = None  # proof of work under way, 0..1
+    benchmark: events.BenchmarkProgress | None = None  # running benchmark
+    registering: float | None = None  # running proof of work, 0..1
     sensors: dict[str, events.Sensed] = {}  # by device
     speeds: dict[str, tuple[float, ...]] = {}  # steps a second by device, oldest first
     ended: events.Stopped | None = None
     seen: int = 0  # events so far
 
     def task(self, device: str = "") -> TaskStatus | None:
-        """Return the task that matters most: in training before in transfer out, then in."""
+        """Return the most important task: one in training before one in transfer out, then in."""
         tasks = [t for t in self.status.tasks if device in ("", t.device)]
         return min(tasks, key=lambda t: (_ORDER[t.phase], t.task), default=None)
 
@@ -90,7 +90,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def run(self) -> str:
-        """Return the run that this machine helps now, or helped last."""
+        """Return the run of this machine's present task, or of its last one."""
         task = self.task()
         if task is not None:
             return task.run
@@ -107,12 +107,12 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
         return next((beat for beat in self.status.beats if beat.run == run), None)
 
     def devices(self) -> tuple[str, ...]:
-        """Devices that have a task, in the order of their tasks."""
+        """Return the devices that have a task, in the order of their tasks."""
         return tuple(dict.fromkeys(task.device for task in self.status.tasks))
 
 
 _ORDER = {"train": 0, "upload": 1, "fetch": 2, "claimed": 3, "checking": 4}
-# Events that come all the time are not logged.
+# Frequent events that are not logged.
 _MOVING = (
     events.Training,
     events.Fetching,
@@ -148,7 +148,7 @@ def begin(status: Status) -> AgentView:
 
 
 def reduce(view: AgentView, event: AnyEvent, status: Status) -> AgentView:
-    """Return the view after an event; `status` is the volunteer's and holds the event already."""
+    """Return the view after an event; `status` already includes the event."""
     after = replace(view, status=status, seen=view.seen + 1)
     after = _grown(after, event)
     return after if _is_silent(event) else _noted(after, event)
@@ -161,7 +161,7 @@ def _is_silent(event: AnyEvent) -> bool:
 
 
 def recalled(view: AgentView, event: events.LossMeasured) -> AgentView:
-    """Return the view with an event from before the start: part of the curve, no news."""
+    """Return the view with an event from before the start: a point of the curve, not news."""
     return _grown(view, event)
 
 
@@ -209,7 +209,7 @@ def _grown(view: AgentView, event: AnyEvent) -> AgentView:
 
 
 def _trained_on(view: AgentView, event: events.Training) -> AgentView:
-    if event.steps_per_s > 0:  # before its first step nothing is known
+    if event.steps_per_s > 0:  # before its first step it has no rate
         speeds = (*view.speeds.get(event.device, ()), event.steps_per_s)[-SPEEDS_MAX:]
         view = replace(view, speeds={**view.speeds, event.device: speeds})
     old = next((curve for curve in view.curves if curve.task == event.task), None)
@@ -220,7 +220,7 @@ def _trained_on(view: AgentView, event: events.Training) -> AgentView:
         curve,
         points=curve.points if first is None else add(curve.points, (step, first)),
         second=curve.second if second is None else add(curve.second, (step, second)),
-        preview=event.preview or curve.preview,  # sent now and then
+        preview=event.preview or curve.preview,  # only some events carry one
         metrics=event.metrics or curve.metrics,
     )
     if old is None:
@@ -229,7 +229,7 @@ def _trained_on(view: AgentView, event: events.Training) -> AgentView:
 
 
 def _losses(event: events.Training) -> tuple[float | None, float | None]:
-    """Return the loss and, of a generator and its critic, both."""
+    """Return the loss, or for a generator and its critic both losses."""
     generator, critic = event.metrics.get("loss_g"), event.metrics.get("loss_d")
     if generator is not None and critic is not None:
         return generator, critic
@@ -237,7 +237,7 @@ def _losses(event: events.Training) -> tuple[float | None, float | None]:
 
 
 def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
-    """Return a curve with one more point, in place of one at its step, thinned if too long."""
+    """Return a curve with a point added, or replaced at its step; thinned if too long."""
     if points and point[0] <= points[-1][0]:
         points = tuple(p for p in points if p[0] < point[0])
     points = (*points, point)
@@ -245,7 +245,7 @@ def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
 
 
 def thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Return about half of the points: of each four the lowest and the highest, and the last."""
+    """Return about half of the points: the lowest and highest of each four, and the last."""
     kept: list[Point] = []
     for start in range(0, len(points) - 1, 4):
         group = points[start : min(start + 4, len(points) - 1)]
@@ -257,7 +257,7 @@ def thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
 
 
 def _ends(info: RunInfo) -> tuple[Point, ...]:
-    """Return the first and the newest loss of a run in a listing, as points of its curve."""
+    """Return a run's first and newest loss from a listing, as points of its curve."""
     ends: list[Point] = []
     if info.loss_first is not None:
         ends.append((0.0, info.loss_first))
@@ -303,7 +303,7 @@ def _outer(
 
 
 def measured(run: str, row: VersionInfo) -> events.LossMeasured:
-    """Return a version of the history as the event of its measurement."""
+    """Return a version of the history as the event of its evaluation."""
     loss = float("nan") if row.loss is None else row.loss
     return events.LossMeasured(
         at=row.created_at, run=run, version=row.version, loss=loss, mine=row.mine, sample=row.sample

@@ -67,7 +67,7 @@ class BenchmarkStep(Step):
             self.post_message(self.Done())
 
     def skip(self) -> None:
-        """Stop measuring: the first tasks are sized by an estimate."""
+        """Stop measuring; the first tasks are then sized by an estimate."""
         if self.engine is not None and self.volunteer.view.benchmark is not None:
             self.volunteer.command(self.engine.do(commands.StopMeasuring()))
 

@@ -23,7 +23,7 @@ from volunteer.tui.text import Line, fit, left, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Field
 
-SETTLE_S = 0.4  # after the last key, before the coordinator is probed
+SETTLE_S = 0.4  # from the last key to the probe of the coordinator
 HOW = (
     N_("Your machine gets the newest model and a small piece of work: a task."),
     N_("It trains at low priority; space pauses it within two seconds."),
@@ -36,7 +36,7 @@ NAME_CELLS = 9  # least width of the labels before a coordinator's figures
 
 
 class LinkField(Field):
-    """Text input that accepts a pasted link whole, also one that a mail wrapped into lines."""
+    """Text input that accepts a whole pasted link, even one that a mail broke into lines."""
 
     def _on_paste(self, event: Paste) -> None:
         event.stop()
@@ -124,8 +124,6 @@ class JoinStep(Step):
     def _draw(self) -> None:
         self.query_one("#answer", FunctionPanel).draw()
 
-    # Texts.
-
     def _how(self, scene: Scene, width: int, height: int) -> list[Line]:
         lines: list[Line] = []
         for number, text in enumerate(HOW, start=1):
@@ -188,7 +186,7 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
 
 
 def entrance(server: ServerInfo, code: str) -> str:
-    """Return the terms on which this coordinator admits a newcomer; "" without any."""
+    """Return the terms on which this coordinator admits newcomers; "" if there are none."""
     if code:
         return _("by invitation: your link carries the code") if server.invite_only else ""
     if server.invite_only:
@@ -207,13 +205,13 @@ def _fact(name: str, text: str, cells: int) -> Line:
 
 
 def _name_cells() -> int:
-    """Return the width of the names, with a space after the longest."""
+    """Return the width of the names column: the longest name and a space."""
     names = (_("key"), _("version"), _("runs"), _("contact"), _("joining"))
     return max(NAME_CELLS, *(cell_len(name) + 1 for name in names))
 
 
 def advice(error: VolunteerError, text: str) -> str:
-    """Return the error as a sentence with the next thing to try."""
+    """Return the error as a sentence that says what to try next."""
     if not isinstance(error, Unreachable) or is_loopback(_host(text)):
         return shown(error.message)
     return _(

@@ -1,4 +1,4 @@
-"""Second step: a nickname, and the list of the data that is sent."""
+"""Second step: a nickname, and the list of the data that the volunteer sends."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class NameStep(Step):
 
 
 def trouble(name: str) -> str:
-    """Return the first fault of a nickname that is found without the coordinator; empty if none."""
+    """Return the first fault of a nickname that needs no coordinator to find; "" if none."""
     if not name:
         return ""
     if len(name) < NICKNAME_MIN:

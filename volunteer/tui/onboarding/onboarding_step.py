@@ -27,7 +27,7 @@ class OnboardingChoice(msgspec.Struct, kw_only=True):
     name: str = ""
     joined: bool = False
     settings: tuple[SettingRow, ...] = ()
-    measured: bool = False  # the benchmark is over or was not wanted
+    measured: bool = False  # the benchmark has ended or was skipped
 
 
 Key = tuple[str, str, str]
@@ -39,7 +39,7 @@ class Step(Vertical):
     """One step. The screen calls `begin` when the step appears and `shown` with each new scene."""
 
     NAME: ClassVar[str]
-    TITLE: ClassVar[str]  # in the row of steps
+    TITLE: ClassVar[str]  # its name in the row of steps
     HEADING: ClassVar[str]
     KEYS: ClassVar[tuple[tuple[str, str, str], ...]] = NEXT  # key, word, action of the page
 
@@ -47,7 +47,7 @@ class Step(Vertical):
         """Message: the step has its answer; go to the next."""
 
     class Back(Message):
-        """Message: an earlier step has to be answered again; `why` is shown there."""
+        """Message: an earlier step must be answered again; `why` is shown there."""
 
         def __init__(self, step: str = "", why: str = "") -> None:
             super().__init__()
@@ -67,10 +67,10 @@ class Step(Vertical):
         return self.volunteer.control
 
     def begin(self, why: str = "") -> None:
-        """Take the keys; `why` is the mistake in the last answer."""
+        """Take the focus; `why` is the mistake in the last answer."""
 
     def shown(self, scene: Scene) -> None:
-        """Draw the parts that move."""
+        """Draw the changing parts."""
 
     def finish(self) -> None:
         """Report that this step has its answer."""
@@ -85,7 +85,7 @@ class Step(Vertical):
 
 
 def said(text: str, cells: int, rows: int, role: str = "text", sign: str = "") -> list[Line]:
-    """Return a text in lines, with a sign before the first."""
+    """Return a text as lines, with a sign before the first."""
     indent = " " * (len(sign) + 1) if sign else ""
     lines = wrap(text, cells - len(indent), rows)
     return [

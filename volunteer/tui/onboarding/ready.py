@@ -29,7 +29,7 @@ class ReadyStep(Step):
         self.query_one("#ready", FunctionPanel).focus()
 
     def proceed(self) -> None:
-        """Start to work."""
+        """Start the work."""
         if self.engine is not None:
             self.volunteer.command(self.engine.do(commands.Resume()), self.finish)
 

@@ -63,7 +63,7 @@ class StepKeys(Bar):
 
 
 class Onboarding(Page):
-    """Screen of the first start: one step after the other; enter leads on."""
+    """Screen of the first start: one step after the other; enter goes to the next."""
 
     NAME = "onboarding"
     AUTO_FOCUS = ""
@@ -178,7 +178,7 @@ class Onboarding(Page):
         self._go(self._begins)
 
     def useful(self, command: keys.KeyCommand) -> bool:
-        """Return True if a key does something on the present step."""
+        """Return True if a key has an effect on the present step."""
         match command.id:
             case "back":
                 return self.at > self._begins
@@ -265,7 +265,7 @@ class Onboarding(Page):
 
 
 def step_line(at: int, scene: Scene, cells: int) -> Line:
-    """Return the row of steps: done, present, and coming ones."""
+    """Return the row of steps: done, present and later ones."""
     glyphs = scene.glyphs
     spans: list[Span] = []
     names = [_(step.TITLE) for step in STEPS]

@@ -1,6 +1,6 @@
 """`volunteer play`: a game against a version of a run.
 
-The screen never searches for moves: the opponent does, on a thread of its own.
+The screen never computes moves; the opponent does, on a thread of its own.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class PlayApp(App[int]):
         self._partner = partner
         self._wanted = version
         self._cursor = 0
-        self._asked = 0  # requests to the opponent so far: a reply to an older one is dropped
+        self._asked = 0  # number of requests to the opponent; replies to older ones are dropped
         self._ascii = AsciiFilter(enabled=look.ascii)
         for theme in themes.THEMES:
             self.register_theme(theme)
@@ -172,7 +172,7 @@ class PlayApp(App[int]):
         self._goes_on()
 
     def _goes_on(self) -> None:
-        """Request a move from the opponent when it is its turn."""
+        """Request a move if it is the opponent's turn."""
         game = self.game
         if game.size and not game.position.over and not game.my_turn:
             self.game = replace(game, thinking=True)
@@ -188,7 +188,9 @@ class PlayApp(App[int]):
             self._place((*self.game.moves, reply.move))
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a call of the opponent; an error is shown as a sentence, the game stays as it was."""
+        """Run a call of the opponent; an error is shown as a sentence and leaves the game
+        unchanged.
+        """
 
         async def running() -> None:
             try:
@@ -200,7 +202,7 @@ class PlayApp(App[int]):
         self.run_worker(running(), group="game", exit_on_error=True)
 
     def _draw(self) -> None:
-        """Redraw all panels; they are small."""
+        """Redraw all panels, which are small."""
         game, scene = self.game, Scene(glyphs=self.glyphs)
         self.query_one(GameBar).game = self.query_one(GameFacts).game = game
         board = self.query_one(Board)
@@ -229,7 +231,7 @@ class PlayApp(App[int]):
             self._draw()
 
     def action_lay(self) -> None:
-        """Lay a stone on the field under the cursor."""
+        """Place a stone on the field under the cursor."""
         game = self.game
         if game.my_turn and not game.thinking and not game.position.board[self._cursor]:
             self._asked += 1
@@ -257,7 +259,7 @@ class PlayApp(App[int]):
             self._begin(-self.game.mine)
 
     def action_level(self, level: int | None = None) -> None:
-        """Set how far the opponent searches, from its next move on."""
+        """Set the opponent's search depth, from its next move on."""
         chosen = (self.game.level + 1) % len(LEVELS) if level is None else level
         self.game = replace(self.game, level=chosen)
         self._draw()
@@ -271,7 +273,7 @@ class PlayApp(App[int]):
             self._run(self._sit(wanted))
 
     def action_help(self) -> None:
-        """Show what the keys do, until the next key."""
+        """Show the help of the keys, until the next key."""
         said = [f"{key_of(command, {})}  {_(command.help)}" for command in ACTIONS]
         self.clear_notifications()
         self.notify("\n".join([_("The arrow keys move."), *said]), timeout=30, markup=False)

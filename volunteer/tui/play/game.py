@@ -1,4 +1,4 @@
-"""Game against a version as data: its state, its lines of facts, and the keys."""
+"""State of a game against a version, its lines of facts, and its keys. Pure."""
 
 from __future__ import annotations
 

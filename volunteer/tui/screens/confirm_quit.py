@@ -1,4 +1,4 @@
-"""Dialog before quitting with a task in hand: finish it, save it, or give it back."""
+"""Dialog before quitting with a running task: finish it, save it, or release it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ CHOICES: tuple[tuple[How, str, str], ...] = (
 
 
 def in_hand(view: AgentView) -> tuple[TaskStatus, ...]:
-    """Return the tasks of the dialog; a merely prefetched one is released in any case."""
+    """Return the tasks that the dialog asks about; prefetched tasks are released in any case."""
     begun = tuple(t for t in view.status.tasks if t.phase not in ("claimed", "fetch"))
     return begun or view.status.tasks
 
 
 def consequences(view: AgentView) -> dict[How, str]:
-    """Return a sentence for each way to quit: its effect on the tasks in hand."""
+    """Return a sentence for each way to quit: its effect on the running tasks."""
     tasks = in_hand(view)
     paid = sum(task.price_micro for task in tasks)
     longest = max((t.eta_s for t in tasks if t.eta_s is not None), default=None)
@@ -58,7 +58,7 @@ def consequences(view: AgentView) -> dict[How, str]:
 
 
 class LeaveChoices(Panel):
-    """The ways to quit; one is marked."""
+    """List of the ways to quit, with one marked."""
 
     def __init__(self) -> None:
         super().__init__(id="choices")

@@ -1,5 +1,5 @@
-"""Screen with a link or key to pass on: alone on its rows from the first column on, so that a mouse
-selects nothing else, a link as a QR code where there is room, and one key copies it.
+"""Screen with a link or key to pass on. The text stands alone on its rows from the first column, so
+that a mouse selects nothing else; one key copies it, and a link gets a QR code if there is room.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ TITLE_ROWS = 5  # title and margins
 
 
 def for_others(link: str, words: str) -> str:
-    """Return the sentence above a link: how others use it, or that none but this machine can."""
+    """Return the sentence above a link: how others use it, or that only this machine can."""
     if not is_loopback(urlsplit(link).hostname or ""):
         return words
     return _("This link works on this machine only; the organiser has one for other machines:")
 
 
 class CopyText(ModalScreen[None]):
-    """Screen with a text, and as a link with its code; escape closes it."""
+    """Screen with a text and, for a link, its QR code; escape closes it."""
 
     CSS = """
     CopyText { background: $background; }
@@ -62,7 +62,7 @@ class CopyText(ModalScreen[None]):
         yield Static("\n".join(self._code), id="code", markup=False)
 
     def on_resize(self, event: Resize) -> None:
-        """Show the code only where all of it has room, without the title and margins if need be."""
+        """Show the code only if it fits completely, without the title and margins if necessary."""
         width, height = event.size
         said = 2 + sum(len(text) // max(1, width) + 1 for text in (self._what, self._text))
         tall = len(self._code) + said

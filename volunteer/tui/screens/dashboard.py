@@ -1,6 +1,6 @@
 """Dashboard: the current work of this machine and its results.
 
-Which cards are seen depends on the room: all of them from 116 x 34, the task, the curves and one
+The room decides which cards are visible: all of them from 116 x 34, the task, the curves and one
 group of the others at 80 x 24, the task and one card at 60 x 16, one block of lines below that, one
 line below six rows.
 """
@@ -25,7 +25,7 @@ from volunteer.tui.widgets.panel import panels
 from volunteer.tui.widgets.recent_work import Contributions, SampleCard
 from volunteer.tui.widgets.task import TaskCard
 
-# Room for everything; heights are those of the body, three rows less than the terminal.
+# Least size for all cards. Heights are the body's: three rows less than the terminal's.
 WIDE, TALL = 116, 32
 NORMAL, MIDDLE = 80, 19
 NARROW, SHORT = 60, 11
@@ -42,7 +42,7 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
     turns: int = 1  # groups that `v` goes through
 
 
-# One card after the other, where only one has room beside the task.
+# Cards shown in turn where only one fits next to the task.
 EACH: tuple[tuple[str, ...], ...] = (
     ("task-curve",),
     ("model-curve",),
@@ -55,7 +55,7 @@ EACH: tuple[tuple[str, ...], ...] = (
 
 
 def arrange(width: int, height: int, turn: int) -> Arrangement:
-    """Return the arrangement for a body of this size when `v` was pressed `turn` times."""
+    """Return the arrangement for a body of this size after `turn` presses of `v`."""
     if height < SHORT:
         return Arrangement(cards=frozenset({"brief"}), low=None)
     if width < NARROW:
@@ -82,9 +82,9 @@ def arrange(width: int, height: int, turn: int) -> Arrangement:
 def _turned(
     top: tuple[str, ...], groups: tuple[tuple[str, ...], ...], turn: int, *, low: int | None
 ) -> Arrangement:
-    """Return the fixed cards, and the group whose turn it is.
+    """Return the fixed cards and the group whose turn it is.
 
-    A sample takes the room of the curves too: four rows hold no picture, and one line of text.
+    A sample takes the room of the curves too: four rows hold no picture and one line of text.
     """
     shown = groups[turn % len(groups)]
     if shown == ("sample",):
@@ -162,7 +162,7 @@ class Dashboard(Page):
         self.query_one("#credits").styles.height = "1fr" if credits_last else 9
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return True if an action would do anything now."""
+        """Return True if an action would have an effect now."""
         if action == "turn":
             return self._turns > 1
         if action == "device":

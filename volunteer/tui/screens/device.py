@@ -1,4 +1,4 @@
-"""Device page: the devices and their readings, their benchmarks, and the coming tasks of a run."""
+"""Device page: the devices and their readings, their benchmarks, and the tasks they would get."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 NAME_CELLS = 11
-LOOK_S = 1.5  # between two looks at the sensors, while this page is in front
+LOOK_S = 1.5  # between two sensor readings while this page is visible
 DUTY_MIN = 5
 COLUMNS = (
     Column(title=N_("device"), cells=8),
@@ -153,7 +153,7 @@ class DevicePage(QueryPage):
         return asked
 
     def shown(self, scene: Scene) -> None:
-        """Request fresh sensor readings while this page is in front."""
+        """Request fresh sensor readings while this page is visible."""
         super().shown(scene)
         self.set_class(scene.view.benchmark is not None, "-measuring")
         self._readings.take(scene.view.sensors)
@@ -173,7 +173,7 @@ class DevicePage(QueryPage):
         return next((row.value for row in rows if row.name == name), None)
 
     def _duty(self, device: str) -> int | None:
-        """Return the share of the time of a device in percent; None before it is known."""
+        """Return a device's share of working time in percent; None while it is unknown."""
         whole = self._setting("duty_percent")
         own = {**(self._setting("device_duty") or {}), **self._wanted_duty}
         found = own.get(device, whole)
@@ -269,12 +269,12 @@ class DevicePage(QueryPage):
         )
 
     def action_duty(self, change: int) -> None:
-        """Change the share of the time in which the device under the cursor works."""
+        """Change the working time of the device under the cursor."""
         control, device = self.volunteer.control, self._device()
         known = self._duty(device.id) if device else None
         if control is None or device is None or known is None:
             return
-        # Steps of ten, from 100 % to the least.
+        # Steps of ten, from 100 % down to the least.
         step = (known + change) // 10 * 10 if change > 0 else -(-(known + change) // 10) * 10
         self._wanted_duty[device.id] = max(DUTY_MIN, min(100, step))
         self.query_one("#now", FunctionPanel).draw()
@@ -290,7 +290,7 @@ class DevicePage(QueryPage):
         self.query_now({"settings": lambda control: control.do(commands.GetSettings())})
 
     def answered(self, name: str) -> None:
-        """Drop the shares that the settings have by now."""
+        """Drop wanted shares that the settings now contain."""
         stored = self._setting("device_duty") or {}
         if name == "settings" and self._wanted_duty.items() <= stored.items():
             self._wanted_duty.clear()
@@ -368,7 +368,7 @@ def benchmark_lines(
 def _compared(
     speed: Benchmark, workers: Sequence[WorkerInfo], scene: Scene, room: int
 ) -> list[Line]:
-    """Compare this device with the median of the workers at work, by the same benchmark."""
+    """Compare this device with the median of the active workers, by the same benchmark."""
     info = scene.view.info(scene.view.run())
     # A machine is listed once for each of its tasks.
     rates = list({worker.worker_id: worker.rate for worker in workers if worker.rate}.values())
@@ -388,7 +388,7 @@ def _compared(
 def given_lines(
     device: Device | None, scene: Scene, cells: int, height: int, roles: Sequence[str] = ()
 ) -> list[Line]:
-    """Return, for each run, the time of a step and of a task on a device, and its credits."""
+    """Return, for each run, the time of a step and of a task on a device, and the credits."""
     infos = [info for info in scene.view.status.runs if info.state == "running"]
     if device is None or not infos:
         said = _("with the first run, the time of a task here and its credits appear")

@@ -1,4 +1,4 @@
-"""Log page: all events since the start, to search, follow, and send as diagnostics."""
+"""Log page: all events since the start; searchable, followed live, exported as diagnostics."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class LogPage(Page):
         try:
             rows = await control.do(commands.GetSettings()) if control is not None else ()
         except VolunteerError:
-            pass  # diagnostics help without them too
+            pass  # diagnostics help without settings too
         try:
             version = importlib.metadata.version("volunteer")
         except importlib.metadata.PackageNotFoundError:

@@ -88,7 +88,7 @@ def _section(title: str, rows: Sequence[tuple[str, str, str, str]], cells: int) 
 
 
 class HelpText(Panel):
-    """Panel that is as high as its text."""
+    """Panel as high as its text."""
 
     def __init__(self, own: Sequence[keys.KeyCommand], *, first: bool) -> None:
         super().__init__(id="help-text")

@@ -1,4 +1,4 @@
-"""Contributions page: submissions, their verdicts and reasons, and every movement of credits."""
+"""Contributions page: submissions with verdicts and reasons, and all movements of credits."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ KINDS = (
     ("rejected", N_("rejected")),
 )
 PAGES_MAX = 40
-RECENT_S = 14 * DAY_S  # of the ledger: the pay beside the newest contributions
+RECENT_S = 14 * DAY_S  # span of ledger rows, for the pay of the newest contributions
 NAME_CELLS = 9
-# How far a contribution has come, as it is drawn.
+# Stages of a contribution, as they are drawn.
 STEPS = {
     "received": 1,
     "checking": 1,
@@ -58,7 +58,7 @@ COLUMNS = (
 )
 
 
-# Verdicts, the newest first, and the cursor of those before.
+# Verdicts, newest first, and the cursor of the older ones.
 Page = tuple[tuple[Verdict, ...], str]
 
 
@@ -225,7 +225,7 @@ class History(QueryPage):
     def _moved(self) -> None:
         self.query_one("#detail", FunctionPanel).draw()
 
-    # Beside the list.
+    # Details next to the list.
 
     def _detail_title(self, scene: Scene) -> tuple[str, str]:
         return _("Why"), ""
@@ -248,7 +248,7 @@ class History(QueryPage):
 def stage(verdict: Verdict, paid: Collection[int]) -> str:
     """Return the state of a contribution, "paid" for accepted work that the ledger has paid.
 
-    Games are paid when they are accepted and stay in this state: no version merges them.
+    Games are paid when accepted and keep this state, since no version merges them.
     """
     if verdict.state == "accepted" and verdict.contribution in paid:
         return "paid"
@@ -292,7 +292,7 @@ def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: b
 
 
 def way(state: str, scene: Scene) -> Line:
-    """Return the line "pending, checked, paid", bright up to the state of a contribution."""
+    """Return the line "pending, checked, paid", bright up to the contribution's state."""
     glyphs = scene.glyphs
     if state == "rejected":
         return ((_("pending") + " ", "dim"), (f"{glyphs.right} ", "faint"), (_("not paid"), "bad"))
@@ -309,7 +309,7 @@ def way(state: str, scene: Scene) -> Line:
 def detail_lines(
     verdict: Verdict, rows: Sequence[LedgerRow], scene: Scene, cells: int, height: int
 ) -> list[Line]:
-    """Return all about one contribution: its verdict, the check that failed, and its postings."""
+    """Return the details of one contribution: verdict, failed check, and postings."""
     paid = {row.contribution for row in rows if row.kind == "earned" and row.contribution}
     state = stage(verdict, paid)
     sign, word, role = VERDICTS[state]

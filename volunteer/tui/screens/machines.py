@@ -1,5 +1,5 @@
-"""Machines of the account: state, work and last sign of each; any of them is paused, resumed or
-finished from here, with its next heartbeat.
+"""Machines page: state, work and last heartbeat of each machine of the account. An order (pause,
+resume, finish) reaches a machine with its next heartbeat.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class MachinesPage(QueryPage):
     )
 
     def action_back(self) -> None:
-        """Return to the page before."""
+        """Return to the previous page."""
         self.dismiss()
 
     def body(self) -> ComposeResult:
@@ -103,7 +103,7 @@ class MachinesPage(QueryPage):
         )
 
     def action_order(self, order: Literal["pause", "resume", "finish"]) -> None:
-        """Give the machine under the cursor an order."""
+        """Send an order to the machine under the cursor."""
         chosen, control = self.query_one(Listing).key, self.volunteer.control
         machine = next((each for each in self._machines() if each.worker_id == chosen), None)
         if machine is None or control is None:

@@ -31,7 +31,7 @@ PAUSES = (
 
 
 class PausePicker(ModalScreen[None]):
-    """List of the ends of a pause, for the device that is shown; escape closes it."""
+    """List of the ends of a pause, for the shown device; escape closes it."""
 
     CSS = """
     PausePicker { align: right top; background: $background 0%; }

@@ -1,4 +1,4 @@
-"""Ranks page: the leaderboard, and the place of this volunteer in it."""
+"""Ranks page: the leaderboard, and this volunteer's place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys about one run, on Home and Runs: its samples, the model itself, its public page."""
+"""Keys for one run, on Home and Runs: its samples, its model, its public page."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def show_samples(app: VolunteerApp, run: str) -> None:
 
 
 def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
-    """Lend the terminal to `volunteer chat` or `play`, as a run continues texts or plays."""
+    """Run `volunteer chat` or `play` in the terminal, depending on the kind of run."""
     if info is None or app.control is None:
         return
     if info.items == "tokens":
         app.run_worker(_lend(app, "chat", info.name), group="lend", exclusive=True)
-    elif not info.dataset:  # it makes its own data: it plays against itself
+    elif not info.dataset:  # a run without a dataset plays against itself
         app.run_worker(_lend(app, "play", info.name), group="lend", exclusive=True)
     elif info.items == "images":
         app.tell(_("a picture of this run: volunteer generate {run}", run=info.name))
@@ -74,8 +74,8 @@ def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
 
 
 async def _lend(app: VolunteerApp, word: str, run: str) -> None:
-    """Lend the terminal to a command about a run until it ends. A process of its own, because a
-    second thread that runs torch would slow the training down.
+    """Run a command about a run in this terminal until it ends. It is a process of its own, because
+    a second thread with torch would slow the training down.
     """
     profile = app.latest.status.profile.partition("@")[0]
     command = [
@@ -112,7 +112,7 @@ async def _ended(command: list[str]) -> int:
 
 
 async def show_page(app: VolunteerApp, run: str) -> None:
-    """Open the public page of a run in a browser; show its address where there is none."""
+    """Open a run's public page in a browser; without one, show its address."""
     coordinator = app.latest.status.coordinator
     if not run or not coordinator:
         app.tell(_("the address of the coordinator is not known yet"))
@@ -129,7 +129,9 @@ async def show_page(app: VolunteerApp, run: str) -> None:
 
 
 def _shown(app: VolunteerApp) -> str:
-    """Tell the owner that a page names this volunteer, and how to hide the name."""
+    """Return the remark that the page shows the owner's nickname, and how to hide it; "" if it does
+    not.
+    """
     me = app.latest.status.me
     if me is None or not me.public:
         return ""
@@ -137,7 +139,7 @@ def _shown(app: VolunteerApp) -> str:
 
 
 async def in_browser(page: str) -> bool:
-    """Open an address in the browser of this machine; False where it has none."""
+    """Open an address in this machine's browser; return False if there is none."""
     if not has_browser(os.environ):
         return False
     try:
@@ -147,7 +149,7 @@ async def in_browser(page: str) -> bool:
 
 
 def has_browser(environ: Mapping[str, str], platform: str = sys.platform) -> bool:
-    """Return True if the person at this terminal could see a browser window."""
+    """Return True if the person at this terminal can see a browser window."""
     if any(environ.get(name) for name in ("SSH_CONNECTION", "SSH_TTY")):
         return False
     return platform in ("darwin", "win32") or any(environ.get(name) for name in GRAPHICAL)

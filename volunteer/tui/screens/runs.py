@@ -1,4 +1,4 @@
-"""Runs page: progress, helpers, credits, and the runs that this machine helps."""
+"""Runs page: progress, helpers and credits of all runs, and the choice for this machine."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class RunsPage(QueryPage):
         return tuple(found)
 
     def chosen(self) -> tuple[str, ...]:
-        """Return the runs that were chosen; empty: any."""
+        """Return the chosen runs; empty: any."""
         return self._setting("runs")
 
     def estimate(self, info: RunInfo) -> RunEstimate:
@@ -208,7 +208,7 @@ class RunsPage(QueryPage):
         )
 
     def _mine(self, scene: Scene, name: str) -> frozenset[int]:
-        """Return the versions of a run that hold work of this volunteer."""
+        """Return the versions of a run that contain work of this volunteer."""
         known = scene.view.models.get(name)
         return known.mine if known is not None else frozenset()
 
@@ -314,7 +314,7 @@ def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old
             if not able.fits and info.state == "running"
             else (glyphs.off, "dim")
         )
-    # Losses of different workloads cannot be compared: each has its name.
+    # Losses of different workloads are not comparable, so each has its name.
     measure = f"{measure_word(info.measure)} " if info.loss is not None else ""
     done = info.progress
     progress: Line = ((_(STATES_SHORT[info.state]), "dim"),)
@@ -414,7 +414,7 @@ def _helping(info: RunInfo, chosen: Sequence[str]) -> str:
 
 
 def _lowered(info: RunInfo) -> str:
-    """Return how far a run has lowered its outer rate by itself; empty if it has not."""
+    """Return how far a run has automatically lowered its outer rate; "" if it has not."""
     if info.outer_scale >= 1:
         return ""
     return _(
@@ -424,7 +424,7 @@ def _lowered(info: RunInfo) -> str:
 
 
 def _course(info: RunInfo, glyphs: Glyphs) -> str:
-    """Return the measure of version 0 and of the newest; empty before the first evaluation."""
+    """Return the measure of version 0 and of the newest; "" before the first evaluation."""
     if info.loss is None:
         return ""
     measure = info.measure
@@ -436,7 +436,7 @@ def _course(info: RunInfo, glyphs: Glyphs) -> str:
 
 
 def _bits(info: RunInfo, glyphs: Glyphs) -> str:
-    """Return the bits a byte of held-out text, before and now; empty if unknown."""
+    """Return the bits a byte of held-out text, first and newest; "" if unknown."""
     if info.bits is None:
         return ""
     same = info.bits_first in (None, info.bits)
@@ -445,7 +445,7 @@ def _bits(info: RunInfo, glyphs: Glyphs) -> str:
 
 
 def _suite(course: SuiteCourse, glyphs: Glyphs) -> str:
-    """Return the scores on a task suite, before and now, and the score of guessing."""
+    """Return the scores on a task suite, first and newest, and the score of guessing."""
     if course.first is None:
         return _("suite of tasks, not measured yet")
     now = "" if course.newest is None else f" {glyphs.right} {course.newest.text}"
@@ -456,7 +456,7 @@ def _suite(course: SuiteCourse, glyphs: Glyphs) -> str:
 
 
 def _fact(name: str, text: str, room: int) -> list[Line]:
-    """Return a name and its text, on two lines if one is too short; nothing for an empty text."""
+    """Return a name and its text on one line, or on two if necessary; nothing for an empty text."""
     found = wrap(text, room, 2) if text else []
     return [
         ((left(name if row == 0 else "", NAME_CELLS), "dim"), (line, "text"))

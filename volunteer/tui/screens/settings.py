@@ -149,7 +149,7 @@ class SettingsPage(QueryPage):
         self.volunteer.tell(_("taken back: {said}", said=said))
 
     def _change(self, changes: dict[str, Any]) -> None:
-        """Save settings, and remember how they were."""
+        """Save settings, and keep the old values."""
         values = self._values()
         before = {name: values[name] for name in changes if name in values}
         if before:
@@ -187,13 +187,13 @@ class SettingsPage(QueryPage):
 
 
 def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:
-    """Return all about one setting."""
+    """Return the details of one setting."""
     lines: list[Line] = [((text, "text"),) for text in wrap(help_of(row), cells, 4)]
     lines.append(_fact(_("value"), shown(row), "value"))
     options = choices(row)
     if options and row.type != "bool":
         lines.append(_fact(_("choose"), ", ".join(options)))
-    known = row.name in settings.TABLE.names  # not one of a newer agent
+    known = row.name in settings.TABLE.names  # False for a setting of a newer agent
     standard = msgspec.structs.replace(
         row, value=settings.TABLE.default(row.name) if known else row.value
     )

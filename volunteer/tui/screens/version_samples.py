@@ -1,4 +1,4 @@
-"""Viewer of samples: texts, pictures or games, version by version, next to an earlier one."""
+"""Viewer of samples: texts, pictures or games, by version, next to an earlier version."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from volunteer.tui.text import Line, clock_time, fit
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.sample import SampleView
 
-BOTH_CELLS = 74  # less shows one version at a time
-NEWS_S = 3.0  # at least between two looks for newer versions
+BOTH_CELLS = 74  # narrower screens show one version
+NEWS_S = 3.0  # least time between two queries for newer versions
 
 
 class SamplesPage(Page):
@@ -121,9 +121,9 @@ class SamplesPage(Page):
         super().__init__()
         self.run = run
         self.history = SampleHistory(run)
-        self.at: int | None = None  # the version that is shown
-        self.base: int | None = None  # the one beside it
-        self._beside: bool | None = None  # None: where there is room
+        self.at: int | None = None  # shown version
+        self.base: int | None = None  # version for comparison
+        self._beside: bool | None = None  # None: if there is room
         self._follows = True
         self._asked_at = float("-inf")
         self._looking = False
@@ -152,7 +152,7 @@ class SamplesPage(Page):
     # Versions.
 
     async def _look(self) -> None:
-        """Load new versions, and show the newest while it is followed."""
+        """Load new versions, and show the newest if it was shown before."""
         control = self.volunteer.control
         if control is None or self._looking:
             return
@@ -203,7 +203,7 @@ class SamplesPage(Page):
         self._moved()
 
     def _moved(self) -> None:
-        """Show the versions that are chosen now."""
+        """Show the chosen versions."""
         if not self.is_attached:
             return
         self._arrange(self.app.size.width)
@@ -269,17 +269,17 @@ class SamplesPage(Page):
         self._moved()
 
     def action_pin(self) -> None:
-        """Compare others with this version."""
+        """Keep this version for comparison with others."""
         self.base, self._beside = self.at, True
         self._moved()
 
     def action_scroll(self, by: int) -> None:
-        """Move both texts."""
+        """Scroll both texts."""
         for view in self.query(SampleView):
             view.scroll_text(by)
 
     def action_close(self) -> None:
-        """Return to the page before."""
+        """Return to the previous page."""
         self.dismiss()
 
 

@@ -8,7 +8,7 @@ from textual.filter import LineFilter
 
 from volunteer.tui.text import ascii_only
 
-# Lines and blocks that Textual's own widgets draw with.
+# Lines and blocks drawn by Textual's own widgets.
 _LINES = {
     **dict.fromkeys("─━═╌╍┄┅╴╶╸╺▔▁", "-"),
     **dict.fromkeys("│┃║╎╏▏▕▎▊", "|"),

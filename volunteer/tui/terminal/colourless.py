@@ -1,5 +1,5 @@
-"""`NO_COLOR`: no colour at all reaches the terminal, neither of text nor of the background, so that
-a light terminal stays light. Colours are replaced by bold, dim and reversed signs.
+"""`NO_COLOR`: no colour reaches the terminal, neither of text nor of background, so that a light
+terminal stays light. Bold, dim and reversed text replace the colours.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from rich.style import Style
 from textual.color import Color
 from textual.filter import LineFilter
 
-GROUND = 0.12  # a ground that differs more from the page's is told by reversed signs
-DIM = 0.35  # text with less contrast to its ground is told by dim signs
+GROUND = 0.12  # a background that differs more from the page's becomes reversed text
+DIM = 0.35  # text with less contrast to its background becomes dim
 
 
 class Colourless(LineFilter):
-    """Takes the colours out of every line."""
+    """Removes the colours from every line."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         ground = background.brightness

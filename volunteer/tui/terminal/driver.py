@@ -1,13 +1,13 @@
-"""Driver for a terminal that may vanish (a closed window, a lost connection), or that only standard
-output reaches.
+"""Driver for a terminal that may vanish (a closed window, a lost connection), or for a program with
+only standard output at a terminal.
 
 Textual writes from a thread of its own, through a bounded queue. When a write fails, the thread
-dies, the queue fills up and the event loop blocks for ever in the next write, deaf to signals. Here
-a failed write is dropped, and the program runs until it is stopped. The thread that reads keys ends
-with the terminal: it would read the end of the input again and again, half of a core for ever.
+dies, the queue fills up, and the event loop blocks for ever in the next write, deaf to signals.
+This driver drops a failed write, and the program runs until it is stopped. The thread that reads
+keys ends with the terminal, because it would read the end of input in an endless loop.
 
-Textual draws on standard error: `volunteer 2>errors` would leave the screen empty. So the screen is
-drawn on standard output where only that is a terminal.
+Textual draws on standard error, so `volunteer 2>errors` would leave the screen empty. The screen is
+drawn on standard output if only that is a terminal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, cast
 
-# Titles of windows (xterm's controls OSC 2, CSI 22 t and 23 t), which the kernel's console has not.
+# Window titles (xterm's controls OSC 2, CSI 22 t and 23 t); the kernel's console has none.
 TITLED = os.environ.get("TERM", "dumb") not in ("linux", "dumb")
 KEEP_TITLE, RESTORE_TITLE = "\x1b[22;2t", "\x1b[23;2t"
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Screenless:
-    """File whose failed writes are dropped; `gone` is called where its terminal has vanished."""
+    """File whose failed writes are dropped; `gone` is called when its terminal has vanished."""
 
     def __init__(self, file: IO[str], gone: Callable[[], None]) -> None:
         self._file = file
@@ -55,14 +55,14 @@ class Screenless:
 
 
 def _terminal(errors: IO[str] | None) -> IO[str]:
-    """Return the stream that the screen is drawn on."""
+    """Return the stream for the screen."""
     output = sys.__stdout__
     only = output is not None and output.isatty() and (errors is None or not errors.isatty())
     return cast("IO[str]", output if only else errors)
 
 
 def _in_front(terminal: int) -> bool:
-    """Return True unless this process is in the background of its terminal."""
+    """Return False if this process is in the background of its terminal."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:  # no shell has this terminal
@@ -70,7 +70,7 @@ def _in_front(terminal: int) -> bool:
 
 
 def lasting_driver() -> type[Driver] | None:
-    """Return the driver for a terminal that may vanish; None where Textual's own will do."""
+    """Return the driver for a terminal that may vanish; None where Textual's own suffices."""
     if sys.platform == "win32":
         return None
     import termios
@@ -103,10 +103,10 @@ def lasting_driver() -> type[Driver] | None:
                 self.write(f"\x1b]2;{title}\x07")
 
         def _sigcont_application(self, *given: Any) -> None:
-            """Repaint as well: what stopped the program has left lines of the shell behind.
+            """Continue after a stop, and repaint, because lines of the shell cover the screen.
 
-            SIGSTOP stops it without a word: the threads of the screen are still there, and only the
-            terminal's mode, which a shell may have changed, is set again.
+            After SIGSTOP, which cannot be caught, the screen's threads still run; only the
+            terminal's mode is restored, which a shell may have changed.
             """
             if self._must_signal_resume:
                 super()._sigcont_application(*given)

@@ -21,7 +21,7 @@ from volunteer.tui.widgets.search_box import Field
 if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
 
-NAME_CELLS_MIN = 8  # less of a coordinator's name says nothing
+NAME_CELLS_MIN = 8  # fewer letters of a coordinator's name are useless
 Hit = tuple[int, int, str]  # first cell, end, action
 
 
@@ -54,8 +54,8 @@ class TabBar(Bar):
 
 
 def _named(link: Activity, scene: Scene, room: int) -> Line:
-    """Return the connection after the coordinator's name, which is shortened where both do not fit;
-    empty where hardly a letter of the name is left.
+    """Return the connection after the coordinator's name, shortened if both do not fit; "" if
+    hardly a letter of the name would be left.
     """
     text = f"{link.sign} {link.word} "
     room -= cell_len(text) + 2  # a space on either side of the name
@@ -66,7 +66,7 @@ def _named(link: Activity, scene: Scene, room: int) -> Line:
 
 
 def tabs(here: str, room: int) -> tuple[Line, tuple[Hit, ...]]:
-    """Return the tabs in `room` cells: all names, or this page's and the digits of the others."""
+    """Return the tabs in `room` cells: all names, or this page's name and the others' digits."""
     for titles, gap in ((True, " "), (True, "")):
         full = _tabs(here, titles, gap)
         if wide(full[0]) <= room:
@@ -91,7 +91,7 @@ def _tabs(here: str, titles: bool, gap: str) -> tuple[Line, tuple[Hit, ...]]:
 
 
 class StateBar(Bar):
-    """Status bar: state and reason; in trouble, the functions that still work."""
+    """Status bar: state and reason; during an outage, the functions that still work."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         control = cast("VolunteerApp", self.app).control
@@ -126,7 +126,7 @@ def state_line(scene: Scene, cells: int, *, background: bool = False) -> Line:
 
 
 class NewsBar(Bar):
-    """Announcement of the organiser, until read; no row without one."""
+    """Announcement of the organiser until it is read; no row without one."""
 
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
         self.display = bool(scene.view.status.announcements)
@@ -145,11 +145,11 @@ class NewsBar(Bar):
 
 
 class KeyBar(Bar):
-    """Footer: the keys with an effect here and now."""
+    """Footer with the keys that have an effect now."""
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         field = self.screen.focused
-        if isinstance(field, Field) and field.brief:  # every other key is a letter of it
+        if isinstance(field, Field) and field.brief:  # other keys type letters into it
             self.hits = ()
             said = (("enter", _("ok")), ("esc", _("cancel")), ("f1", _("help")), ("^q", _("quit")))
             spans = [((f" {key} ", "key"), (f"{word} ", "dim")) for key, word in said]
@@ -167,7 +167,7 @@ def key_line(
     scene: Scene, cells: int, core: Sequence[keys.KeyCommand], own: Sequence[keys.KeyCommand] = ()
 ) -> tuple[Line, tuple[Hit, ...]]:
     """Return the key bar: pause and finish, this page's keys, then the other common keys. The least
-    important keys are left out where the width is short.
+    important keys are left out if the width is short.
     """
     chosen: list[keys.KeyCommand] = []
     room = cells

@@ -8,7 +8,7 @@ from volunteer.tui.status_line import STAGES, stage_words
 from volunteer.tui.text import Glyphs, Line, bar, percent, wrap
 from volunteer.tui.widgets.panel import Scene
 
-ROOMY = len(STAGES) + 4  # rows: every stage, the bar, and what it is for
+ROOMY = len(STAGES) + 4  # rows for every stage, the bar, and the purpose
 
 
 def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
@@ -27,7 +27,7 @@ def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
 
 
 def _stages(now: BenchmarkProgress, glyphs: Glyphs) -> list[Line]:
-    """Return every stage in its order: done, present, and coming ones."""
+    """Return every stage in order: done, present and later ones."""
     names = list(STAGES)
     at = names.index(now.stage) if now.stage in names else len(names)
     return [

@@ -1,4 +1,4 @@
-"""Board of stones: two terminal cells a field, so that brackets can stand around one."""
+"""Board of stones: two terminal cells a field, which leaves room for brackets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from volunteer.tui.text import Glyphs, Line, Span
 from volunteer.tui.widgets.panel import Panel, Scene
 
 STONES = {1: ("X", "info"), -1: ("O", "accent")}
-LABEL = 3  # cells of the terminal for the number of a row
+LABEL = 3  # cells for the number of a row
 
 
 class BoardState(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,12 +23,12 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0  # 0 = no board yet
     stones: tuple[int, ...] = ()  # 1, -1, or 0 for none
     cursor: int = 0
-    last: int = -1  # the stone that was laid last
-    row: tuple[int, ...] = ()  # that won
+    last: int = -1  # newest stone
+    row: tuple[int, ...] = ()  # winning row
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Visible part of a board: first row and column, and the number of either."""
+    """Visible part of a board: first row and column, and the number of each."""
 
     top: int
     left: int
@@ -42,7 +42,7 @@ def width_of(size: int) -> int:
 
 
 def seen(laid: BoardState, width: int, height: int) -> Window:
-    """Return as much of the board as fits, with the cursor in it."""
+    """Return the part of the board that fits, with the cursor in it."""
     high = max(1, min(laid.size, height - 1))
     wide = max(1, min(laid.size, (width - LABEL) // 2))
     row, column = divmod(laid.cursor, max(1, laid.size))
@@ -75,7 +75,7 @@ def board_lines(laid: BoardState, width: int, height: int, glyphs: Glyphs) -> li
 
 
 def field_at(laid: BoardState, x: int, y: int, width: int, height: int) -> int:
-    """Return the field at a place of the terminal; -1 outside the board."""
+    """Return the field at a terminal cell; -1 outside the board."""
     if not laid.size:
         return -1
     part = seen(laid, width, height)

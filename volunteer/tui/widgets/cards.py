@@ -1,4 +1,4 @@
-"""Small cards of facts: the device, the credits, the run that is helped."""
+"""Small cards of facts: the device, the credits, the run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DeviceCard(Panel):
 
 
 def device_of(scene: Scene) -> Device | None:
-    """Return the device to show: the chosen one, or the one at work, or the best usable one."""
+    """Return the device to show: the chosen one, else the working one, else the best usable one."""
     task = scene.view.task(scene.device)
     wanted = scene.device or (task.device if task else "")
     devices = scene.view.status.devices
@@ -200,7 +200,7 @@ def _work(me: Me, cells: int, glyphs: Glyphs) -> list[Span]:
 
 
 class RunCard(Panel):
-    """Card of the run that is helped: version, loss, progress, next merge, helpers."""
+    """Card of this machine's run: version, loss, progress, next merge, helpers."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         run = scene.view.run()
@@ -246,7 +246,7 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
 
 
 def _newest_version(view: AgentView, run: str, begun: Sequence[int]) -> int:
-    """Return the newest version of all sources; verdicts may come before the rest."""
+    """Return the newest version of all sources; a verdict may arrive before the listing."""
     info, beat, model = view.info(run), view.beat(run), view.models.get(run)
     told = (beat.version if beat else 0, info.version if info else 0)
     return max(*told, *begun, *(model.mine if model else ()))

@@ -1,4 +1,4 @@
-"""Row of choices, one of which is active; a click takes another."""
+"""Row of choices with one active; a click activates another."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from volunteer.tui.widgets.panel import Scene
 class ChoiceRow(Bar):
     """Row of choices.
 
-    `options` are pairs of a name and its words; `chosen` returns the active one, `action` is run
-    with the name that was clicked.
+    `options` are pairs of a name and its words; `chosen` returns the active name; `action` is
+    called with the clicked name.
     """
 
     DEFAULT_CSS = "ChoiceRow { height: 1; }"

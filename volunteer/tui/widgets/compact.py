@@ -1,4 +1,4 @@
-"""The state in any number of rows: shown where there is no room for cards, down to one cell."""
+"""State in any number of rows, down to one cell; shown where cards have no room."""
 
 from __future__ import annotations
 

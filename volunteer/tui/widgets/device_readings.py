@@ -1,4 +1,4 @@
-"""Live readings of a device: load, memory, heat, power."""
+"""Live readings of a device: load, memory, temperature, power."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from volunteer.tui.text import Line, bar, fit, percent, spark, wrap
 from volunteer.tui.widgets.cards import NAME_CELLS, fact, memory, pace, power
 from volunteer.tui.widgets.panel import Scene
 
-READINGS_MAX = 120  # of one device: some minutes
+READINGS_MAX = 120  # readings kept of one device: some minutes
 PERCENT_CELLS = 5
 
 
@@ -41,7 +41,7 @@ class Readings:
 def live_lines(
     device: Device, scene: Scene, cells: int, loads: tuple[float, ...], duty: int | None
 ) -> list[Line]:
-    """Return the state of a device now: its share of the time, pace, load, heat and power."""
+    """Return a device's present state: share of working time, pace, load, temperature and power."""
     if not device.usable:
         said = shown(scene.view.status.problem(device)) or _("torch cannot use this device")
         return [((text, "bad"),) for text in wrap(said, cells, 8)]
@@ -64,7 +64,7 @@ def live_lines(
 
 
 def device_state(device: Device, scene: Scene, cells: int) -> Line:
-    """Return the state of a usable device in a word, and in a sentence that fits after it."""
+    """Return the state of a usable device as a word, and a sentence if it fits after it."""
     status = scene.view.status
     known = any(speed.device == device.id for speed in status.benchmarks)
     if not (known or scene.view.task(device.id) or status.paused(device.id)):
@@ -83,5 +83,5 @@ def _load(sensed: Sensed, loads: tuple[float, ...], scene: Scene, cells: int) ->
     room = cells - NAME_CELLS - len(tail)
     if len(loads) < 3:
         return [fact(_("load"), *bar(sensed.utilisation, room, scene.glyphs), (tail, "text"))]
-    drawn = spark((*loads, 1.0), room + 1, scene.glyphs)[:-1]  # the 1.0, cut off again, scales it
+    drawn = spark((*loads, 1.0), room + 1, scene.glyphs)[:-1]  # the 1.0 only sets the scale
     return [fact(_("load"), (drawn, "raw"), (tail, "text"))]

@@ -1,4 +1,4 @@
-"""The two loss curves: of the task on this machine, and of the run's model."""
+"""Plots of the two losses: of the task on this machine, and of the run's model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from volunteer.tui.widgets.raster import average
 
 
 class TaskPlot(Plot):
-    """Loss of the shown task, or of the last one: every step dim, their mean bold."""
+    """Loss of the shown task, or of the last one: every step dim, the mean bold."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         curve = self._curve(scene)
@@ -26,7 +26,7 @@ class TaskPlot(Plot):
         subtitle = f"{_('generator')} {scene.glyphs.dot} {_('critic')}" if curve.second else ""
         task = scene.view.task(scene.device)
         if task is not None and task.task == curve.task:
-            return _("Loss of this task"), subtitle  # its value stands in the card of the task
+            return _("Loss of this task"), subtitle  # the task's card shows the value
         newest = last_value(curve.points)
         value = f" {loss(newest)}" if newest is not None else ""
         return _("Loss of task {task}", task=curve.task) + value, subtitle
@@ -44,7 +44,7 @@ class TaskPlot(Plot):
         return scene.view.curve(shown)
 
     def _picture(self, scene: Scene) -> Curve | None:
-        """Return work without a loss but with something to see: a game, or answers."""
+        """Return the curve of work that has a preview but no loss: a game, or answers."""
         curve = self._curve(scene)
         return curve if curve and not curve.points and curve.preview else None
 
@@ -72,7 +72,7 @@ class TaskPlot(Plot):
 
 
 class ModelPlot(Plot):
-    """Loss of the run's model by version, marked at the contributions of this volunteer."""
+    """Loss of the run's model by version, with marks at this volunteer's contributions."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         model = scene.view.models.get(scene.view.run())

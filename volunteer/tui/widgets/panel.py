@@ -1,6 +1,6 @@
-"""Base of the widgets: a pure function returns lines, only the rows that changed are painted again.
+"""Base of the widgets: a pure function returns lines, and only changed rows are painted.
 
-Measured in the prototype, redrawing whole widgets twice a second cost several times more; the cores
+Measured in a prototype, redrawing whole widgets twice a second cost several times more; the cores
 belong to training.
 """
 
@@ -34,26 +34,26 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     view: AgentView = AgentView()
     now: float = 0.0  # UTC epoch seconds of this machine
     glyphs: Glyphs = UNICODE
-    device: str = ""  # whose task is shown; empty: the most advanced one
+    device: str = ""  # device of the shown task; empty: the most advanced task
     keys: dict[str, str] = {}  # changed keys by action
-    leaving: How | None = None  # the requested way to end
+    leaving: How | None = None  # requested way to end
 
 
 def aged(lines: list[Line], scene: Scene) -> list[Line]:
-    """Return lines of the coordinator's data: dim while it is away, not at the end."""
+    """Return lines of the coordinator's data, dimmed during an outage."""
     if not age(scene):
         return lines
     return [tuple((text, "dim") for text, _ in line) for line in lines]
 
 
 def age(scene: Scene) -> str:
-    """Return the age of the coordinator's data while it is away; otherwise empty."""
+    """Return the age of the coordinator's data during an outage; otherwise ""."""
     since = scene.view.status.away_since
     return "" if since is None else as_of(scene.now - since)
 
 
 def _same(one: AgentView, other: AgentView) -> bool:
-    """Return True if run, account and losses are the same, which panels show together."""
+    """Return True if run, account and losses are unchanged; several panels show these together."""
     if one.status.me is not other.status.me or one.models is not other.models:
         return False
     return one.run() == other.run()
@@ -63,8 +63,8 @@ class Panel(Widget):
     """Rectangle of lines. Subclasses return `lines` and, if the border has a title, `heading`."""
 
     ALLOW_SELECT = False
-    pace_s: ClassVar[float] = 0.5  # at most one redraw in this time
-    quick: ClassVar[bool] = True  # may be drawn while a person waits for the effect of a key
+    pace_s: ClassVar[float] = 0.5  # least time between two redraws
+    quick: ClassVar[bool] = True  # drawn at once while a person waits for the effect of a key
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -83,7 +83,9 @@ class Panel(Widget):
         return "", ""
 
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
-        """Draw a scene, unless just redrawn and without changes that other panels show too."""
+        """Draw a scene, unless it was just redrawn and the data shared with other panels is
+        unchanged.
+        """
         same = _same(self.scene.view, scene.view)
         self.scene = scene
         if not at_once and same and 0 <= scene.now - self._drawn_at < self.pace_s - 0.05:
@@ -137,10 +139,10 @@ class Panel(Widget):
         return style
 
     def _of_theme(self, role: str) -> Style:
-        """Return the theme's style of a role on the ground of this panel.
+        """Return the theme's style of a role on this panel's background.
 
-        Component classes would do the same, but each widget resolves all of them when it is
-        mounted: with twenty roles that was a third of the CPU of the first paint (measured).
+        Component classes would do the same, but each widget resolves all of them when mounted: with
+        twenty roles that took a third of the CPU of the first paint (measured).
         """
         colours = self.app.theme_variables
         look = ROLES[role]
@@ -154,7 +156,7 @@ class Panel(Widget):
         if y >= len(self._lines):
             return Strip.blank(width, base)
         segments = [
-            # foreign text may hold codes that a terminal would obey
+            # foreign text may hold control codes that a terminal would obey
             Segment(text if text.isprintable() else printable(text), self._style(role))
             for text, role in self._lines[y]
             if text

@@ -1,4 +1,4 @@
-"""Pictures in a terminal: two pixels a character cell, ink above, paper below."""
+"""Pictures in a terminal: two pixels a character cell, text colour above, background below."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from volunteer.i18n.catalogue import _
 from volunteer.tui.text import Line, count, left, printable_lines
 
 UPPER = "▀"
-CELLS_MIN = 8  # a picture in fewer shows nothing
-COARSE = 2.6  # pixels a cell, at most: a part of the picture is better than a blur
+CELLS_MIN = 8  # smaller pictures are not recognisable
+COARSE = 2.6  # most pixels a cell: a part of the picture is better than a blurred whole
 GAP = 2
-SIDE_MAX = 1024  # pixels of a picture that is shown, the longer side
+SIDE_MAX = 1024  # longer side of a shown picture, in pixels
 
 
 def decoded(png: bytes) -> Picture:
-    """Return the pixels of a PNG, smaller where very large. Raises BadRequest for no picture."""
+    """Return the pixels of a PNG, scaled down if very large. Raises BadRequest for another file."""
     import numpy as np
 
     from shared.workloads.data.image_files import read_png
@@ -53,12 +53,12 @@ def size_in(shape: tuple[int, int], cells: int, rows: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=32)
 def half_blocks(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
-    """Return the picture in at most `cells` x `rows` and in its shape; a role is the two colours
-    of a cell.
+    """Return the picture in at most `cells` x `rows`, in its shape; a role is the two colours of a
+    cell.
 
     A sheet of many images is cut to the upper left ones, as many as can be told apart.
     """
-    import numpy as np  # with the first picture, not with the first paint
+    import numpy as np  # imported with the first picture, not with the first paint
 
     from shared.workloads.data import resize
 
@@ -94,7 +94,7 @@ def shades(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
 def before_and_after(
     first: tuple[int, Picture] | None, last: tuple[int, Picture], cells: int, rows: int
 ) -> list[Line]:
-    """Return the pictures of the first and the newest version, side by side where there is room."""
+    """Return the pictures of the first and the newest version, side by side if there is room."""
     half = (cells - GAP) // 2
     shown = [last] if first is None or first[0] == last[0] or half < CELLS_MIN else [first, last]
     room = cells if len(shown) == 1 else half
@@ -125,11 +125,11 @@ def _hex(colour: Sequence[int]) -> str:
     return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
-# Text that is a picture (a board, images in dots) is never wrapped.
+# Drawings (a board, images in dots) are never wrapped.
 
 
 def drawn(text: str) -> bool:
-    """Return True if a text is a picture or a board: its last three lines are equally wide."""
+    """Return True if a text is a drawing: its last three lines are equally wide."""
     rows = text.splitlines()[-3:]
     return len(rows) == 3 and len({cell_len(row) for row in rows}) == 1
 

@@ -1,4 +1,4 @@
-"""Curve with its axes: ticks at round numbers, marks below, a sentence if empty."""
+"""Plot of curves with axes: ticks at round numbers, marks below, a sentence if empty."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of a plot. Later series are drawn over earlier ones."""
+    """Content of a plot. Later series are drawn over earlier ones."""
 
     series: tuple[Series, ...] = ()
     marks: tuple[float, ...] = ()  # places on the x axis
     x_name: str = ""
-    x_end: float | None = None  # the axis goes on to here
-    empty: str = ""  # the sentence without points
+    x_end: float | None = None  # end of the axis, if beyond the points
+    empty: str = ""  # sentence shown without points
     log: bool = False
 
 
 def rising(points: Sequence[Point], measure: str) -> Sequence[Point]:
-    """Return a measured loss by version as people read it: of problems the share that is solved."""
+    """Return a measured loss by version as people read it: for problems, the share solved."""
     return [(x, 1 - y) for x, y in points] if measure == UNSOLVED else points
 
 
@@ -126,7 +126,7 @@ def plot(chart: Chart, width: int, height: int, glyphs: Glyphs) -> list[Line]:
 
 
 def _layers(chart: Chart, area: tuple[int, int], view: PlotFrame, alphabet: Alphabet) -> list[Line]:
-    """Draw the curves over each other: a cell has one colour, that of its topmost curve."""
+    """Draw the curves over each other; a cell has the colour of its topmost curve."""
     width, height = area
     pictures = [(dots(s.points, area, view, alphabet), s.role) for s in chart.series]
     lines = []
@@ -196,7 +196,7 @@ def _round_values(view: PlotFrame, wanted: int) -> list[tuple[float, float]]:
         return []
     found: list[tuple[float, float]] = []
     step = 2 * round_step(span / wanted)
-    while len(found) < 2 and step > span * 1e-3:  # at least two labels, which a scale needs
+    while len(found) < 2 and step > span * 1e-3:  # a scale needs at least two labels
         found = _multiples(view, step)
         step /= 2
     return found or [(0.0, view.low), (0.0, view.high)]
@@ -211,7 +211,7 @@ def _multiples(view: PlotFrame, step: float) -> list[tuple[float, float]]:
 
 
 def round_step(span: float) -> float:
-    """Return the next 1, 2 or 5 times a power of ten that is not below `span`."""
+    """Return the smallest 1, 2 or 5 times a power of ten that is at least `span`."""
     if not 0 < span < 1e308:
         return math.inf
     power = 10.0 ** math.floor(math.log10(span))
@@ -221,7 +221,7 @@ def round_step(span: float) -> float:
 
 
 def number(value: float, step: float) -> str:
-    """Return a label of at most seven signs, with the decimals that its step needs."""
+    """Return a label of at most seven characters, with the decimals that its step needs."""
     size = max(abs(value), abs(step))
     if value == 0:
         return "0"

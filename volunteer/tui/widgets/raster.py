@@ -1,7 +1,7 @@
-"""Curves as dots in character cells: every pixel column shows the lowest and the highest of its
-points, so no spike is lost.
+"""Curves as dots in character cells: every pixel column shows the lowest and highest of its points,
+so that no spike is lost.
 
-Cost grows with the width, not with the points. Points that are not finite are left out.
+The cost grows with the width, not with the points. Infinite and NaN points are left out.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ PLAIN = Alphabet(across=1, down=2, bits=((1, 2),), signs=" '.:")
 
 
 class PlotFrame(msgspec.Struct, frozen=True, kw_only=True):
-    """Visible part of the plane."""
+    """Visible range of both axes."""
 
     left: float
     right: float
     low: float
     high: float
-    log: bool = False  # the height is a logarithm
+    log: bool = False  # logarithmic height
 
     def across(self, x: float, pixels: int) -> int:
         return _place(x, self.left, self.right, pixels)
@@ -55,7 +55,7 @@ class PlotFrame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _place(value: float, start: float, stop: float, pixels: int) -> int:
-    # halves first: the difference of two large floats may not be a float
+    # halved first: the difference of two large floats may overflow
     span = stop / 2 - start / 2
     share = (value / 2 - start / 2) / span if span > 0 else 0.5
     return min(pixels - 1, max(0, round(share * (pixels - 1))))
@@ -70,7 +70,7 @@ def finite(points: Iterable[Point], *, positive: bool = False) -> list[Point]:
 def frame(
     series: Sequence[Sequence[Point]], *, log: bool = False, right: float | None = None
 ) -> PlotFrame | None:
-    """Return a frame around all points, a little higher than they are; None without any."""
+    """Return a frame around all points with a small margin; None without points."""
     points = [p for one in series for p in finite(one, positive=log)]
     if not points:
         return None
@@ -86,9 +86,7 @@ def frame(
 
 
 def columns(points: Sequence[Point], view: PlotFrame, pixels: int) -> list[Column | None]:
-    """Return first, last, lowest and highest value of every pixel column; points are in the order
-    of x.
-    """
+    """Return first, last, lowest and highest value of every pixel column; points are sorted."""
     found: list[Column | None] = [None] * pixels
     for x, y in finite(points, positive=view.log):
         if not view.left <= x <= view.right:
@@ -102,9 +100,11 @@ def columns(points: Sequence[Point], view: PlotFrame, pixels: int) -> list[Colum
 def runs(
     points: Sequence[Point], view: PlotFrame, wide: int, high: int
 ) -> list[tuple[int, int, int]]:
-    """Return vertical strokes (column, from, to) in pixels from the bottom: a line without gaps."""
+    """Return vertical strokes (column, from, to) in pixels from the bottom, which form a line
+    without gaps.
+    """
     strokes: list[tuple[int, int, int]] = []
-    before: tuple[int, int] | None = None  # column and row where the line stands
+    before: tuple[int, int] | None = None  # end of the line so far: column, row
     for at, column in enumerate(columns(points, view, wide)):
         if column is None:
             continue
@@ -117,7 +117,7 @@ def runs(
 
 
 def _joined(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int, int]]:
-    """Return the strokes of a straight line between two pixels, the start left out."""
+    """Return the strokes of a straight line between two pixels, without the start."""
     (x0, y0), (x1, y1) = start, end
     steps = x1 - x0
     strokes = []
@@ -147,7 +147,7 @@ def dots(
     masks = [_masks(bits) for bits in alphabet.bits]
     for x, low, top in runs(points, view, width * across, pixels):
         column, mask = x // across, masks[x % across]
-        start, stop = pixels - 1 - top, pixels - 1 - low  # rows from the top, both drawn
+        start, stop = pixels - 1 - top, pixels - 1 - low  # rows from the top, both inclusive
         for row in range(start // down, stop // down + 1):
             begin = max(start - row * down, 0)
             end = min(stop - row * down, down - 1)
@@ -156,12 +156,12 @@ def dots(
 
 
 def _masks(bits: tuple[int, ...]) -> list[list[int]]:
-    """Return the sum of the bits from one row of a cell to another."""
+    """Return the sums of the bits of a column, from any row to any other."""
     return [[sum(bits[a : b + 1]) for b in range(len(bits))] for a in range(len(bits))]
 
 
 def average(points: Sequence[Point]) -> list[Point]:
-    """Return the running mean of a noisy curve over about a fifteenth of it."""
+    """Return the running mean of a noisy curve, over about a fifteenth of the points."""
     good = finite(points)
     if len(good) < 3:
         return []

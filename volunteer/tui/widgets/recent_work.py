@@ -29,27 +29,27 @@ from volunteer.tui.view import Curve
 from volunteer.tui.widgets.panel import Panel, Scene
 from volunteer.tui.widgets.pictures import before_and_after, drawn, picture
 
-WORD_CELLS = 11  # of a verdict
-ROOMY = 60  # cells that hold the run and the number of the task
+WORD_CELLS = 11  # width of a verdict
+ROOMY = 60  # width from which run and task number fit
 VERDICTS = {
     "received": ("wait", N_("received"), "dim"),
     "checking": ("wait", N_("checking"), "info"),
     "accepted": ("check", N_("accepted"), "info"),
     "merged": ("check", N_("merged"), "good"),
-    "paid": ("check", N_("paid"), "good"),  # games: paid at once, merged by no version
+    "paid": ("check", N_("paid"), "good"),  # games: paid at once, never merged
     "superseded": ("check", N_("not needed"), "dim"),
     "rejected": ("cross", N_("rejected"), "bad"),
 }
 
 
 class Contributions(Panel):
-    """Card of the verdicts, the newest first."""
+    """Card of the verdicts, newest first."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
-        waiting = 0 if status.online else status.queued  # known since the connection changed
+        waiting = 0 if status.online else status.queued  # the queue's length is as of the outage
         runs = {verdict.run for verdict in status.verdicts}
-        of = next(iter(runs)) if len(runs) == 1 else ""  # otherwise each line names it
+        of = next(iter(runs)) if len(runs) == 1 else ""  # otherwise each line names its run
         return _("Contributions"), _("{n} waiting to be sent", n=waiting) if waiting else of
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
@@ -67,7 +67,7 @@ class Contributions(Panel):
 def verdict_lines(
     verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool = False
 ) -> list[Line]:
-    """Return a verdict, `named` with its run; a long reason gets a line of its own."""
+    """Return the lines of a verdict, `named` with its run; a long reason gets a line of its own."""
     line = verdict_line(verdict, cells, glyphs, named=named)
     why = reason_of(verdict)
     if verdict.state != "rejected" or why in "".join(text for text, _ in line):
@@ -80,14 +80,14 @@ def verdict_lines(
 
 
 def reason_of(verdict: Verdict, *, paid: bool = False) -> str:
-    """Return the sentence of a verdict; empty for a bare state or a `paid` wait."""
+    """Return a verdict's reason; "" for a bare state, or for a wait that is already `paid`."""
     if paid and verdict.message == verdict.state:
         return ""
     return shown(judged(verdict))
 
 
 def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -> Line:
-    """Return time, run or task or both, verdict, credits and reason, as room allows."""
+    """Return time, run or task or both, verdict, credits and reason, as far as there is room."""
     name, word, role = VERDICTS[verdict.state]
     sign: str = getattr(glyphs, name)
     paid = f"+{credit(verdict.credits_micro)}" if verdict.credits_micro else ""
@@ -112,7 +112,7 @@ def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -
 
 
 class SampleCard(Panel):
-    """Card with the first and newest version's samples; before, the picture of the task in hand."""
+    """Card with samples of the first and newest version; until then, the picture of the task."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         model = scene.view.models.get(scene.view.run())
@@ -128,14 +128,16 @@ class SampleCard(Panel):
 
 
 def _live(scene: Scene) -> Curve | None:
-    """Return the curve of the task in hand if it has a picture not shown in place of its loss."""
+    """Return the curve of the running task if its picture is not already shown in place of the
+    loss.
+    """
     task = scene.view.task(scene.device)
     curve = scene.view.curve(task.task) if task is not None else None
     return curve if curve and curve.points and drawn(curve.preview) else None
 
 
 def sample_lines(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return both samples, or the picture of the task, or a sentence before the first of either."""
+    """Return both samples, or the picture of the task, or a sentence if there is neither."""
     model = scene.view.models.get(scene.view.run())
     coloured = scene.glyphs.curve != ASCII.curve
     if model is not None and model.last_picture is not None and coloured:
@@ -169,7 +171,7 @@ def _told(sample: tuple[int, str], cells: int, rows: int, role: str) -> list[Lin
 def _pictures(
     first: tuple[int, str] | None, last: tuple[int, str], cells: int, height: int
 ) -> list[Line]:
-    """Return two pictures side by side, or only the newest where there is no room for both."""
+    """Return two pictures side by side, or only the newest if there is no room for both."""
     old = printable_lines(first[1])[-(height - 1) :] if first is not None else []
     new = printable_lines(last[1])[-max(1, height - 1) :]
     title = _("version {version}", version=first[0]) if first is not None else ""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from volunteer.control.events import Picture
     from volunteer.tui.app import VolunteerApp
 
-CHARS_MAX = 20_000  # of a sample
+CHARS_MAX = 20_000  # longest sample
 ROWS_MAX = 400
 
 
@@ -49,7 +49,7 @@ class PictureView(Panel):
 
 
 class Words(Panel):
-    """Text of a sample, from `top` on; or, with plain characters, its picture in shades."""
+    """Text of a sample, from `top` on; with plain characters, its picture in shades."""
 
     text = ""
     picture: Picture | None = None
@@ -86,7 +86,7 @@ class SampleView(Container):
         yield PictureView()
 
     def look_at(self, run: str, row: VersionInfo | None, measure: str) -> None:
-        """Show the sample of a version; its picture follows when it is downloaded."""
+        """Show the sample of a version; its picture follows after its download."""
         version = row.version if row else None
         if version == self._version:
             return
@@ -104,7 +104,7 @@ class SampleView(Container):
             self.run_worker(self._fetch(run, version or 0), group="picture", exclusive=True)
 
     def scroll_text(self, by: int) -> None:
-        """Move the text by some rows."""
+        """Scroll the text by some rows."""
         words = self.query_one(Words)
         words.top = max(0, words.top + by)
         words.draw()
@@ -129,7 +129,7 @@ class SampleView(Container):
 
 
 def _value(value: float, measure: str) -> str:
-    """Return the loss of a version, with its name where it is another measure."""
+    """Return the loss of a version, with its name if it is another measure."""
     named = f"{measure_word(measure)} " if measure == UNSOLVED else ""
     return f"{named}{loss(value, measure)}"
 

@@ -1,4 +1,4 @@
-"""Settings to change in place: toggled, turned to the next choice, or typed and checked."""
+"""List of settings changed in place: toggled, switched to the next choice, or typed and checked."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class Editor(Field):
 class SettingList(Vertical):
     """List of settings that can be changed in place.
 
-    `rows` gives the settings, `names` which of them are seen (all, under headings, if none). Without
-    `by_enter` a page calls `change` for a key of its own; a click changes in any case.
+    `rows` returns the settings, `names` selects the shown ones (none: all, under headings). Without
+    `by_enter` the page calls `change` for a key of its own; a click always changes.
     """
 
     DEFAULT_CSS = """
@@ -185,7 +185,7 @@ class SettingList(Vertical):
         field.cursor_position = len(field.value)
         field.focus()
         if row.type in ("int", "float"):
-            field.select_all()  # a number is typed anew rather than mended
+            field.select_all()  # typing replaces a number
 
     def set_back(self) -> None:
         """Reset the setting under the cursor to its default."""
@@ -220,7 +220,7 @@ class SettingList(Vertical):
 
 
 def matches(row: SettingRow, needle: str) -> bool:
-    """Return True if a setting has a text in its name, label, value or help."""
+    """Return True if a setting has this text in its name, label, value or help."""
     text = f"{row.name} {label(row)} {shown(row)} {help_of(row)}"
     return needle.casefold() in text.casefold()
 

@@ -1,7 +1,6 @@
-"""Table with columns and a cursor, drawn like every panel: only rows that changed are painted.
+"""Table with columns and a cursor; only changed rows are painted.
 
-Columns disappear from the least important one when the room gets narrow; a row is chosen by enter
-or a click.
+The least important columns disappear when the room gets narrow. Enter or a click chooses a row.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ WHEEL_ROWS = 3
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Column of a table, `cells` wide (0: as wide as can be), from a panel of `least` on."""
+    """Column of a table, `cells` wide (0: the rest), shown in a panel at least `least` wide."""
 
     title: str
-    context: str = ""  # of the title in the catalogue
+    context: str = ""  # context of the title in the catalogue
     cells: int = 0
     align: Literal["left", "right"] = "left"
     least: int = 0
@@ -42,11 +41,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     cells: tuple[Line, ...]
     dim: bool = False
-    heading: bool = False  # names the rows below it; the cursor skips it
+    heading: bool = False  # heading of the rows below it; the cursor skips it
 
 
 class Filling(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of a table: its rows, its text without rows, and its border titles."""
+    """Content of a table: rows, text without rows, and border titles."""
 
     rows: tuple[Row, ...] = ()
     empty: str = ""
@@ -70,7 +69,7 @@ def fitted(line: Line, cells: int, align: str, ellipsis: str) -> Line:
 
 
 def column_title(column: Column) -> str:
-    """Return the title of a column in the language in use."""
+    """Return the title of a column in the current language."""
     return pgettext(column.context, column.title) if column.context else _(column.title)
 
 
@@ -106,10 +105,10 @@ def _entry(rows: Sequence[Row], at: int, step: int) -> int:
 
 
 class Listing(Panel):
-    """Table of rows that can be searched, sorted and selected.
+    """Table of rows with search, order and selection.
 
-    `filling` gives the rows of a scene; `Moved` and `Chosen` say where the cursor is. A row is
-    chosen by a click and, unless `by_enter` is False, by enter.
+    `filling` returns the rows of a scene; `Moved` and `Chosen` report the cursor. A row is chosen
+    by a click and, unless `by_enter` is False, by enter.
     """
 
     can_focus = True
@@ -144,7 +143,7 @@ class Listing(Panel):
         """Message: the row under the cursor was chosen by enter or a click."""
 
     class Ended(Moved):
-        """Message: the cursor reached the last row; there may be more to query."""
+        """Message: the cursor reached the last row, so more rows may be queried."""
 
     def __init__(
         self,
@@ -161,10 +160,10 @@ class Listing(Panel):
         self._filling = filling
         self._filled = Filling()
         self._top = 0
-        self.key = ""  # of the row under the cursor
+        self.key = ""  # key of the row under the cursor
         self._at = 0
         self._cursor_style: Style | None = None
-        self._last = ""  # the last row when `Ended` was posted
+        self._last = ""  # last row when `Ended` was posted
         self._held = False  # True once a key or click moved the cursor
 
     # Drawing.
@@ -201,7 +200,7 @@ class Listing(Panel):
         return [*lines, *(self._row(rows[n], n == self._at, places, scene) for n in shown)]
 
     def _titled(self, height: int) -> int:
-        """Return 1 if the first line names the columns, else 0."""
+        """Return 1 if the first line has the column titles, else 0."""
         return int(height > 1 and any(column.title for column in self._columns))
 
     def _row(self, row: Row, here: bool, places: Sequence[tuple[int, int]], scene: Scene) -> Line:
@@ -215,7 +214,7 @@ class Listing(Panel):
         return tuple(spans)
 
     def _follow(self, rows: tuple[Row, ...]) -> None:
-        """Keep the cursor on its row when rows come and go; on the first until it is moved."""
+        """Keep the cursor on its row when rows come and go; on the first row until it is moved."""
         wanted = self.place(rows)
         if wanted is not None:
             self._at = wanted
@@ -229,7 +228,7 @@ class Listing(Panel):
         self._tell(rows[self._at].key)
 
     def place(self, rows: Sequence[Row]) -> int | None:
-        """Return a forced place of the cursor; None leaves it to the keys."""
+        """Return a forced cursor position; None leaves it to the keys."""
         return None
 
     def render_line(self, y: int) -> Strip:
@@ -291,7 +290,7 @@ class Listing(Panel):
         self.go(len(self._filled.rows) - 1 if to > 0 else 0)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return False for enter where the page has its own use for it."""
+        """Return False for enter if the page has its own use of the key."""
         if action == "choose" and not self._by_enter:
             return False
         return super().check_action(action, parameters)

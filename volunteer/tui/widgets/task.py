@@ -1,4 +1,4 @@
-"""Card of the task in hand: stage, progress, time left, pay; or the reason why there is none."""
+"""Card of the running task: stage, progress, time left, pay; or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _AT = {"claimed": 0, "fetch": 1, "train": 2, "upload": 3, "checking": 4}
 
 
 class TaskCard(Panel):
-    """Card of the task of the device that is shown."""
+    """Card of the shown device's task."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         task = scene.view.task(scene.device)
@@ -64,7 +64,7 @@ class TaskCard(Panel):
 
 
 def working(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Line]:
-    """Return lines about a task, the most important first where room is short."""
+    """Return lines about a task; if room is short, only the most important."""
     numbers = _numbers(scene, task, cells)
     lines = [stages(scene, task, cells), progress(scene, task, cells), *numbers]
     if height < 4:
@@ -77,7 +77,7 @@ def working(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Lin
 
 
 def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
-    """Return the stages of a task the present one marked; only this one where room is short."""
+    """Return the stages of a task with the present one marked; only that one if room is short."""
     glyphs = scene.glyphs
     at = _AT["train" if fetched(task) else task.phase]
     paused = scene.view.status.paused(task.device) is not None
@@ -101,7 +101,7 @@ def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
 
 
 def share(task: TaskStatus) -> float:
-    """Return the share of the present stage that is done."""
+    """Return the finished share of the present stage."""
     if task.phase in ("fetch", "upload") and not fetched(task):
         return task.done_bytes / task.total_bytes if task.total_bytes > 0 else 0.0
     if task.phase == "checking":
@@ -165,7 +165,7 @@ def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
 
 
 def _row(facts: Sequence[tuple[str, str, str]], cells: int) -> Line:
-    """Return the names, values and units that fit, in columns."""
+    """Return as many names, values and units as fit, in columns."""
     spans: list[Span] = []
     used = 0
     wide = cells // 4 if cells >= 68 else 0
@@ -185,7 +185,7 @@ def _row(facts: Sequence[tuple[str, str, str]], cells: int) -> Line:
 
 
 def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
-    """Return the reason without a task and its end; with the key that starts work if one does."""
+    """Return the reason for having no task, and its end or the key that starts work."""
     state = activity(scene.view, scene.now, scene.glyphs, scene.device)
     status = scene.view.status
     sentence = state.sentence
