@@ -23,7 +23,7 @@ from shared.clock import Clock
 from shared.decoding import decode
 from shared.errors import VolunteerError
 from shared.links import is_loopback
-from shared.protocol.limits import API, JSON_BYTES_MAX
+from shared.protocol.limits import API, HEARTBEAT_S, JSON_BYTES_MAX
 from shared.proxy import named, proxy_of
 from shared.sentences import Sentence, english, figure
 from shared.text import printable
@@ -38,6 +38,7 @@ from volunteer.net.tls import Address, context_for
 CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
 ERROR_BYTES_MAX = 64 << 10
 KEPT_ALIVE = 8
+IDLE_S = 2 * HEARTBEAT_S  # of a connection that is kept; a server closes it after 75 s
 REDIRECTS_MAX = 5
 BULK_BYTES = 1 << 20  # above this size a connection of its own saves more than it costs
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "volunteer"}
@@ -125,7 +126,7 @@ class Client:
                 # Connections are unlimited, so that none waits for another: the volunteer's work
                 # bounds their
                 # number.
-                limits=httpx.Limits(max_keepalive_connections=KEPT_ALIVE),
+                limits=httpx.Limits(max_keepalive_connections=KEPT_ALIVE, keepalive_expiry=IDLE_S),
                 follow_redirects=False,
             )
         except (ImportError, ValueError, httpx.InvalidURL) as error:  # an invalid URL

@@ -8,17 +8,21 @@ import asyncio
 import dataclasses
 import random
 import ssl
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import msgspec
 import pytest
 
+from coordinator.http.server import KEEP_ALIVE_S
 from shared import errors
 from shared.errors import VolunteerError
 from shared.protocol.base import ErrorBody
+from shared.protocol.limits import HEARTBEAT_S
 from tests.support.certificates import certificate
 from tests.support.virtual_clock import VirtualClock
 from volunteer.net.bandwidth import Limit
@@ -290,6 +294,42 @@ async def test_the_pinned_certificate_is_accepted_and_no_other(tmp_path: Path) -
         with pytest.raises(errors.Configuration, match="cannot be trusted"):
             await call_pinned(url, "")
         assert seen == []  # not a byte of HTTP, so no secret
+
+
+async def test_a_connection_outlives_the_time_between_two_heartbeats(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else each heartbeat would shake hands anew. The clock of the library's connections is set
+    on: HTTPX closes a connection after 5 s without being told otherwise.
+    """
+    late = 0.0
+    connections: list[int] = []
+    over: list[asyncio.Event] = []
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late)
+    monkeypatch.setattr("httpcore._async.http11.time", clock)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(0)
+        over.append(end := asyncio.Event())
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                connections[-1] += 1
+                writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"value":7}')
+        writer.close()
+        await writer.wait_closed()
+        end.set()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        made = Client(Address(url=f"http://127.0.0.1:{port}"), clock=VirtualClock(), token="a.b")
+        for late in (0.0, HEARTBEAT_S, 2 * HEARTBEAT_S):  # noqa: B007 - the clock reads it
+            assert (await made.call(ask())).value == 7
+        assert connections == [3]
+        late += KEEP_ALIVE_S  # by then the server has closed it
+        assert (await made.call(ask())).value == 7
+        assert connections == [3, 1]
+        await made.close()
+        await asyncio.gather(*(end.wait() for end in over))
 
 
 def test_errors_of_the_wire_are_known_here() -> None:
