@@ -28,8 +28,9 @@ _PAIRS = {
     ("instruction", "response"): "instructions and responses",
 }
 _PREFERENCE = {"chosen", "rejected"}
+_VERDICT = "label"  # of an answer alone, in data for KTO
 _BESIDE = ("input", "context")  # texts that accompany an instruction
-_ALSO = ("system", "tools", "history", *_BESIDE, *_PREFERENCE)
+_ALSO = ("system", "tools", "history", _VERDICT, *_BESIDE, *_PREFERENCE)
 FIELDS = frozenset({*_LISTS, *(key for pair in _PAIRS for key in pair), *_ALSO})
 _ROLES: Mapping[str, Role] = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -41,7 +42,8 @@ _ROLES: Mapping[str, Role] = {
 _BOTH: tuple[Role, Role] = ("user", "assistant")
 _CALL = "function_call"  # an answer whose text is a call
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-_TURN = frozenset({*("role", "from", "content", "value", "name", "weight", "train"), *_THOUGHTS})
+_LEARNT = ("weight", "train")  # keys that say whether an answer is learnt
+_TURN = frozenset({*("role", "from", "content", "value", "name"), *_LEARNT, *_THOUGHTS})
 _TURN |= {"tool_calls", "tool_call_id", _CALL}
 _TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
 
@@ -65,11 +67,15 @@ def is_dialogue(keys: Iterable[str]) -> bool:
 def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
     """Convert a record. Raises InvalidRunFile with the keys found."""
     row = {key: value for key, value in record.items() if value not in (None, "")}
-    unread = {key for key in record if key not in FIELDS}
+    unread = {key for key in row if key not in FIELDS or key == _VERDICT}
     if row.keys() >= _PREFERENCE:
         raise InvalidRunFile(
             "it is a pair of answers to choose between (chosen, rejected): this training learns"
             " from one answer"
+        )
+    if str(row.get(_VERDICT)).lower() == "false":
+        raise InvalidRunFile(
+            "its label is false: it is an answer to avoid, and good ones are learnt"
         )
     messages, form = _turns(row, unread)
     system = row.get("system")
@@ -108,7 +114,7 @@ def _turns(row: Mapping[str, Any], unread: set[str]) -> tuple[list[DialogueTurn]
     past = [
         DialogueTurn(role, _text({"history": text}, "history"))
         for pair in (_listed(row, "history") if "history" in row else ())
-        for role, text in zip(_BOTH, pair, strict=False)
+        for role, text in zip(_BOTH, _listed({"history": pair}, "history"), strict=False)
     ]
     question = "\n\n".join(told if asked == "instruction" else told[:1])
     return [
@@ -132,8 +138,9 @@ def _turn(raw: Any, unread: set[str]) -> DialogueTurn:
     role = _ROLES.get(said.lower())
     if role is None:
         raise InvalidRunFile(f'one of its turns has the role "{escaped(said, 40)}"')
-    content = _content(raw["value"] if "from" in raw else raw.get("content"))
-    calls = [_call(each) for each in raw.get("tool_calls") or ()]
+    told = raw.get("value")
+    content = _content(raw.get("content") if told is None else told)
+    calls = [_call(each) for each in _listed(raw, "tool_calls")] if raw.get("tool_calls") else []
     if said == _CALL:
         calls, content = [_call(content)], ""
     elif raw.get(_CALL):
@@ -141,16 +148,17 @@ def _turn(raw: Any, unread: set[str]) -> DialogueTurn:
     thought = next((str(raw[key]) for key in _THOUGHTS if raw.get(key)), None)
     if not content and not calls and thought is None:
         raise InvalidRunFile("one of its turns has no content")
-    weight = raw.get("weight")
-    if weight not in (None, 0, 1):
-        raise InvalidRunFile(f"a turn has the weight {escaped(weight, 20)}: 0 and 1 are known here")
+    for key in _LEARNT:
+        if raw.get(key) not in (None, 0, 1):
+            found = escaped(repr(raw[key]), 20)
+            raise InvalidRunFile(f"a turn has the {key} {found}: 0 and 1 are known here")
     names = {key: str(raw[key]) for key in ("name", "tool_call_id") if raw.get(key)}
     return DialogueTurn(
         role,
         content,
         tool_calls=tuple(calls),
         reasoning_content=thought,
-        learnt=weight != 0 and raw.get("train") is not False,
+        learnt=all(raw.get(key) != 0 for key in _LEARNT),
         **names,
     )
 
@@ -186,7 +194,7 @@ def _parsed(found: Any) -> Any:
     if isinstance(found, str):
         try:
             return decode(found)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             pass
     return found
 

@@ -34,6 +34,7 @@ _PIECE_CHARS = 4 << 20  # a larger file becomes several documents
 _LINE_BYTES_MAX = 16 << 20
 _HEAD_BYTES = 4096
 _CELLS = {".csv": ",", ".tsv": "\t"}
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _OTHER_KINDS = {  # other formats, recognised by their first bytes, whatever the file's name
     b"\x1f\x8b": "it is compressed: unpack it first (gunzip)",
     b"BZh": "it is compressed: unpack it first (bunzip2)",
@@ -110,17 +111,28 @@ def _directory(root: Path, skipped: Skipped) -> Iterator[Document]:
     skipped.add_others(root, others)
 
 
-def _file(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
+def head_of(path: Path, name: str, *, lines: bool) -> bytes:
+    """Return the first bytes of a text file, or of one whose `lines` are records.
+
+    Raises InvalidRunFile for another kind of file.
+    """
     with _readable(name), path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+        head = unmarked(file.read(_HEAD_BYTES))
     for beginning, kind in _OTHER_KINDS.items():
-        if head.startswith(beginning) and not table_rows.is_table(path):
+        if head.startswith(beginning):
             raise InvalidRunFile(f"{name}: {kind}")
-    if path.suffix.lower() in LINES_SUFFIXES:
-        return _lines(path, name, skipped)
+    if lines and head.startswith(_UTF16):
+        raise InvalidRunFile(f"{name}: it is UTF-16: save it as UTF-8")
+    return head
+
+
+def _file(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
     if table_rows.is_table(path):
         return _table(path, name)
-    if unmarked(head).lstrip(b" \t\r\n").startswith((b'[{"', b"[\n", b"[ ")) and (
+    head = head_of(path, name, lines=path.suffix.lower() in {*LINES_SUFFIXES, *_CELLS, ".json"})
+    if path.suffix.lower() in LINES_SUFFIXES:
+        return _lines(path, name, skipped)
+    if head.lstrip(b" \t\r\n").startswith((b'[{"', b"[\n", b"[ ")) and (
         path.suffix.lower() == ".json"
     ):
         return _array(path, name)
@@ -216,7 +228,7 @@ def _text(path: Path, name: str) -> Iterator[Document]:
 def _encoding(path: Path) -> str:
     """Return UTF-16 for a file that begins with its mark, as Windows writes it; else UTF-8."""
     with path.open("rb") as file:
-        return "utf-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else UTF8
+        return "utf-16" if file.read(2) in _UTF16 else UTF8
 
 
 def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:

@@ -14,7 +14,7 @@ from shared.errors import InvalidRunFile
 from shared.text_file import UTF8, unmarked
 from shared.workloads.data import table_rows
 from shared.workloads.data.dialogue_forms import FIELDS
-from shared.workloads.data.documents import LINES_SUFFIXES
+from shared.workloads.data.documents import LINES_SUFFIXES, head_of
 from shared.workloads.data.skipped import Skipped, no_source, walk
 
 _LINE_BYTES_MAX = 4 << 20
@@ -45,9 +45,11 @@ def records(path: Path, skipped: Skipped) -> Iterator[Record]:
         unread = dict.fromkeys(each for each in table_rows.columns(path) if each not in FIELDS)
         for number, row in enumerate(table_rows.rows(path, FIELDS), 1):
             yield f"{path} row {number}", row | unread
-    elif _suffix(path) in _CELLS:
+        return
+    head = head_of(path, str(path), lines=True)
+    if _suffix(path) in _CELLS:
         yield from _cells(path)
-    elif _is_array(path):
+    elif head.lstrip(b" \t\r\n").startswith(b"["):
         yield from _elements(path, skipped)
     else:
         yield from _of_lines(path, skipped)
@@ -65,11 +67,6 @@ def _cells(path: Path) -> Iterator[Record]:
                 yield f"{path} row {number}", {str(k): v for k, v in row.items() if k is not None}
     except (csv.Error, UnicodeDecodeError) as error:
         raise InvalidRunFile(f"{path} is not a table of texts: {error}") from error
-
-
-def _is_array(path: Path) -> bool:
-    with path.open("rb") as file:
-        return unmarked(file.read(1 << 16)).lstrip(b" \t\r\n").startswith(b"[")
 
 
 def _elements(path: Path, skipped: Skipped) -> Iterator[Record]:
@@ -102,7 +99,8 @@ def _decoded(data: bytes, place: str, skipped: Skipped) -> Iterator[Record]:
     except msgspec.ValidationError as error:
         skipped.add(complaint(error, place))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        skipped.add(f"{place}: {error}")
+        cut = "truncated" in str(error)
+        skipped.add(f"{place}: {'its JSON goes on in the next line' if cut else error}")
 
 
 def _lines(file: Any) -> Iterator[bytes]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import csv
+import gzip
 import hashlib
 import json
 from pathlib import Path
@@ -12,6 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import DatasetManifest, DatasetWanted, load
@@ -129,7 +134,7 @@ def test_a_form_is_known_by_its_keys_in_every_kind_of_file(
 
 
 CALL = {"name": "add", "arguments": '{"a": 2, "b": "<2>"}'}
-CALLING = {
+CALLING: dict[str, Any] = {
     "tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}],
     "messages": [
         TURNS[0],
@@ -169,7 +174,7 @@ def test_calls_in_sharegpts_form(tmp_path: Path) -> None:
     assert '<system>count;<user>2 + 2?;<assistant>[[[add {"a": 2, "b": "<2>"}];]]<tool>4' in text
 
 
-@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}])
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"train": 0}])
 def test_answers_that_are_not_to_be_learnt(tmp_path: Path, mark: dict[str, Any]) -> None:
     wrong = {"role": "assistant", "content": "five", **mark}
     lines(tmp_path, *twice({"messages": [TURNS[0], wrong, TURNS[0], TURNS[1]]}))
@@ -206,6 +211,12 @@ def test_what_is_dropped_is_counted(tmp_path: Path) -> None:
         ({"messages": [TURNS[0], {**TURNS[1], "weight": 0.5}]}, "the weight 0.5"),
         ({"messages": [TURNS[0], {**TURNS[1], "content": None}]}, "has no content"),
         ({"messages": [TURNS[0], {**TURNS[1], "tool_calls": [1]}]}, "names no function"),
+        ({"messages": [TURNS[0], {**TURNS[1], "weight": "0"}]}, "the weight '0'"),
+        ({"messages": [TURNS[0], {**TURNS[1], "train": "false"}]}, "the train 'false'"),
+        ({"messages": [TURNS[0], {**TURNS[1], "tool_calls": 1}]}, '"tool_calls" is not a list'),
+        ({"conversations": [{"from": "human"}]}, "has no content"),
+        ({"instruction": "x", "output": "y", "history": [None]}, '"history" is not a list'),
+        ({"prompt": "a", "completion": "b", "label": False}, "its label is false"),
         ({"messages": ["x"]}, "is not a table"),
         ({"messages": "x"}, '"messages" is not a list'),
         ({"question": "x", "answer": 7}, '"answer" is no text'),
@@ -218,6 +229,68 @@ def test_the_sentence_names_what_was_found(record: dict[str, Any], said: str) ->
     assert said in refused.value.message
     assert "\x1b" not in refused.value.message
     assert len(refused.value.message) < 400
+
+
+SEEDS: list[Any] = [
+    {**CALLING, "system": "s"},
+    {"conversations": SHAREGPT, "tools": "[]"},
+    {"prompt": TURNS[:1], "completion": TURNS[1:], "label": True},
+    {"instruction": "2 + 2?", "input": "", "output": "four", "history": [["a", "b"]]},
+    {"messages": PARTS, "weight": 1},
+]
+ODD = st.sampled_from([None, "", "x", "[1]", "\ud800", 0, -1.5, True, [], {}, [None], {"a": 1}])
+
+
+@given(st.data())
+def test_a_record_with_any_part_replaced_is_read_or_refused(data: st.DataObject) -> None:
+    def mutated(value: Any) -> Any:
+        if not isinstance(value, list | dict) or not value:
+            return data.draw(ODD)
+        key = data.draw(
+            st.sampled_from([*(value if isinstance(value, dict) else range(len(value)))])
+        )
+        changed = copy.copy(value)
+        changed[key] = data.draw(ODD) if data.draw(st.booleans()) else mutated(value[key])
+        return changed
+
+    with contextlib.suppress(InvalidRunFile):
+        read_dialogue(mutated(data.draw(st.sampled_from(SEEDS))))
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [{"role": "user", "value": "2 + 2?"}, {"role": "assistant", "value": "four"}],
+        [{"from": "human", "content": "2 + 2?"}, {"from": "gpt", "content": "four"}],
+    ],
+)
+def test_turns_that_mix_two_forms_are_read(turns: list[Any]) -> None:
+    read = read_dialogue({"conversations": turns})
+    assert [(turn.role, turn.content) for turn in read.messages] == [
+        ("user", "2 + 2?"),
+        ("assistant", "four"),
+    ]
+
+
+def test_calls_in_a_text_are_read() -> None:
+    calls = json.dumps(CALLING["messages"][1]["tool_calls"])
+    turn = {"role": "assistant", "tool_calls": calls}
+    read = read_dialogue({"messages": [TURNS[0], turn]})
+    assert read.messages[1].tool_calls[0]["function"]["name"] == "add"
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("d.jsonl.gz", gzip.compress(b"{}"), "it is compressed: unpack it first"),
+        ("d.csv", "question,answer\na,b\n".encode("utf-16"), "it is UTF-16: save it as UTF-8"),
+        ("d.jsonl", b'{"messages":\n[]}\n', "its JSON goes on in the next line"),
+    ],
+)
+def test_another_kind_of_file_is_named(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InvalidRunFile, match=said):
+        learnt(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", ["d.json", "d.csv"])
