@@ -161,19 +161,6 @@ def sample(conn: Connection, run_id: int, version: int | None = None) -> Sampled
     return None if row is None else Sampled(*row)
 
 
-def pictures(conn: Connection, run_id: int, most: int) -> list[str]:
-    """Return at most `most` hashes of a run's pictures, oldest first, evenly spread."""
-    drawn = and_(_E.run_id == run_id, _E.state == "done", _E.sample_sha256.is_not(None))
-    count = conn.execute(select(func.count()).select_from(evaluations).where(drawn)).scalar_one()
-    place = func.row_number().over(order_by=_E.version) - 1
-    every = select(_E.version, _E.sample_sha256, place.label("place")).where(drawn).subquery()
-    query = select(every.c.sample_sha256).order_by(every.c.version)
-    if count > most:
-        last = count - 1
-        query = query.where(every.c.place.in_([n * last // (most - 1) for n in range(most)]))
-    return list(conn.execute(query).scalars())
-
-
 def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[VersionLoss]:
     """Return the losses of these versions, where measured, and of the newest one, oldest first."""
     columns = select(_E.version, _E.loss, _E.at, _E.state).where(_E.run_id == run_id)

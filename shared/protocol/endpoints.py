@@ -446,22 +446,6 @@ SAMPLE = Endpoint(
     query=(Parameter(name="version", kind=int, help="A version other than the newest."),),
     headers=_TAGGED,
 )
-TIMELAPSE_GIF = Endpoint(
-    method="GET",
-    path="/runs/{run}/timelapse.gif",
-    summary="The pictures of all versions, one after the other",
-    auth="none",
-    reply=NOTHING,
-    gives="image/gif",
-)
-TIMELAPSE_WEBP = Endpoint(
-    method="GET",
-    path="/runs/{run}/timelapse.webp",
-    summary="The pictures of all versions, one after the other, in fewer bytes",
-    auth="none",
-    reply=NOTHING,
-    gives="image/webp",
-)
 SERVER = Endpoint(
     method="GET",
     path="/server",

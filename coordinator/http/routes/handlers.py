@@ -38,8 +38,6 @@ HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
     endpoints.CONTRIBUTIONS: runs.history,
     endpoints.LEDGER: runs.ledger,
     endpoints.SAMPLE: runs.sample,
-    endpoints.TIMELAPSE_GIF: runs.gif,
-    endpoints.TIMELAPSE_WEBP: runs.webp,
     endpoints.WHEEL: operations.wheel,
     endpoints.OPENAPI: _openapi,
     endpoints.HEALTH: operations.health,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from coordinator.http.routes.endpoint_app import Call, Reply, json_reply
 from coordinator.runs.public import check_shown
-from coordinator.runs.samples import Kind
 from shared.decoding import decode
 from shared.errors import NotFound
 from shared.protocol.endpoints import INTEGER_MAX
@@ -80,17 +79,3 @@ async def sample(call: Call[None]) -> Reply:
         return Reply(status=304, headers=(tag, *_SAFE))
     body = await samples.picture(drawn)
     return Reply(headers=(("content-type", "image/png"), tag, *_SAFE), body=body)
-
-
-async def _film(call: Call[None], kind: Kind) -> Reply:
-    await _check_public(call)
-    body = await call.coordinator.samples.timelapse(call.text("run"), kind)
-    return Reply(headers=(("content-type", f"image/{kind}"), *_SAFE), body=body)
-
-
-async def gif(call: Call[None]) -> Reply:
-    return await _film(call, "gif")
-
-
-async def webp(call: Call[None]) -> Reply:
-    return await _film(call, "webp")

@@ -57,8 +57,6 @@ OPEN_TO_ALL = {
     ("GET", f"{API}/record/inclusion"),
     ("GET", f"{API}/record/consistency"),
     ("GET", f"{API}/runs/{{run}}/sample"),
-    ("GET", f"{API}/runs/{{run}}/timelapse.gif"),
-    ("GET", f"{API}/runs/{{run}}/timelapse.webp"),
     ("GET", f"{API}/server"),
     ("GET", f"{API}/openapi.json"),
 }

@@ -5,7 +5,6 @@ statistics, its pictures.
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from PIL import Image
 
 from coordinator.database import runs
 from coordinator.runs.definition import definition
@@ -140,15 +138,9 @@ async def test_what_it_draws_is_shown_to_everybody(tmp_path: Path) -> None:
         assert (await client.get(f"{API}/runs/digits/sample", headers=tag)).status_code == 304
         first = await client.get(f"{API}/runs/digits/sample?version=0")
         assert first.content != newest.content
-        for kind in ("gif", "webp"):
-            film = await client.get(f"{API}/runs/digits/timelapse.{kind}")
-            assert film.headers["content-type"] == f"image/{kind}"
-            with Image.open(io.BytesIO(film.content)) as image:
-                assert image.format == kind.upper()
-                assert image.size == (82, 82)
         missing = refused(await client.get(f"{API}/runs/digits/sample?version=9999"), 404)
         assert missing.message == 'version 9999 of "digits" has no sample'
-        refused(await client.get(f"{API}/runs/other/timelapse.gif"), 404)
+        refused(await client.get(f"{API}/runs/other/sample"), 404)
         ann = await home.join("Bob")
         picture = measured[0].picture
         assert picture is not None
@@ -161,6 +153,5 @@ async def test_what_it_draws_is_shown_to_everybody(tmp_path: Path) -> None:
 
 async def test_who_shows_nothing_in_public_shows_no_pictures(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path, public_page=False) as home:
-        for address in ("sample", "timelapse.gif"):
-            error = refused(await home.client().get(f"{API}/runs/digits/{address}"), 404)
-            assert "nothing to the public" in error.message
+        error = refused(await home.client().get(f"{API}/runs/digits/sample"), 404)
+        assert "nothing to the public" in error.message
