@@ -2,10 +2,11 @@
 with little memory.
 
     python -m tests.benchmarks.bench_fleet --json fleet.json
-    python -m tests.benchmarks.bench_fleet --volunteers 10000 --seconds 120 --parameters 124
+    python -m tests.benchmarks.bench_fleet --volunteers 10000 --shared 200 --seconds 120 --parameters 124
 
 Every volunteer holds two connections, one for a heartbeat each half minute and one that waits half
-a minute for a task; there is none. All claims begin together, so they expire together. The server
+a minute for a task; there is none. With `--shared` all heartbeats go over so many connections, as
+from a balancer, which uses one again for another client. All claims begin together, so they expire together. The server
 is `coordinator serve`'s, with one process, SQLite and limits out of reach.
 
 The merge is done by a process of its own whose data may grow by 200 MB and no more (RLIMIT_DATA);
@@ -82,13 +83,13 @@ async def join(folder: Path, volunteers: int) -> list[str]:
 
 
 class Line:
-    """One connection of a volunteer."""
+    """One connection of a volunteer, or of a balancer in front of many."""
 
-    def __init__(self, token: str, path: str, body: dict[str, Any]) -> None:
-        self._token, self._path, self._body = token, path, body
+    def __init__(self, path: str, body: dict[str, Any]) -> None:
+        self._path, self._body = path, body
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, port: int) -> None:
+    async def ask(self, port: int, token: str) -> None:
         """Send the request once. Raises AssertionError unless it is answered with 200."""
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", port)
@@ -96,7 +97,7 @@ class Line:
         body = json.dumps(self._body | {"claim_id": secrets.token_hex(16)}).encode()
         writer.write(
             f"POST {API}{self._path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-            f"Authorization: Bearer {self._token}\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
@@ -106,29 +107,38 @@ class Line:
         assert head.startswith(b"HTTP/1.1 200"), (head, said)
 
 
-async def wait(port: int, pid: int, tokens: list[str], seconds: float) -> dict[str, Any]:
-    """Wait as so many volunteers do; what a heartbeat took."""
+async def wait(
+    port: int, pid: int, tokens: list[str], seconds: float, shared: int
+) -> dict[str, Any]:
+    """Wait as so many volunteers do; what a heartbeat took, the wait for a line included."""
     beats: list[float] = []
     refused: list[str] = []
     over = asyncio.Event()
+    lines: asyncio.Queue[Line] = asyncio.LifoQueue()
+    for _ in range(shared or len(tokens)):
+        lines.put_nowait(Line("/workers/heartbeat", {"tasks": [], "news_since": 0}))
 
     async def heartbeats(token: str, first: float) -> None:
-        line = Line(token, "/workers/heartbeat", {"tasks": [], "news_since": 0})
+        own = None if shared else await lines.get()
         await asyncio.sleep(first)
         while not over.is_set():
             began = time.perf_counter()
+            line = own or await lines.get()
             try:
-                await line.ask(port)
+                await line.ask(port, token)
                 beats.append(time.perf_counter() - began)
             except (AssertionError, OSError, EOFError) as error:
                 refused.append(str(error)[:200])
+            finally:
+                if own is None:
+                    lines.put_nowait(line)
             await asyncio.sleep(BEAT_S - (time.perf_counter() - began))
 
     async def claims(token: str) -> None:
-        line = Line(token, "/claims", {"step_flops": 1e9, "wait_s": BEAT_S})
+        line = Line("/claims", {"step_flops": 1e9, "wait_s": BEAT_S})
         while not over.is_set():
             try:
-                await line.ask(port)
+                await line.ask(port, token)
             except (AssertionError, OSError, EOFError) as error:
                 refused.append(str(error)[:200])
                 await asyncio.sleep(1.0)
@@ -182,8 +192,10 @@ async def serve(folder: Path) -> None:
         await uvicorn.Server(uvicorn_config(coordinator)).serve(sockets=[listener])
 
 
-def idle(volunteers: int, seconds: float) -> dict[str, Any]:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # 20,000: 7,000 volunteers
+def idle(volunteers: int, seconds: float, shared: int) -> dict[str, Any]:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[
+        1
+    ]  # 20,000: 7,000 volunteers, or 14,000 behind a balancer
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory) / "data"
@@ -194,7 +206,7 @@ def idle(volunteers: int, seconds: float) -> dict[str, Any]:
             assert server.stdout
             port = int(server.stdout.readline())
             until_idle(server.pid)
-            row: dict[str, Any] = run_on_uvloop(wait(port, server.pid, tokens, seconds))
+            row: dict[str, Any] = run_on_uvloop(wait(port, server.pid, tokens, seconds, shared))
             return row
         finally:
             server.kill()
@@ -289,6 +301,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--volunteers", type=int, default=500)
+    parser.add_argument("--shared", type=int, default=0, help="connections of all heartbeats")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--parameters", type=float, default=14.0, help="million")
     parser.add_argument("--shards", type=int, default=8)
@@ -307,7 +320,7 @@ def main() -> None:
         return
     rows: dict[str, Any] = {}
     if options.volunteers:
-        rows["waiting volunteers"] = idle(options.volunteers, options.seconds)
+        rows["waiting volunteers"] = idle(options.volunteers, options.seconds, options.shared)
     if options.parameters:
         rows["merge in shards"] = sharded(
             options.parameters, options.shards, options.updates, options.store
