@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -28,11 +28,9 @@ from shared.tensors.blocks import (
 )
 from shared.tensors.frame import Frame, FrameWriter, open_frame, read_header
 from shared.tensors.header import check_header, header_limit
-from shared.tensors.packed import PackedFile, beside, pack, places
 from shared.tensors.slices import F32, Array, ArrayReader, SliceReader
 from shared.tensors.sparse import TopK
 from shared.tensors.spec import (
-    CHUNK_ELEMENTS,
     INTEGERS,
     WALK_ELEMENTS,
     Schema,
@@ -56,45 +54,6 @@ class EncodedUpdate:
     residual: Residual | None
 
 
-class Codec(Protocol):
-    """Wire form of updates. All are stateless: carried state is handed in and out."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def decay(self) -> float:
-        """Return the factor of a residual where it is added to the next update."""
-
-    def wire_schema(self, schema: Schema) -> Schema:
-        """Return the tensors that a file of this codec must hold, in their order."""
-
-    def encode(
-        self,
-        tensors: Tensors,
-        schema: Schema,
-        path: Path,
-        residual: Residual | None = None,
-        residual_path: Path | None = None,
-        echo: Echo | None = None,
-    ) -> EncodedUpdate:
-        """Write an update (a mapping of arrays, or a `Delta`) to `path`.
-
-        A `residual`, `{}` the first time, turns error feedback on: e = decay x residual + update,
-        the file says Q(e), and e - Q(e) comes back, in memory or as the frame `residual_path`.
-        `echo` hears Q(e) of every parameter, in order and piece by piece. Raises InvalidFrame, StorageFull.
-        """
-
-    def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
-        """Open an update after checking its header. Raises InvalidFrame."""
-
-    def spans(self, file: BinaryIO, schema: Schema, cuts: Iterable[Cut]) -> Spans:
-        """Yield the bytes of an update's file from which pieces of the chunk grid are decoded.
-
-        Raises InvalidFrame.
-        """
-
-
 class Cut(NamedTuple):
     """Elements [start, stop) of a flat tensor, a piece of the chunk grid."""
 
@@ -103,90 +62,27 @@ class Cut(NamedTuple):
     stop: int
 
 
-class TensorPart(NamedTuple):
-    """Elements [first, stop) of a flat tensor, in wire form."""
-
-    wire: Sequence[Array]
-    first: int
-    stop: int
-
-
-class UpdateSource(Protocol):
-    """File of an update."""
-
-    def part(self, spec: TensorSpec, start: int) -> TensorPart:
-        """Return the part with the element `start`, valid until its thread asks for another."""
-
-    def close(self) -> None: ...
-
-
-class _Tensors:
-    """File of plain tensors."""
-
-    def __init__(self, frame: Frame, kernel: Kernel) -> None:
-        self._frame = frame
-        self._kernel = kernel
-        self._parts: dict[str, TensorPart] = {}  # cached, since a merge asks for many small slices
-
-    def part(self, spec: TensorSpec, start: int) -> TensorPart:
-        return self._parts.get(spec.name) or self._open(spec)
-
-    def _open(self, spec: TensorSpec) -> TensorPart:
-        wire = self._kernel.parts(spec) if spec.role == "parameter" else (spec,)
-        flat = [self._frame.array(part.name).reshape(-1) for part in wire]
-        self._parts[spec.name] = part = TensorPart(flat, 0, spec.count)
-        return part
-
-    def close(self) -> None:
-        self._parts.clear()
-        self._frame.close()
-
-
-class _Chunks:
-    """Packed file of a kernel that stores its numbers one by one."""
-
-    def __init__(self, file: PackedFile) -> None:
-        self._file = file
-
-    def part(self, spec: TensorSpec, start: int) -> TensorPart:
-        index = start // CHUNK_ELEMENTS
-        found, first = self._file.chunk(spec.name, index), index * CHUNK_ELEMENTS
-        return TensorPart([found], first, first + found.size)
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class DecodedUpdate(Mapping[str, Array]):
     """Update decoded on demand: float32, and int64 counters."""
 
-    def __init__(self, source: UpdateSource, schema: Schema, kernel: Kernel) -> None:
+    def __init__(self, frame: Frame, schema: Schema, kernel: Kernel) -> None:
         self.schema = schema
-        self._source = source
+        self._frame = frame
         self._kernel = kernel
         self._specs = by_name(schema)
+        self._wire: dict[str, Sequence[Array]] = {}  # cached: a merge asks for many small slices
 
     def read(self, name: str, start: int, stop: int, room: F32 | None = None) -> Array:
-        """Return elements [start, stop) of the flat tensor, valid until the same thread reads
-        outside their chunk; `room` is optional scratch for them.
+        """Return elements [start, stop) of the flat tensor; `room` is optional scratch for them.
 
-        Raises InvalidFrame where they cannot be read or scales or positions make no sense.
+        Raises InvalidFrame where scales or positions make no sense.
         """
-        spec = self._specs[name]
-        part = self._source.part(spec, start)
-        if stop > part.stop:
-            here = self.read(name, start, part.stop).copy()
-            return np.concatenate([here, self.read(name, part.stop, stop)])
-        start, stop = start - part.first, stop - part.first
+        spec, wire = self._specs[name], self._flat(name)
         if spec.role != "parameter":
-            return part.wire[0][start:stop]
-        try:
-            with np.errstate(
-                over="ignore"
-            ):  # a hostile scale gives infinities, which `inspect` reports
-                return self._kernel.decode(part.wire, part.stop - part.first, start, stop, room)
-        except InvalidFrame as error:
-            raise InvalidFrame(f"{name!r}: {error.message}") from error
+            return wire[0][start:stop]
+        # a hostile scale gives infinities, which `inspect` reports
+        with telling(name), np.errstate(over="ignore"):
+            return self._kernel.decode(wire, spec.count, start, stop, room)
 
     def square(self, name: str, start: int, stop: int) -> float:
         """Return the squared norm of a slice on the chunk grid; finite when all numbers are. Raises
@@ -195,13 +91,20 @@ class DecodedUpdate(Mapping[str, Array]):
         spec = self._specs[name]
         if spec.role != "parameter":
             return sum_squares(self.read(name, start, stop))
-        part = self._source.part(spec, start)
-        count, start, stop = part.stop - part.first, start - part.first, stop - part.first
         with telling(name), np.errstate(over="ignore"):
-            return self._kernel.square(part.wire, count, start, stop)
+            return self._kernel.square(self._flat(name), spec.count, start, stop)
+
+    def _flat(self, name: str) -> Sequence[Array]:
+        """Return a tensor in its wire form, each array flat."""
+        if name not in self._wire:
+            spec = self._specs[name]
+            wire = self._kernel.parts(spec) if spec.role == "parameter" else (spec,)
+            self._wire[name] = [self._frame.array(part.name).reshape(-1) for part in wire]
+        return self._wire[name]
 
     def close(self) -> None:
-        self._source.close()
+        self._wire.clear()
+        self._frame.close()
 
     def __getitem__(self, name: str) -> Array:
         spec = self._specs[name]
@@ -221,15 +124,18 @@ class DecodedUpdate(Mapping[str, Array]):
 
 
 @dataclass(frozen=True, slots=True)
-class FrameCodec:
-    """File format around a kernel."""
+class Codec:
+    """Wire form of updates around a kernel; stateless: carried state is handed in and out.
+
+    `decay` is the factor of a residual where it is added to the next update.
+    """
 
     name: str
     kernel: Kernel
-    durable: bool = True  # whether the written file survives a power cut
     decay: float = 1.0
 
     def wire_schema(self, schema: Schema) -> Schema:
+        """Return the tensors that a file of this codec must hold, in their order."""
         carried = [_carried(spec) for spec in schema if spec.role != "parameter"]
         carried.sort(key=lambda spec: spec.dtype != "I64")
         encoded = [
@@ -248,10 +154,16 @@ class FrameCodec:
         residual_path: Path | None = None,
         echo: Echo | None = None,
     ) -> EncodedUpdate:
+        """Write an update (a mapping of arrays, or a `Delta`) to `path`.
+
+        A `residual`, `{}` the first time, turns error feedback on: e = decay x residual + update,
+        the file says Q(e), and e - Q(e) comes back, in memory or as the frame `residual_path`.
+        `echo` hears Q(e) of every parameter, in order and piece by piece. Raises InvalidFrame, StorageFull.
+        """
         wire, source = self.wire_schema(schema), _reader(tensors, schema)
         with ExitStack() as stack:
             about = {"codec": self.name}
-            writer = stack.enter_context(FrameWriter(path, wire, about, sync=self.durable))
+            writer = stack.enter_context(FrameWriter(path, wire, about))
             feedback = (
                 _Feedback(schema, residual, residual_path, stack, self.decay)
                 if residual is not None
@@ -268,10 +180,14 @@ class FrameCodec:
         return EncodedUpdate(sha256=written.sha256, size=written.size, residual=left)
 
     def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
-        source = _Tensors(open_frame(path, self.wire_schema(schema)), self.kernel)
-        return DecodedUpdate(source, schema, self.kernel)
+        """Open an update after checking its header. Raises InvalidFrame."""
+        return DecodedUpdate(open_frame(path, self.wire_schema(schema)), schema, self.kernel)
 
     def spans(self, file: BinaryIO, schema: Schema, cuts: Iterable[Cut]) -> Spans:
+        """Yield the bytes of an update's file from which pieces of the chunk grid are decoded.
+
+        Raises InvalidFrame.
+        """
         wire = self.wire_schema(schema)
         header = read_header(file, header_limit(wire))
         check_header(header, wire, os.fstat(file.fileno()).st_size)
@@ -313,48 +229,6 @@ class FrameCodec:
         for name, pieces in zip(names[1:], zip(*behind, strict=True), strict=False):
             for piece in pieces:
                 writer.write(name, piece)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedCodec:
-    """Codec whose file is packed after writing, and unpacked chunk by chunk on reading."""
-
-    name: str
-    inner: FrameCodec
-
-    @property
-    def decay(self) -> float:
-        return self.inner.decay
-
-    def wire_schema(self, schema: Schema) -> Schema:
-        """Return the schema of the packed codec."""
-        return self.inner.wire_schema(schema)
-
-    def encode(
-        self,
-        tensors: Tensors,
-        schema: Schema,
-        path: Path,
-        residual: Residual | None = None,
-        residual_path: Path | None = None,
-        echo: Echo | None = None,
-    ) -> EncodedUpdate:
-        raw = beside(path)
-        try:
-            made = self.inner.encode(tensors, schema, raw, residual, residual_path, echo)
-            with open_frame(raw, self.wire_schema(schema)) as frame:
-                written = pack(frame, path)
-        finally:
-            raw.unlink(missing_ok=True)
-        return EncodedUpdate(sha256=written.sha256, size=written.size, residual=made.residual)
-
-    def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
-        source = _Chunks(PackedFile(path, self.wire_schema(schema)))
-        return DecodedUpdate(source, schema, self.inner.kernel)
-
-    def spans(self, file: BinaryIO, schema: Schema, cuts: Iterable[Cut]) -> Spans:
-        found = places(file, self.wire_schema(schema))
-        return (found[cut.spec.name][cut.start // CHUNK_ELEMENTS] for cut in cuts)
 
 
 class _Feedback:
@@ -433,19 +307,17 @@ def _reader(tensors: Tensors, schema: Schema) -> SliceReader:
 CODECS: Mapping[str, Codec] = {
     found.name: found
     for found in (
-        FrameCodec("float32", Float32()),
-        PackedCodec("float32-zstd", FrameCodec("float32", Float32(), durable=False)),
-        FrameCodec("bf16", Bfloat16()),
-        PackedCodec("bf16-zstd", FrameCodec("bf16", Bfloat16(), durable=False)),
-        FrameCodec("int8", Blocks(limit=127, block=256)),
-        FrameCodec("int4", Blocks(limit=7, block=64)),
-        FrameCodec("topk-2bit", TopK(keep=64, coarse=True), decay=0.95),
-        FrameCodec("topk-int8", TopK(keep=256, coarse=False)),
+        Codec("float32", Float32()),
+        Codec("bf16", Bfloat16()),
+        Codec("int8", Blocks(limit=127, block=256)),
+        Codec("int4", Blocks(limit=7, block=64)),
+        Codec("topk-2bit", TopK(keep=64, coarse=True), decay=0.95),
+        Codec("topk-int8", TopK(keep=256, coarse=False)),
     )
 }
 
 # Codecs whose rounding error is too small for error feedback.
-EXACT_CODECS = frozenset({"float32", "float32-zstd", "bf16", "bf16-zstd"})
+EXACT_CODECS = frozenset({"float32", "bf16"})
 
 
 def codec(name: str) -> Codec:

@@ -6,7 +6,6 @@ gain under 2 %.
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
 from collections.abc import Sequence
@@ -69,16 +68,15 @@ def unpack_bytes(data: bytes, size_max: int) -> bytes:
 
 def read_piece(file: BinaryIO, unpacked: int, what: str) -> bytes:
     """Return the next piece of a packed file, at most `unpacked` bytes. Raises InvalidFrame."""
-    length = _piece_bytes(file, unpacked, what)
-    data = file.read(length)
-    if len(data) < length:
-        raise InvalidFrame(f"{what} ends too early")
-    return data
-
-
-def skip_piece(file: BinaryIO, unpacked: int, what: str) -> None:
-    """Skip the next piece, which may reach past the end. Raises InvalidFrame."""
-    file.seek(_piece_bytes(file, unpacked, what), os.SEEK_CUR)
+    head = file.read(LENGTH.size)
+    if len(head) == LENGTH.size:
+        (length,) = LENGTH.unpack(head)
+        if length > unpacked + SLACK_BYTES:
+            raise InvalidFrame(f"{what} holds a piece that is longer than its tensor")
+        data = file.read(length)
+        if len(data) == length:
+            return data
+    raise InvalidFrame(f"{what} ends too early")
 
 
 def read_array(file: BinaryIO, kind: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
@@ -86,13 +84,3 @@ def read_array(file: BinaryIO, kind: np.dtype[Any], count: int, what: str) -> np
     ranks = range(kind.itemsize)
     planes = [unpack_bytes(read_piece(file, count, what), count) for _ in ranks]
     return from_planes(planes, kind, count)
-
-
-def _piece_bytes(file: BinaryIO, unpacked: int, what: str) -> int:
-    head = file.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        raise InvalidFrame(f"{what} ends too early")
-    (length,) = LENGTH.unpack(head)
-    if length > unpacked + SLACK_BYTES:
-        raise InvalidFrame(f"{what} holds a piece that is longer than its tensor")
-    return int(length)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from shared.tensors.quantize import CODECS
 from shared.tensors.spec import Schema, TensorSpec
 
-PACKED = ("float32-zstd", "bf16-zstd")
 EACH = pytest.mark.parametrize("name", list(CODECS))
 
 MODEL: Schema = (

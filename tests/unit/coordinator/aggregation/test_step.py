@@ -192,7 +192,6 @@ def test_the_bytes_do_not_depend_on_the_number_of_threads(folder: Path) -> None:
 
 
 def test_each_update_is_opened_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening one that is packed looks for all its chunks."""
     opened: list[str] = []
 
     def counted(name: str) -> Codec:

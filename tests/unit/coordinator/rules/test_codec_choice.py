@@ -17,10 +17,7 @@ from coordinator.rules.codec_choice import agreed, grantable
         ("int8", {"float32"}, "float32"),
         ("int8", {"ternary"}, ""),
         ("int8", set(), "int8"),
-        ("float32", {"float32", "float32-zstd"}, "float32-zstd"),
-        ("bf16", {"float32", "bf16", "bf16-zstd"}, "bf16-zstd"),
-        ("bf16", {"float32", "bf16"}, "bf16"),  # of an earlier version
-        ("bf16", {"float32", "float32-zstd"}, "float32-zstd"),
+        ("bf16", {"float32", "bf16"}, "bf16"),
         ("float32", set(), "float32"),
     ],
 )
@@ -32,7 +29,7 @@ def test_the_best_codec_that_both_speak_is_agreed_on(
 
 def test_an_upload_may_be_in_any_codec_that_a_lease_may_have_named() -> None:
     found = grantable(plan({"preset": "fedavg", "codec": "int4"}))
-    assert found == {"int4", "int8", "bf16", "float32", "bf16-zstd", "float32-zstd"}
+    assert found == {"int4", "int8", "bf16", "float32"}
     phased = plan(
         {
             "preset": "fedavg",

@@ -25,7 +25,7 @@ from shared.tensors.downlink import (
     write_link,
 )
 from shared.tensors.frame import NUMPY, FrameWriter, Written, frame_bytes, open_frame
-from shared.tensors.quantize import Codec, FrameCodec, codec
+from shared.tensors.quantize import Codec, codec
 from shared.tensors.slices import Array, bf16_from_float, float_from_bf16, to_float32
 from shared.tensors.snapshot import MAGIC, unpack_snapshot, write_snapshot
 from shared.tensors.sparse import TopK
@@ -102,7 +102,7 @@ def tensors(path: Path) -> Mapping[str, Array]:
 def test_the_chain_and_the_snapshots_are_the_same_bits_over_200_versions(
     tmp_path: Path, kernel: Kernel
 ) -> None:
-    chosen = FrameCodec("int8", kernel)
+    chosen = Codec("int8", kernel)
     server = Chain(tmp_path / "server", chosen)
     held = tmp_path / "held-0"
     held.write_bytes(server.file("published").read_bytes())
