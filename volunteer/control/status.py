@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -59,8 +59,6 @@ class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float = 0.0
     eta_s: float | None = None
     version: int = 0
-    preview: str = ""
-    metrics: dict[str, float] = {}
     items: str = "tokens"  # unit that `tokens_per_s` counts
     counted: str = ""  # unit of steps and samples where nothing is learnt: "games"
     kind: str = ""  # train, selfplay, learn, evaluate, audit
@@ -157,17 +155,8 @@ def _of_program(status: Status, event: AnyEvent) -> Status:
     """Return the status after an event about the program or its connection."""
     match event:
         case events.Started():
-            return PLAIN(
-                status,
-                since=event.at,
-                coordinator=event.coordinator,
-                server=event.server,
-                nickname=event.nickname,
-                fingerprint=event.fingerprint,
-                volunteer_id=event.volunteer_id,
-                joined=True,
-                stopped=False,
-            )
+            told = _shared(event, Status)
+            return PLAIN(status, since=event.at, joined=True, stopped=False, **told)
         case events.Connection():
             return PLAIN(
                 status,
@@ -223,9 +212,7 @@ def _of_machine(status: Status, event: AnyEvent) -> Status:
     """Return the status after an event about devices: found, measured, paused."""
     match event:
         case events.DevicesFound():
-            return PLAIN(
-                status, devices=event.devices, lent_bytes=event.lent_bytes, problems=event.problems
-            )
+            return PLAIN(status, **_shared(event, Status))
         case events.Benchmarked(benchmark=new):
             kept = tuple(b for b in status.benchmarks if b.device != new.device)
             return PLAIN(status, benchmarks=(*kept, new))
@@ -244,10 +231,17 @@ def _of_task(status: Status, event: AnyEvent) -> Status:
     match event:
         case events.Claimed():
             return _claimed(status, event)
-        case events.Fetching() | events.Training() | events.Uploading():
-            return _progress(status, event)
-        case events.Trained():
-            return _progress(_worked(status, event), event)
+        case events.Fetching(task=task):
+            return _change(status, task, phase="fetch", **_shared(event, TaskStatus))
+        case events.Training(task=task):
+            told = _shared(event, TaskStatus)
+            del told["samples"]  # those done by now: a task's are those in all
+            return _change(status, task, phase="train", **told)
+        case events.Uploading(task=task):
+            return _change(status, task, phase="upload", **_shared(event, TaskStatus))
+        case events.Trained(task=task):
+            done = {"step": event.steps, "loss": event.loss_last}
+            return _change(_worked(status, event), task, phase="upload", **done)
         case events.Submitted(task=task):
             queued = max(0, status.queued - 1)
             checking = _change(status, task, phase="checking")
@@ -328,74 +322,24 @@ def _pauses(status: Status, event: events.Paused | events.Resumed) -> Status:
         )
         finishing = status.finishing and event.by not in ("", "you")
         return PLAIN(status, pauses=kept, finishing=finishing)
-    pause = PauseStatus(device=event.device, by=event.by, message=event.message, until=event.until)
+    pause = PauseStatus(**_shared(event, PauseStatus))
     others = tuple(p for p in status.pauses if (p.device, p.by) != (pause.device, pause.by))
     return PLAIN(status, pauses=(*others, pause))
 
 
 def _claimed(status: Status, event: events.Claimed) -> Status:
-    task = TaskStatus(
-        task=event.task,
-        run=event.run,
-        workload=event.workload,
-        device=event.device,
-        phase="claimed",
-        steps=event.steps,
-        samples=event.samples,
-        price_micro=event.price_micro,
-        finish_by=event.finish_by,
-        kind=event.kind,
-        counted=event.counted,
-    )
+    task = TaskStatus(phase="claimed", **_shared(event, TaskStatus))
     others = _without(status, event.task).tasks
     return PLAIN(status, tasks=(*others, task), idle="", idle_message="", idle_until=None)
 
 
-def _progress(
-    status: Status,
-    event: events.Fetching | events.Training | events.Uploading | events.Trained,
-) -> Status:
-    match event:
-        case events.Fetching():
-            return _change(
-                status,
-                event.task,
-                phase="fetch",
-                what=event.what,
-                done_bytes=event.done_bytes,
-                total_bytes=event.total_bytes,
-            )
-        case events.Uploading():
-            return _change(
-                status,
-                event.task,
-                phase="upload",
-                done_bytes=event.done_bytes,
-                total_bytes=event.total_bytes,
-            )
-        case events.Trained():
-            return _change(
-                status, event.task, phase="upload", step=event.steps, loss=event.loss_last
-            )
-        case events.Training():
-            return _change(
-                status,
-                event.task,
-                phase="train",
-                step=event.step,
-                loss=event.loss,
-                steps_per_s=event.steps_per_s,
-                tokens_per_s=event.tokens_per_s,
-                eta_s=event.eta_s,
-                version=event.version,
-                preview=event.preview,
-                metrics=event.metrics,
-                items=event.items,
-                counted=event.counted,
-            )
+def _shared(event: AnyEvent, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields of an event that a state has under the same names."""
+    names = set(event.__struct_fields__) & set(kind.__struct_fields__) - {"at"}
+    return {name: getattr(event, name) for name in names}
 
 
-def _change(status: Status, task: int, **changes: object) -> Status:
+def _change(status: Status, task: int, /, **changes: object) -> Status:
     tasks = tuple(PLAIN(t, **changes) if t.task == task else t for t in status.tasks)
     return PLAIN(status, tasks=tasks)
 
