@@ -120,7 +120,9 @@ class LocalMachine:
     ) -> Engine:
         """A new process on this machine's files."""
         clock = FastClock(self.speed)
+        times = {name: flags.pop(name) for name in ("snapshot_s", "quit_s") if name in flags}
         machine = Machine(
+            **times,
             trainer=lambda device: Trainer(device, threads=1, clock=clock),
             detect=lambda: self.detect(),
             measure=False,

@@ -79,6 +79,8 @@ class Machine:
     measure: bool = True  # benchmark a device that has not been measured
     read: Read | None = None  # reads the sensors; None = those of this machine
     sense: Sense = field(default_factory=lambda: Sensors().read)
+    snapshot_s: float = 30.0  # a half-done task is saved this often
+    quit_s: float = 20.0  # a task that needs no longer is finished when the agent has to end
 
 
 class Agent:
@@ -351,7 +353,7 @@ class Agent:
             outbox=self.store.outbox,
             evidence=self.store.evidence,
             hub=self._hub,
-            quit_s=self._settings.quit_seconds,
+            quit_s=self._machine.quit_s,
         )
         await supervisor.run(work, self._loops(submitter))
 
@@ -428,6 +430,7 @@ class Agent:
             place=place,
             settings=self._settings,
             load=self._machine.load,
+            snapshot_s=self._machine.snapshot_s,
             record=self._record_check,
             pauses=self._pauses,
             choice=self._choice,

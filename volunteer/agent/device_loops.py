@@ -55,6 +55,7 @@ class DeviceLoops:
     place: Workplace
     settings: Settings
     load: Callable[[str], Workload]
+    snapshot_s: float
     record: Callable[[], RecordCheck]
     pauses: PauseBoard
     choice: RunChoice
@@ -132,7 +133,7 @@ class DeviceLoops:
             downloads=downloads,
             life=life,
             hub=hub,
-            snapshot_s=self.settings.snapshot_seconds,
+            snapshot_s=self.snapshot_s,
             steps=self.steps,
         )
         return Pipeline(

@@ -30,7 +30,6 @@ from volunteer.settings.work_rules import WorkRules
 PREFIX = "VOLUNTEER_"
 # Variables that are not settings: directories, profile, unattended joining.
 HOME, PROFILE, JOIN = f"{PREFIX}HOME", f"{PREFIX}PROFILE", f"{PREFIX}JOIN"
-_Seconds = {"unit": "s"}
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -125,27 +124,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
         ),
     ] = True
-    snapshot_seconds: Annotated[
-        float,
-        Meta(
-            description=N_(
-                "Save a half-done task this often, so that a restart goes on with it; 0 = never."
-            ),
-            ge=0,
-            extra=_Seconds,
-        ),
-    ] = 30.0
-    quit_seconds: Annotated[
-        float,
-        Meta(
-            description=N_(
-                "When asked to end, still finish a task that needs no longer than this."
-            ),
-            ge=0,
-            le=600,
-            extra=_Seconds,
-        ),
-    ] = 20.0
     priority: Annotated[
         Literal["low", "normal"],
         Meta(description=N_("Priority of the whole process against your other programs.")),

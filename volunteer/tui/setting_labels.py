@@ -64,8 +64,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "hub",
             "sandbox",
             "keys",
-            "snapshot_seconds",
-            "quit_seconds",
             "log_level",
         ),
     ),
@@ -102,10 +100,8 @@ LABELS = {
     "language": N_("language"),
     "ascii": N_("plain characters"),
     "keys": N_("other keys"),
-    "snapshot_seconds": N_("save half-done tasks"),
     "sandbox": N_("only its own folders"),
     "hub": N_("models from their hub"),
-    "quit_seconds": N_("finish before leaving"),
     "log_level": N_("least in the log"),
 }
 # Values that are shown in other words than the file's.
@@ -175,7 +171,6 @@ def shown(row: SettingRow) -> str:
         "download_mbit": _("no limit"),
         "temperature_max": _("no ceiling"),
         "max_tasks": _("no end"),
-        "snapshot_seconds": _("never"),
     }
     if text == "0" and row.name in zero:
         return zero[row.name]

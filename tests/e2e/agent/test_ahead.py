@@ -83,7 +83,7 @@ async def test_a_claim_that_a_pause_ended_is_made_again(tmp_path: Path) -> None:
 async def test_stop_ends_a_fetch_that_gets_no_answer(tmp_path: Path) -> None:
     async with local_machine(tmp_path, OVERLAP) as machine:
         machine.speed = SPEED
-        async with machine.working(quit_seconds=0) as process:
+        async with machine.working(quit_s=0) as process:
             weights = await publish(machine, process)
             process.network.refuse(weights)
             await process.control.do(commands.Resume())

@@ -73,7 +73,7 @@ async def test_what_waits_of_a_lease_is_handed_in_before_it_is_given_back(tmp_pa
     run = PARTS.replace("local_steps = 2", "local_steps = 400")
     async with local_machine(tmp_path, run) as machine:
         machine.speed = 1.0  # seconds that are waited are seconds in which something is done
-        async with machine.working(quit_seconds=0) as process:
+        async with machine.working(quit_s=0) as process:
             process.network.refuse("/uploads")
             claimed = await process.until(events.Claimed)
             await until_waiting(process, machine, 2)
@@ -89,7 +89,7 @@ async def test_what_waits_of_a_lease_is_handed_in_before_it_is_given_back(tmp_pa
 
 async def test_giving_back_does_not_wait_for_a_coordinator_that_is_away(tmp_path: Path) -> None:
     run = PARTS.replace("local_steps = 2", "local_steps = 400")
-    async with local_machine(tmp_path, run) as machine, machine.working(quit_seconds=0) as process:
+    async with local_machine(tmp_path, run) as machine, machine.working(quit_s=0) as process:
         process.network.refuse("/uploads")
         await until_waiting(process, machine, 2)
         process.network.cut = True

@@ -141,7 +141,7 @@ async def test_a_task_begun_offline_goes_on_after_a_restart_from_the_same_base(
     tmp_path: Path, database_url: str
 ) -> None:
     async with away(tmp_path, database_url, OVERLAP) as there:
-        async with there.machine.working(snapshot_seconds=0.01) as process:
+        async with there.machine.working(snapshot_s=0.01) as process:
             ahead = await second(process)
             await there.stop(process)
             await process.until(events.Training, lambda e: e.task == ahead and e.step >= 30)

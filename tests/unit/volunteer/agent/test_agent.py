@@ -88,7 +88,7 @@ async def test_pause_frees_the_device_and_keeps_the_task(tmp_path: Path) -> None
 
 
 async def test_stop_gives_the_task_back(tmp_path: Path) -> None:
-    async with local_machine(tmp_path, LONG) as machine, machine.working(quit_seconds=0) as process:
+    async with local_machine(tmp_path, LONG) as machine, machine.working(quit_s=0) as process:
         doing = await training(process)
         await process.control.do(commands.Stop())
         assert await process.ended() == 0
@@ -102,7 +102,7 @@ async def test_stop_gives_the_task_back(tmp_path: Path) -> None:
 async def test_a_task_that_needs_only_seconds_more_is_finished_on_stop(tmp_path: Path) -> None:
     async with local_machine(tmp_path, LONG) as machine:
         machine.speed = 1.0  # the end is bounded in seconds, which a busy test machine needs
-        async with machine.working(quit_seconds=600) as process:
+        async with machine.working(quit_s=600) as process:
             await training(process)
             await process.control.do(commands.Stop())
             assert await process.ended(60) == 0
@@ -122,7 +122,7 @@ async def test_finish_completes_the_task_and_takes_no_more(tmp_path: Path) -> No
 
 async def test_a_killed_volunteer_goes_on_with_its_task(tmp_path: Path) -> None:
     async with local_machine(tmp_path, LONG) as machine:
-        async with machine.working(snapshot_seconds=0.01) as process:
+        async with machine.working(snapshot_s=0.01) as process:
             doing = await training(process)
         async with machine.working(max_tasks=1) as process:
             again = await process.until(events.Training)

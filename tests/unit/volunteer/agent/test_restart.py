@@ -26,7 +26,7 @@ async def test_a_task_whose_time_ran_out_meanwhile_is_dropped_and_trained_once(
     tmp_path: Path,
 ) -> None:
     async with local_machine(tmp_path, LONG) as machine:
-        async with machine.working(snapshot_seconds=0.01) as process:
+        async with machine.working(snapshot_s=0.01) as process:
             doing = await process.until(events.Training, lambda event: event.step >= 5)
         await lapse(machine)
         async with machine.working(max_tasks=1) as process:
