@@ -74,11 +74,8 @@ def test_points_in_any_place_never_break_a_picture(
     ],
 )
 @pytest.mark.parametrize("size", [(1, 1), (2, 1), (20, 5), (80, 24), (300, 80)])
-@pytest.mark.parametrize("log", [False, True])
-def test_hard_numbers_are_drawn_or_left_out(
-    values: list[float], size: tuple[int, int], log: bool
-) -> None:
-    chart = Chart(series=(Series(points=curve(values), role="raw"),), empty="nothing yet", log=log)
+def test_hard_numbers_are_drawn_or_left_out(values: list[float], size: tuple[int, int]) -> None:
+    chart = Chart(series=(Series(points=curve(values), role="raw"),), empty="nothing yet")
     for glyphs in (UNICODE, ASCII):
         lines = plot(chart, *size, glyphs)
         assert len(lines) <= size[1]
@@ -202,15 +199,6 @@ def test_labels_are_round_and_at_least_two() -> None:
 )
 def test_numbers_on_axes_are_short(value: float, step: float, label: str) -> None:
     assert number(value, step) == label
-
-
-def test_a_logarithmic_height_gives_each_decade_the_same_room() -> None:
-    view = frame([[(0.0, 1.0), (1.0, 100.0)]], log=True)
-    assert view is not None
-    pixels = 100
-    first, middle, last = (view.up(value, pixels) for value in (1.0, 10.0, 100.0))
-    assert abs((middle - first) - (last - middle)) <= 1
-    assert columns([(0.0, -1.0), (0.5, 0.0)], view, 10) == [None] * 10
 
 
 def test_an_average_lies_between_its_points_and_follows_them() -> None:

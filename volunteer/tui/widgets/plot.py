@@ -42,7 +42,6 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     x_name: str = ""
     x_end: float | None = None  # end of the axis, if beyond the points
     empty: str = ""  # sentence shown without points
-    log: bool = False
 
 
 def rising(points: Sequence[Point], measure: str) -> Sequence[Point]:
@@ -104,7 +103,7 @@ def plot(chart: Chart, width: int, height: int, glyphs: Glyphs) -> list[Line]:
     """Return the lines of a chart, for any size from one cell on."""
     if width <= 0 or height <= 0:
         return []
-    view = frame([s.points for s in chart.series], log=chart.log, right=chart.x_end)
+    view = frame([s.points for s in chart.series], right=chart.x_end)
     if view is None:
         return blank(chart.empty, width, height, glyphs.ellipsis)
     margin, bottom, ticks = edge(view, width, height)
@@ -186,11 +185,6 @@ def y_ticks(view: PlotFrame, rows: int) -> dict[int, str]:
 
 def _round_values(view: PlotFrame, wanted: int) -> list[tuple[float, float]]:
     """Return (step, value) of round values inside the frame, at most about `wanted`."""
-    if view.log:
-        first, last = math.ceil(math.log10(view.low)), math.floor(math.log10(view.high))
-        if last - first >= 1:
-            every = max(1, math.ceil((last - first + 1) / wanted))
-            return [(0.0, 10.0**power) for power in range(first, last + 1, every)]
     span = view.high / 2 - view.low / 2
     if not 0 < span < 5e307:
         return []

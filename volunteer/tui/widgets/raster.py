@@ -41,17 +41,13 @@ class PlotFrame(msgspec.Struct, frozen=True, kw_only=True):
     right: float
     low: float
     high: float
-    log: bool = False  # logarithmic height
 
     def across(self, x: float, pixels: int) -> int:
         return _place(x, self.left, self.right, pixels)
 
     def up(self, y: float, pixels: int) -> int:
         """Return the pixel row from the bottom."""
-        return _place(self.scaled(y), self.scaled(self.low), self.scaled(self.high), pixels)
-
-    def scaled(self, y: float) -> float:
-        return math.log10(y) if self.log and y > 0 else y
+        return _place(y, self.low, self.high, pixels)
 
 
 def _place(value: float, start: float, stop: float, pixels: int) -> int:
@@ -61,34 +57,28 @@ def _place(value: float, start: float, stop: float, pixels: int) -> int:
     return min(pixels - 1, max(0, round(share * (pixels - 1))))
 
 
-def finite(points: Iterable[Point], *, positive: bool = False) -> list[Point]:
+def finite(points: Iterable[Point]) -> list[Point]:
     """Return the points that can be drawn."""
-    least = 0.0 if positive else -math.inf
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y) and y > least]
+    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
-def frame(
-    series: Sequence[Sequence[Point]], *, log: bool = False, right: float | None = None
-) -> PlotFrame | None:
+def frame(series: Sequence[Sequence[Point]], *, right: float | None = None) -> PlotFrame | None:
     """Return a frame around all points with a small margin; None without points."""
-    points = [p for one in series for p in finite(one, positive=log)]
+    points = [p for one in series for p in finite(one)]
     if not points:
         return None
     xs, ys = [p[0] for p in points], [p[1] for p in points]
     low, high = min(ys), max(ys)
-    if log:
-        low, high = low / 1.1, min(high * 1.1, 1e308)
-    else:
-        margin = (high / 2 - low / 2) / 10 or abs(high) * 0.05 or 1.0
-        low, high = max(-1e308, low - margin), min(1e308, high + margin)
+    margin = (high / 2 - low / 2) / 10 or abs(high) * 0.05 or 1.0
+    low, high = max(-1e308, low - margin), min(1e308, high + margin)
     end = max(xs) if right is None or not math.isfinite(right) else max(*xs, right)
-    return PlotFrame(left=min(xs), right=end, low=low, high=high, log=log)
+    return PlotFrame(left=min(xs), right=end, low=low, high=high)
 
 
 def columns(points: Sequence[Point], view: PlotFrame, pixels: int) -> list[Column | None]:
     """Return first, last, lowest and highest value of every pixel column; points are sorted."""
     found: list[Column | None] = [None] * pixels
-    for x, y in finite(points, positive=view.log):
+    for x, y in finite(points):
         if not view.left <= x <= view.right:
             continue
         at = view.across(x, pixels)
