@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from coordinator.demo.demo_report import Report, Said, report, traffic_of
+from coordinator.demo.demo_report import DemoPictures, Report, Said, drawn, keep, report, traffic_of
 from coordinator.demo.runs import DemoRun, demo_run
 from shared.errors import InvalidRunFile, Unavailable
 from shared.installation import lacking
@@ -70,15 +70,17 @@ def demo(options: DemoOptions) -> int:
     view = DemoView(json=options.json)
     directory = Path(options.data_dir or tempfile.mkdtemp(prefix="volunteer-demo-"))
     try:
-        found = asyncio.run(_demo(options, directory, view))
+        found, pair = asyncio.run(_demo(options, directory, view))
     finally:
         if not options.data_dir:
             shutil.rmtree(directory, ignore_errors=True)
-    view.summary(found)
+    view.summary(found, pair)
     return 0 if found.improved and found.ledger == "balanced" else 1
 
 
-async def _demo(options: DemoOptions, directory: Path, view: Any) -> Report:
+async def _demo(
+    options: DemoOptions, directory: Path, view: Any
+) -> tuple[Report, DemoPictures | None]:
     plan, started = demo_run(options.workload, options.volunteers), time.monotonic()
     base = directory / "coordinator"
     with view.stage(plan.preparing):
@@ -110,7 +112,12 @@ async def _demo(options: DemoOptions, directory: Path, view: Any) -> Report:
     )
     async with _coordinator(base) as services:
         with view.stage("looking at what came of it"):
-            return await report(services, plan.name, said, traffic)
+            found = await report(services, plan.name, said, traffic)
+            pair = await drawn(services, found)
+            if pair and options.data_dir:
+                files = keep(pair, directory)
+                found = msgspec.structs.replace(found, pictures=files)
+    return found, pair
 
 
 async def prepare(base: Path, plan: DemoRun) -> None:

@@ -1,16 +1,24 @@
-"""Report of a demo: figures and samples."""
+"""Report of a demo: figures, samples, pictures, strength where versions play."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from coordinator.database import experience, runs, versions
+from coordinator.experience.replay import ANCHOR, standing
+from coordinator.runs.definition import definition
+from coordinator.runs.version_files import read_weights
 from shared.decoding import decode
 from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo
+from shared.workloads.games import Encounter, Games
+
+GAMES = 40  # games of the last match
 
 
 class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +28,24 @@ class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
     received_bytes: int = 0
     tasks: int = 0
     complaint: str = ""  # reason why its last task failed
+
+
+class Strength(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of the last version against version 0 by fixed openings, and all ratings."""
+
+    version: int
+    wins: int
+    draws: int
+    losses: int
+    elo: float  # Elo above version 0
+    error: float  # half of the 95 % interval
+    matches: int  # matches that volunteers played and the coordinator checked
+    game: str  # one of the games, in which the last version has the first stones
+
+    @property
+    def points(self) -> float:
+        """Return the share of the points, where a draw is half a point."""
+        return (self.wins + self.draws / 2) / max(1, self.wins + self.draws + self.losses)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,15 +72,26 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str
     complaint: str = ""  # complaint of a volunteer, where no contribution came
     history: tuple[VersionInfo, ...] = ()
+    strength: Strength | None = None  # strength of a workload that plays
+    pictures: tuple[str, ...] = ()  # names of files in `data_dir`
 
     @property
     def improved(self) -> bool:
-        """Return True if the last version has a lower loss than the first."""
+        """Return True if the last version beats the first: by games, otherwise by loss."""
+        if self.strength is not None:
+            return self.strength.wins > self.strength.losses
         return (
             self.loss_first is not None
             and self.loss_last is not None
             and self.loss_last < self.loss_first
         )
+
+
+class DemoPictures(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples of the first and the last version, as PNG."""
+
+    first: bytes
+    last: bytes
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +133,57 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Process
         data_dir=said.data_dir,
         complaint="" if handed_in else next((t.complaint for t in traffic if t.complaint), ""),
         history=tuple(measured),
+        strength=await strength(services, name),
     )
+
+
+async def strength(services: Any, name: str) -> Strength | None:
+    """Return the strength of a run's newest version; None where versions do not play, or there is
+    one only.
+    """
+    run = await services.db.read(lambda conn: runs.by_name(conn, name))
+    if not isinstance(definition(run).workload.experience, Games) or run.head == ANCHOR:
+        return None
+    first, last = [
+        await services.db.read(lambda conn, n=number: versions.get(conn, run.id, n))
+        for number in (ANCHOR, run.head)
+    ]
+    paths = [await services.blobs.local(row.published_sha256) for row in (last, first)]
+    found = await asyncio.to_thread(_meet, run, paths)
+    rows = await services.db.read(lambda conn: experience.matches_of(conn, run.id))
+    own = experience.MatchRow(
+        contribution_id=0,
+        run_id=run.id,
+        version=run.head,
+        against=ANCHOR,
+        wins=found.wins,
+        draws=found.draws,
+        losses=found.losses,
+        at=0.0,
+    )
+    rating = standing([*rows, own]).ratings[run.head]
+    return Strength(
+        version=run.head,
+        wins=found.wins,
+        draws=found.draws,
+        losses=found.losses,
+        elo=rating.elo,
+        error=rating.error,
+        matches=len(rows),
+        game=found.game,
+    )
+
+
+def _meet(run: runs.RunRow, paths: Sequence[Path]) -> Encounter:
+    """Play the last version against the first; called on a thread, because it runs the network."""
+    import torch
+
+    torch.set_num_threads(1)
+    about = definition(run)
+    played = about.workload.experience
+    assert isinstance(played, Games)  # the caller has checked this
+    last, first = (read_weights(path, about) for path in paths)
+    return played.meet(about.file.model, about.file.task.options, (last, first), GAMES)
 
 
 def traffic_of(path: Path) -> ProcessTraffic:
@@ -116,3 +203,20 @@ def traffic_of(path: Path) -> ProcessTraffic:
                 tasks=event.get("tasks", found.tasks),
             )
     return msgspec.structs.replace(found, complaint=complaint)
+
+
+async def drawn(services: Any, found: Report) -> DemoPictures | None:
+    """Return the pictures of the first and the last version, where the workload draws."""
+    pictures = [version.picture.sha256 for version in found.history if version.picture]
+    if not pictures:
+        return None
+    first, last = [(await services.blobs.local(pictures[at])).read_bytes() for at in (0, -1)]
+    return DemoPictures(first=first, last=last)
+
+
+def keep(pair: DemoPictures, directory: Path) -> tuple[str, ...]:
+    """Write the pictures into the folder of the logs; return the names of their files."""
+    files = {"first.png": pair.first, "last.png": pair.last}
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+    return tuple(str(directory / name) for name in files)

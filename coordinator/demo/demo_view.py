@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shared.text import printable, size
+from shared.workloads.data.image_files import read_png
+from shared.workloads.data.resize import braille, corner
 
 if TYPE_CHECKING:
-    from coordinator.demo.demo_report import Report
+    from coordinator.demo.demo_report import DemoPictures, Report, Strength
     from shared.protocol.accounts import RunInfo
     from shared.protocol.versions import VersionInfo
 
 BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY_S = 10.0
 SAMPLE_CHARS = 360
+PICTURE_CELLS = 37
+TABLE_ROWS = 8
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
@@ -62,12 +66,16 @@ class DemoView:
             self._said_at = elapsed_s
             self._say(status(elapsed_s, run, versions))
 
-    def summary(self, report: Report) -> None:
+    def summary(self, report: Report, drawn: DemoPictures | None) -> None:
         if self._json:
             print(msgspec.json.encode(report).decode())
             return
         lines = summary(report)
-        if report.sample_last:
+        if drawn is not None:
+            lines += ["", *beside(report.versions, drawn), ""]
+        elif report.strength is not None:
+            lines += record(report.strength)
+        elif report.sample_last:
             lines += samples(report)
         print("\n".join([*lines, *hints(report)]))
 
@@ -100,10 +108,13 @@ def summary(report: Report) -> list[str]:
             "                   "
             f"{sparkline([v.loss for v in report.history if v.loss is not None])}"
         )
-    lines += [
-        f"  {name.replace('_', ' '):<16} {first:.3f} -> {last:.3f}"
-        for name, first, last in changed(report)
-    ]
+    if report.strength is not None:
+        lines += [*played(report.strength), "", *table(report.history), ""]
+    else:
+        lines += [
+            f"  {name.replace('_', ' '):<16} {first:.3f} -> {last:.3f}"
+            for name, first, last in changed(report)
+        ]
     lines.append(f"  trained          {report.tokens:,} {report.items}")
     lines.append(f"  contributions    {report.accepted} accepted, {report.rejected} rejected")
     lines.append(
@@ -113,6 +124,38 @@ def summary(report: Report) -> list[str]:
     for nickname, earned in report.credits.items():
         lines.append(f"  credits          {nickname}: {earned:,.1f}")
     lines.append(f"  ledger           {report.ledger}")
+    return lines
+
+
+def played(strength: Strength) -> list[str]:
+    """Return the strength of the last version, as lines."""
+    one = f"version {strength.version}"
+    return [
+        f"  against first    {one} beat version 0 by {strength.wins} : {strength.losses}, "
+        f"{strength.draws} drawn:"
+        f" {100 * strength.points:.0f} % of the points (both colours of fixed openings)",
+        f"  strength         {one}: {strength.elo:+.0f} ± {strength.error:.0f} Elo above version 0"
+        f" (95 %; with {strength.matches} matches that were checked)",
+    ]
+
+
+def table(history: Sequence[VersionInfo]) -> list[str]:
+    """Return a table of rating and other figures for some versions, with the first and the last."""
+    count = min(len(history), TABLE_ROWS)
+    rows = [history[index * (len(history) - 1) // max(1, count - 1)] for index in range(count)]
+    every = dict.fromkeys(name for row in rows for name in row.metrics)
+    names = [name for name in every if name not in ("loss", "elo", "elo_error")]
+    if not names:
+        return []
+    heads = [name.replace("_", " ").replace(f"{names[0]} ", "") for name in names]
+    lines = ["  version          Elo  " + "".join(f"{head:>9}" for head in heads)]
+    for row in rows:
+        elo, error = row.metrics.get("elo"), row.metrics.get("elo_error", 0.0)
+        rated = "" if elo is None else f"{elo:+.0f} ± {error:.0f}"
+        shares = (f"{100 * row.metrics[n]:7.0f} %" if n in row.metrics else "" for n in names)
+        lines.append(
+            f"  {row.version:7d} {rated:>13} " + "".join(f"{share:>9}" for share in shares)
+        )
     return lines
 
 
@@ -128,11 +171,24 @@ def changed(report: Report) -> list[tuple[str, float, float]]:
     ]
 
 
+def record(strength: Strength) -> list[str]:
+    """Return a game of the last version against the first."""
+    title = f"  version {strength.version} (X) against version 0 (O):"
+    return ["", title, *(f"    {line}".rstrip() for line in strength.game.splitlines()), ""]
+
+
 def samples(report: Report) -> list[str]:
     """Return the texts of the first and the last version."""
     what = f"continues “{report.sample_prompt}”:" if report.sample_prompt else "gives:"
     lines = ["", f"  version 0 {what}", *_quoted(report.sample_first)]
     return [*lines, "", f"  version {report.versions} {what}", *_quoted(report.sample_last), ""]
+
+
+def beside(version: int, drawn: DemoPictures) -> list[str]:
+    """Return parts of both pictures side by side, in dots."""
+    sides = [braille(corner(read_png(data)), PICTURE_CELLS) for data in (drawn.first, drawn.last)]
+    titles = f"  {'version 0':<{PICTURE_CELLS}}  version {version}"
+    return [titles, *(f"  {left}  {right}" for left, right in zip(*sides, strict=True))]
 
 
 def hints(report: Report) -> list[str]:
@@ -144,9 +200,13 @@ def hints(report: Report) -> list[str]:
             f"  kept in {report.data_dir}: coordinator run export {report.run} --data-dir "
             f"{there} --to model"
         )
+    elif any(version.picture for version in report.history):
+        lines.append("  --data-dir DIR keeps these pictures")
+    if report.pictures:
+        lines.append(f"  pictures: {', '.join(report.pictures)}")
     if report.complaint:
         lines.append(f"  No contribution came: {printable(report.complaint, 300)}")
     elif not report.improved:
-        what = f"The {report.measure} did not fall"
-        lines.append(f"  {what}: give it more --minutes, or look at the logs with --data-dir.")
+        what = "last version did not win" if report.strength else f"{report.measure} did not fall"
+        lines.append(f"  The {what}: give it more --minutes, or look at the logs with --data-dir.")
     return lines

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from shared.errors import InvalidFrame
 from shared.workloads.base import Data, Job, Sample, Weights
-from shared.workloads.games import cell_name
+from shared.workloads.games import Encounter, cell_name
 from shared.workloads.gomoku.arena import Arena, GamePlan, Played
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.network import NetEvaluator, read_weights
@@ -60,6 +60,21 @@ class MatchWork(PlayWork):
             "losses": float(found.losses),
             "positions": float(sum(player.positions for player in self._players.values())),
         }
+
+
+def meet(config: GomokuConfig, manner: Manner, weights: tuple[Held, Held], games: int) -> Encounter:
+    """Play a whole match on this machine, all its games at once: first version against second."""
+    one, other = (NetEvaluator(config, held, "cpu") for held in weights)
+    plans = [plan(config.rules, game, "one", "other") for game in range(games)]
+    played = _play(config.rules, manner, {"one": one, "other": other}, plans)
+    records = [game.record(0, "", "cpu") for game in played]
+    found = score(records)
+    return Encounter(
+        wins=found.wins,
+        draws=found.draws,
+        losses=found.losses,
+        game=_told(config.rules, records[0].moves),
+    )
 
 
 def exhibition(config: GomokuConfig, weights: Held, seed: int) -> Sample:

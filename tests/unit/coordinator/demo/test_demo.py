@@ -1,4 +1,4 @@
-"""What the demo says at its end."""
+"""What the demo says at its end, for workloads that play."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.demo.demo import DemoOptions, demo, program
-from coordinator.demo.demo_report import Report, traffic_of
-from coordinator.demo.demo_view import hints, samples, summary
+from coordinator.demo.demo_report import Report, Strength, traffic_of
+from coordinator.demo.demo_view import hints, record, summary, table
 from shared.errors import Configuration, InvalidRunFile
 from shared.protocol.versions import VersionInfo
 from shared.workloads import base
+
+STRENGTH = Strength(
+    version=9, wins=34, draws=2, losses=4, elo=361.4, error=118.7, matches=3, game="1. a1 b2\n\n X"
+)
 
 
 def version(number: int, **metrics: float) -> VersionInfo:
@@ -54,33 +59,49 @@ def report(**more: Any) -> Report:
         "sent_bytes": 1_500_000,
         "received_bytes": 900,
         "data_dir": "",
+        "strength": STRENGTH,
     }
     return Report(**{**values, **more})
 
 
-def test_the_summary_has_every_figure_that_changed_and_the_first_and_last_sample() -> None:
+def test_a_workload_that_plays_ends_in_strength_tactics_and_a_game() -> None:
     history = (
-        version(0, tactics=0.05, tactics_block=0.0, elo=0.0),
-        version(9, tactics=0.6, tactics_block=0.0, elo=300.0),
+        version(0, tactics=0.05, tactics_block=0.0, elo=0.0, elo_error=0.0),
+        version(6, tactics=0.4, tactics_block=0.25),
+        version(9, tactics=0.6, tactics_block=0.5, elo=300.0, elo_error=120.0),
     )
-    found = report(history=history, sample_first="1. a1 b2", sample_last="1. c3 c4\n\n X")
-    text = "\n".join([*summary(found), *samples(found)])
-    assert "tactical loss    3.000 -> 2.100  (30 % lower" in text
-    assert "elo              0.000 -> 300.000" in text
-    assert "tactics          0.050 -> 0.600" in text
-    assert "tactics block" not in text
+    lines = summary(report(history=history))
+    text = "\n".join(lines)
+    assert "version 9 beat version 0 by 34 : 4, 2 drawn: 88 % of the points" in text
+    assert "version 9: +361 ± 119 Elo above version 0 (95 %; with 3 matches" in text
     assert "trained          90,000 positions" in text
     assert "ledger           balanced" in text
     assert "1.5 MB sent, 900 B received" in text
-    assert "version 0 gives:\n    │ 1. a1 b2\n" in text
-    assert "version 9 gives:\n    │ 1. c3 c4\n    │ \n    │  X" in text
-    assert max(map(len, text.splitlines())) < 120
+    rows = [line.split() for line in table(history)]
+    assert rows[0] == ["version", "Elo", "tactics", "block"]
+    assert rows[1] == ["0", "+0", "±", "0", "5", "%", "0", "%"]
+    assert rows[2] == ["6", "40", "%", "25", "%"]
+    assert rows[3] == ["9", "+300", "±", "120", "60", "%", "50", "%"]
+    assert len({len(line) for line in table(history)}) == 1
+    shown = record(STRENGTH)
+    assert "version 9 (X) against version 0 (O)" in shown[1]
+    assert max(map(len, lines)) < 120
 
 
-def test_whether_it_got_better_is_told_by_the_loss() -> None:
+def test_a_long_history_is_a_short_table_with_both_ends() -> None:
+    rows = table([version(n, tactics=n / 100) for n in range(50)])
+    numbers = [int(row.split()[0]) for row in rows[1:]]
+    assert (numbers[0], numbers[-1], len(numbers)) == (0, 49, 8)
+    assert table([version(0)]) == []
+
+
+def test_whether_it_got_better_is_told_by_the_match() -> None:
+    beaten = replace(STRENGTH, wins=3, losses=30)
     assert report().improved
-    assert not report(loss_last=3.5).improved
-    assert "The tactical loss did not fall" in hints(report(loss_last=3.5))[-1]
+    assert not report(strength=beaten).improved
+    assert "The last version did not win" in hints(report(strength=beaten))[-1]
+    assert not report(strength=None, loss_last=3.5).improved
+    assert "The tactical loss did not fall" in hints(report(strength=None, loss_last=3.5))[-1]
 
 
 def test_traffic_is_what_a_volunteer_said_last(tmp_path: Any) -> None:
@@ -100,7 +121,7 @@ def test_a_demo_of_which_nothing_came_tells_what_a_volunteer_complained_of(tmp_p
         '{"type":"Stopped","sent_bytes":10,"received_bytes":20,"tasks":0}\n'
     )
     complaint = traffic_of(log).complaint
-    failed = report(loss_last=3.5, accepted=0, complaint=complaint)
+    failed = report(strength=None, loss_last=3.5, accepted=0, complaint=complaint)
     assert hints(failed)[-1] == "  No contribution came: a task failed on cpu: no extra"
 
 
