@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 TOKENIZER_FILE = "tokenizer.json"  # a file with this name in a box is the tokenizer, not text
 NAME_FILES = (
     "name the files the dataset is made of: --text PATH, --chat PATH, --images PATH, --suite FILE,"
-    " or --for WORKLOAD --files PATH"
+    " --problems FILE, or --for WORKLOAD --files PATH"
 )
 FOLDERS = "folders"  # begins the name of an image in a box whose folders are restored
 _SENT = re.compile(

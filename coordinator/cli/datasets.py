@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,6 +53,14 @@ class DatasetOptions:
         list[str] | None,
         Parameter(help="KEY=VALUE for that workload.", consume_multiple=True, negative=""),
     ] = None
+    problems: Annotated[
+        list[Path] | None,
+        Parameter(
+            help="Problems with answers (.jsonl) for the workload rollouts.",
+            consume_multiple=True,
+            negative="",
+        ),
+    ] = None
     suite: Annotated[
         Path | None,
         Parameter(
@@ -95,7 +103,7 @@ def add(
     json: Json = False,
 ) -> None:
     """Build a dataset from text, dialogues or images: chunks, and a share held out."""
-    more = options or DatasetOptions()
+    more = _with_problems(options or DatasetOptions())
     kind, paths = _files(name, {"text": text, "chat": chat, "images": images}, more)
     _mark_taken(name, where)
     request: dict[str, Any] = {
@@ -121,6 +129,15 @@ def add(
     with nullcontext() if json else _stages(where):
         done = call(where, "dataset.add", **request)
     as_json(done) if json else _tell(done, where)
+
+
+def _with_problems(given: DatasetOptions) -> DatasetOptions:
+    """Return the options with problems as files for their workload."""
+    if not given.problems:
+        return given
+    if given.files or given.workload:
+        raise BadRequest("give one of --problems and --for WORKLOAD --files")
+    return replace(given, workload="rollouts", files=given.problems)
 
 
 def _mark_taken(name: str, where: Where) -> None:

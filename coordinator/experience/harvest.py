@@ -86,17 +86,19 @@ class GamesCase(msgspec.Struct, frozen=True, kw_only=True):
         return price_of_flops(self.run.price_micro, self.run.step_flops, flops)
 
 
-def inspect(stop: Stop, case: GamesCase, path: Path, files: Mapping[int, Path]) -> Inspection:
-    """Check a file of games; `files` has the weights of every version that may have played."""
+def inspect(stop: Stop, case: GamesCase, path: Path, files: Mapping[int | str, Path]) -> Inspection:
+    """Check a file of games; `files` has the weights of every version that may have played, and the
+    files of the run.
+    """
 
-    def weights(number: int) -> Path:
-        if number not in files:
-            raise NotFound(f"version {number} may not play here")
-        return files[number]
+    def file(name: int | str) -> Path:
+        if name not in files:
+            raise NotFound(f"version {name} may not play here")
+        return files[name]
 
     # The secret is drawn after submission, so that no client knows which games are checked.
     return experience_of(case.run).inspect(
-        case.job, path.read_bytes(), case.known, weights, secrets.randbits(63), whole=case.drawn
+        case.job, path.read_bytes(), case.known, file, secrets.randbits(63), whole=case.drawn
     )
 
 
@@ -119,7 +121,10 @@ class Harvest(PlatformService):
         """Decide a contribution of games."""
         case = await self._db.read(lambda conn: self._case(conn, row))
         path = await self._blobs.local(row.sha256)
-        files = {known.number: await self._blobs.local(known.sha256) for known in case.known}
+        about = definition(case.run)
+        wanted: dict[int | str, str] = {known.number: known.sha256 for known in case.known}
+        wanted |= {n: ref.sha256 for n, ref in about.workload.files(about.file.model).items()}
+        files = {name: await self._blobs.local(sha256) for name, sha256 in wanted.items()}
         found, seconds = await self._compute.timed(inspect, case, path, files)
         paid = msgspec.structs.replace(row, price_micro=case.price(found))
         if await self._db.read(lambda conn: self._draws.drawn(conn, paid, case.run)):

@@ -134,7 +134,8 @@ class Runs(PlatformService):
         await self._check_suites(file, dataset)
         manifest = dataset.manifest if dataset else None
         model = await asyncio.to_thread(workload.config, file.model, manifest)
-        counts = list(workload.samples(model, manifest)) if manifest else []
+        passed = manifest if workload.needs_dataset else None  # in passes over its samples
+        counts = list(workload.samples(model, passed)) if passed else []
         if "preset" not in said.plan:
             file = with_preset(file, sum(counts), workload.items_per_sample(model))
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
@@ -143,7 +144,7 @@ class Runs(PlatformService):
         about = of_file(stored)  # this also checks the plan
         check_train(said.train, about.plan)
         check_model(about.parameters)
-        if manifest:
+        if passed:
             _check_samples(file, sum(counts))
         step_flops = workload.flops_per_sample(model) * file.task.batch_size
         files = tuple(workload.files(model).values())
@@ -179,13 +180,13 @@ class Runs(PlatformService):
 
     async def _store_files(self, workload: Workload, model: Mapping[str, Any]) -> None:
         """Store the files that all versions of a run need. Raises InvalidRunFile if changed."""
-        paths = workload.sources(model)
-        for name, ref in workload.files(model).items():
+        files = workload.files(model)
+        for name, path in workload.sources(model).items():  # others are of the dataset
             copy = self._blobs.scratch() / f"file-{secrets.token_hex(8)}"
             try:
-                if await asyncio.to_thread(_copied, paths[name], copy) != ref.sha256:
-                    raise InvalidRunFile(f"{paths[name]} changed while it was read: try again")
-                await self._blobs.put_file(ref.sha256, copy)
+                if await asyncio.to_thread(_copied, path, copy) != files[name].sha256:
+                    raise InvalidRunFile(f"{path} changed while it was read: try again")
+                await self._blobs.put_file(files[name].sha256, copy)
             finally:
                 await asyncio.to_thread(copy.unlink, missing_ok=True)
 
@@ -199,7 +200,7 @@ class Runs(PlatformService):
     async def _dataset_of(self, file: RunFile, workload: Workload) -> DatasetRow | None:
         """Return a run file's dataset. Raises NotFound, or InvalidRunFile if unfit."""
         if not file.dataset:
-            if workload.dataset_kinds:
+            if workload.needs_dataset:
                 raise InvalidRunFile(
                     f'{file.workload} needs a dataset: add a line dataset = "..." (`coordinator '
                     "dataset list`)"

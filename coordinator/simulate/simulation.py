@@ -162,7 +162,9 @@ class _Simulation:
         """Return the dataset, the run file, and the parameter count of the real model."""
         table, scenario = dict(self._scenario.run), self._scenario
         workload = load(table.get("workload", ""))
-        dataset, blobs = self._hooks.dataset or _imagined(scenario, workload.dataset_kinds)
+        dataset, blobs = self._hooks.dataset or _imagined(
+            scenario, workload.dataset_kinds if workload.needs_dataset else ()
+        )
         if dataset is not None:
             for data in blobs.values():
                 await self._coordinator.blobs.put_bytes(data)

@@ -329,6 +329,11 @@ class Workload(Protocol):
     formats: tuple[str, ...] = ()  # formats that `convert` knows
     optional: tuple[str, ...] = ()  # libraries that only some configs need, by their import names
 
+    @property
+    def needs_dataset(self) -> bool:
+        """Return True unless the workload takes none, or makes its own data."""
+        return bool(self.dataset_kinds) and self.experience is None
+
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Return this workload's values for keys that a run file lacks, under its `[plan]`."""
         return {}

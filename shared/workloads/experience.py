@@ -105,14 +105,15 @@ class Experience(Protocol):
         job: Job,
         data: bytes,
         versions: Sequence[KnownVersion],
-        weights: Callable[[int], Path],
+        file: Callable[[int | str], Path],
         secret: int,
         *,
         whole: bool = False,
     ) -> Inspection:
         """Check a file of episodes submitted for `job` (an actor's, or a match): by their own
-        rules, and by computing parts again that `secret` chooses. `weights` gives the file of a
-        version's published weights. With `whole` all of it is computed again.
+        rules, and by computing parts again that `secret` chooses. `file` gives a version's
+        published weights by its number, and the run's files by name. With `whole` all of it is
+        computed again.
 
         Never raises for what a volunteer may have sent. Runs torch.
         """

@@ -208,7 +208,7 @@ def test_it_says_what_it_is(subject: Subject) -> None:
     workload = subject.workload
     assert workload.name.replace("-", "_").isidentifier()
     assert workload.version >= 1
-    assert set(workload.dataset_kinds) <= {"tokens", "chat-tokens", "images"}
+    assert set(workload.dataset_kinds) <= {"tokens", "chat-tokens", "images", "problems"}
     assert workload.traits.items
     assert workload.traits.measure
     for plan in ({}, {"preset": "fedavg"}, {"preset": "gradient-average"}):

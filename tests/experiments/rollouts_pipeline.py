@@ -15,9 +15,9 @@ from shared.tensors.frame import FrameWriter
 from shared.workloads.base import Job, TrainSettings
 from shared.workloads.experience import KnownVersion
 from shared.workloads.rollouts.answer_records import judged
-from shared.workloads.rollouts.config import RolloutsConfig, decoded
+from shared.workloads.rollouts.config import Problems, RolloutsConfig
 from shared.workloads.rollouts.evaluate import answered
-from shared.workloads.rollouts.problems import reward
+from shared.workloads.rollouts.problems import decoded, reward
 from tests.support.workloads.tiny_rollouts import WORKLOAD, Window, finish, job
 
 Weights = Mapping[str, Tensor]
@@ -48,7 +48,7 @@ class Pipeline(NamedTuple):
 def solved(model: dict[str, Any], weights: Weights) -> float:
     """Share of held-out problems that the likeliest answer solves."""
     config = RolloutsConfig.from_dict(model)
-    problems = [config.problem(number, heldout=True) for number in range(HELD_OUT)]
+    problems = Problems(config, heldout=True).first(HELD_OUT)
     answers = answered(config, weights, problems, lambda: False)
     pairs = zip(problems, answers, strict=True)
     return sum(reward(each, decoded(answer)) for each, answer in pairs) / HELD_OUT

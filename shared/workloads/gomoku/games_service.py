@@ -48,7 +48,7 @@ class GomokuGames(Games):
         job: Job,
         data: bytes,
         versions: Sequence[KnownVersion],
-        weights: Callable[[int], Path],
+        file: Callable[[int | str], Path],
         secret: int,
         *,
         whole: bool = False,
@@ -64,7 +64,7 @@ class GomokuGames(Games):
             rules=config.rules,
             manner=how.match_manner() if match else how.manner(),
             hashes={version.number: version.sha256 for version in versions},
-            player=_players(config, weights),
+            player=_players(config, file),
             seed=secret,
             share=1.0 if whole else how.match_replay if match else 0.0,
         )

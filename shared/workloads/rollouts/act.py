@@ -14,19 +14,18 @@ from torch import Tensor
 
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile
-from shared.workloads.base import Job, Progress, Result, Weights
+from shared.workloads.base import Data, Job, Progress, Result, Weights
 from shared.workloads.generation.batch import Batch, NextToken, Sequence
 from shared.workloads.generation.sampling import SampledToken
 from shared.workloads.rollouts.answer_records import GroupRecord, encode, packed, quantised
 from shared.workloads.rollouts.byte_policy import ByteDecoder
 from shared.workloads.rollouts.config import (
+    Problems,
     RolloutsConfig,
     RolloutsOptions,
     answer_seed,
-    decoded,
-    encoded,
 )
-from shared.workloads.rollouts.problems import Problem, reward
+from shared.workloads.rollouts.problems import Problem, decoded, encoded, reward
 from shared.workloads.training.device_differences import release
 
 ADVANCE_S = 0.25
@@ -85,12 +84,13 @@ class RolloutWork:
     give the same answers.
     """
 
-    def __init__(self, job: Job, weights: Weights, device: str) -> None:
+    def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:
         if job.steps != job.stop - job.start:
             raise BadRequest(f"{job.stop - job.start} problems do not make {job.steps} steps")
         self._job, self._device = job, device
         self._config = RolloutsConfig.from_dict(job.config)
         self._options = RolloutsOptions.from_dict(job.options)
+        self._problems = Problems.of(self._config, data.asset)
         self._slots = self._options.slots
         self._newest = _Version(weights, job.base_version, job.base_sha256)
         self._waiting = deque(range(job.start, job.stop))
@@ -194,7 +194,7 @@ class RolloutWork:
         size = self._options.group
         while self._waiting and sum(g.open for g in self._groups.values()) < self._slots:
             number = self._waiting.popleft()
-            problem = self._config.problem(number)
+            problem = self._problems.get(number)
             batch = self._batch(self._newest)
             self._groups[number] = OpenGroup((number, problem), self._newest, batch, now_s, size)
             for sample in range(size):

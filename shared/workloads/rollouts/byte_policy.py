@@ -15,7 +15,8 @@ from torch import Tensor
 from shared.workloads.base import Weights
 from shared.workloads.gpt.decoder import GptDecoder
 from shared.workloads.gpt.model import Gpt
-from shared.workloads.rollouts.config import END, RolloutsConfig, decoded, encoded
+from shared.workloads.rollouts.config import RolloutsConfig
+from shared.workloads.rollouts.problems import END, decoded, encoded
 
 
 class ByteDecoder(GptDecoder):

@@ -5,8 +5,9 @@ The model is a Llama of the workload `gpt` that reads and writes bytes of UTF-8.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -14,20 +15,28 @@ from msgspec import Meta
 
 from shared.errors import InvalidRunFile
 from shared.settings import read_table
+from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.gpt.config import GptConfig, flops_per_sample
-from shared.workloads.rollouts.problems import Problem, drawn
+from shared.workloads.rollouts.problem_dataset import stored
+from shared.workloads.rollouts.problems import END, Problem, drawn, encoded, solution
 
 VOCABULARY = 256  # bytes
-END = 0  # ends an answer; no text holds it
-LOOKED_AT = 256  # problems that are checked before a run is made
+LOOKED_AT = 256  # drawn problems that are checked before a run is made
+FILE = "problems"  # name of the file of a run's problems
 SEED = 0  # seed of the generators, since a problem is identified by its number
 _WORD = (1 << 63) - 1
+
+
+class ListedProblems(ChunkRef, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Problems of a run's dataset."""
+
+    without_solution: int
 
 
 class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The `[model]` table."""
 
-    problems: str = "arithmetic"  # a generator
+    problems: str = "arithmetic"  # a generator, where the run has no dataset
     # size of the problems: digits of a sum, numbers of a row
     size: Annotated[int, Meta(ge=1, le=100)] = 2
     context: Annotated[int, Meta(ge=8, le=1 << 16)] = 64  # bytes of a problem and its answer
@@ -35,6 +44,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     n_layer: Annotated[int, Meta(ge=1, le=512)] = 4
     n_head: Annotated[int, Meta(ge=1, le=512)] = 4
     n_embd: Annotated[int, Meta(ge=1, le=1 << 15)] = 128
+    dataset: ListedProblems | None = None  # filled in from the run's dataset
 
     def __post_init__(self) -> None:
         if self.answer >= self.context:
@@ -43,18 +53,53 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
                 " needs room too"
             )
 
-    def check_problems(self) -> None:
-        """Raise InvalidRunFile if problems of this kind cannot be, or leave no room for answers."""
+    @classmethod
+    def for_run(cls, raw: Mapping[str, Any], dataset: DatasetManifest | None) -> RolloutsConfig:
+        """Check a table, and that its problems leave room for their answers. Raises
+        InvalidRunFile.
+        """
+        checked = cls.from_dict(raw)
+        if dataset is None:
+            checked = msgspec.structs.replace(checked, dataset=None)
+            checked._check_drawn()
+            return checked
+        if given := [key for key in ("problems", "size") if key in raw]:
+            raise InvalidRunFile(
+                f'[model] {given[0]} is of drawn problems, and this run has those of "'
+                f'{dataset.name}": take the line or the dataset out'
+            )
+        place, used = dataset.meta["prompt_place"], int(dataset.meta["prompt_bytes"])
+        checked.check_room(used, f'the problem of {place} in "{dataset.name}"')
+        checked._check_answer(int(dataset.meta["answer_bytes"]), f'a problem of "{dataset.name}"')
+        without = int(dataset.meta["without_solution"])
+        listed = msgspec.structs.asdict(dataset.chunks[0])
+        found = ListedProblems(**listed, without_solution=without)
+        return msgspec.structs.replace(checked, dataset=found)
+
+    def _check_drawn(self) -> None:
+        problems = Problems(self)
         try:
             for number in range(LOOKED_AT):
-                known = solution(self.problem(number))
-                if known is not None and (size := len(encoded(known))) > self.answer:
-                    raise InvalidRunFile(
-                        f"the answer to problem {number} has {size} bytes, and [model] answer"
-                        f" {self.answer} leaves no room for it"
-                    )
+                known = solution(problems.get(number)) or ""
+                self._check_answer(len(encoded(known)), f"problem {number}")
         except InvalidRunFile as error:
             raise InvalidRunFile(f"[model] problems: {error.message}") from error
+
+    def _check_answer(self, size: int, what: str) -> None:
+        if size > self.answer:
+            raise InvalidRunFile(
+                f"the answer to {what} has {size} bytes, and [model] answer {self.answer} leaves no"
+                " room for it"
+            )
+
+    def check_room(self, used: int, what: str) -> None:
+        """Raise InvalidRunFile for a problem that leaves no room for an answer."""
+        most = self.context - self.answer
+        if used > most:
+            raise InvalidRunFile(
+                f"{what} has {used} bytes, but [model] context {self.context} leaves {most} beside"
+                f" an answer of {self.answer}: raise context"
+            )
 
     @property
     def network(self) -> GptConfig:
@@ -73,19 +118,6 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the FLOPs of reading or writing one token."""
         return flops_per_sample(self.network) / (3 * self.context)
 
-    def problem(self, number: int, *, heldout: bool = False, size: int = 0) -> Problem:
-        """Return a problem by its number among all of a run, or of another size. Raises
-        InvalidRunFile for one that leaves no room for an answer.
-        """
-        found = drawn(self.problems, SEED, number, size or self.size, heldout=heldout)
-        used, most = len(encoded(found.prompt)), self.context - self.answer
-        if used > most:
-            raise InvalidRunFile(
-                f"problem {number} has {used} bytes, but [model] context {self.context} leaves"
-                f" {most} beside an answer of {self.answer}: raise context"
-            )
-        return found
-
     def fits(self, answer: Sequence[int], room: int) -> bool:
         """Return True if an answer ends as it must: with its end token, or where it is cut off."""
         whole = END not in answer[:-1] and max(answer) < VOCABULARY
@@ -96,6 +128,39 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     def from_dict(cls, raw: Mapping[str, Any]) -> RolloutsConfig:
         """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
         return read_table(raw, cls, "[model]")
+
+
+class Problems:
+    """Problems of a run by their numbers: drawn, or the lines of its dataset in turns."""
+
+    def __init__(
+        self, config: RolloutsConfig, file: Path | None = None, *, heldout: bool = False
+    ) -> None:
+        self._config, self._heldout = config, heldout
+        self._listed = stored(file) if file else ()
+
+    @classmethod
+    def of(cls, config: RolloutsConfig, file: Callable[[str], Path]) -> Problems:
+        """Return the problems that a run learns from; `file` gives the run's files by name."""
+        return cls(config, file(FILE) if config.dataset else None)
+
+    def first(self, most: int) -> list[Problem]:
+        """Return the first problems, all different, and so many at most."""
+        count = min(most, len(self._listed) or most)
+        return [self.get(number) for number in range(count)]
+
+    def get(self, number: int, size: int = 0) -> Problem:
+        """Return a problem, or one of another size. Raises InvalidRunFile for one that leaves no
+        room for an answer.
+        """
+        config, heldout = self._config, self._heldout
+        if self._listed:
+            found = self._listed[number % len(self._listed)]
+        else:
+            size = size or config.size
+            found = drawn(config.problems, SEED, number, size, heldout=heldout)
+        config.check_room(len(encoded(found.prompt)), f"problem {number}")
+        return found
 
 
 class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,25 +195,6 @@ class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
                 " a group has at least 2"
             )
         return read_table(raw, cls, "[task.options]")
-
-
-def encoded(text: str) -> list[int]:
-    """Return the tokens of a text: its bytes."""
-    return list(text.encode().replace(bytes([END]), b""))
-
-
-def solution(problem: Problem) -> str | None:
-    """Return a right answer; None where only a search finds one."""
-    if problem.verifier == "sorted":
-        items = [str(each) for each in sorted(problem.arguments["items"])]
-        return (" " if any(len(each) > 1 for each in items) else "").join(items)
-    answer = problem.arguments.get("answer")
-    return None if answer is None else str(answer)
-
-
-def decoded(tokens: Any) -> str:
-    """Return the text of tokens, up to the end of an answer."""
-    return bytes(int(token) for token in tokens).split(bytes([END]))[0].decode(errors="replace")
 
 
 def answer_seed(task_seed: int, problem: int, sample: int) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from shared.workloads.base import Weights
+from shared.workloads.base import Data, Weights
 from shared.workloads.generation.batch import Batch, Sequence
 from shared.workloads.generation.suite_score import standard_error
 from shared.workloads.rollouts.byte_policy import ByteDecoder
-from shared.workloads.rollouts.config import END, RolloutsConfig, decoded, encoded
-from shared.workloads.rollouts.problems import Problem, reward
+from shared.workloads.rollouts.config import Problems, RolloutsConfig
+from shared.workloads.rollouts.problems import END, Problem, decoded, encoded, reward
 
 PROBLEMS = 256  # held-out ones that a version is measured on
 SHOWN = 12
@@ -45,36 +45,45 @@ def answered(
     return found
 
 
+def heldout_problems(config: RolloutsConfig, data: Data | None, most: int) -> list[Problem]:
+    """Return held-out problems of a run, whose dataset's held-out split is `data`."""
+    file = data.chunk(0) if data is not None and config.dataset else None
+    return Problems(config, file, heldout=True).first(most)
+
+
 def evaluate(
-    config: RolloutsConfig, weights: Weights, budget_s: float, stop: Callable[[], bool]
+    config: RolloutsConfig,
+    weights: Weights,
+    problems: list[Problem],
+    budget_s: float,
+    stop: Callable[[], bool],
 ) -> dict[str, float]:
     """Return the metrics of a version: the share of held-out problems that its likeliest answer
     solves, and "loss", the remaining share.
     """
     ends_at = monotonic() + budget_s
-    problems = [config.problem(number, heldout=True) for number in range(PROBLEMS)]
     answers = answered(config, weights, problems, lambda: stop() or monotonic() > ends_at)
     pairs = list(zip(problems, answers, strict=True))
     rewards = [reward(problem, decoded(answer)) if answer else 0.0 for problem, answer in pairs]
     cut = sum(answer[-1:] != [END] for answer in answers)
-    solved = sum(rewards) / PROBLEMS
+    count = len(problems)
+    solved = sum(rewards) / count
     return {
         "loss": 1 - solved,
         "solved": solved,
-        "solved_error": standard_error(round(sum(rewards)), PROBLEMS),
-        "cut": cut / PROBLEMS,
-        "answer_tokens": sum(map(len, answers)) / PROBLEMS,
+        "solved_error": standard_error(round(sum(rewards)), count),
+        "cut": cut / count,
+        "answer_tokens": sum(map(len, answers)) / count,
     }
 
 
-def sampled(config: RolloutsConfig, weights: Weights, prompt: str) -> str:
-    """Return held-out problems with a version's answers and their rewards, or its answer to a
+def sampled(config: RolloutsConfig, weights: Weights, problems: list[Problem], prompt: str) -> str:
+    """Return problems with a version's answers and their rewards, or its answer to a
     prompt.
     """
     if prompt:
         asked = Problem(prompt=prompt, verifier="exact", arguments={"answer": ""})
         return prompt + decoded(answered(config, weights, [asked], lambda: False)[0])
-    problems = [config.problem(number, heldout=True) for number in range(SHOWN)]
     lines = []
     for problem, answer in zip(
         problems, answered(config, weights, problems, lambda: False), strict=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,14 +27,8 @@ from shared.workloads.rollouts.answer_records import (
     encode,
     judged,
 )
-from shared.workloads.rollouts.config import (
-    RolloutsConfig,
-    RolloutsOptions,
-    decoded,
-    encoded,
-    solution,
-)
-from shared.workloads.rollouts.problems import reward
+from shared.workloads.rollouts.config import Problems, RolloutsConfig, RolloutsOptions
+from shared.workloads.rollouts.problems import decoded, encoded, reward, solution
 
 
 class RolloutExperience(Experience):
@@ -44,11 +38,7 @@ class RolloutExperience(Experience):
 
     def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:
         checked, how = RolloutsConfig.from_dict(config), RolloutsOptions.from_dict(options)
-        if how.warm_steps and solution(checked.problem(0)) is None:
-            raise InvalidRunFile(
-                f"[task.options] warm_steps: problems of {checked.problems} have no answer to learn"
-                " from before the first rollouts; set it to 0"
-            )
+        _check_warm(checked, how)
         return Pacing(
             episodes=how.problems,
             episode_flops=checked.token_flops * how.group * checked.answer,
@@ -71,7 +61,7 @@ class RolloutExperience(Experience):
         job: Job,
         data: bytes,
         versions: Sequence[KnownVersion],
-        weights: Callable[[int], Path],
+        file: Callable[[int | str], Path],
         secret: int,
         *,
         whole: bool = False,
@@ -84,7 +74,9 @@ class RolloutExperience(Experience):
             records = decode(data)
         except InvalidGroup as error:
             return Inspection(refused=job.stop - job.start, complaint=error.message)
-        wrong = _misfits(records, job, config, how, {v.number: v.sha256 for v in versions})
+        problems = Problems.of(config, file)
+        task = _Task(job, config, how, problems, {v.number: v.sha256 for v in versions})
+        wrong = _misfits(records, task)
         stale = {
             place: f"problem {records[place].problem} was begun with {said}"
             for place, said in behind(
@@ -92,9 +84,9 @@ class RolloutExperience(Experience):
             ).items()
         }
         sound = {n: r for n, r in enumerate(records) if n not in wrong and n not in stale}
-        again = differing(sound, job, weights, secret, whole=whole)
+        again = differing(sound, job, file, secret, whole=whole)
         wrong |= again.complaints
-        kept = [_judge(record, config) for place, record in sound.items() if place not in wrong]
+        kept = [_judge(record, problems) for place, record in sound.items() if place not in wrong]
         teaching = [record for record in kept if len(set(record.rewards)) > 1]
         return Inspection(
             data=encode(teaching) if kept else b"",
@@ -117,25 +109,50 @@ class RolloutExperience(Experience):
         return Sealed(data=encode(records), samples=samples)
 
 
-def _judge(record: GroupRecord, config: RolloutsConfig) -> JudgedGroup:
-    problem = config.problem(record.problem)
+class _Task(NamedTuple):
+    """Task of an actor, with its problems."""
+
+    job: Job
+    config: RolloutsConfig
+    how: RolloutsOptions
+    problems: Problems
+    hashes: Mapping[int, str]  # of the versions that may answer
+
+
+def _check_warm(config: RolloutsConfig, how: RolloutsOptions) -> None:
+    """Raise InvalidRunFile for a warm start on problems without solutions."""
+    if config.dataset is None:
+        without = (
+            f"problems of {config.problems}" if solution(Problems(config).get(0)) is None else ""
+        )
+    else:
+        count = config.dataset.without_solution
+        without = f"{count:,} of the dataset's problems" if count else ""
+        if how.warm_size:
+            raise InvalidRunFile(
+                "[task.options] warm_size is of drawn problems, and this run has a dataset: take"
+                " the line out"
+            )
+    if how.warm_steps and without:
+        raise InvalidRunFile(
+            "[task.options] warm_steps: there is no answer to learn from, before the first"
+            f" rollouts, for {without}; set it to 0"
+        )
+
+
+def _judge(record: GroupRecord, problems: Problems) -> JudgedGroup:
+    problem = problems.get(record.problem)
     rewards = tuple(reward(problem, decoded(answer)) for answer in record.answers())
     return JudgedGroup(**msgspec.structs.asdict(record), rewards=rewards)
 
 
-def _misfits(
-    records: Sequence[GroupRecord],
-    job: Job,
-    config: RolloutsConfig,
-    how: RolloutsOptions,
-    hashes: Mapping[int, str],
-) -> dict[int, str]:
+def _misfits(records: Sequence[GroupRecord], task: _Task) -> dict[int, str]:
     """Return the faults, by place, of records that the task did not ask for."""
     found: dict[int, str] = {}
     seen: set[int] = set()
     for place, record in enumerate(records):
         try:
-            _check(record, job, config, how, hashes)
+            _check(record, task)
             if record.problem in seen:
                 raise InvalidGroup(f"problem {record.problem} stands in the file twice")
         except InvalidGroup as error:
@@ -144,21 +161,15 @@ def _misfits(
     return found
 
 
-def _check(
-    record: GroupRecord,
-    job: Job,
-    config: RolloutsConfig,
-    how: RolloutsOptions,
-    hashes: Mapping[int, str],
-) -> None:
+def _check(record: GroupRecord, task: _Task) -> None:
     said = f"problem {record.problem}"
-    if not job.start <= record.problem < job.stop:
-        raise InvalidGroup(f"{said} is not one of {job.start} to {job.stop - 1}")
-    if hashes.get(record.version) != record.weights:
+    if not task.job.start <= record.problem < task.job.stop:
+        raise InvalidGroup(f"{said} is not one of {task.job.start} to {task.job.stop - 1}")
+    if task.hashes.get(record.version) != record.weights:
         raise InvalidGroup(f"{said}: version {record.version} is not one that may answer here")
-    if len(record.lengths) != how.group:
-        raise InvalidGroup(f"{said} has {len(record.lengths)} answers instead of {how.group}")
-    room = config.context - len(encoded(config.problem(record.problem).prompt))
+    if len(record.lengths) != task.how.group:
+        raise InvalidGroup(f"{said} has {len(record.lengths)} answers instead of {task.how.group}")
+    room = task.config.context - len(encoded(task.problems.get(record.problem).prompt))
     for answer in record.answers():
-        if not config.fits(answer.tolist(), room):
+        if not task.config.fits(answer.tolist(), room):
             raise InvalidGroup(f"{said}: an answer does not end where it should")

@@ -21,14 +21,9 @@ from shared.workloads.experience import warm_start
 from shared.workloads.gpt.model import Gpt, build
 from shared.workloads.rollouts.answer_records import judged
 from shared.workloads.rollouts.byte_policy import Rows, log_probabilities
-from shared.workloads.rollouts.config import (
-    END,
-    RolloutsConfig,
-    RolloutsOptions,
-    encoded,
-    solution,
-)
+from shared.workloads.rollouts.config import Problems, RolloutsConfig, RolloutsOptions
 from shared.workloads.rollouts.objective import advantages, policy_loss
+from shared.workloads.rollouts.problems import END, encoded, solution
 from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
@@ -61,8 +56,11 @@ def window(data: Data) -> list[Answer]:
 class _LearnWork(StepWork):
     """Learning of a model; see `StepWork`. A sample is an answer."""
 
-    def __init__(self, job: Job, weights: Weights, device: str, inner: Weights | None) -> None:
+    def __init__(
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
+    ) -> None:
         self._config = RolloutsConfig.from_dict(job.config)
+        self._problems = Problems.of(self._config, data.asset)
         self._options = RolloutsOptions.from_dict(job.options)
         self._gpt: Gpt = build(self._config.network, weights, device)
         super().__init__(
@@ -90,7 +88,7 @@ class RolloutLearnWork(_LearnWork):
         # The schedule begins with the first rollouts: an optimiser's first steps are its longest.
         warm = warm_start(job.train, RolloutsOptions.from_dict(job.options).warm_steps)
         job = msgspec.structs.replace(job, global_step=max(0, job.global_step - warm))
-        super().__init__(job, weights, device, inner)
+        super().__init__(job, weights, data, device, inner)
         self._found = window(data)
         if not self._found:
             raise InvalidRunFile("there is no answer to learn from in the chunks of this task")
@@ -99,7 +97,7 @@ class RolloutLearnWork(_LearnWork):
     def measure(self, start: int, stop: int) -> StepLoss:
         count = len(self._order)
         answers = [self._found[self._order[place % count]] for place in range(start, stop)]
-        prompts = [encoded(self._config.problem(each.problem).prompt) for each in answers]
+        prompts = [encoded(self._problems.get(each.problem).prompt) for each in answers]
         rows = Rows(prompts, [each.tokens.tolist() for each in answers])
         old = to_device(rows.spread([each.logprobs for each in answers]), self.device)
         new = log_probabilities(self._gpt, rows, self.device, self._options.temperature)
@@ -115,7 +113,9 @@ class SupervisedWork(_LearnWork):
     `warm_lr` to the end of its task.
     """
 
-    def __init__(self, job: Job, weights: Weights, device: str, inner: Weights | None) -> None:
+    def __init__(
+        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
+    ) -> None:
         rate = RolloutsOptions.from_dict(job.options).warm_lr
         train = msgspec.structs.replace(
             job.train,
@@ -125,7 +125,7 @@ class SupervisedWork(_LearnWork):
             decay_steps=job.steps,
         )
         super().__init__(
-            msgspec.structs.replace(job, train=train, global_step=0), weights, device, inner
+            msgspec.structs.replace(job, train=train, global_step=0), weights, data, device, inner
         )
 
     def state(self) -> dict[str, Tensor]:
@@ -134,9 +134,7 @@ class SupervisedWork(_LearnWork):
 
     def measure(self, start: int, stop: int) -> StepLoss:
         first, size = self.job.start, self._options.warm_size
-        problems = [
-            self._config.problem(-1 - first - place, size=size) for place in range(start, stop)
-        ]
+        problems = [self._problems.get(-1 - first - place, size) for place in range(start, stop)]
         rows = Rows(
             [encoded(each.prompt) for each in problems],
             [[*encoded(solution(each) or ""), END] for each in problems],

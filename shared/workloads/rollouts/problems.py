@@ -1,7 +1,8 @@
 """Problems: a prompt, and the verifier that rewards its answers.
 
-A problem is drawn by a seed. Problems of the training and of the held-out part are never the same:
-a hash of the prompt says which part one belongs to.
+A problem is drawn by a seed, or stands in a dataset (`problem_dataset`). Drawn problems of the
+training and of the held-out part are never the same: a hash of the prompt says which part one
+belongs to.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import msgspec
 
 from shared.errors import InvalidRunFile
 from shared.nearest import hint
-from shared.workloads.rollouts.verifiers import ANSWER_CHARS_MAX, final, verifier
+from shared.workloads.rollouts.verifiers import ANSWER_CHARS_MAX, Sorted, final, verifier
 
+END = 0  # token that ends an answer; no text holds it
 HELDOUT_OF = 8  # one of so many drawn problems is held out
 
 
@@ -36,6 +38,27 @@ def reward(problem: Problem, answer: str) -> float:
         return 0.0
     judge = verifier(problem.verifier, problem.arguments, "the problem")
     return min(1.0, max(0.0, float(judge.reward(final(answer)))))
+
+
+def encoded(text: str) -> list[int]:
+    """Return the tokens of a text: its bytes."""
+    return list(text.encode().replace(bytes([END]), b""))
+
+
+def decoded(tokens: Any) -> str:
+    """Return the text of tokens, up to the end of an answer."""
+    return bytes(int(token) for token in tokens).split(bytes([END]))[0].decode(errors="replace")
+
+
+def solution(problem: Problem) -> str | None:
+    """Return a right answer; None where only a search finds one."""
+    if problem.verifier == "sorted":
+        items = Sorted(**problem.arguments).right
+        return (" " if any(len(each) > 1 for each in items) else "").join(items)
+    answer = problem.arguments.get("answer")
+    if isinstance(answer, list | tuple):
+        answer = answer[0]
+    return None if answer is None else str(answer)
 
 
 def drawn(kind: str, seed: int, number: int, size: int, *, heldout: bool = False) -> Problem:

@@ -25,11 +25,12 @@ from shared.workloads.rollouts.answer_proof import faults, refuted
 from shared.workloads.rollouts.answer_records import LOWEST, STEPS, GroupRecord
 from shared.workloads.rollouts.byte_policy import Rows
 from shared.workloads.rollouts.config import (
+    Problems,
     RolloutsConfig,
     RolloutsOptions,
     answer_seed,
-    encoded,
 )
+from shared.workloads.rollouts.problems import encoded
 
 BATCH = 64  # answers read together
 TOKENS = 32  # of each group are read at least: three faulty ones prove nothing
@@ -46,12 +47,13 @@ class Reread(NamedTuple):
 def differing(
     records: Mapping[int, GroupRecord],
     job: Job,
-    weights: Callable[[int], Path],
+    file: Callable[[int | str], Path],
     secret: int,
     *,
     whole: bool,
 ) -> Reread:
     """Read some answers again, and complain of records that their version did not write."""
+    problems = Problems.of(RolloutsConfig.from_dict(job.config), file)
     dice = np.random.Generator(np.random.Philox(secret))
     spots: dict[int, list[tuple[int, int]]] = {}
     for place, record in records.items():
@@ -59,7 +61,7 @@ def differing(
         spots.setdefault(record.version, []).extend((place, sample) for sample in samples)
     seen: dict[int, list[tuple[int, int]]] = {}  # faulty tokens of each answer, and all of them
     for version, some in spots.items():
-        reader = Rereader(job, weights(version))
+        reader = Rereader(job, file(version), problems)
         for start in range(0, len(some), BATCH):
             batch = some[start : start + BATCH]
             counts = reader.faulty([(records[place], sample) for place, sample in batch])
@@ -93,8 +95,8 @@ def _some(lengths: Sequence[int], dice: np.random.Generator) -> list[int]:
 class Rereader:
     """Version that reads answers again."""
 
-    def __init__(self, job: Job, path: Path) -> None:
-        self._job = job
+    def __init__(self, job: Job, path: Path, problems: Problems) -> None:
+        self._job, self._problems = job, problems
         self._config = RolloutsConfig.from_dict(job.config)
         self._temperature = RolloutsOptions.from_dict(job.options).temperature
         frame = open_frame(path, schema(self._config.network), copy_on_write=True)
@@ -104,7 +106,7 @@ class Rereader:
     @torch.inference_mode()
     def faulty(self, spots: Sequence[tuple[GroupRecord, int]]) -> list[int]:
         """Return how many tokens of each answer the version does not write with its seed."""
-        prompts = [encoded(self._config.problem(record.problem).prompt) for record, _ in spots]
+        prompts = [encoded(self._problems.get(record.problem).prompt) for record, _ in spots]
         answers = [record.answers()[sample].tolist() for record, sample in spots]
         rows = Rows(prompts, answers)
         logits = self._model.logits(self._model.hidden(rows.given)).float() / self._temperature

@@ -36,6 +36,7 @@ _TERM = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]+)?)|([-+*/()]))")
 _SIGNS = str.maketrans({"\u2212": "-", "\u00d7": "*", "\u00b7": "*", "\u00f7": "/"})
 
 Amount = Annotated[float, Meta(ge=-1e15, le=1e15)]
+Text = Annotated[str, Meta(min_length=1, max_length=4096)]
 Word = Annotated[str, Meta(pattern=r"^[^\s,;\[\]]{1,64}$")]
 
 
@@ -59,6 +60,31 @@ class Number(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if value is None:
             return 0.0
         return float(abs(value - _exactly(self.answer)) <= Fraction(self.tolerance))
+
+
+class Exact(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer is one of the right texts, white space around it aside."""
+
+    answer: Text | Annotated[tuple[Text, ...], Meta(min_length=1, max_length=64)]
+
+    def reward(self, answer: str) -> float:
+        right = (self.answer,) if isinstance(self.answer, str) else self.answer
+        return float(answer.strip() in {each.strip() for each in right})
+
+
+class Choice(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The last capital letter of the choices that stands alone is the right one."""
+
+    answer: Annotated[str, Meta(pattern="^[A-Z]$")]
+    choices: Annotated[str, Meta(pattern="^[A-Z]{2,26}$")] = "ABCD"
+
+    def __post_init__(self) -> None:
+        if self.answer not in self.choices:
+            raise InvalidRunFile(f"the answer {self.answer} is none of the choices {self.choices}")
+
+    def reward(self, answer: str) -> float:
+        found = re.findall(rf"(?<!\w)[{self.choices}](?!\w)", answer)
+        return float(bool(found) and found[-1] == self.answer)
 
 
 class Countdown(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,10 +113,15 @@ class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ]
     descending: bool = False
 
-    def reward(self, answer: str) -> float:
+    @property
+    def right(self) -> list[str]:
+        """Return the items in order."""
         whole = all(isinstance(each, int) for each in self.items)
         order = sorted(self.items, key=None if whole else str, reverse=self.descending)
-        right = [str(each) for each in order]
+        return [str(each) for each in order]
+
+    def reward(self, answer: str) -> float:
+        right = self.right
         said = answer.strip().removeprefix("[").removesuffix("]").strip()
         close = "".join(right) == said and all(len(each) == 1 for each in right)
         return float(close or _SPLIT.split(said, maxsplit=len(right)) == right)
@@ -98,6 +129,8 @@ class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 VERIFIERS: Mapping[str, type[Verifier]] = {
     "number": Number,
+    "exact": Exact,
+    "choice": Choice,
     "countdown": Countdown,
     "sorted": Sorted,
 }

@@ -16,10 +16,12 @@ from shared.errors import BadRequest
 from shared.tensors.spec import Schema
 from shared.text import UNSOLVED
 from shared.workloads.base import (
+    ChunkRef,
     Config,
     Converted,
     Data,
     DatasetManifest,
+    DatasetWanted,
     Decoder,
     FormatWanted,
     Job,
@@ -31,7 +33,8 @@ from shared.workloads.base import (
 )
 from shared.workloads.gpt import config as gpt_config
 from shared.workloads.gpt.workload import GptWorkload
-from shared.workloads.rollouts.config import RolloutsConfig, RolloutsOptions
+from shared.workloads.rollouts import problem_dataset
+from shared.workloads.rollouts.config import FILE, RolloutsConfig, RolloutsOptions
 from shared.workloads.rollouts.experience import RolloutExperience
 
 if TYPE_CHECKING:
@@ -43,7 +46,7 @@ class RolloutsWorkload(Workload):
 
     name = "rollouts"
     version = 1
-    dataset_kinds = ()
+    dataset_kinds = (problem_dataset.KIND,)
     formats = ("transformers",)
     traits = Traits(items="answers", measure=UNSOLVED, loss_is_measured=False)
     experience = RolloutExperience()
@@ -56,9 +59,21 @@ class RolloutsWorkload(Workload):
         }
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
-        checked = RolloutsConfig.from_dict(raw)
-        checked.check_problems()
-        return msgspec.structs.asdict(checked)
+        found: dict[str, Any] = msgspec.to_builtins(RolloutsConfig.for_run(raw, manifest))
+        return found
+
+    def dataset(
+        self, wanted: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
+    ) -> DatasetManifest:
+        return problem_dataset.build(wanted, put)
+
+    def files(self, config: Config) -> Mapping[str, ChunkRef]:
+        listed = RolloutsConfig.from_dict(config).dataset
+        return (
+            {FILE: ChunkRef(sha256=listed.sha256, size=listed.size, items=listed.items)}
+            if (listed)
+            else {}
+        )
 
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         return msgspec.structs.asdict(RolloutsOptions.from_dict(raw))
@@ -82,11 +97,11 @@ class RolloutsWorkload(Workload):
         from shared.workloads.rollouts.learn import RolloutLearnWork, SupervisedWork
 
         if (job.kind, job.update) == ("selfplay", "games"):
-            return RolloutWork(job, weights, device)
+            return RolloutWork(job, weights, data, device)
         if (job.kind, job.update) == ("learn", "delta"):
             if data.manifest.chunks:
                 return RolloutLearnWork(job, weights, data, device, inner)
-            return SupervisedWork(job, weights, device, inner)
+            return SupervisedWork(job, weights, data, device, inner)
         raise BadRequest(
             f"rollouts has no task of the kind {job.kind} with the update {job.update}"
         )
@@ -99,16 +114,20 @@ class RolloutsWorkload(Workload):
         budget_s: float,
         stop: Callable[[], bool],
     ) -> dict[str, float]:
-        from shared.workloads.rollouts.evaluate import evaluate
+        from shared.workloads.rollouts.evaluate import PROBLEMS, evaluate, heldout_problems
 
-        return evaluate(RolloutsConfig.from_dict(config), weights, budget_s, stop)
+        checked = RolloutsConfig.from_dict(config)
+        problems = heldout_problems(checked, heldout, PROBLEMS)
+        return evaluate(checked, weights, problems, budget_s, stop)
 
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
-        from shared.workloads.rollouts.evaluate import sampled
+        from shared.workloads.rollouts.evaluate import SHOWN, heldout_problems, sampled
 
-        text = sampled(RolloutsConfig.from_dict(config), weights, prompt)
+        checked = RolloutsConfig.from_dict(config)
+        problems = [] if prompt else heldout_problems(checked, data, SHOWN)
+        text = sampled(checked, weights, problems, prompt)
         return Sample(kind="text", title=prompt or "held-out problems", text=text)
 
     def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:

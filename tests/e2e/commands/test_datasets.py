@@ -51,6 +51,20 @@ def test_texts_are_reported_with_their_length_and_copies(run: Run, tmp_path: Pat
     assert said.out.endswith(" bytes a token.\n")  # numbers are no language
 
 
+def test_problems_with_answers_are_a_dataset_of_rollouts(run: Run, tmp_path: Path) -> None:
+    path, place = tmp_path / "sums.jsonl", ("--data-dir", tmp_path / "data")
+    lines = [json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) for n in range(40)]
+    path.write_text("\n".join(lines))
+    said = run("dataset", "add", "sums", "--problems", path, *place)
+    assert said.out == 'The dataset "sums" is stored: 38 problems to train on, 2 held out.\n'
+    path.write_text("\n".join([*lines, json.dumps({"prompt": "a"})]))
+    said = run("dataset", "add", "more", "--problems", path, *place)
+    assert (said.code, said.out) == (2, "")
+    assert "sums.jsonl line 41: the problem has no answer" in said.err
+    twice = run("dataset", "add", "more", "--problems", path, "--files", path, *place)
+    assert "give one of --problems and --for WORKLOAD --files" in twice.err
+
+
 def test_a_tokenizer_of_500_mb_is_refused_before_it_is_read(run: Run, tmp_path: Path) -> None:
     path, place = tmp_path / "tokenizer.json", ("--data-dir", tmp_path / "data")
     with path.open("wb") as file:

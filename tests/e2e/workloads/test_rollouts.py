@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +17,8 @@ from torch import Tensor
 
 from coordinator.database import experience
 from coordinator.database.tables.tasks import tasks
-from shared.workloads.base import Data, Job, Result, Weights, Work
+from shared.workloads.base import Data, DatasetWanted, Job, Result, Weights, Work
+from shared.workloads.data.skipped import Skipped
 from shared.workloads.rollouts.act import RolloutWork
 from shared.workloads.rollouts.answer_records import (
     GroupRecord,
@@ -79,6 +82,27 @@ async def test_two_volunteers_go_on_after_one_was_killed_among_its_answers(tmp_p
         assert await sound(home)
 
 
+async def test_volunteers_learn_from_the_problems_of_a_dataset(tmp_path: Path) -> None:
+    path = tmp_path / "digits.jsonl"
+    digits = ["".join(each) for each in permutations("123456", 3)]
+    path.write_text("\n".join(f'{{"prompt": "{d}:", "answer": "{d[0]}"}}' for d in digits))
+    table = RUN.replace('problems = "sorting"\nsize = 3\n', "")
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        wanted = DatasetWanted(name="digits", sources=(path,), seed=1)
+        await home.coordinator.datasets.add_for("rollouts", wanted, Skipped())
+        await home.coordinator.runs.create(f'dataset = "digits"\n{table}')
+        await home.coordinator.runs.start("rollouts")
+        async with home.coordinator.working():
+            ann = LocalMachine(tmp_path / "ann", home)
+            await ann.join("Ann")
+            async with ann.working() as machine, machine.eventually(120):
+                while await kinds_done(home) != {"selfplay", "learn"} or not await sealed(home):
+                    await machine.tick()
+        assert {bytes(each.tokens)[0] for each in await sealed(home)} <= {*b"123456"}
+        assert (await home.coordinator.runs.queries.decided("rollouts")).rejected == 0
+        assert await sound(home)
+
+
 async def test_one_machine_answers_and_another_learns(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "coordinator") as home:
         await home.coordinator.runs.create(RUN)
@@ -114,14 +138,12 @@ class Forger(RolloutsWorkload):
     ) -> Work:
         if job.kind != "selfplay":
             return super().begin(job, weights, data, device, inner)
-        return ForgedAnswers(self.change, job, weights, device)
+        return ForgedAnswers(self.change, job, weights, data, device)
 
 
 class ForgedAnswers(RolloutWork):
-    def __init__(
-        self, change: Callable[[Records], Records], job: Job, weights: Weights, device: str
-    ) -> None:
-        super().__init__(job, weights, device)
+    def __init__(self, change: Callable[[Records], Records], *task: Any) -> None:
+        super().__init__(*task)
         self._change = change
 
     def result(self) -> tuple[Result, dict[str, Tensor]]:

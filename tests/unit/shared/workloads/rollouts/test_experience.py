@@ -24,7 +24,7 @@ from shared.workloads.rollouts.answer_records import (
     quantised,
     restored,
 )
-from shared.workloads.rollouts.config import END
+from shared.workloads.rollouts.problems import END
 from tests.support.workloads import tiny_rollouts as tiny
 
 Change = Callable[[list[GroupRecord]], list[GroupRecord]]

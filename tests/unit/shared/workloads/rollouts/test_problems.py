@@ -16,6 +16,8 @@ from shared.workloads.rollouts.verifiers import VERIFIERS, evaluated, verifier
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "number": {"answer": 4},
+    "exact": {"answer": ["four", "4"]},
+    "choice": {"answer": "B"},
     "countdown": {"target": 24, "numbers": [1, 3, 4, 6]},
     "sorted": {"items": [10, 9, -2]},
 }
@@ -37,6 +39,8 @@ def test_every_verifier_is_tested() -> None:
             ["4", "it is 4.", "4.00", "8/2", "x = 10-6 = 4", "3? Answer: +4"],
             ["5", "", "-4", "4,000", "1/0", "4 or 5", "\u0664", "Answer: 5"],
         ),
+        ("exact", [" four\n", "4", "hm. the answer is: four"], ["Four", "four 4", ""]),
+        ("choice", ["B", "(B)", "A? no, B.", "Answer: B"], ["b", "AB", "B, or A", ""]),
         (
             "countdown",
             ["6/(1-3/4)", "so:\n6 / (1 - 3/4) = 24", "4*6", "6*4*1"],
@@ -125,6 +129,7 @@ def test_drawn_problems_can_be_solved() -> None:
         ("numbr", {"answer": 3}, 'it: there is no verifier "numbr": did you mean "number"'),
         ("number", {"answer": "x"}, "it answer: expected a number"),
         ("sorted", {"answer": 3}, "it: a problem needs items for its"),
+        ("choice", {"answer": "Z"}, "it: the answer Z is none of the choices ABCD"),
     ],
 )
 def test_wrong_arguments_are_named(name: str, arguments: dict[str, Any], sentence: str) -> None:

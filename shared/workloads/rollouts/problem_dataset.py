@@ -1,0 +1,115 @@
+"""Dataset of problems: JSON lines of an organiser, checked, and stored as two blobs.
+
+A line is `{"prompt", "verifier", "arguments"}`. A bare `answer` is an argument too; without a
+`verifier` a number names `number`, and a text `exact`. One blob has the problems that are learnt
+from, the other the held-out ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from shared.decoding import complaint, decoder
+from shared.errors import InvalidRunFile, why
+from shared.text_file import unmarked
+from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted
+from shared.workloads.data.jsonl_zst import pack, unpack
+from shared.workloads.data.pass_order import permutation
+from shared.workloads.data.tokenizer import Put
+from shared.workloads.rollouts.problems import Problem, encoded, solution
+from shared.workloads.rollouts.verifiers import verifier
+
+KIND = "problems"
+BYTES_MAX = 64 << 20
+PROBLEMS_MAX = 100_000
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Line of a file of problems."""
+
+    prompt: Annotated[str, Meta(min_length=1, max_length=32 << 10)]
+    verifier: Annotated[str, Meta(max_length=64)] = ""
+    arguments: dict[str, Any] = {}
+    answer: Any = UNSET
+
+
+def build(wanted: DatasetWanted, put: Put) -> DatasetManifest:
+    """Store the problems of files, shuffled, and return their manifest. Raises InvalidRunFile."""
+    found: dict[str, tuple[Problem, str]] = {}  # by prompt, with the place
+    for path in wanted.sources:
+        for place, line in _lines(path):
+            problem = _read(line, place)
+            if problem.prompt in found:
+                raise InvalidRunFile(f"{place} has the prompt of {found[problem.prompt][1]}")
+            found[problem.prompt] = problem, place
+    if not 2 <= len(found) <= PROBLEMS_MAX:
+        raise InvalidRunFile(
+            f"a dataset has 2 to {PROBLEMS_MAX:,} problems, of which one is held out, not"
+            f" {len(found):,}"
+        )
+    every = list(found.values())
+    order = permutation(len(every), wanted.seed, 1)
+    held = min(len(every) - 1, max(1, round(wanted.heldout_share * len(every))))
+    known = [solution(problem) for problem, _ in every]
+    longest, place = max(every, key=lambda each: len(encoded(each[0].prompt)))
+    return DatasetManifest(
+        name=wanted.name,
+        kind=KIND,
+        licence=wanted.licence,
+        source=wanted.source,
+        chunks=(_stored([every[at][0] for at in order[held:]], put),),
+        heldout=(_stored([every[at][0] for at in order[:held]], put),),
+        meta={
+            "prompt_bytes": len(encoded(longest.prompt)),
+            "prompt_place": place,
+            "answer_bytes": max(len(encoded(each or "")) for each in known),
+            "without_solution": known.count(None),
+        },
+    )
+
+
+@lru_cache(maxsize=4)
+def stored(path: Path) -> tuple[Problem, ...]:
+    """Return the problems of a blob, whose path is named by its hash. Raises BadRequest."""
+    return tuple(unpack(path.read_bytes(), Problem, BYTES_MAX, PROBLEMS_MAX))
+
+
+def _stored(problems: Sequence[Problem], put: Put) -> ChunkRef:
+    data = pack(problems)
+    return ChunkRef(sha256=put(data), size=len(data), items=len(problems))
+
+
+def _lines(path: Path) -> list[tuple[str, bytes]]:
+    """Return the lines of a file that are not empty, with their places."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(BYTES_MAX + 1)
+    except OSError as error:
+        raise InvalidRunFile(f"{path}: {why(error)}") from error
+    if len(data) > BYTES_MAX:
+        raise InvalidRunFile(f"{path}: a file of problems has at most {BYTES_MAX >> 20} MiB")
+    lines = enumerate(unmarked(data).split(b"\n"), 1)
+    return [(f"{path.name} line {number}", line) for number, line in lines if line.strip()]
+
+
+def _read(line: bytes, place: str) -> Problem:
+    try:
+        found = decoder(_Line).decode(line)
+    except msgspec.ValidationError as error:
+        raise InvalidRunFile(complaint(error, place)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRunFile(f"{place}: {error}") from error
+    bare = not isinstance(found.answer, UnsetType)
+    if not bare and not found.arguments:
+        raise InvalidRunFile(f"{place}: the problem has no answer")
+    arguments = {**found.arguments, "answer": found.answer} if bare else found.arguments
+    plain = isinstance(found.answer, int | float) and not isinstance(found.answer, bool)
+    name = found.verifier or ("number" if plain else "exact")
+    verifier(name, arguments, place)
+    return Problem(prompt=found.prompt, verifier=name, arguments=arguments)

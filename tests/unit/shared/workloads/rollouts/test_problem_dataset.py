@@ -1,0 +1,177 @@
+"""Problems from files of JSON lines, and the runs that learn from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from shared.errors import InvalidRunFile
+from shared.local_data import LocalData
+from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted
+from shared.workloads.experience import KnownVersion
+from shared.workloads.rollouts.config import Problems, RolloutsConfig
+from shared.workloads.rollouts.problem_dataset import build, stored
+from shared.workloads.rollouts.problems import reward, solution
+from tests.support.workloads import tiny_rollouts as tiny
+
+
+def line(**fields: object) -> str:
+    return json.dumps(fields)
+
+
+class Stored:
+    """A dataset of lines, as a coordinator keeps it."""
+
+    def __init__(self, path: Path, *lines: str, **wanted: Any) -> None:
+        self._path = path
+        source = path / "sums.jsonl"
+        source.write_text("\n".join(lines))
+        self.manifest = build(DatasetWanted(name="sums", sources=(source,), **wanted), self._put)
+
+    def _put(self, data: bytes) -> str:
+        name = f"blob-{len(list(self._path.iterdir()))}"
+        (self._path / name).write_bytes(data)
+        return name
+
+    def data(self, config: Mapping[str, Any], *chunks: ChunkRef) -> LocalData:
+        manifest = DatasetManifest(name="r", kind="", licence="", source="", chunks=chunks)
+        files = tiny.WORKLOAD.files(config)
+        return LocalData(manifest, {f.name: f for f in self._path.iterdir()}, files)
+
+
+SUMS = [line(prompt=f"{n}+1=", answer=n + 1) for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (line(prompt="a"), "sums.jsonl line 41: the problem has no answer"),
+        (line(prompt="a", verifier="numbr", answer=3), 'is no verifier "numbr": did you mean "num'),
+        (line(prompt="a", verifier="number", answer="x"), "line 41 answer: expected a number"),
+        (line(prompt="a", verifier="sorted", answer=3), "line 41: a problem needs items for its"),
+        (line(prompt="a", arguments={"answr": 1}), "line 41: a problem needs answer"),
+        (line(promt="a", answer=1), "line 41: Object contains unknown field promt"),
+        (SUMS[4], "sums.jsonl line 41 has the prompt of sums.jsonl line 5"),
+        ("{", "sums.jsonl line 41: "),
+        ("[" * 60_000, "sums.jsonl line 41: "),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, wrong: str, sentence: str) -> None:
+    with pytest.raises(InvalidRunFile) as caught:
+        Stored(tmp_path, *SUMS, wrong)
+    assert sentence.lower() in str(caught.value).lower()
+
+
+def test_a_single_problem_is_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRunFile, match=r"a dataset has 2 to 100,000 problems, .*, not 1$"):
+        Stored(tmp_path, SUMS[0])
+
+
+def test_a_file_becomes_a_dataset_with_a_part_held_out(tmp_path: Path) -> None:
+    found = Stored(tmp_path, *SUMS, "", heldout_share=0.1).manifest
+    assert (found.kind, found.chunks[0].items, found.heldout[0].items) == ("problems", 36, 4)
+    learnt, held = (
+        [each.arguments["answer"] for each in stored(tmp_path / ref.sha256)]
+        for ref in (found.chunks[0], found.heldout[0])
+    )
+    assert sorted([*learnt, *held]) == [*range(1, 41)]
+
+
+def test_an_answer_names_its_verifier_and_is_a_solution(tmp_path: Path) -> None:
+    lines = [
+        line(prompt="a", answer=3),
+        line(prompt="b", answer=["x", "y"]),
+        line(prompt="c", verifier="sorted", arguments={"items": ["b", 10], "descending": True}),
+        line(prompt="d", verifier="choice", answer="B"),
+    ]
+    found = Stored(tmp_path, *lines).manifest
+    refs = (found.chunks[0], found.heldout[0])
+    every = [each for ref in refs for each in stored(tmp_path / ref.sha256)]
+    assert sorted(each.verifier for each in every) == ["choice", "exact", "number", "sorted"]
+    assert [reward(each, solution(each) or "") for each in every] == [1.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"context": 12},
+            r'^the problem of sums.jsonl line 11 in "sums" has 5 bytes, but \[model\] ',
+        ),
+        (
+            {"answer": 1},
+            r'^the answer to a problem of "sums" has 2 bytes, and \[model\] answer 1 le',
+        ),
+        ({"size": 3}, r'^\[model\] size is of drawn problems, and this run has those of "sums"'),
+    ],
+)
+def test_problems_that_do_not_fit_the_model_are_named(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    manifest = Stored(tmp_path, *SUMS).manifest
+    table = {"context": 20, "answer": 8, **changes}
+    with pytest.raises(InvalidRunFile, match=sentence):
+        tiny.WORKLOAD.config(table, manifest)
+
+
+def test_a_warm_start_needs_solutions(tmp_path: Path) -> None:
+    hard = line(prompt="make 7:", verifier="countdown", arguments={"target": 7, "numbers": [3, 4]})
+    manifest = Stored(tmp_path, *SUMS, hard).manifest
+    config = tiny.WORKLOAD.config({"context": 20, "answer": 8}, manifest)
+    plan = tiny.WORKLOAD.experience.plan
+    assert plan(config, {"warm_steps": 0}).unit == "problem"
+    with pytest.raises(
+        InvalidRunFile, match=r"warm_steps: .*, for 1 of the dataset's problems; set"
+    ):
+        plan(config, {"warm_steps": 5})
+    with pytest.raises(InvalidRunFile, match=r"warm_size is of drawn problems"):
+        plan(config, {"warm_size": 5})
+
+
+def test_every_problem_of_a_dataset_is_asked_in_turns_and_answers_are_judged_by_it(
+    tmp_path: Path,
+) -> None:
+    kept = Stored(tmp_path, *SUMS)
+    table = {key: value for key, value in tiny.MODEL.items() if key not in ("problems", "size")}
+    config = tiny.WORKLOAD.config(table, kept.manifest)
+    data, weights = kept.data(config), tiny.lively()
+    job = tiny.job("selfplay", 8, config=config, start=34, stop=42)
+    result, _ = tiny.finish(tiny.WORKLOAD.begin(job, weights, data, "cpu", None))
+    problems = Problems.of(RolloutsConfig.from_dict(config), data.asset)
+    assert problems.get(34).prompt != problems.get(35).prompt
+    assert problems.get(37) == problems.get(37 - 38 * 2)
+    found = tiny.WORKLOAD.experience.inspect(
+        job,
+        result.games,
+        [KnownVersion(number=0, sha256=tiny.SHA256, since_s=0.0)],
+        lambda name: written(weights, tmp_path) if name == 0 else data.asset(str(name)),
+        3,
+    )
+    assert (found.episodes, found.refused, found.faults) == (8, 0, 0)
+
+
+def written(weights: Mapping[str, Tensor], path: Path) -> Path:
+    from safetensors.torch import save_file
+
+    file = path / "weights"
+    save_file({name: value.contiguous() for name, value in weights.items()}, file)
+    return file
+
+
+def test_a_warm_start_and_a_measurement_take_the_dataset(tmp_path: Path) -> None:
+    kept = Stored(tmp_path, *SUMS)
+    table = {key: value for key, value in tiny.MODEL.items() if key not in ("problems", "size")}
+    config = tiny.WORKLOAD.config(table, kept.manifest)
+    job = tiny.job("learn", 2, config=config)
+    work = tiny.WORKLOAD.begin(job, tiny.lively(), kept.data(config), "cpu", None)
+    assert tiny.finish(work)[0].loss_last > 0
+    held = kept.data(config, *kept.manifest.heldout)
+    metrics = tiny.WORKLOAD.evaluate(config, tiny.lively(), held, 60.0, lambda: False)
+    assert 0 <= metrics["solved"] <= 1
+    text = tiny.WORKLOAD.sample(config, tiny.lively(), held, "", 0).text
+    assert len(text.split("\n")) >= 2
