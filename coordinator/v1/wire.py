@@ -66,12 +66,7 @@ def _plain(raw: dict[str, Any]) -> dict[str, Any]:
     """Return a request without the fields that change nothing; a list of one prompt becomes that
     prompt.
     """
-    found = {
-        key: value
-        for key, value in raw.items()
-        if not (key in IDLE and (value is None or any(_same(value, each) for each in IDLE[key])))
-        and not (key in LABELS and (value is None or isinstance(value, str)))
-    }
+    found = _telling(raw)
     prompts = found.get("prompt")
     if isinstance(prompts, list) and prompts and isinstance(prompts[0], (str, list)):
         if len(prompts) > 1:
@@ -79,15 +74,29 @@ def _plain(raw: dict[str, Any]) -> dict[str, Any]:
         found["prompt"] = prompts[0]
     if isinstance(turns := found.get("messages"), list):
         found["messages"] = [_turn(turn) for turn in turns]
+    if isinstance(options := found.get("stream_options"), dict):
+        found["stream_options"] = _telling(options)
     return found
 
 
+def _telling(raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not null, no label and not at a value that changes nothing."""
+    return {
+        key: value
+        for key, value in raw.items()
+        if value is not None
+        and not any(_same(value, each) for each in IDLE.get(key, ()))
+        and not (key in LABELS and isinstance(value, str))
+    }
+
+
 def _turn(turn: Any) -> Any:
-    """Return a turn of a conversation, for an assistant's without the fields that carry nothing."""
-    if not isinstance(turn, dict) or turn.get("role") != "assistant":
+    """Return a turn of a conversation without nulls, for an assistant's without empty lists."""
+    if not isinstance(turn, dict):
         return turn
-    said = {key: value for key, value in turn.items() if value not in (None, [])}
-    return {"content": "", **said}
+    own = turn.get("role") == "assistant"
+    said = {key: each for key, each in turn.items() if each is not None and (each != [] or not own)}
+    return {"content": "", **said} if own else said
 
 
 def _same(value: object, other: object) -> bool:

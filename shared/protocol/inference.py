@@ -137,8 +137,8 @@ Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
 Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
 TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
-# Fields that are accepted at the values that change nothing (null is one) and refused at others;
-# labels are accepted at any value, since they are for the caller's own books.
+# Fields that are accepted at the values that change nothing and refused at others; null changes
+# nothing in any field. Labels are accepted at any value: they are for the caller's own books.
 IDLE: dict[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -155,11 +155,9 @@ IDLE: dict[str, tuple[object, ...]] = {
     "metadata": ({},),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "prediction": (),
-    "audio": (),
-    "web_search_options": (),
+    "include_obfuscation": (False,),
+    **dict.fromkeys(("size", "quality", "background", "moderation"), ("auto",)),
+    "output_format": ("png",),
     "top_k": (0, -1),
     "min_p": (0,),
     "repetition_penalty": (1,),

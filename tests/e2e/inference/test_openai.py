@@ -198,23 +198,26 @@ IDLE: dict[str, Any] = {
     "tools": None,
     "store": False,
     "metadata": {},
-    "stream_options": None,
+    "stream_options": {"include_usage": None, "include_obfuscation": False},
     "logprobs": None,
+    "prompt_cache_retention": None,
+    "size": "auto",
+    "output_format": "png",
 }
 
 
 async def test_a_field_at_the_value_that_changes_nothing_is_accepted(house: Answering) -> None:
     headers = {"Authorization": f"Bearer {house.key}"}
     turns = [
-        {"role": "user", "content": "a", "name": "Ann"},
+        {"role": "user", "content": "a", "name": "Ann", "tool_calls": None},
         {"role": "assistant", "content": None, "refusal": None, "tool_calls": []},
-        {"role": "user", "content": "b"},
+        {"role": "user", "content": "b", "name": None},
     ]
     async with httpx.AsyncClient(base_url=house.url, headers=headers) as http:
         for path, body in (
             ("completions", {"prompt": ["two"]}),
             ("completions", {"prompt": [list(b"two")]}),
-            ("completions", {"prompt": list(b"two"), "best_of": 1}),
+            ("completions", {"prompt": list(b"two"), "best_of": 1, "echo": None}),
             ("chat/completions", {"messages": turns}),
         ):
             body |= {"model": "tiny", "max_tokens": 3, "seed": 1}
