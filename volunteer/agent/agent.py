@@ -485,7 +485,6 @@ class Agent:
         return Watched(
             read=self._machine.read or Senses(self.store.cache.root).read,
             devices=lambda: self._lent,
-            busy=self._busy,
             share=self._pauses.set_shares,
             say=self._hub.notice,
             clock=self._timing.clock,
@@ -493,9 +492,6 @@ class Agent:
 
     def _sense(self) -> tuple[events.Sensed, ...]:
         return self._machine.sense(self._lent)
-
-    def _busy(self) -> bool:
-        return any(self._pauses.paused(held.stored.device) is None for held in self._held)
 
     def _limit(self, rules: WorkRules) -> None:
         client = self.remote.api.client

@@ -167,7 +167,6 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> s
 
 def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
     """Return the jobs outside of the sandbox, each with the function that checks its arguments."""
-    from volunteer.machine.keep_awake import hold
     from volunteer.machine.outside import open_page
     from volunteer.machine.presence import GNOME_IDLE, run_here, x11_s
     from volunteer.machine.surroundings import LINUX_METERED
@@ -185,10 +184,7 @@ def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
     def read(command: Sequence[str]) -> str:
         return run_here(command) if tuple(command) in (GNOME_IDLE, LINUX_METERED) else ""
 
-    return {
-        config.save: save, run_here: read,
-        x11_s: x11_s, hold: hold, open_page: open_page,
-    }  # fmt: skip
+    return {config.save: save, run_here: read, x11_s: x11_s, open_page: open_page}
 
 
 def _ports(directories: Directories, settings: Settings) -> Collection[int] | None:

@@ -12,7 +12,6 @@ import msgspec
 
 from shared.clock import Clock
 from shared.sentences import Sentence
-from volunteer.machine.keep_awake import Awake
 from volunteer.machine.policy import Decision, Hold, MachineFacts, decide, lift
 from volunteer.settings.work_rules import WorkRules
 
@@ -35,7 +34,6 @@ class Watched:
 
     read: Read  # runs in a thread
     devices: Callable[[], tuple[str, ...]]
-    busy: Callable[[], bool]  # whether any task trains
     # Receives the share of working time by device; "" stands for all others.
     share: Callable[[Mapping[str, float]], None]
     say: Callable[[str], None]  # sends the owner a sentence
@@ -52,25 +50,18 @@ class PolicyGuard:
         self._pausing = pausing
         self._facts = MachineFacts()
         self._said: set[str] = set()
-        self._awake = Awake()
 
     async def run(self) -> None:
         """Apply the policy until cancelled."""
-        try:
-            while True:
-                await self._watched.clock.sleep(LOOK_S)
-                await self.look()
-        finally:
-            self._awake.set(False)
+        while True:
+            await self._watched.clock.sleep(LOOK_S)
+            await self.look()
 
     async def look(self) -> None:
         """Read the facts and act on them."""
         devices = self._watched.devices()
         self._facts = await asyncio.to_thread(self._watched.read, self.rules, devices)
         self._decide()
-        self._awake.set(self.rules.keep_awake and self._watched.busy())
-        if not self._awake.works:
-            self._tell(Sentence("this system cannot be kept awake: keep_awake has no effect"))
 
     def change(self, rules: WorkRules) -> None:
         """Replace the rules."""
@@ -124,13 +115,9 @@ class PolicyGuard:
                 )
         self._watched.share(self.decision.shares)
         for sentence in self.decision.unknown:
-            self._tell(sentence)
-
-    def _tell(self, sentence: str) -> None:
-        """Send the owner a sentence, once."""
-        if sentence not in self._said:
-            self._said.add(sentence)
-            self._watched.say(sentence)
+            if sentence not in self._said:
+                self._said.add(sentence)
+                self._watched.say(sentence)
 
 
 def _key(hold: Hold) -> tuple[str, str]:

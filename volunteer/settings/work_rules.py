@@ -140,9 +140,6 @@ class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             extra={"unit": "GiB"},
         ),
     ] = 1.0
-    keep_awake: Annotated[
-        bool, Meta(description=N_("Keep this machine from going to sleep while it trains."))
-    ] = False
 
     def __post_init__(self) -> None:
         parse_schedule(self.schedule)  # a wrong schedule fails now, not when it is first used

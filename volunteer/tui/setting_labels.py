@@ -28,7 +28,6 @@ GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "memory_gb",
             "duty_percent",
             "temperature_max",
-            "keep_awake",
         ),
     ),
     (
@@ -85,7 +84,6 @@ LABELS = {
     "device_roles": N_("work of single devices"),
     "temperature_max": N_("pause when hotter"),
     "priority": N_("priority"),
-    "keep_awake": N_("keep awake"),
     "upload_mbit": N_("upload"),
     "download_mbit": N_("download"),
     "cache_gb": N_("disk for downloads"),

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.support.virtual_clock import VirtualClock
@@ -32,7 +28,6 @@ class Machine:
         watched = Watched(
             read=self._read,
             devices=lambda: ("cuda:0", "cuda:1"),
-            busy=lambda: True,
             share=self.shares.append,
             say=self.said.append,
             clock=self.clock,
@@ -124,21 +119,3 @@ async def test_a_rule_without_effect_is_told_once() -> None:
     await machine.see(MachineFacts())
     assert len(machine.said) == 1
     assert "has no effect" in machine.said[0]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the lock is a program of Linux")
-async def test_the_machine_is_kept_awake_where_its_owner_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = tmp_path / "systemd-inhibit"
-    program.write_text("#!/bin/sh\nexec cat\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    machine, us = Machine(WorkRules()), psutil.Process()
-    before = set(us.children())
-    held = []
-    for rules in (WorkRules(), WorkRules(keep_awake=True), WorkRules()):
-        machine.guard.change(rules)
-        await machine.see(MachineFacts())
-        held.append(len(set(us.children()) - before))
-    assert held == [0, 1, 0]
