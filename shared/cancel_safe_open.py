@@ -7,10 +7,9 @@ that the thread opens meanwhile would stay open until it is collected.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 
 class Closable(Protocol):
@@ -22,39 +21,16 @@ class Closable(Protocol):
 R = TypeVar("R", bound=Closable)
 
 
-class _Opening(Generic[R]):
-    """One call of `make`, and whether its caller still waits."""
-
-    def __init__(self, make: Callable[[], R]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._made: R | None = None
-        self._wanted = True
-
-    def run(self) -> R:
-        """Open the resource, in the thread; close it at once if its caller is gone."""
-        made = self._make()
-        with self._lock:
-            self._made = made
-            wanted = self._wanted
-        if not wanted:
-            made.close()
-        return made
-
-    def abandon(self) -> None:
-        """Give the resource up: close it, now or as soon as it is made."""
-        with self._lock:
-            self._wanted = False
-            made = self._made
-        if made is not None:
-            made.close()
-
-
 async def opened(make: Callable[..., R], *args: Any, pool: Executor | None = None) -> R:
     """Return what `make(*args)` opens in a thread; closed if the caller is cancelled."""
-    opening = _Opening(lambda: make(*args))
+    opening = asyncio.get_running_loop().run_in_executor(pool, make, *args)
     try:
-        return await asyncio.get_running_loop().run_in_executor(pool, opening.run)
+        return await asyncio.shield(opening)
     except asyncio.CancelledError:
-        opening.abandon()
+        opening.add_done_callback(_close)
         raise
+
+
+def _close(opening: asyncio.Future[Any]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
