@@ -13,7 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypedDict, Unpack
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -44,18 +44,6 @@ class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
     stage: str  # "reading", "writing", "judge"
     done: int  # images that are done
     total: int
-
-
-class ImageOptions(TypedDict, total=False):
-    """Options that `build_images` accepts by name: the fields of `ImageSettings`."""
-
-    licence: str
-    source: str
-    size: int
-    channels: int
-    chunk_images: int
-    heldout_share: float
-    seed: int
 
 
 class ImageSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +92,7 @@ def build_images(
     *,
     on_progress: Tell | None = None,
     skipped: Skipped | None = None,
-    **options: Unpack[ImageOptions],
+    **options: Any,
 ) -> DatasetManifest:
     """Store a dataset of images through `put` and return its manifest.
 

@@ -12,7 +12,7 @@ import hashlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, Unpack
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,7 +28,6 @@ from shared.workloads.data.tokenizer import (
     Built,
     ChunkWriter,
     Put,
-    TextOptions,
     TextSettings,
     dtype_for,
     end_of_text,
@@ -68,11 +67,11 @@ def build_text(
     *,
     on_progress: Tell | None = None,
     skipped: Skipped | None = None,
-    **options: Unpack[TextOptions],
+    **options: Any,
 ) -> DatasetManifest:
     """Store a token dataset through `put` and return its manifest.
 
-    A source is a file, a directory or a `Document`. Long
+    A source is a file, a directory or a `Document`; `options` are fields of `TextSettings`. Long
     documents are cut, exact copies dropped; the parts with the smallest SHA-256 are held out until
     `heldout_share` of the bytes is reached, so the split depends on the text alone. Unreadable
     texts are added to `skipped`. Raises InvalidRunFile.

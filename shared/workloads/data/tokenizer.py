@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import numpy as np
@@ -57,18 +57,6 @@ def stored_type(dtype: str) -> np.dtype[np.unsignedinteger]:
     if stored is None:
         raise InvalidRunFile(f'tokens of type "{dtype}" are not known; use uint16 or uint32')
     return stored
-
-
-class TextOptions(TypedDict, total=False):
-    """Options that `build_text` accepts by name: the fields of `TextSettings`."""
-
-    licence: str
-    source: str
-    vocab_size: int
-    tokenizer: bytes | None
-    chunk_tokens: int
-    heldout_share: float
-    seed: int
 
 
 class TextSettings(msgspec.Struct, frozen=True, kw_only=True):

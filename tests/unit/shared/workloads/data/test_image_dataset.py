@@ -9,6 +9,7 @@ import io
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from PIL import Image
 
 from shared.errors import InvalidRunFile
 from shared.workloads.data.classifier import load_judge
-from shared.workloads.data.image_dataset import ImageOptions, build_images
+from shared.workloads.data.image_dataset import build_images
 from shared.workloads.data.image_files import Pixels
 from shared.workloads.data.image_sources import SourceImage, digit_pictures, read_pictures
 from shared.workloads.data.skipped import Skipped
@@ -57,7 +58,7 @@ def folder(root: Path, count: int = 40) -> Path:
     return root
 
 
-OPTIONS: ImageOptions = {
+OPTIONS: dict[str, Any] = {
     "size": 8,
     "channels": 3,
     "chunk_images": 16,
@@ -198,7 +199,7 @@ def test_a_set_without_images_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [{"size": 4}, {"channels": 2}, {"heldout_share": 0.9}, {"chunk_images": 0}]
 )
-def test_options_that_make_no_sense_are_named(options: ImageOptions) -> None:
+def test_options_that_make_no_sense_are_named(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRunFile, match=next(iter(options))):
         build_images("bad", drawn(40), Store().put, **options)
 
