@@ -11,7 +11,7 @@ from shared.protocol.versions import SuiteCourse
 
 
 class RunInfo(Message):
-    """Facts about a run for a volunteer's choice."""
+    """Facts about a run that help a volunteer choose."""
 
     name: str
     state: RunState
@@ -23,14 +23,14 @@ class RunInfo(Message):
     dataset: str
     dataset_licence: str
     parameters: int
-    version: int  # head
+    version: int  # newest version
     loss: float | None  # newest measured loss
     loss_first: float | None
     workers: int  # live workers
-    progress: float | None  # 0..1 of [stop], where it is known
+    progress: float | None  # share of [stop], 0..1; None if unknown
     credits_per_step: float
     step_flops: float  # operations of the reference batch
-    memory_bytes: int  # a device needs about this much
+    memory_bytes: int  # rough need of a device
     steps: int = 0  # global steps
     tokens: int = 0  # samples x size merged so far
     merging: str = ""  # "merging after 2 more contributions or 3:12"
@@ -38,14 +38,14 @@ class RunInfo(Message):
     measure: str = "held-out loss"  # name of the loss
     # share of the plan's outer rate in use: below 1 the run has lowered it automatically
     outer_scale: float = 1.0
-    origin: str = ""  # model that it continues; "" = it begins with random weights
+    origin: str = ""  # base model that the run continues; "" = random weights
     origin_licence: str = ""
-    origin_bytes: int = 0  # bytes of its files that each volunteer fetches once
+    origin_bytes: int = 0  # bytes of the base model's files, which each volunteer downloads once
     # bits a byte of held-out text, of version 0 and the newest: independent of the tokenizer
     bits_first: float | None = None
     bits: float | None = None
     suites: tuple[SuiteCourse, ...] = ()  # task suites that measure it too
-    libraries: tuple[str, ...] = ()  # libraries that training needs beside those of the workload
+    libraries: tuple[str, ...] = ()  # libraries that training needs besides the workload's
 
 
 class SignedWheel(Message):
@@ -74,25 +74,25 @@ class ServerInfo(Message):
     now: float
     runs: tuple[RunInfo, ...]
     open: bool = False  # strangers register without a code, on probation
-    proof_of_work_bits: int = 0  # of a registration without a code; 0 = none is asked for
-    # hex, signature over the nonce that was sent, which proves that the sender holds the key
+    proof_of_work_bits: int = 0  # for a registration without a code; 0 = none
+    # Hex signature over the request's nonce, which proves that the server holds the key.
     proof: str = ""
-    wheel: SignedWheel | None = None  # None where the organiser's own line, `install`, replaces it
+    wheel: SignedWheel | None = None  # None if the organiser's own line, `install`, replaces it
     install: str = ""
     restored: SignedRestore | None = None  # the last restore from a backup
     store: bool = False  # volunteers reach its object store, by signed URLs
-    mirrors: tuple[str, ...] = ()  # addresses below which blobs are, as ab/abcdef...
+    mirrors: tuple[str, ...] = ()  # addresses that serve blobs, as ab/abcdef...
 
 
 class Device(Message):
-    """One device of a worker. Fields a machine cannot tell are None."""
+    """One device of a worker. Unknown fields are None."""
 
     id: str  # "cpu", "cuda:0", "mps"
     kind: Literal["cpu", "cuda", "rocm", "mps", "xpu"]
     name: str
     memory_bytes: int
     usable: bool = True
-    problem: str = ""  # reason why it cannot be used, and the one command that mends it
+    problem: str = ""  # reason why it is unusable, and the command that repairs it
 
 
 class Hardware(Message):
@@ -112,7 +112,7 @@ class Benchmark(Message):
     device: str
     fp32_flops: float  # matmul
     bf16_flops: float
-    step_flops: float  # operations a second of a real training step, by which tasks are sized
+    step_flops: float  # operations a second of a real training step, which sizes tasks
     at: float = 0.0
 
 
@@ -129,16 +129,16 @@ class RegisterRequest(Message):
     software: str = ""
     hardware: Hardware = Hardware()
     workloads: tuple[str, ...] = ()
-    # Names of runs whose licence and consent text were shown and accepted.
+    # Runs whose licence and consent text were shown and accepted.
     accepts: tuple[str, ...] = ()
-    # Proof of work, where the coordinator is open and there is no code: a nonce in hex so that
-    # SHA-256(challenge || nonce) begins with as many zero bits as the challenge came with.
+    # Proof of work, if the coordinator is open and there is no code: a nonce in hex for which
+    # SHA-256(challenge || nonce) begins with the challenge's number of zero bits.
     challenge: str = ""
     nonce: str = ""
 
 
 class Challenge(Message):
-    """Proof of work that a registration requires, good for one account."""
+    """Proof of work required for a registration, valid for one account."""
 
     challenge: str
     bits: int  # 0 = no proof is required
@@ -159,7 +159,7 @@ class WorkerInfo(Message):
     state: Literal["online", "training", "paused", "offline", "left"]
     device: str
     last_seen: float
-    rate: float | None = None  # steps a second of its device, by the benchmark it was measured with
+    rate: float | None = None  # steps a second of its device, by its benchmark
     task: int | None = None
 
 
@@ -179,13 +179,13 @@ class Me(Message):
     merged: int
     device_s: float
     workers: tuple[WorkerInfo, ...]
-    escrow_micro: int = 0  # at stake until later work that is drawn agrees
+    escrow_micro: int = 0  # at stake until later work is drawn and agrees
     proving: int = 0  # draws without a result
-    proved_in_s: float | None = None  # about how long these take; None where it is unknown
+    proved_in_s: float | None = None  # estimated time until they have one; None if unknown
     # credits taken back after they were spent, or not proved; later pay settles it first
     debt_micro: int = 0
     standing: Literal["probation", "vetted", "suspended"] = "vetted"
-    held_micro: int = 0  # held for unfinished answers: spent or given back when they end
+    held_micro: int = 0  # reserved for unfinished answers: spent or returned at their end
     standing_reason: str = ""  # reason of a suspension, with the contact to write to
     at: float = 0.0  # when the coordinator read these values, by its clock
 
@@ -198,7 +198,7 @@ class Me(Message):
 class Forfeited(Message):
     """Forfeited pay."""
 
-    questions: int  # open questions; without any, nothing is given up
+    questions: int  # number of open questions; without any, no pay is forfeited
     amount_micro: int
 
 

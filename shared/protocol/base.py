@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from shared.protocol.limits import UPLOAD_BYTES_MAX
 
-# Numbers of the other side, bounded as the columns that hold them: PostgreSQL refuses larger ones.
+# Numbers from the other side, bounded like their columns, since PostgreSQL refuses larger ones.
 Count: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=UPLOAD_BYTES_MAX)]
@@ -25,13 +25,13 @@ ContributionState = Literal["received", "checking", "accepted", "merged", "super
 class Reason(StrEnum):
     """Reason of an idle volunteer or of a refusal: a code for machines, next to a sentence."""
 
-    NO_RUN = "no_run"  # nothing is running
+    NO_RUN = "no_run"  # no run is running
     NO_FIT = "no_fit"  # no run needs this device
     RUN_PAUSED = "run_paused"
     RUN_ENDED = "run_ended"
     ALL_TAKEN = "all_taken"  # other workers hold every task
     IN_FLIGHT = "in_flight"  # this worker holds as many tasks as it may
-    PROOF = "proof"  # this machine has not revealed the files to which it committed
+    PROOF = "proof"  # this machine owes files that it committed to
     MERGING = "merging"
     BANNED = "banned"
     READ_ONLY = "read_only"  # the coordinator's disk is full
@@ -68,7 +68,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
     status: str
     read_only: bool = False
-    why: str = ""  # nothing new is taken in
+    why: str = ""  # reason for accepting no uploads; empty if it accepts them
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from shared.protocol.limits import NEWS_MAX
 from shared.workloads.base import HALVINGS_MAX
 
 REVEAL_MAX = 4  # files to reveal
-METRICS_MAX = 64  # metrics of one submission; they are stored as long as the run
+METRICS_MAX = 64  # metrics of one submission, which are stored as long as the run
 
 UploadId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Metrics: TypeAlias = Annotated[dict[Word, float], Meta(max_length=METRICS_MAX)]
@@ -26,7 +26,7 @@ class UploadRequest(Message):
     tries: Count  # recomputations requested by the server
     sha256: Word
     size: Number
-    # contribution for which these bytes are evidence, as the coordinator asked
+    # contribution that these bytes are evidence for, as requested
     evidence_of: Number = 0
 
 
@@ -36,24 +36,22 @@ class UploadInfo(Message):
     size: Size
     complete: bool
     expires_at: float
-    url: str = ""  # where to PUT the next UPLOAD_PIECE_BYTES instead of here, at most
+    url: str = ""  # URL for the next PUT of at most UPLOAD_PIECE_BYTES; empty: here
 
 
 class Commitment(Message):
-    """Commitment to the files from which a task can be recomputed: their SHA-256, submitted before
+    """Commitment to the files that a task can be recomputed from: their SHA-256, submitted before
     the draw is known. The files are revealed when a verdict asks for them; "" stands for no file.
     """
 
-    inner: Word = ""  # the inner optimiser's state that it began with
-    left: Word = ""  # state that it left, with which the next task begins
-    residual: Word = ""  # the codec's residual that was added to the update
-    kept: Word = ""  # residual that the codec left, to which the next update is added
+    inner: Word = ""  # initial state of the inner optimiser
+    left: Word = ""  # final state, with which the next task begins
+    residual: Word = ""  # residual that the codec added to the update
+    kept: Word = ""  # residual that the codec left, for the next update
 
 
 class SubmitRequest(Message, kw_only=True):
-    """Submission, unique by (task, attempt, part, tries). Its claims are checked, never
-    believed.
-    """
+    """Submission, unique by (task, attempt, part, tries). Its claims are always checked."""
 
     attempt: Count
     part: Count = 0
@@ -72,8 +70,8 @@ class SubmitRequest(Message, kw_only=True):
     metrics: Metrics = msgspec.field(default_factory=dict)
     games: Word = ""  # sha256 of an uploaded games file, for self-play
     commitment: Commitment = Commitment()
-    # Turns done before each halving of a batch's portions for lack of memory, where a halving
-    # changes what is learnt; a recompute halves at the same turns.
+    # Numbers of turns done before each halving of a batch's portions for lack of memory, if halving
+    # changes the result; a recompute halves at the same turns.
     halved: Annotated[tuple[Number, ...], Meta(max_length=HALVINGS_MAX)] = ()
 
 
@@ -88,20 +86,17 @@ class Verdict(Message):
     version: Count | None = None  # version that it was merged into
     credits_micro: int = 0  # pending or earned by now
     at: float = 0.0
-    # Too late, but the lease continues: compute this part again from the newest version.
+    # Too late, but the lease continues: recompute this part from the newest version.
     redo: bool = False
-    # Files of its commitment that the coordinator asks to see: upload them for this contribution.
+    # Files of its commitment that the coordinator requests: upload them for this contribution.
     reveal: Annotated[tuple[Word, ...], Meta(max_length=REVEAL_MAX)] = ()
 
 
 class SubmitReply(Verdict):
-    """Verdict on a submission, and the account at the same instant.
-
-    None while it is undecided.
-    """
+    """Verdict on a submission, and the account at the same instant; None while undecided."""
 
     me: Me | None = None
-    # verdicts that `me` counts too
+    # verdicts included in `me`
     news: Annotated[tuple[Verdict, ...], Meta(max_length=NEWS_MAX)] = ()
 
     def verdict(self) -> Verdict:

@@ -20,7 +20,7 @@ LISTING_BYTES_MAX = 16 << 20
 MANIFEST_BYTES_MAX = 64 << 20  # limit of a dataset's manifest: about 120 bytes a chunk
 INTEGER_MAX = 2**31 - 1  # largest integer of a column of versions
 KEY_MAX = 2**63 - 1
-# Parameters of a path that are numbers, and the largest that a row may have.
+# Numeric parameters of a path, and the largest values of their columns.
 NUMBERS = {"key": KEY_MAX, "task": KEY_MAX, "version": INTEGER_MAX, "contribution": KEY_MAX}
 NOTHING = type(None)
 BYTES = "application/octet-stream"
@@ -41,9 +41,9 @@ class Parameter:
 class Endpoint(Generic[R]):
     """One endpoint. `path` is below /api/v1, or at the `root`.
 
-    `operation` names the service of the coordinator and its method, as "run_queries.workers": it
-    gets the principal if its first parameter is called so, then the parameters of the path, the
-    request, and the query parameters by name. Where it is empty, a handler of
+    `operation` names a service of the coordinator and its method, as "run_queries.workers". The
+    method gets the principal if its first parameter has that name, then the path's parameters, the
+    request, and the query parameters by name. If `operation` is empty, a handler in
     `coordinator.http.routes` answers.
     """
 
@@ -84,7 +84,7 @@ class Endpoint(Generic[R]):
         """Return the path and the query for these arguments; query parameters that are "" or 0 are
         left out.
 
-        Names come from the other side, so each is quoted as one part of the path. Raises
+        Names may come from the other side, so each is quoted as one part of the path. Raises
         BadRequest.
         """
         names = self.parameters

@@ -1,8 +1,8 @@
-"""Every endpoint of the coordinator, written once: method, path, request, reply, permitted callers.
+"""Every endpoint of the coordinator, defined once: method, path, request, reply, permitted callers.
 
-The coordinator pairs each with a service or a handler, the client calls it, the control socket
-names it in a query, and the OpenAPI document and docs/http-api.md come from it. The order is that
-of matching: the busiest stand first.
+The coordinator maps each to a service or a handler, the client calls it, queries over the control
+socket name it, and the OpenAPI document and docs/http-api.md are generated from it. Requests are
+matched in this order, so the busiest endpoints come first.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ __all__ = [
 _CURSOR = (Parameter(name="cursor", kind=int, help="Cursor of the page before."),)
 _TAGGED = ("If-None-Match",)
 
-# What a worker reports of itself.
+# Reports of a worker.
 
 HEARTBEAT = Endpoint(
     method="POST",
@@ -355,7 +355,7 @@ RECEIPTS = Endpoint(
     query=_CURSOR,
 )
 
-# Credits that are spent or given.
+# Spending and giving credits.
 
 KEYS = Endpoint(
     method="GET",
@@ -399,7 +399,7 @@ GIVE = Endpoint(
     writes=True,
 )
 
-# The record, for everybody: a volunteer that was shut out may check it too.
+# The record, open to everybody: banned volunteers may check it too.
 
 TREE_HEAD = Endpoint(
     method="GET",
@@ -556,15 +556,15 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = tuple(
     value for value in globals().copy().values() if isinstance(value, Endpoint)
 )
 
-# Read-only queries that a front end may have its volunteer forward, by path.
+# Read-only queries that a volunteer forwards for its front end, by path.
 QUERIES: dict[str, Endpoint[Any]] = {
     endpoint.path: endpoint
     for endpoint in ENDPOINTS
     if endpoint.method == "GET" and endpoint.auth == "worker" and not endpoint.gives
 }
 
-# The OpenAI-compatible interface (docs/inference.md): `coordinator.v1` answers it, and refuses in
-# OpenAI's words.
+# OpenAI-compatible interface (docs/inference.md): `coordinator.v1` answers it, and its errors have
+# OpenAI's form.
 IMAGES_BYTES_MAX = 64 << 20  # a reply with the most pictures
 MODEL = Endpoint(
     method="GET",

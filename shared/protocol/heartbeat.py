@@ -1,4 +1,4 @@
-"""Heartbeats: progress of tasks one way, orders, runs and verdicts the other."""
+"""Heartbeats: the progress of tasks in the request; orders, runs and verdicts in the reply."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from shared.protocol.base import Count, Line, Message, Number, RunState
 from shared.protocol.contributions import Verdict
 from shared.protocol.limits import NEWS_MAX
 
-TASKS_MAX = 1024  # tasks that one worker may hold
-ANNOUNCEMENTS_MAX = 20  # announcements that may be shown at once
+TASKS_MAX = 1024  # most tasks of one worker
+ANNOUNCEMENTS_MAX = 20  # most announcements shown at once
 
 
 class TaskBeat(Message):
@@ -29,8 +29,8 @@ class HeartbeatRequest(Message):
     tasks: Annotated[tuple[TaskBeat, ...], Meta(max_length=TASKS_MAX)] = ()
     paused: bool = False
     reason: Line = ""
-    news_since: Number = 0  # the last `news` this client has stored
-    ordered_at: float = 0.0  # time of the last order by its owner that this machine has carried out
+    news_since: Number = 0  # last `news` stored by this client
+    ordered_at: float = 0.0  # time of the owner's last order that this machine carried out
 
 
 class RunBeat(Message):
@@ -43,11 +43,12 @@ class RunBeat(Message):
     needs: int  # contributions until the next merge
     merge_in_s: float | None  # deadline of the next merge
     workers: int
-    # Games, or other episodes, that all machines together make in an hour; None in a run that does
-    # not make data of its own.
+    # Games, or other episodes, that all machines together make in an hour; None in a run that makes
+    # no
+    # data of its own.
     episodes_per_hour: float | None = None
     episodes: str = "games"
-    measure: str = ""  # what the loss is; empty: a loss on held-out data
+    measure: str = ""  # meaning of the loss; empty: loss on held-out data
 
 
 class TaskOrder(Message):
@@ -62,17 +63,17 @@ class TaskOrder(Message):
 
 
 class Announcement(Message):
-    """Sentence of the organiser, until `until` (UTC epoch seconds) or for good."""
+    """Sentence of the organiser, shown until `until` (UTC epoch seconds) or for good."""
 
     id: int
     text: str
-    run: str = ""  # that it is about
+    run: str = ""  # run that it is about
     at: float = 0.0
     until: float | None = None
 
 
 class OwnOrder(Message):
-    """Order of the owner to this machine, given from another one at an instant of the server."""
+    """Order of the owner to this machine, sent from another one; `at` is the server's time."""
 
     order: Literal["pause", "resume", "finish"]
     at: float
@@ -87,6 +88,6 @@ class HeartbeatReply(Message):
     news_until: Number = 0
     earned_micro: int | None = None
     pending_micro: int | None = None
-    me: Me | None = None  # the account at the instant of `news`; None without news
+    me: Me | None = None  # account at the instant of `news`; None without news
     announcements: Annotated[tuple[Announcement, ...], Meta(max_length=ANNOUNCEMENTS_MAX)] = ()
-    ordered: OwnOrder | None = None  # newer than the request's
+    ordered: OwnOrder | None = None  # order newer than the request's

@@ -1,7 +1,7 @@
 """Prompts: API keys and their usage in the coordinator's messages, and OpenAI's requests.
 
-A request is strict: a field that is not listed here is refused by its name, so that nobody believes
-in an option that does nothing.
+OpenAI's requests are strict: an unlisted field is refused by name, so that no caller relies on an
+option without effect.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from msgspec import Meta
 from shared.protocol.base import Message, Number, Word
 from shared.protocol.versions import SignedManifest
 
-KEYS_MAX = 5  # keys of one account
+KEYS_MAX = 5  # most keys of one account
 STOPS_MAX = 4
 CHOICES_MAX = 8
 IMAGES_MAX = 16
-DEFAULT_TOKENS = 128  # default of a request that names no maximum
+DEFAULT_TOKENS = 128  # tokens of a request that names no maximum
 
 KeyState = Literal["active", "revoked", "expired"]
 Words: TypeAlias = Annotated[tuple[Word, ...], Meta(max_length=64)]
@@ -38,7 +38,7 @@ class KeyInfo(Message):
 
     id: int
     name: str
-    prefix: str  # the beginning of the key
+    prefix: str  # beginning of the key
     state: KeyState
     spent_micro: int
     cap_micro: int | None
@@ -63,7 +63,7 @@ class UsageRow(Message):
     kind: str  # completion, chat, image
     key: str  # prefix of the key; "" = a machine of the account
     tokens_in: int
-    tokens_out: int  # tokens, or for an image request images
+    tokens_out: int  # tokens, or images of an image request
     cost_micro: int
     free: bool
     latency_s: float | None  # None = not ended yet
@@ -71,7 +71,7 @@ class UsageRow(Message):
 
 
 class GiveRequest(Message):
-    """Earned credits for another account; a repeated `id` gives nothing more."""
+    """Gift of earned credits to another account; a repeated `id` gives nothing more."""
 
     id: Word
     to: Annotated[str, Meta(max_length=256)]
@@ -90,7 +90,7 @@ class Given(Message):
 
 
 class AnswerOffer(Message):
-    """Offer of a machine to answer prompts of these runs; of any run where none is named."""
+    """Offer of a machine to answer prompts of these runs; of any run if none is named."""
 
     runs: Words = ()
     wait_s: float = 0.0  # longest wait; a long poll
@@ -104,7 +104,7 @@ class AnswerTask(Message):
     prompt: tuple[int, ...]
     max_tokens: int
     seed: int
-    place: int  # tokens of the answer that the prompt already holds
+    place: int  # number of answer tokens that the prompt already holds
     temperature: float
     top_p: float
     end: int | None  # token that ends a text
@@ -163,7 +163,7 @@ IDLE: dict[str, tuple[object, ...]] = {
     "repetition_penalty": (1,),
 }
 LABELS = ("user", "safety_identifier", "prompt_cache_key")
-# An addition to OpenAI's fields: "organiser" keeps a prompt off the machines of volunteers.
+# Addition to OpenAI's fields: "organiser" keeps a prompt off the machines of volunteers.
 AnsweredBy: TypeAlias = Literal["organiser"] | None
 Stop: TypeAlias = str | tuple[str, ...] | None
 
@@ -197,7 +197,7 @@ class CompletionRequest(_Strict, frozen=True, kw_only=True):
 
 
 class TextPart(_Strict, frozen=True, kw_only=True):
-    """A part of a message."""
+    """Text part of a message."""
 
     type: Literal["text"]
     text: str
@@ -208,7 +208,7 @@ class ChatMessage(_Strict, frozen=True, kw_only=True):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | tuple[TextPart, ...]
-    name: str = ""  # the model never sees it
+    name: str = ""  # never sent to the model
 
     @property
     def text(self) -> str:
@@ -237,7 +237,7 @@ class ChatRequest(_Strict, frozen=True, kw_only=True):
 
 
 class ImageRequest(_Strict, frozen=True, kw_only=True):
-    """Pictures of an image run, which reads no prompt: any text is accepted."""
+    """Pictures of an image run; the prompt is accepted but ignored."""
 
     model: str
     prompt: str = ""
@@ -276,7 +276,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """Version that answers: OpenAI's four fields, then ours."""
+    """Model that answers prompts: OpenAI's four fields, then ours."""
 
     id: str
     created: int
@@ -289,13 +289,13 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     parameters: int = 0
     price_micro: int = 0  # price of a thousand tokens, or of one image
-    items: str = "tokens"  # "images": the model draws, and reads no prompt
+    items: str = "tokens"  # "images": the model draws, and ignores the prompt
     # "volunteers": their machines may answer too, and their owners can read the prompts
     answered_by: str = "organiser"
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """Every model that may be asked."""
+    """All models that answer prompts."""
 
     data: tuple[ModelCard, ...]
     object: str = "list"

@@ -17,7 +17,7 @@ WORKLOADS_MAX = 64  # workloads of one worker
 
 
 class ClaimRequest(Message):
-    """Request for a lease; `claim_id` is stored first: repeated, it gets the same live lease."""
+    """Request for a lease. `claim_id` is stored first; a repeated one gets the same live lease."""
 
     claim_id: str
     device: str = "cpu"
@@ -26,7 +26,7 @@ class ClaimRequest(Message):
     runs: tuple[str, ...] = ()  # empty = any
     kinds: tuple[str, ...] = ()
     codecs: tuple[str, ...] = ("float32", "bf16")
-    # Version of each workload that this worker runs; a workload that is not named is not checked.
+    # Version of each workload on this worker; an unnamed workload is not checked.
     workload_versions: Annotated[dict[str, int], Meta(max_length=WORKLOADS_MAX)] = msgspec.field(
         default_factory=dict
     )
@@ -44,12 +44,12 @@ class Grant(Message):
 
 
 class AuditWork(Message):
-    """Recompute of another volunteer's task: from its revealed state, for sums of the update before
-    any codec, which the coordinator compares. The other's sums are never sent.
+    """Recompute of another volunteer's task from its revealed state. The result is sums of the
+    update before any codec, which the coordinator compares; the other's sums are never sent.
     """
 
     seed: Number  # seed of these sums
-    inner: BlobRef | None = None  # state of the optimiser that the task began with
+    inner: BlobRef | None = None  # optimiser state that the task began with
 
 
 class Lease(Message):
@@ -57,20 +57,20 @@ class Lease(Message):
     attempt: Count  # fencing token, which only grows
     run: str
     job: Job
-    dataset: str  # name of its manifest: GET /datasets/{name}
-    chunks: tuple[int, ...]  # chunks of the manifest that this task reads
+    dataset: str  # name of the dataset: GET /datasets/{name}
+    chunks: tuple[int, ...]  # chunks of the dataset that this task reads
     renew_by: float
     finish_by: float
     grant: Grant
-    price_micro: int  # credit for an accepted contribution of this task
+    price_micro: int  # credit for an accepted contribution
     now: float
     in_step: bool = False  # begin only after this worker's last contribution is submitted
-    part_steps: int = 0  # submit after every so many steps; 0 = once, at the end
-    pull_every: int = 0  # check for a newer version after so many steps; 0 = only when work begins
-    # Wait for the verdict on each part, since a part that came too late is computed again.
+    part_steps: int = 0  # steps of a part; 0 = one submission at the end
+    pull_every: int = 0  # steps between checks for a newer version; 0 = only at the beginning
+    # Wait for the verdict on each part, since a late part is recomputed.
     redo: bool = False
-    # Some of this work is recomputed: commit to the states that it begins and ends with, and keep
-    # them until the verdict.
+    # Some of this work is recomputed: commit to its first and last states, and keep them until the
+    # verdict.
     commit: bool = False
     counted: str = ""  # unit of its steps where nothing is learnt: games, problems
     # Data of this task alone (games, an opponent), in place of a dataset.
@@ -99,28 +99,28 @@ class ClaimReply(Message):
 class BeginRequest(Message):
     """Start of work on a lease. With `newest`, running work continues from the newest version.
 
-    `base`: work began from that version before the coordinator could be reached: refused where the
-    plan does not let it.
+    `base` is the version that work began from while the coordinator could not be reached; it is
+    refused if the plan does not allow that.
     """
 
     attempt: Count
     newest: bool = False
-    known: Count | None = None  # version whose manifest the worker has and need not be sent again
+    known: Count | None = None  # version whose manifest the worker already has
     base: Count | None = None
 
 
 class BeginReply(Message):
-    """Confirmation that work begins or continues: the base version is bound now."""
+    """Confirmation that work begins or continues; the base version is bound now."""
 
     version: Count
     global_step: Number
     finish_by: float
-    manifest: SignedManifest | None = None  # None where the worker has the manifest
-    part: Count = 0  # next part that is wanted of this lease
-    tries: Count = 0  # times that this part came too late
+    manifest: SignedManifest | None = None  # None if the worker has the manifest
+    part: Count = 0  # next wanted part of this lease
+    tries: Count = 0  # number of times that this part came too late
 
 
 class ReleaseRequest(Message):
     attempt: Count
-    reason: Line = ""  # reason for giving the lease back, which counts as nothing
-    failed: bool = False  # the task itself failed, which is counted against it
+    reason: Line = ""  # reason for releasing the lease, which does not count against the task
+    failed: bool = False  # the task itself failed, which counts against it

@@ -1,4 +1,4 @@
-"""Versions of the protocol, sizes, and the rhythm of a lease."""
+"""Versions of the protocol, limits of sizes, and times of a lease."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ PROTOCOL = 1  # version of this code
 PROTOCOL_MIN = 1  # oldest version that this code serves
 API = "/api/v1"
 
-# Limits. Settings may tighten them; nothing may loosen them.
+# Limits. Settings may only tighten them.
 JSON_BYTES_MAX = 1 << 20
 JSON_DEPTH_MAX = 32
 HEADER_BYTES_MAX = 16 << 10
 NICKNAME_MIN, NICKNAME_MAX = 2, 24
 _NICKNAME_SIGNS = " -_.'"
 _NICKNAME_KINDS = ("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd")  # letters, accents, digits
-DIRECT_BYTES = 1 << 20  # a smaller file is not worth the request for another address
-MIRROR_PIECE_BYTES = 16 << 20  # largest loss by a bad mirror; each piece has a hash in the manifest
+DIRECT_BYTES = 1 << 20  # smaller files are not worth the request for another address
+MIRROR_PIECE_BYTES = 16 << 20  # most waste by a bad mirror; each piece has a hash in the manifest
 UPLOAD_PIECE_BYTES = 256 << 20  # one PUT of a resumable upload
 UPLOAD_BYTES_MAX = 64 << 30
 LONG_POLL_S_MAX = 60.0
@@ -24,15 +24,16 @@ PARTS_MAX = 1024
 TRIES_MAX = 64
 NEWS_MAX = 50  # verdicts in one heartbeat reply
 
-# Memory for training, bytes a parameter: weights, gradients, two Adam moments, the base, activations;
-# on a CPU snapshots and results too (28 measured with a GPT of 10.8 M parameters).
+# Memory for training, bytes a parameter: weights, gradients, two Adam moments, base, activations;
+# on
+# a CPU also snapshots and results (28 measured with a GPT of 10.8 M parameters).
 DEVICE_BYTES, CPU_BYTES = 18, 30
 PROCESS_BYTES = 350_000_000  # of a worker's process before any model (measured: 299 to 370 MB)
 
-# Rhythm of a lease (DESIGN section 2).
+# Times of a lease (DESIGN section 2).
 HEARTBEAT_S = 30.0
 RENEW_S = 90.0
-BODY_RATE_MIN = 1024  # bytes a second of a body, over any window
+BODY_RATE_MIN = 1024  # least rate of a body in bytes a second, over any window
 
 
 def fits_nickname(char: str) -> bool:
@@ -41,12 +42,12 @@ def fits_nickname(char: str) -> bool:
 
 
 def memory_on(device: str, memory_bytes: int) -> int:
-    """Return the bytes that a run needs on a device; `memory_bytes` is that of `RunInfo`."""
+    """Return the bytes that a run needs on a device; `memory_bytes` is from `RunInfo`."""
     return memory_bytes * CPU_BYTES // DEVICE_BYTES if device == "cpu" else memory_bytes
 
 
 def process_on(device: str, memory_bytes: int) -> int:
-    """Return `memory_on`, with the process where it shares the memory: what a person must have."""
+    """Return the memory that a machine needs: `memory_on`, plus its process on shared memory."""
     return memory_on(device, memory_bytes) + (PROCESS_BYTES if device == "cpu" else 0)
 
 

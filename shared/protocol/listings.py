@@ -25,7 +25,7 @@ class LossPoint(Message):
 
 
 class LedgerRow(Message):
-    """One line of a volunteer's history."""
+    """One line of a volunteer's ledger."""
 
     id: int
     at: float
@@ -37,5 +37,5 @@ class LedgerRow(Message):
 
 
 def dataset_view(manifest: DatasetManifest) -> DatasetManifest:
-    """Return the volunteers' view of a manifest: without its held-out split."""
+    """Return a manifest as volunteers see it, without its held-out split."""
     return msgspec.structs.replace(manifest, heldout=())

@@ -1,8 +1,8 @@
 """Record of the coordinator as a Merkle tree: heads, proofs, and receipts of payments.
 
-The entries of the ledger and the lines of the record are the leaves of one tree (RFC 9162), in
-the order in which they were sealed. A head names the number of entries and their root; whoever
-kept one can demand a proof that what it covers is still there, unchanged.
+The entries of the ledger and the lines of the record are the leaves of one tree (RFC 9162), in the
+order in which they were sealed. A head states the number of entries and their root; anyone who kept
+one can demand a proof that its entries are still there, unchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SignedHead(Message):
 
 
 class HeadPayload(Message, kw_only=True):
-    """Signed form of a head; `kind` keeps it apart from all other signed payloads."""
+    """Signed content of a head; `kind` distinguishes it from all other signed payloads."""
 
     kind: Literal["tree-head"] = "tree-head"
     tree: TreeHead
@@ -61,12 +61,12 @@ class SignedRestore(Message):
 class TreeProof(Message):
     """Proof of inclusion or of consistency, with its two heads."""
 
-    size: Places  # size of the tree that the proof leads to
+    size: Places  # size of the proof's larger tree
     hashes: Hashes
 
 
 class LedgerEntry(Message):
-    """One whole entry of the ledger, as its leaf covers it."""
+    """Complete entry of the ledger, as its leaf covers it."""
 
     id: int
     key: str
@@ -84,8 +84,8 @@ class Receipt(Message, kw_only=True):
     kind: Literal["receipt"] = "receipt"
     volunteer: str
     run: str
-    contribution: int | None  # None = an answer to a prompt was paid
-    version: int | None  # version that it was merged into; None for work that no merge needed
+    contribution: int | None  # None = pay for an answer to a prompt
+    version: int | None  # version that it was merged into; None for work that needs no merge
     credits_micro: int
     entry: LedgerEntry
     leaf: Places  # number of its leaf in the tree
@@ -112,7 +112,7 @@ def ledger_leaf(entry: LedgerEntry) -> bytes:
 
 
 def credited(entry: LedgerEntry, volunteer: str) -> int:
-    """Return the credits that an entry puts into the accounts of a volunteer, debits left out."""
+    """Return the credits that an entry adds to a volunteer's accounts, debits left out."""
     return sum(amount for owner, _, amount in entry.moves if owner == volunteer and amount > 0)
 
 

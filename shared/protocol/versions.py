@@ -1,4 +1,4 @@
-"""Versions of a run: their signed manifests, the ways to their weights, the history."""
+"""Versions of a run: their signed manifests, the routes to their weights, the history."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shared.workloads.base import ChunkRef, DatasetManifest, Job
 class BlobRef(Message, omit_defaults=True):
     sha256: str
     size: int
-    # SHA-256 of each MIRROR_PIECE_BYTES, where there are mirrors and more than one piece
+    # SHA-256 of each MIRROR_PIECE_BYTES, if there are mirrors and more than one piece.
     pieces: tuple[str, ...] = ()
 
 
 class BlobUrl(Message):
-    """Address in the object store for fetching a blob within some minutes; "" = here."""
+    """Address of a blob in the object store, valid for some minutes; "" = download it here."""
 
     url: str
 
@@ -28,8 +28,8 @@ class BlobUrl(Message):
 class Link(Message):
     """Step from older published weights to newer ones: a blob and its codec."""
 
-    base: str  # SHA-256 of published weights
-    weights: str  # SHA-256 of the resulting weights
+    base: str  # SHA-256 of the published weights before the link
+    weights: str  # SHA-256 of the published weights after it
     blob: BlobRef
     codec: str
     rounded: bool  # the resulting weights are rounded to bfloat16
@@ -43,18 +43,17 @@ class Snapshot(Message):
 
 
 class Downlink(Message):
-    """Ways to a version's published weights that are shorter than the whole file, if any.
+    """Routes to a version's published weights that are shorter than the whole file, if any.
 
-    The result of links and snapshots has the size of the whole file, which can always be fetched
-    instead.
+    Every route ends with the whole file, which can always be downloaded instead.
     """
 
-    links: tuple[Link, ...] = ()  # the newest first
+    links: tuple[Link, ...] = ()  # newest first
     snapshots: tuple[Snapshot, ...] = ()
 
 
 class VersionManifest(Message):
-    """Description of a version. Signed; the bytes signed are the canonical JSON of this struct."""
+    """Signed description of a version; the signature covers the canonical JSON of this struct."""
 
     run: str
     version: int
@@ -70,14 +69,14 @@ class VersionManifest(Message):
     global_step: int
     tokens: int
     created_at: float
-    expires_at: float  # after this time an unchanging head is noticed
+    expires_at: float  # a volunteer notices a newest version that stays the same beyond this time
     downlink: Downlink = Downlink()
-    chunks_sha256: str = ""  # hash of the dataset as volunteers get it; see `chunks_digest`
-    # SHA-256 of the task suites on which it is scored, by name
+    chunks_sha256: str = ""  # hash of the dataset's public part; see `chunks_digest`
+    # SHA-256 of the task suites that score it, by name.
     suites: dict[str, str] = msgspec.field(default_factory=dict)
     tree: TreeHead | None = None  # head of the coordinator's record when this was signed
-    # Schedule of tasks that begin from this version: global steps that the run will make, and those
-    # of its warm-up; 0 = as the lease says.
+    # Schedule of tasks that begin from this version: total global steps of the run, and its warm-up
+    # steps; 0 = as the lease says.
     total_steps: Count = 0
     warmup_steps: Count = 0
 
@@ -93,7 +92,7 @@ class SuiteScore(Message):
     """Score of a version on a task suite."""
 
     version: int
-    share: float  # share of the examples that were answered rightly
+    share: float  # share of correctly answered examples
     error: float  # standard error of the share, binomial
     examples: int
 
@@ -104,12 +103,12 @@ class SuiteScore(Message):
 
 
 class SuiteCourse(Message):
-    """A task suite of a run: its scores before and after training."""
+    """Task suite of a run: its scores before and after training."""
 
     name: str
-    chance: float  # share of right answers that guessing gives
+    chance: float  # share of correct answers by guessing
     total: int  # number of examples
-    chat: bool = False  # prompts are written by the chat template of the run's data
+    chat: bool = False  # the chat template of the run's data formats the prompts
     first: SuiteScore | None = None
     newest: SuiteScore | None = None  # score of a later version
 
@@ -120,7 +119,7 @@ class SignedManifest(Message):
 
 
 class VersionInfo(Message):
-    """One row of the history."""
+    """Row of the history."""
 
     version: int
     kind: Literal["initial", "merge", "rollback"]
@@ -134,11 +133,11 @@ class VersionInfo(Message):
     best: bool = False
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     sample: str = ""
-    picture: BlobRef | None = None  # a PNG, where the sample is one
+    picture: BlobRef | None = None  # a PNG, if the sample is an image
     update_norm: float | None = None
-    heading: float | None = None  # cosine of its update to the outer momentum before it
+    heading: float | None = None  # cosine of its update with the previous outer momentum
     outer_scale: float = 1.0  # share of the plan's outer rate that the merge used
-    mine: int = 0  # contributions of the asking volunteer
+    mine: int = 0  # contributions of the requesting volunteer
 
 
 def chunks_digest(dataset: DatasetManifest) -> str:

@@ -1,13 +1,13 @@
 """Codecs of one tensor: raw float32, bfloat16, and blocks of 8 or 4 bits.
 
-Everything works on flat slices that begin on a block edge, in spans that stay in the processor's
+All functions work on flat slices that begin on a block edge, in spans that fit the processor's
 cache.
 
-Scales are bfloat16 and not the usual float16: updates are small (1e-5 and less), a scale of
-absmax / 127 would fall among float16's subnormals (below 6e-5) and lose up to all of its digits;
-bfloat16 costs the same two bytes and keeps the range of float32. Rounding the scale (by 2^-8 at
-most) moves the largest quotient to at most 127.497 (or 7.03), which still becomes the code 127
-(or 7): nothing needs to be clamped, and no number moves by more than half a scale.
+Scales are bfloat16, not the usual float16. Updates are small (1e-5 and less), so a scale of absmax
+/ 127 would be a subnormal float16 (below 6e-5) and lose some or all of its digits; bfloat16 takes
+the same two bytes and has the range of float32. Rounding the scale (by 2^-8 at most) moves the
+largest quotient to at most 127.497 (or 7.03), which still becomes the code 127 (or 7): nothing
+needs to be clamped, and no number moves by more than half a scale.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Kernel(Protocol):
     """Arithmetic of one codec on one parameter tensor."""
 
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
-        """Return the specs of a parameter's tensors in the file; the first is named as the
-        parameter.
+        """Return the specs of a parameter's tensors in the file; the first has the parameter's
+        name.
         """
 
     def encode(self, numbers: F32) -> tuple[Array, ...]:
@@ -52,7 +52,7 @@ class Kernel(Protocol):
         """Return elements [start, stop) from the flat parts of a tensor of `count`. Raises
         InvalidFrame.
 
-        `room` has place for them, and may be used or not.
+        `room` is optional scratch space for the result.
         """
 
     def square(self, parts: Sequence[Array], count: int, start: int, stop: int) -> float:
@@ -62,7 +62,7 @@ class Kernel(Protocol):
 
 
 class Decoded:
-    """Squared norm of a kernel without a shorter way to it."""
+    """Default of `square`: decodes the slice, for kernels without a shorter way."""
 
     __slots__ = ()
 
@@ -171,8 +171,9 @@ class Blocks:
             np.copyto(codes[: high - low], self._codes(parts[0], start + low, start + high))
             codes[high - low :] = 0
             rows = codes.reshape(-1, self.block)
-            # The products are whole numbers below 2^24, in any order, and a scale has eight digits,
-            # so every block's square is exact.
+            # The products are integers below 2^24 in any order, and a scale has eight digits, so
+            # every block's
+            # square is exact.
             sums = np.vecdot(rows, rows).astype(np.float64)
             sums *= here * here
             total += float(sums.sum())
@@ -185,7 +186,7 @@ class Blocks:
 
 
 def refuse_nonfinite(numbers: Array) -> None:
-    """Raise InvalidFrame for NaN and infinity: such an update would be rejected, so never sent."""
+    """Raise InvalidFrame for NaN and infinity: such an update would be rejected."""
     for start, stop in grid(numbers.size, SPAN):
         if not np.isfinite(numbers[start:stop]).all():
             raise InvalidFrame(
@@ -194,10 +195,11 @@ def refuse_nonfinite(numbers: Array) -> None:
 
 
 def sum_squares(numbers: Array) -> float:
-    """Return the sum in float64, over spans in order, unfused and without BLAS: the same on every
-    machine and thread count.
+    """Return the sum of squares in float64, over spans in order, without fusing or BLAS, so that it
+    is the same on every machine and for any number of threads.
 
-    The square of a float32 never overflows here, so the sum is finite exactly when every number is.
+    The square of a float32 never overflows float64, so the sum is finite exactly when every number
+    is.
     """
     total = 0.0
     for start, stop in grid(numbers.size, SPAN):
@@ -220,12 +222,13 @@ def inner_product(one: Array, other: Array) -> float:
 
 
 def block_peaks(numbers: F32, block: int) -> F32:
-    """Return the largest magnitude of each block; not finite where one of its numbers is not."""
+    """Return the largest magnitude of each block; not finite if one of its numbers is not."""
     peaks = np.empty(-(-numbers.size // block), np.int32)
     for start, stop in grid(numbers.size, SPAN):
         bits = _scratch(stop - start).view(np.int32)
-        # As integers, the bits of float32 without the sign have the order of the numbers, with
-        # infinity and NaN last.
+        # Without the sign, the bits of float32 as integers have the order of the numbers; infinity
+        # and NaN
+        # come last.
         np.bitwise_and(numbers[start:stop].view(np.int32), np.int32(0x7FFFFFFF), out=bits)
         edges = np.arange(0, stop - start, block)
         np.maximum.reduceat(bits, edges, out=peaks[start // block : -(-stop // block)])
@@ -233,8 +236,10 @@ def block_peaks(numbers: F32, block: int) -> F32:
 
 
 def scale_blocks(peaks: F32, limit: int) -> tuple[U16, F32]:
-    """Return blocks' bfloat16 scales by largest magnitudes, and their inverses (0 for zeros)."""
-    # As `bf16_from_float`, of numbers that are not negative and far from infinity.
+    """Return blocks' bfloat16 scales from their largest magnitudes, and the inverses (0 for
+    zeros).
+    """
+    # Like `bf16_from_float`, for numbers that are not negative and far from infinity.
     wide = (peaks / np.float32(limit)).view(np.uint32)
     wide += np.uint32(0x7FFF) + ((wide >> 16) & np.uint32(1))
     wide &= np.uint32(0xFFFF0000)
@@ -254,7 +259,7 @@ def read_scales(bits: U16) -> F32:
 
 
 class _Own(threading.local):
-    """Scratch arrays of a thread, made on first use: fresh ones would never be in the cache."""
+    """Scratch arrays of a thread, made on first use: new ones would never be in the cache."""
 
     def __init__(self) -> None:
         self.floats: F32 = aligned(SPAN)
@@ -277,7 +282,9 @@ def _spread(values: F32, block: int) -> F32:
 
 
 def pack_nibbles(codes: I8) -> U8:
-    """Pack two codes in [-8, 7] a byte, lower half first, plus 8; an odd one before a zero."""
+    """Pack two codes in [-8, 7] a byte, each plus 8, lower half first; an odd last one with a
+    zero.
+    """
     raised = np.full(codes.size + codes.size % 2, 8, np.uint8)
     raised[: codes.size] += codes.view(np.uint8)  # two's complement: adding 8 wraps into 0..15
     pairs = raised.view("<u2")

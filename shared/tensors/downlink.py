@@ -3,11 +3,10 @@ into the next one's.
 
     published(n) = published(n - 1) - Q(published(n - 1) - master(n)),   rounded to bfloat16 where n has a snapshot
 
-A link is an update like those that volunteers hand in: Q is a codec, buffers and counters are the
-master's own. The rounding of Q needs no residual, for the next difference is taken from the
-published weights again. The coordinator publishes what its own link says, in the walk that writes
-it, so whoever follows it holds the same bits. Published files have no metadata: equal weights have
-equal hashes.
+A link has the form of a volunteer's update: Q is a codec; buffers and counters are the master's. Q
+needs no residual, because the next difference is taken from the published weights again. The
+coordinator derives the published weights from the link while writing it, so everyone who applies
+the link gets the same bytes. Published files have no metadata, so equal weights have equal hashes.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from shared.tensors.slices import (
 from shared.tensors.spec import INTEGERS, WALK_ELEMENTS, Role, Schema, TensorSpec, grid
 from shared.tensors.update import delta
 
-# codec of links for a codec of uploads, where updates are sparse
+# codec of links by the codec of uploads, if updates are sparse
 LINK_CODECS = {"topk-2bit": "topk-int8"}
 LINK_CODEC = "int8"
 
@@ -48,16 +47,16 @@ class Following:
 
     codec: Codec
     rounded: bool  # rounded to bfloat16
-    sync: bool = False  # whether the result has to survive a power cut
+    sync: bool = False  # whether the result must survive a power cut
 
 
 def write_link(
     base: Path, master: Path, schema: Schema, files: tuple[Path, Path], how: Following
 ) -> tuple[EncodedUpdate, Written]:
     """Write the link from the published weights `base` towards the master weights, and the
-    published weights it leads to.
+    resulting published weights.
 
-    `files` are where they go. Raises InvalidFrame, StorageFull.
+    `files` are the two paths. Raises InvalidFrame, StorageFull.
     """
     link, path = files
     with ExitStack() as stack:
@@ -77,7 +76,7 @@ def write_link(
 
 
 def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Following) -> Written:
-    """Write the published weights that a link leads to. Raises InvalidFrame, StorageFull."""
+    """Write the published weights that result from a link. Raises InvalidFrame, StorageFull."""
     with ExitStack() as files:
         old = ArrayReader(files.enter_context(open_frame(base, schema)), schema)
         step = files.enter_context(how.codec.decode(link, schema))
@@ -95,8 +94,7 @@ def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Followi
 
 
 def round_weights(master: Path, schema: Schema, path: Path) -> Written:
-    """Write the published weights of a version without a base: the master's, rounded to
-    bfloat16.
+    """Write the published weights of a version without a base: the master's, rounded to bfloat16.
 
     Raises InvalidFrame, StorageFull.
     """
@@ -114,12 +112,11 @@ def round_weights(master: Path, schema: Schema, path: Path) -> Written:
 
 
 def schema_of_link(base: Path, link: Path, sha256: str) -> Schema:
-    """Return the schema of two files of our own cache, checked against the hash in a signed
+    """Return the schema of a base and a link in our cache, checked against the hash in a signed
     manifest.
 
-    Raises InvalidFrame.
-
-    Only parameters are quantised, which shows in the link; what else is whole numbers are counters.
+    Parameters are the tensors that the link quantises; integer tensors are counters. Raises
+    InvalidFrame.
     """
     scaled = {spec.name for spec in schema_of_file(link) if spec.name.endswith(SCALE)}
     found = tuple(_with_role(spec, scaled) for spec in schema_of_file(base))

@@ -1,5 +1,4 @@
-"""Tensor files: read through memory mapping after strict checks, written once, hashed while
-written.
+"""Tensor files: memory-mapped for reading after strict checks, written once and hashed meanwhile.
 
 BF16 tensors appear as uint16 arrays, because numpy has no such type; `slices.to_float32` turns them
 into numbers.
@@ -45,7 +44,7 @@ NUMPY: dict[str, np.dtype[Any]] = {
 }  # fmt: skip
 _SAFETENSORS = {dtype: name for name, dtype in NUMPY.items() if name != "BF16"}
 
-PARTIAL_SUFFIX = ".part"  # ends the name of a file whose writer may have died
+PARTIAL_SUFFIX = ".part"  # suffix of an incomplete file, whose writer may have died
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -64,7 +63,7 @@ class Frame(Mapping[str, Array]):
         self._specs = by_name(schema)
 
     def array(self, name: str) -> Array:
-        """Return one tensor with its shape, without a copy. Read-only unless opened
+        """Return one tensor with its shape, without a copy; read-only unless opened
         `copy_on_write`.
         """
         spec = self._specs[name]
@@ -75,7 +74,9 @@ class Frame(Mapping[str, Array]):
         return flat.reshape(spec.shape)
 
     def span(self, name: str) -> tuple[int, int]:
-        """Return the offsets of a tensor's first byte in the file, and the byte after its last."""
+        """Return the offsets of a tensor's first byte in the file and of the byte after its
+        last.
+        """
         return self._header.span(name)
 
     def close(self) -> None:
@@ -148,11 +149,11 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrameWriter:
-    """Write a tensor file chunk by chunk, tensors in the order of the schema.
+    """Write a tensor file chunk by chunk, tensors in the order of the schema. Use as a context
+    manager.
 
-    The file appears under its name only when it is complete (hashed, synced, renamed); whatever
-    goes wrong before leaves nothing behind. Use it as a context manager. Raises InvalidFrame for
-    what does not fit, StorageFull, OSError.
+    The file gets its name only when complete (hashed, synced, renamed); a failure leaves nothing
+    behind. Raises InvalidFrame for data that does not fit the schema, StorageFull, OSError.
     """
 
     def __init__(
@@ -168,7 +169,7 @@ class FrameWriter:
         self._path = path
         self._sync = sync
         self._schema = schema
-        self._index = 0  # the tensor being written
+        self._index = 0  # tensor being written
         self._filled = 0  # its elements so far
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
         self._sink = Sink(self._temporary, len(header) + nbytes(schema), sync=sync)
@@ -187,9 +188,9 @@ class FrameWriter:
 
     def room(self, name: str, count: int) -> Array:
         """Return the next elements of the tensor `name`, (count,), to be filled before the next
-        call: `write` without its copy.
+        call.
 
-        At most PIECE_BYTES.
+        It is `write` without the copy, for at most PIECE_BYTES.
         """
         dtype = self._take(name, count)
         try:
@@ -198,7 +199,7 @@ class FrameWriter:
             self._fail(error)
 
     def close(self) -> Written:
-        """Finish the file: all tensors must be there."""
+        """Finish the file, which must have all tensors."""
         spec = self._current()
         if spec is not None:
             self._refuse(f"{spec.name!r} has {self._filled} of its {spec.count} elements")
@@ -298,7 +299,7 @@ def frame_bytes(
     metadata: Mapping[str, str] | None = None,
     schema: Schema | None = None,
 ) -> bytes:
-    """Return a small tensor file in memory; with BF16 (as uint16) give the schema. Raises
+    """Return a small tensor file in memory; BF16 (as uint16) needs the schema. Raises
     InvalidFrame.
     """
     specs = schema_of(tensors) if schema is None else schema
@@ -312,7 +313,9 @@ def frame_bytes(
 
 
 def schema_of_file(path: Path) -> Schema:
-    """Return the schema in a header of our own files, all as buffers. Raises InvalidFrame."""
+    """Return the schema from the header of one of our own files, with all roles "buffer". Raises
+    InvalidFrame.
+    """
     entries = read_header(path).entries
     in_order = sorted(entries.items(), key=lambda item: item[1].data_offsets)
     return tuple(TensorSpec(name, entry.shape, entry.dtype, "buffer") for name, entry in in_order)

@@ -1,8 +1,8 @@
-"""Header of a tensor file, read as hostile data and written in one way only.
+"""Header of a tensor file, read as hostile data and written in one canonical form.
 
 The format is safetensors: eight bytes little-endian length, a JSON object, then one buffer without
-gaps. Everything a header says is checked against the schema that was expected before a tensor is
-looked at. No numpy here.
+gaps. Every field of a header is checked against the expected schema before a tensor is read. This
+module does not import numpy.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def header_limit(schema: Schema) -> int:
 
 
 def header_length(prefix: bytes, file_bytes: int, limit: int = HEADER_BYTES_MAX) -> int:
-    """Return the length of the JSON after the first eight bytes. Raises InvalidFrame."""
+    """Return the length of the JSON from the first eight bytes. Raises InvalidFrame."""
     if len(prefix) < LENGTH_BYTES:
         raise InvalidFrame("the tensor file is cut off in its first eight bytes")
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
@@ -93,7 +93,9 @@ def parse_header(text: bytes) -> Header:
 
 
 def check_header(header: Header, schema: Schema, file_bytes: int) -> None:
-    """Check a header by schema and file size. Raises InvalidFrame with the first difference."""
+    """Check a header against schema and file size. Raises InvalidFrame with the first
+    difference.
+    """
     expected = by_name(schema)
     for name in header.entries:
         if name not in expected:

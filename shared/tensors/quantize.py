@@ -1,7 +1,7 @@
 """Codecs: the wire form of an update, and its reading slice by slice for a merge.
 
-Parameters are encoded by the codec's kernel. Buffers travel as absolute float32 and counters as
-int64 whatever the codec, first in the file so that they stay aligned.
+The codec's kernel encodes parameters. For every codec, buffers are absolute float32 and counters
+int64; they stand first in the file, which keeps them aligned.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Echo: TypeAlias = Callable[[TensorSpec, int, F32], None]  # parameter, first ele
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedUpdate:
-    """A finished update file. `residual`: the codec's loss, for the next one."""
+    """Finished update file, with the codec's `residual` for the next update."""
 
     sha256: str
     size: int  # bytes
@@ -73,9 +73,10 @@ class DecodedUpdate(Mapping[str, Array]):
         self._wire: dict[str, Sequence[Array]] = {}  # cached: a merge asks for many small slices
 
     def read(self, name: str, start: int, stop: int, room: F32 | None = None) -> Array:
-        """Return elements [start, stop) of the flat tensor; `room` is optional scratch for them.
+        """Return elements [start, stop) of the flat tensor, valid until the same thread reads
+        outside their chunk; `room` is optional scratch space.
 
-        Raises InvalidFrame where scales or positions make no sense.
+        Raises InvalidFrame if they cannot be read, or if scales or positions are invalid.
         """
         spec, wire = self._specs[name], self._flat(name)
         if spec.role != "parameter":
@@ -86,7 +87,7 @@ class DecodedUpdate(Mapping[str, Array]):
 
     def square(self, name: str, start: int, stop: int) -> float:
         """Return the squared norm of a slice on the chunk grid; finite when all numbers are. Raises
-        as `read`.
+        like `read`.
         """
         spec = self._specs[name]
         if spec.role != "parameter":
@@ -156,9 +157,10 @@ class Codec:
     ) -> EncodedUpdate:
         """Write an update (a mapping of arrays, or a `Delta`) to `path`.
 
-        A `residual`, `{}` the first time, turns error feedback on: e = decay x residual + update,
-        the file says Q(e), and e - Q(e) comes back, in memory or as the frame `residual_path`.
-        `echo` hears Q(e) of every parameter, in order and piece by piece. Raises InvalidFrame, StorageFull.
+        A `residual`, `{}` the first time, turns error feedback on: with e = decay x residual +
+        update the file contains Q(e), and e - Q(e) is returned, in memory or as the frame
+        `residual_path`. `echo` receives Q(e) of every parameter, in order, piece by piece. Raises
+        InvalidFrame, StorageFull.
         """
         wire, source = self.wire_schema(schema), _reader(tensors, schema)
         with ExitStack() as stack:
@@ -184,7 +186,7 @@ class Codec:
         return DecodedUpdate(open_frame(path, self.wire_schema(schema)), schema, self.kernel)
 
     def spans(self, file: BinaryIO, schema: Schema, cuts: Iterable[Cut]) -> Spans:
-        """Yield the bytes of an update's file from which pieces of the chunk grid are decoded.
+        """Yield the byte ranges of an update's file that pieces of the chunk grid are decoded from.
 
         Raises InvalidFrame.
         """
@@ -210,7 +212,7 @@ class Codec:
         echo: Echo | None,
     ) -> None:
         names = [part.name for part in self.kernel.parts(spec)]
-        # Scales and positions are small: they wait in memory until the codes are through.
+        # Scales and positions are small: they wait in memory until the codes are written.
         behind: list[tuple[Array, ...]] = []
         for start, stop in grid(spec.count, WALK_ELEMENTS):
             numbers = source.read(spec.name, start, stop)

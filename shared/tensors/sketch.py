@@ -1,12 +1,12 @@
-"""Sketches of updates: a few hundred numbers that keep the angle between two updates, by which an
-audit is compared.
+"""Sketches of updates: a few hundred numbers that preserve the angle between two updates, to
+compare an audit.
 
-    found = drawn(schema, secret, most)   which elements, and with which signs
+    found = drawn(schema, secret, most)   elements, and their signs
     sketch(update, found)                 (D,) float32: sums of M elements, each with a random sign
 
-The elements are short stretches of the parameters, drawn by a secret, so that nobody knows which
-ones a made-up answer would have to get right. The cosine of two updates that are d = 1 - cos apart
-is off by about 2 d / sqrt(D), an eighth of d.
+The elements are short stretches of the parameters, drawn by a secret, so that a cheater does not
+know which ones count. For two updates with the cosine 1 - d, the sketches' cosine is off by about 2
+d / sqrt(D), an eighth of d.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 NUMBERS = 256  # D
-STRETCH = 128  # elements that are read at once
-AUDIT_STRETCHES = 128  # stretches for the sums of an audit, which sparse updates fill as well
+STRETCH = 128  # elements that are read together
+AUDIT_STRETCHES = 128  # stretches for the sums of an audit; enough for sparse updates
 BYTES = 4 * NUMBERS
 
 
 class Slices(Protocol):
-    """A tensor file, read slice by slice."""
+    """Tensor file that is read slice by slice."""
 
     def read(self, name: str, start: int, stop: int) -> Floats:
         """Return elements [start, stop) of the flattened tensor `name`."""
@@ -46,7 +46,7 @@ class Places:
 
 
 def drawn(schema: Schema, secret: bytes, most: int) -> Places:
-    """Draw the places of sketches, at most `most`: the same for a secret on every machine."""
+    """Draw at most `most` places of sketches; a secret gives the same ones on every machine."""
     parameters = [spec for spec in schema if spec.role == "parameter" and spec.count]
     blocks = np.array([-(-spec.count // STRETCH) for spec in parameters], np.int64)
     ends = np.cumsum(blocks)
@@ -66,7 +66,7 @@ def drawn(schema: Schema, secret: bytes, most: int) -> Places:
 
 
 def sketch(update: Slices, where: Places) -> Floats:
-    """Return the sketch of an update or of a version, (D,) float32."""
+    """Return the sketch of an update or a version, (D,) float32."""
     parts = [update.read(name, start, stop) for name, start, stop in where.stretches]
     values = np.concatenate(parts) if parts else np.zeros(0, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -75,7 +75,7 @@ def sketch(update: Slices, where: Places) -> Floats:
 
 
 def sums(update: Slices, schema: Schema, seed: int) -> Floats:
-    """Return the sums of an update by which an audit compares it, (D,) float32."""
+    """Return the sums of an update that an audit compares, (D,) float32."""
     return sketch(update, drawn(schema, seed.to_bytes(8, "big"), AUDIT_STRETCHES))
 
 

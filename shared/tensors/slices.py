@@ -34,7 +34,7 @@ class ArrayReader:
         self._last: tuple[str, Array] | None = None
 
     def read(self, name: str, start: int, stop: int) -> Array:
-        """Return elements [start, stop) of the flat tensor; a view where no conversion is
+        """Return elements [start, stop) of the flat tensor, as a view if no conversion is
         needed.
         """
         last = self._last  # read once: several threads may share a reader
@@ -62,7 +62,7 @@ class ArrayReader:
 
 
 def to_float32(array: Array, dtype: str) -> F32:
-    """Return a tensor's numbers as float32; BF16 comes as uint16 out of a frame, or as float32."""
+    """Return a tensor's numbers as float32; a frame's BF16 is uint16, others' may be float32."""
     if dtype == "BF16" and array.dtype == np.uint16:
         return float_from_bf16(array)
     return array.astype(np.float32, copy=False)
@@ -91,7 +91,7 @@ def float_from_bf16(bits: U16, room: F32 | None = None) -> F32:
 
 
 def aligned(*shape: int, dtype: npt.DTypeLike = np.float32) -> Array:
-    """Return an empty array that begins on a cache line; numpy's own may cost half the speed."""
+    """Return an empty array that begins on a cache line; numpy's own may halve the speed."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
     raw = np.empty(size + LINE, np.uint8)

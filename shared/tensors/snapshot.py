@@ -1,14 +1,14 @@
 """Snapshot: packed weights whose parameters are bfloat16 numbers.
 
-Half the bytes, shuffled and compressed, and exact.
+The file has half the bytes, shuffled and compressed, without loss.
 
     magic | length, compressed schema | for each tensor in the order of the schema, for each chunk
     of its grid, for each rank of its bytes: length, compressed bytes of that rank
 
-Each rank has statistics of its own: together in one block they take 1.6 bytes a parameter in
-tensors of 10,000, apart 1.4. Lengths are 32-bit little-endian. Buffers and counters are packed as
-they are stored. The schema inside lets a receiver unpack without any other file; it is held against
-the hash that the signed manifest gives.
+Each rank is compressed separately: 1.4 bytes a parameter in tensors of 10,000, in one block 1.6.
+Lengths are 32-bit little-endian. Buffers and counters are packed as they are stored. With the
+schema inside, a receiver needs no other file; it checks the schema by the hash in the signed
+manifest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WHAT = "a snapshot"
 
 
 def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> Written:
-    """Pack weights (arrays, or a `Frame`). Raises InvalidFrame for no bfloat16, OSError."""
+    """Pack weights (arrays, or a `Frame`). Raises InvalidFrame if one is no bfloat16, OSError."""
     sha256, size = hashlib.sha256(), 0
     with path.open("xb") as file:
 

@@ -1,10 +1,11 @@
 """Top-k: of each 4,096 elements the largest are sent, with their positions.
 
-After SparseLoCo, an upload sends 64 of 4,096 in two bits, with error feedback, without which most of
-it is lost. A link of the downlink sends 256 of 4,096 in eight bits: as many as four uploads name.
+As in SparseLoCo, an upload sends 64 of 4,096 in two bits, with error feedback, without which most
+of the update is lost. A link of the downlink sends 256 of 4,096 in eight bits: as many as four
+uploads.
 
-Positions are written after Elias and Fano: of each its lowest four bits, and the others as the
-number of zeros before its one in a row of bits. That is 9 bits a position of an upload, 6 of a
+Positions use the Elias-Fano code: the lowest four bits of each are stored, and the upper ones as
+the number of zeros before its one in a row of bits. That is 9 bits a position of an upload, 6 of a
 link.
 """
 
@@ -30,7 +31,7 @@ from shared.tensors.spec import TensorSpec, grid
 
 INDEX = "#index"
 CHUNK = 4096
-PART = 16  # elements between which the lowest four bits of a position choose
+PART = 16  # elements that the lowest four bits of a position distinguish
 _LIMIT = 127
 _MOST = 3.38e38  # largest magnitude that rounds to a finite bfloat16
 
@@ -86,13 +87,13 @@ class TopK(Decoded):
         return numbers[start - begin : stop - begin]
 
     def _kept(self, count: int) -> int:
-        """Return how many of the first `count` elements are sent; for a short last chunk the number
-        is rounded up.
+        """Return how many of the first `count` elements are sent, rounded up for a short last
+        chunk.
         """
         return count // CHUNK * self.keep + -(-(count % CHUNK) * self.keep // CHUNK)
 
     def _index_bytes(self, count: int) -> int:
-        """Return how many bytes the positions of the first `count` elements take."""
+        """Return the bytes of the positions of the first `count` elements."""
         whole, rest = divmod(count, CHUNK)
         return whole * sum(_sizes(self.keep, CHUNK)) + sum(_sizes(self._kept(rest), rest))
 
@@ -110,8 +111,8 @@ def _eight_bits(values: F32) -> tuple[Array, U16]:
 
 
 def _two_bits(values: F32) -> tuple[U8, U16]:
-    """Return signs and sizes, four a byte, and the mean magnitude of the smaller and of the larger
-    ones of each row; those above the mean of all are the larger ones.
+    """Return signs and sizes, four a byte, and each row's two mean magnitudes, of the smaller and
+    the larger elements; the larger ones are above the mean of all.
     """
     sizes = np.abs(values, dtype=np.float64)
     larger = sizes > sizes.mean(axis=1, keepdims=True)
@@ -141,12 +142,12 @@ def _values(codes: Array, kept: slice, scales: F32) -> F32:
 
 
 def _sizes(kept: int, width: int) -> tuple[int, int]:
-    """Return how many bytes the row of bits and the lowest bits of so many positions take."""
+    """Return the bytes of the row of bits, and of the lowest bits, for this many positions."""
     return -(-(kept + -(-width // PART)) // 8), -(-kept // 2)
 
 
 def _index(places: Array, width: int) -> U8:
-    """Return the positions in rows of `width`, written."""
+    """Return the encoded positions in rows of `width`."""
     count, kept = places.shape
     bits = np.zeros((count, 8 * _sizes(kept, width)[0]), np.uint8)
     np.put_along_axis(bits, places // PART + np.arange(kept), 1, axis=1)
@@ -157,7 +158,7 @@ def _index(places: Array, width: int) -> U8:
 
 
 def _places(index: Array, kept: int, width: int) -> Array:
-    """Return the positions that were written. Raises InvalidFrame."""
+    """Return the positions from their code. Raises InvalidFrame."""
     edge, _ = _sizes(kept, width)
     bits, packed = np.unpackbits(index[:, :edge], axis=1), index[:, edge:]
     if (bits.sum(axis=1) == kept).all():

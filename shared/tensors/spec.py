@@ -1,6 +1,6 @@
 """Schema of a set of tensors: names, shapes, dtypes and roles, in canonical order.
 
-A schema is known before any tensor arrives, and whatever arrives is held against it. This module
+The schema is known before any tensor arrives, and every tensor is checked against it. This module
 imports neither numpy nor torch, so wire messages and command line modules may import it.
 """
 
@@ -25,17 +25,15 @@ INTEGERS = frozenset({"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I6
 NAME_CHARS_MAX = 256
 RANK_MAX = 8
 TENSOR_BYTES_MAX = 1 << 44  # 16 TiB: far above any model, far below where offsets stop being exact
-CHUNK_ELEMENTS = 1 << 22  # the fixed grid of all streaming work: a multiple of every block size
-WALK_ELEMENTS = 1 << 17  # a finer grid, for results that do not depend on it: 2 MiB a thread
+CHUNK_ELEMENTS = 1 << 22  # fixed grid of all streaming work: a multiple of every block size
+WALK_ELEMENTS = 1 << 17  # finer grid for results that do not depend on it: 2 MiB a thread
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
-    """One tensor: `dtype` in safetensors' spelling.
+    """One tensor; `dtype` is safetensors' name of the type.
 
-    Raises InvalidFrame for what no file could hold.
-
-    Parameters are trained, buffers (batch-norm statistics) and counters (steps seen) are carried
-    along.
+    Parameters are trained; buffers (batch-norm statistics) and counters (steps seen) only accompany
+    them. Raises InvalidFrame for a tensor that no file could hold.
     """
 
     name: str

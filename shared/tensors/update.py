@@ -16,7 +16,7 @@ from shared.tensors.quantize import Codec, DecodedUpdate, residual_schema
 from shared.tensors.slices import Array, ArrayReader, SliceReader
 from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
 
-VARIANCE = "running_var"  # PyTorch's name for it
+VARIANCE = "running_var"  # PyTorch's name of a running variance
 
 
 class Delta(Mapping[str, Array]):
@@ -35,7 +35,7 @@ class Delta(Mapping[str, Array]):
         local = self._local.read(name, start, stop)
         if self._specs[name].role != "parameter":
             return local
-        with np.errstate(over="ignore", invalid="ignore"):  # the encoder looks for NaN and infinity
+        with np.errstate(over="ignore", invalid="ignore"):  # the encoder finds NaN and infinity
             difference: Array = self._base.read(name, start, stop) - local
         return difference
 
@@ -51,8 +51,8 @@ class Delta(Mapping[str, Array]):
 
 
 class CodecInput:
-    """Update before its codec: the written update plus the residual left behind, less the residual
-    that was added before, times its `decay`. Exact but for rounding, however little was written.
+    """Update before its codec: the written update, plus the residual it left, minus `decay` times
+    the residual added before. Exact except for rounding, however little was written.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
     norm: float  # L2 norm over all parameters
     norms: dict[str, float]  # L2 norm of each parameter and buffer
     finite: bool
-    negative: str = ""  # names a variance that is below zero somewhere
+    negative: str = ""  # name of a variance with a value below zero
 
     @property
     def empty(self) -> bool:
@@ -136,8 +136,8 @@ def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
 
 
 def _negative(update: DecodedUpdate, floats: Sequence[TensorSpec]) -> str:
-    """Return the name of the first running variance with a negative value, whose root would
-    be NaN.
+    """Return the name of the first running variance with a negative value, whose root would be
+    NaN.
     """
     for spec in floats:
         if spec.role == "buffer" and spec.name.endswith(VARIANCE):

@@ -1,11 +1,11 @@
-"""File that is written, hashed and, where it must survive a power cut, synced on the way.
+"""File that is written, hashed and, if it must survive a power cut, synced in parallel.
 
     fill a buffer ──> a thread writes and hashes it, while others are filled
                                      └──> every few MiB another thread syncs what is there
 
-Computing, hashing and syncing take about as long each; one after the other they were most of the
-time of a merge. A file that is not synced is made without threads: those are a volunteer's, whose
-other cores are not ours.
+Computing, hashing and syncing take about as long each; in sequence they took most of the time of a
+merge. Unsynced files are written without threads: they are a volunteer's, whose other cores belong
+to its owner.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SYNC_BYTES = 8 << 20  # growth after which a file is synced again
 
 
 class Syncing:
-    """Syncs a growing file now and then, for a short last sync; one thread at a time."""
+    """Syncs a growing file regularly, so that the last sync is short; one thread at a time."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -38,7 +38,7 @@ class Syncing:
     def grew(self, count: int) -> None:
         """Count `count` bytes as written; start a sync when enough have gathered.
 
-        Raises OSError when an earlier sync failed: what it was to bring there may be lost.
+        Raises OSError when an earlier sync failed, because its bytes may be lost.
         """
         self._grown += count
         if self._grown >= SYNC_BYTES and (self._running is None or self._running.done()):
@@ -47,7 +47,7 @@ class Syncing:
             self._running = self._thread.submit(os.fsync, self._descriptor)
 
     def end(self) -> None:
-        """Wait for the running sync, before the file is closed. Raises OSError as `grew`."""
+        """Wait for the running sync, before the file is closed. Raises OSError like `grew`."""
         self.abort()
         self._settle()
 
@@ -66,7 +66,7 @@ class Sink:
 
     def __init__(self, path: Path, size: int, *, sync: bool) -> None:
         """Open a new file of about `size` bytes."""
-        self.size = 0  # bytes that were given so far
+        self.size = 0  # bytes so far
         self._file = path.open("xb", buffering=0)
         self._hash = hashlib.sha256()
         self._sync = sync
@@ -83,8 +83,8 @@ class Sink:
         self._waiting: deque[Future[None]] = deque()
 
     def room(self, count: int) -> memoryview:
-        """Return the next `count` bytes of the file, at most a piece: fill them before the sink's
-        next call.
+        """Return the next `count` bytes of the file, at most a piece, to be filled before the next
+        call.
 
         Raises OSError.
         """
@@ -103,7 +103,7 @@ class Sink:
             data = data[len(part) :]
 
     def close(self) -> str:
-        """Finish the file; return its SHA-256. Raises OSError; then, or instead, `abort`."""
+        """Finish the file; return its SHA-256. Raises OSError; then, or instead, call `abort`."""
         self._pass_on()
         while self._waiting:
             self._waiting.popleft().result()
@@ -129,7 +129,7 @@ class Sink:
             return
         self._waiting.append(self._thread.submit(self._put, piece))
         self._buffers.rotate(-1)
-        if len(self._waiting) == len(self._buffers):  # the next one is still in use
+        if len(self._waiting) == len(self._buffers):  # the next buffer is still in use
             self._waiting.popleft().result()
 
     def _put(self, piece: memoryview) -> None:

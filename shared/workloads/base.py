@@ -1,10 +1,10 @@
 """Interface of a workload: model + data + local work + evaluation + sample output.
 
-A workload is an installed package, found through the entry points `volunteer.workloads` and enabled
-by the owner of the machine. The coordinator and the volunteer know nothing of a workload but this
-file; adding one needs no change elsewhere.
+A workload is an installed package, found through the entry point group `volunteer.workloads` and
+enabled by the owner of the machine. The coordinator and the volunteer use a workload only through
+this file; adding one needs no change elsewhere.
 
-Tensors cross this interface as a flat map `name -> torch.Tensor` on the CPU, float32 parameters, in
+Tensors pass this interface as a flat map `name -> torch.Tensor` on the CPU, float32 parameters, in
 the order of the schema. This module loads without torch.
 """
 
@@ -48,7 +48,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 TaskKind = Literal["train", "selfplay", "learn", "evaluate"]
 UpdateKind = Literal["delta", "gradient", "games", "evaluation"]
-Config: TypeAlias = Mapping[str, Any]  # a `[model]` table with every default
+Config: TypeAlias = Mapping[str, Any]  # a `[model]` table with all defaults filled in
 Weights: TypeAlias = "Mapping[str, torch.Tensor]"  # tensors by name
 
 StepsOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
@@ -57,7 +57,7 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The `[train]` table of a run file: the inner optimiser, the same on every worker."""
+    """Table `[train]` of a run file: the inner optimiser, the same on every worker."""
 
     optimizer: Literal["adamw", "muon", "sgd"] = "adamw"
     lr: Annotated[float, Meta(gt=0, le=1e6)] = 3e-4
@@ -66,7 +66,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     warmup_steps: StepsOrOff | None = None  # global steps; None = a tenth of the run's steps
     # global steps of the cosine; 0 = all steps of the run ([stop])
     decay_steps: StepsOrOff = 0
-    # local steps of re-warm-up when the inner state was reset
+    # local steps of warm-up after the inner state was reset
     rewarm_steps: StepsOrOff = 0
     beta1: Decay = 0.9
     beta2: Decay = 0.95
@@ -87,10 +87,10 @@ class ChunkRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Manifest of a dataset. `heldout` is emptied before a manifest leaves the coordinator."""
+    """Manifest of a dataset; `heldout` is emptied before it leaves the coordinator."""
 
     name: str
-    kind: str  # "tokens", "images": which workloads can read it
+    kind: str  # "tokens" or "images": decides which workloads can read it
     licence: str
     source: str
     chunks: tuple[ChunkRef, ...]
@@ -100,12 +100,12 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Data(Protocol):
-    """Part of a dataset on this machine, by hash."""
+    """Local files of a dataset, by hash."""
 
     manifest: DatasetManifest
 
     def chunk(self, index: int) -> Path:
-        """Return the file of chunk `index` (in an evaluation of the held-out part). Raises
+        """Return the file of chunk `index` (of the held-out part in an evaluation). Raises
         NotFound.
         """
 
@@ -114,7 +114,7 @@ class Data(Protocol):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete description of a task for a worker, without tensors: stored and resumed."""
+    """Complete description of a task for a worker, without tensors; stored for resuming."""
 
     run: str
     workload: str
@@ -128,29 +128,29 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     steps: int  # optimiser steps; the server pays for these
     batch_size: int
-    global_step: int  # of the base version: the learning rate follows it
-    total_steps: int  # global steps the run will make, for the cosine; 0 = unknown
-    reset_inner: bool  # start the inner optimiser afresh
+    global_step: int  # of the base version; sets the learning rate
+    total_steps: int  # global steps of the whole run, for the cosine; 0 = unknown
+    reset_inner: bool  # start with a new inner optimiser state
     prompt: str = ""
     options: dict[str, Any] = {}  # the workload's own `[task]` keys, e.g. games, simulations
-    base_version: int = 0  # filled in when work begins, like the hash of its published weights
+    base_version: int = 0  # set when work begins, like the hash of its published weights
     base_sha256: str = ""
-    # Where its worker halved its portions (see `Result`), for a task that is done again.
+    # Turns at which the worker halved its portions (see `Result`), for a recompute.
     halved: Annotated[tuple[int, ...], Meta(max_length=HALVINGS_MAX)] = ()
 
 
 def seed_from(seed: int, first: int) -> int:
-    """Return the seed of a job's part that begins with step `first`."""
+    """Return the seed for the part of a job that begins with step `first`."""
     return (seed + first * 0x9E3779B97F4A7C15) & ((1 << 63) - 1) if first else seed
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of the local work after one micro-batch."""
 
-    step: int  # optimiser steps that are done
+    step: int  # finished optimiser steps
     steps: int
-    samples: int  # samples that are done, in total
-    # mean over the last optimiser step, nats; None in the middle of a step
+    samples: int  # finished samples, in total
+    # Mean over the last optimiser step, nats; None within a step.
     loss: float | None = None
     metrics: dict[str, float] = {}  # e.g. loss_g, loss_d
     preview: str = ""  # text for people to look at, such as a sample or a board
@@ -165,9 +165,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     loss_first: float
     loss_last: float  # mean of the last tenth of the steps
     metrics: dict[str, float] = {}
-    games: bytes = b""  # file of self-play or of a match, which the workload's own checks read
-    # Turns that were done each time that portions were halved for lack of memory; kept where the
-    # result depends on how a batch is cut (batch norm). `Job.halved` repeats it.
+    games: bytes = b""  # file of self-play or of a match, read only by the workload's own checks
+    # Numbers of turns done at each halving of portions for lack of memory; recorded if the result
+    # depends
+    # on the division of a batch (batch norm). `Job.halved` repeats it.
     halved: tuple[int, ...] = ()
 
 
@@ -181,16 +182,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(Protocol):
-    """Task in progress on one device.
-
-    Driven by the trainer thread, one micro-batch at a time.
+    """Task in progress on one device; the trainer thread advances it by one micro-batch at a
+    time.
     """
 
     def advance(self) -> Progress:
         """Do one micro-batch (about half a second at most, or see `Listening`); return the
         progress.
 
-        Raises MemoryError-like torch errors.
+        Raises torch's errors of exhausted memory.
         """
 
     @property
@@ -206,16 +206,18 @@ class Work(Protocol):
         """Undo `suspend`."""
 
     def halve(self) -> int:
-        """Halve the micro-batch after out-of-memory and accumulate (same batch, same samples); a
-        single sample is computed with less memory, where that is possible. Returns the new
-        micro-batch; raises MemoryError when it cannot be smaller. The step in progress starts over.
+        """Halve the micro-batch after out-of-memory and accumulate gradients (same batch, same
+        samples); for a single sample, use less memory if possible. Return the new micro-batch;
+        raise MemoryError when it cannot be smaller. The running step starts over.
         """
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the inner optimiser state (CPU), kept per (run, worker) when the run says so."""
+        """Return the inner optimiser state (CPU), which the run may keep per (run, worker)."""
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Return the state that survives a restart: weights, optimiser, counters; between steps."""
+        """Return the state that survives a restart: weights, optimiser, counters. Only between
+        steps.
+        """
 
     def restore(self, snapshot: Weights) -> None: ...
 
@@ -223,7 +225,7 @@ class Work(Protocol):
 class Reader(Protocol):
     """Version that reads texts and predicts their continuation."""
 
-    context: int  # tokens of prompt and answer together
+    context: int  # most tokens of prompt and answer together
     end: int | None  # token that ends a text
     vocabulary: int  # tokens that the model knows
 
@@ -233,14 +235,14 @@ class Reader(Protocol):
     def decode(self, tokens: Sequence[int]) -> str: ...
 
     def scores(self, tokens: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
-        """Return logits (len(places), V) after the tokens at some places, all read at once."""
+        """Return logits (len(places), V) after the tokens at these places, from one pass."""
 
 
 class Decoder(Reader, Protocol):
-    """Version that continues texts: many at once, each in a slot of its own.
+    """Version that continues many texts at once, each in a slot of its own.
 
-    Tokens at places 0, 1, ... of a slot are read in order; `logits` are float32 (V,) of the token
-    after the last one read. Slots are never cleared: who begins a slot anew starts at place 0.
+    Tokens at places 0, 1, ... of a slot are read in order; `logits` are float32 (V,) for the token
+    after the last one read. Slots are never cleared: a new text starts at place 0.
     """
 
     slots: int
@@ -249,13 +251,13 @@ class Decoder(Reader, Protocol):
         """Copy the first `count` tokens of another slot into a slot."""
 
     def prefill(self, slot: int, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
-        """Read a part of a prompt into a slot from place `start` on; return logits (V,)."""
+        """Read a part of a prompt into a slot, from place `start` on; return logits (V,)."""
 
     def prefill_many(
         self, slots: Sequence[int], prompts: Sequence[Sequence[int]]
     ) -> NDArray[np.float32]:
-        """Read whole prompts at once, each into a slot of its own (slots ascending) from place 0
-        on; return logits (len(slots), V). The time is as if all had the longest one's length.
+        """Read whole prompts at once, each into its own slot (slots ascending) from place 0 on;
+        return logits (len(slots), V). The time is as if all prompts had the longest one's length.
         """
 
     def decode_step(
@@ -268,13 +270,13 @@ class Traits(msgspec.Struct, frozen=True, kw_only=True):
     """Meaning of a workload's figures."""
 
     items: str = "tokens"  # unit of datasets, of progress and of [stop] tokens
-    measure: str = "held-out loss"  # name of "loss" of `evaluate`
+    measure: str = "held-out loss"  # name of "loss" in the result of `evaluate`
     unit: str = ""  # unit of the measure, e.g. "nats a token"
     loss_is_measured: bool = True  # local work reports the same quantity as "loss" of `evaluate`
 
 
 class DatasetWanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Dataset that an organiser wants a workload to build from files."""
+    """Request of an organiser to build a dataset from files."""
 
     name: str
     sources: tuple[Path, ...]  # files and folders on the machine that builds
@@ -288,17 +290,17 @@ class DatasetWanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Converted(NamedTuple):
-    """Version in a format of another library."""
+    """Version converted to the format of another library."""
 
     tensors: Weights  # tensors of a model.safetensors; empty: there is no such file
     files: Mapping[str, bytes]
-    code: Sequence[str]  # lines that load the model and use it, for the card
-    needs: str = ""  # pip's names of the packages of these lines; "": this program
-    dtype: str = ""  # type in which the tensors are written; "": their own
+    code: Sequence[str]  # example code that loads and uses the model, for the card
+    needs: str = ""  # pip's names of the packages of that code; "": this program
+    dtype: str = ""  # type of the written tensors; "": their own
 
 
 class FormatWanted(NamedTuple):
-    """Format of a library, and the parts of a dataset exported with the weights."""
+    """Requested format, and the parts of a dataset to export with the weights."""
 
     format: str
     tokenizer: bytes | None = None
@@ -310,15 +312,15 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Model that a run starts from."""
 
     name: str
-    licence: str  # licence of the model; "" = none is named
+    licence: str  # licence of the model; "" = unknown
     size: int  # bytes of the model's weights
-    paths: Mapping[str, str] = {}  # paths below the address of a model hub, by SHA-256
+    paths: Mapping[str, str] = {}  # paths on a model hub, below its address, by SHA-256
 
 
 class Workload(Protocol):
-    """Kind of training. All methods are pure or own their results; none touches the network.
+    """Kind of training. All methods are pure or own their results; none uses the network.
 
-    A workload is a subclass of this, so that what is added here later has a default.
+    A workload subclasses this class, so that later additions have defaults.
     """
 
     name: str
@@ -335,7 +337,7 @@ class Workload(Protocol):
         return bool(self.dataset_kinds) and self.experience is None
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Return this workload's values for keys that a run file lacks, under its `[plan]`."""
+        """Return this workload's defaults of the run file's tables, given its `[plan]`."""
         return {}
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
@@ -351,9 +353,9 @@ class Workload(Protocol):
     def dataset(
         self, wanted: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
     ) -> DatasetManifest:
-        """Build a dataset of this workload: each chunk, asset and held-out part through `put`,
-        which stores a blob and returns its SHA-256; skipped records are told to `skip`, in a
-        sentence with file and place. Raises InvalidRunFile.
+        """Build a dataset of this workload. `put` stores each blob (chunk, asset, held-out part)
+        and returns its SHA-256; `skip` gets a sentence with file and place for each skipped record.
+        Raises InvalidRunFile.
         """
         raise BadRequest(
             f"the workload {self.name} does not build datasets itself:"
@@ -367,7 +369,7 @@ class Workload(Protocol):
         """Return version 0, deterministic in the seed."""
 
     def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
-        """Return how many samples each training chunk gives under this config."""
+        """Return the number of samples of each training chunk under this config."""
         return [chunk.items for chunk in manifest.chunks]
 
     def items_per_sample(self, config: Config) -> int:
@@ -377,14 +379,14 @@ class Workload(Protocol):
         return 1
 
     def flops_per_sample(self, config: Config) -> float:
-        """Return the FLOPs forward and backward, for price and task sizing."""
+        """Return the FLOPs of forward and backward, for price and task size."""
 
     def fixed_bytes(self, config: Config) -> int:
-        """Return the bytes for frozen weights and a sample's activations."""
+        """Return the bytes of frozen weights and a sample's activations."""
         return 0
 
     def libraries(self, config: Config) -> Sequence[str]:
-        """Return the libraries, out of `optional`, that training needs under this config."""
+        """Return the libraries of `optional` that training needs under this config."""
         return ()
 
     def files(self, config: Config) -> Mapping[str, ChunkRef]:
@@ -394,8 +396,8 @@ class Workload(Protocol):
         return {}
 
     def origin(self, config: Config) -> Origin | None:
-        """Return the model that a run starts from, and another source of the `files`; None for a
-        run from random weights.
+        """Return the model that a run starts from, and another source of its `files`; None if it
+        starts from random weights.
         """
         return None
 
@@ -410,7 +412,9 @@ class Workload(Protocol):
     def begin(
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> Work:
-        """Start a task on `device` ("cpu", "cuda:0", "mps"); `inner`: carried optimiser state."""
+        """Start a task on `device` ("cpu", "cuda:0", "mps"), with a carried optimiser state
+        `inner`.
+        """
 
     def evaluate(
         self,
@@ -430,7 +434,7 @@ class Workload(Protocol):
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
     ) -> Decoder | None:
-        """Return a version that answers prompts; None without text."""
+        """Return a version that answers prompts; None if the workload has no text."""
         return None
 
     def export(self, config: Config, weights: Weights) -> dict[str, torch.Tensor]:
@@ -448,13 +452,13 @@ def _found() -> EntryPoints:
 
 @lru_cache(maxsize=8)
 def _read(path: tuple[str, ...]) -> EntryPoints:
-    """Return the installed entry points, read from the disk once for each `sys.path`."""
+    """Return the installed entry points, read once for each `sys.path`."""
     return entry_points(group=ENTRY_POINTS)
 
 
 @lru_cache(maxsize=8)
 def _lacking(path: tuple[str, ...]) -> dict[str, str]:
-    """Return the installed workloads that lack a needed extra."""
+    """Return the installed workloads with a missing extra."""
     return {
         each.name: extra
         for each in _read(path)
@@ -475,7 +479,7 @@ def _has_extra(package: Distribution | None, extra: str) -> bool:
 
 
 def installed() -> dict[str, str]:
-    """Return the complete workloads by name, and the source of each; nothing is imported."""
+    """Return the complete workloads by name, with the source of each, without importing them."""
     lacking = _lacking(tuple(sys.path))
     return {
         found.name: f"{found.module}:{found.attr}"
@@ -490,17 +494,19 @@ def libraries_here(workload: Workload) -> tuple[str, ...]:
 
 
 def is_here(library: str) -> bool:
-    """Return True if a library is installed on this machine; it is not imported."""
+    """Return True if a library is installed on this machine, without importing it."""
     return find_spec(library) is not None
 
 
 def missing_extra(name: str) -> str:
-    """Return the extra that a workload needs and that is not installed here; "" = none."""
+    """Return the missing extra of a workload; "" = none."""
     return _lacking(tuple(sys.path)).get(name, "")
 
 
 def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
-    """Return a workload. Raises NotFound, with no install command: code is the owner's choice."""
+    """Return a workload. Raises NotFound, without an install command: code is the owner's
+    choice.
+    """
     if enabled is not None and name not in enabled:
         said = Sentence(
             'the workload "{name}" is not enabled on this machine (setting `workloads`)', name=name

@@ -1,4 +1,4 @@
-"""Elo: scores of matches, and ratings of all versions that have met."""
+"""Elo: scores of matches, and ratings of all versions that have played."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class MatchScore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def points(self) -> float:
-        """Return the share of the points, where a draw is half a point."""
+        """Return the share of points; a draw is half a point."""
         return (self.wins + self.draws / 2) / max(1, self.games)
 
     @property
     def superiority(self) -> float:
-        """Return the likelihood that the first player is stronger, given the games that it won and
+        """Return the probability that the first player is stronger, given the games that it won and
         lost.
         """
         decided = self.wins + self.losses
@@ -37,7 +37,7 @@ class MatchScore(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Meeting(msgspec.Struct, frozen=True, kw_only=True):
-    """All games of one version against another, from the first one's side."""
+    """All games of one version against another, from the first one's view."""
 
     one: int
     other: int
@@ -57,11 +57,11 @@ _DOUBT = 600.0
 
 
 def ratings(meetings: Sequence[Meeting], anchor: int) -> dict[int, Rating]:
-    """Return maximum a posteriori Bradley-Terry ratings of all versions in the meetings, the
-    anchor's being 0.
+    """Return maximum a posteriori Bradley-Terry ratings of all versions in the meetings, with the
+    anchor at 0.
 
     A draw counts as half a win. The error is 1.96 deviations of the difference to the anchor, from
-    the curvature at the maximum; versions that no chain of games joins to the anchor are left out.
+    the curvature at the maximum. Versions without a chain of games to the anchor are left out.
     """
     numbers = sorted(_joined(meetings, anchor))
     index = {number: at for at, number in enumerate(numbers)}

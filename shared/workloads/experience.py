@@ -1,8 +1,9 @@
 """Interface of a workload that makes its own data: actors produce episodes, learners train on their
 samples, and the coordinator judges the episodes.
 
-An episode is what an actor begins and ends with one version (a game, the answers to a problem); a
-sample is what a learner draws (a position, an answer). This module loads without torch.
+An episode is one unit that an actor begins and ends with one version (a game, the answers to a
+problem); a sample is one unit that a learner draws (a position, an answer). This module loads
+without torch.
 """
 
 from __future__ import annotations
@@ -20,20 +21,20 @@ if TYPE_CHECKING:
     from shared.workloads.base import Job, TrainSettings
 
 
-# Time until an actor hears of a new version, by its next heartbeat.
+# Time until an actor learns of a new version, by its next heartbeat.
 NOTICE_S = 60.0
 
 
 @runtime_checkable
 class Actor(Protocol):
-    """Work that may continue on a newer version ."""
+    """Work that may continue on a newer version."""
 
     def swap(self, weights: Weights, version: int, sha256: str) -> None:
         """Switch to a newer version for episodes that start from now on."""
 
 
 class Pacing(msgspec.Struct, frozen=True, kw_only=True):
-    """Pacing of actors, learners and matches; counts are episodes unless they say otherwise."""
+    """Pacing of actors, learners and matches; counts are episodes unless another unit is named."""
 
     episodes: int  # episodes of one actor's task
     episode_flops: float  # estimated cost of making an episode
@@ -41,27 +42,27 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     chunk: int  # episodes sealed into one file
     window: int  # newest episodes from which learners draw
     window_min: int  # episodes before the first learn task
-    reuse: float  # times that a sample is learnt from
-    queue: int  # episodes that may wait for a learner; above it no more are handed out
-    lag: int  # versions that an episode may be behind when it begins
+    reuse: float  # times that a sample is used for learning
+    queue: int  # episodes that may wait for a learner; above it no actor gets a task
+    lag: int  # most versions that an episode's first version may be behind
     learners: int  # learn tasks that may run at once
     fresh: int = 0  # learners draw from chunks sealed within this many versions; 0 = any
     unit: str = "game"  # word for an episode
-    samples: int = 0  # samples of an episode that teaches; 0 = any number, and all episodes teach
+    samples: int = 0  # samples of an episode; 0 = any number, and all episodes teach
     warm_steps: int = 0  # global steps that learners make from examples, before any episode
     match_games: int = 0  # games of one match
     match_every: int = 0  # versions from one match to the next; 0 = none
 
 
 def warm_start(train: TrainSettings, steps: int) -> int:
-    """Return the steps of the warm start, as many as asked: none where the model begins with
-    weights, as a fork does, for it was taught before.
+    """Return the steps of the warm start; none if the model begins with weights, as a fork does,
+    since those were trained before.
     """
     return 0 if train.init_from else steps
 
 
 class KnownVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A version that an episode may come from."""
+    """Version that an episode may come from."""
 
     number: int
     sha256: str  # SHA-256 of its published weights
@@ -76,20 +77,20 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes = b""
     episodes: int = 0
     samples: int = 0
-    # evaluations by the network that the episodes took, by which they are priced
+    # evaluations by the network that the episodes took, which set their price
     evaluations: int = 0
-    refused: int = 0  # episodes that are not what they claim
-    stale: int = 0  # episodes that began with a version too old
-    complaint: str = ""  # sentence on the first refused episode
-    read: int = 0  # parts of sound episodes that were computed again, where some may differ
-    faults: int = 0  # those parts that differed
+    refused: int = 0  # invalid episodes
+    stale: int = 0  # episodes that began with a too old version
+    complaint: str = ""  # sentence about the first refused episode
+    read: int = 0  # parts of valid episodes that were recomputed, if some may differ
+    faults: int = 0  # recomputed parts that differed
     wins: int = 0  # wins of the measured version in a match
     draws: int = 0
     losses: int = 0
 
 
 class Sealed(msgspec.Struct, frozen=True, kw_only=True):
-    """Many files of episodes as one chunk."""
+    """Many files of episodes, joined to one chunk."""
 
     data: bytes
     samples: int
@@ -119,21 +120,23 @@ class Experience(Protocol):
         """
 
     def refuted(self, faults: int, read: int) -> bool:
-        """Return True if so many faults, over the draws of an account, are no honest machine's."""
+        """Return True if no honest machine has so many faults in `read` parts over an account's
+        draws.
+        """
         return False
 
     def seal(self, files: Sequence[bytes]) -> Sealed:
-        """Return one chunk for learners from the good episodes of several files."""
+        """Return one chunk for learners from the valid episodes of several files."""
 
 
 def behind(
     begun: Sequence[tuple[int, float]], known: Sequence[KnownVersion], lag: int
 ) -> dict[int, str]:
-    """Return the fault, by place, of the episodes that began with a version more than `lag`
-    behind the newest known to their maker; `begun` has each one's version and start.
+    """Return the fault, by place, of each episode that began with a version more than `lag` behind
+    the newest that its maker knew; `begun` has each one's version and start.
 
-    Judged by when an episode began and never by when it was handed in: a slow machine's long game
-    is as welcome as any.
+    The start of an episode counts, not its submission, so that a slow machine's long game is not
+    refused.
     """
     known = sorted(known, key=lambda version: version.since_s)
     published = [version.since_s for version in known]

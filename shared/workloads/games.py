@@ -15,12 +15,12 @@ from shared.workloads.experience import Experience
 
 
 class Encounter(msgspec.Struct, frozen=True, kw_only=True):
-    """Match played here for people to watch; no credits are paid for it."""
+    """Match played by the coordinator for display; no credits are paid for it."""
 
     wins: int  # games won by the first of the two
     draws: int
     losses: int
-    game: str  # the first game as text; the first version has the first stones
+    game: str  # first game as text; the first version has the first stones
 
 
 class MoveReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +35,10 @@ class BoardAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
     board: tuple[
         int, ...
-    ]  # row by row from above: 1 the first player's stones, -1 the second's, 0 nothing
+    ]  # row by row from above: 1 the first player's stones, -1 the second's, 0 empty
     over: bool
     winner: int = 0  # 1, -1, or 0 for nobody
-    row: tuple[int, ...] = ()  # cells that won
+    row: tuple[int, ...] = ()  # winning cells
 
 
 LEVELS = ("easy", "middle", "hard")
@@ -48,7 +48,7 @@ class Opponent(Protocol):
     """Version that people play against."""
 
     def look(self, moves: Sequence[int]) -> BoardAnalysis:
-        """Return the position after `moves`; costs nothing. Raises BadRequest for an illegal
+        """Return the position after `moves`, without a search. Raises BadRequest for an illegal
         move.
         """
 
@@ -63,7 +63,7 @@ COLUMNS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def cell_name(cell: int, size: int) -> str:
-    """Return a cell of a square board by column letter and row number from below: h8."""
+    """Return a cell of a square board as column letter and row number from below: h8."""
     row, column = divmod(cell, size)
     return f"{COLUMNS[column]}{size - row}"
 
@@ -81,7 +81,7 @@ class Games(Experience, Protocol):
         weights: tuple[Weights, Weights],
         games: int,
     ) -> Encounter:
-        """Play a match of two versions, under the rules of the run's matches. Runs torch."""
+        """Play a match of two versions under the run's rules of matches. Runs torch."""
 
     def rules(self, config: Config) -> tuple[int, int]:
         """Return the side of the board, and how many in a row win."""

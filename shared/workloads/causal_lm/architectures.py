@@ -1,8 +1,9 @@
-"""Architectures of the library transformers that a run may have: their checked settings, and the
-tensors of each, without importing it.
+"""Supported architectures of the library transformers: their checked settings, and the tensors of
+each, without importing the library.
 
-A coordinator works with names and shapes alone, so they are written out here; a test compares them
-with the library's own models. Settings and names are the library's, so that a version loads there.
+A coordinator works with names and shapes alone, so they are listed here; a test compares them with
+the library's own models. Settings and tensors have the library's names, so that it can load a
+version.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TABLE = "model.config"
 
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
 _SANDWICHED = ("gemma2", "gemma3_text")  # norms before and after each part of a block
-# Settings that only some architectures have, and architectures whose heads share the hidden size.
+# Settings of only some architectures, and architectures whose heads share the hidden size.
 OWN: Mapping[str, tuple[str, ...]] = {
     "attention_bias": ("llama", "qwen3", "granite", "smollm3", "olmo2", "gpt_neox", *_GEMMAS),
     "mlp_bias": ("llama", "granite", "smollm3"),
@@ -39,7 +40,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
     "no_rope_layers": ("smollm3",),
     "original_max_position_embeddings": ("phi3",),
 }
-# Settings for which None and the library's default differ.
+# Settings with a difference between None and the library's default.
 _UNSET = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 _SHARED_WIDTH = ("qwen2", "granite", "smollm3", "olmo2", "phi3")
 _NORMS: Mapping[str, tuple[str, ...]] = {
@@ -70,7 +71,7 @@ Attentions: TypeAlias = tuple[Literal["full_attention", "sliding_attention"], ..
 
 
 class Rope(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary positions: their base, and their stretching beyond the trained length."""
+    """Rotary positions: their base, and their scaling beyond the trained length."""
 
     rope_theta: float = 10_000.0
     rope_type: Literal["default", "linear", "llama3", "yarn", "longrope"] = "default"
@@ -166,7 +167,7 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def positions(self) -> int:
-        """Return how many tokens a window may have."""
+        """Return the most tokens of a window."""
         return min(self.max_position_embeddings, self.sliding_window or 1 << 24)
 
     @property
@@ -179,7 +180,7 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def norms_begin_at(self) -> float:
-        """Return the neutral weight of a norm: Gemma's is added to one."""
+        """Return the neutral weight of a norm; Gemma's is zero, since one is added."""
         return 0.0 if self.model_type in _GEMMAS else 1.0
 
     def shapes(self) -> Shapes:
@@ -254,7 +255,7 @@ class Gpt2Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def positions(self) -> int:
-        """Return how many tokens a window may have."""
+        """Return the most tokens of a window."""
         return self.n_positions
 
     norms_begin_at = 1.0
@@ -284,7 +285,7 @@ class Gpt2Shape(msgspec.Struct, frozen=True, kw_only=True):
             yield "lm_head.weight", (self.vocab_size, C)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the library's own settings, without dropout: tasks must be repeatable."""
+        """Return the library's own settings, without dropout, since tasks must be repeatable."""
         found = msgspec.structs.asdict(self)
         del found["model_type"]
         none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
@@ -300,7 +301,7 @@ class NeoxShape(msgspec.Struct, frozen=True, kw_only=True):
     intermediate_size: InnerWidth
     num_hidden_layers: Count
     num_attention_heads: Heads
-    num_key_value_heads: int = 0  # 0 = as many as there are heads
+    num_key_value_heads: int = 0  # 0 = as many as heads
     head_dim: int = 0
     max_position_embeddings: Positions = 2048
     hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"
@@ -321,7 +322,7 @@ class NeoxShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def positions(self) -> int:
-        """Return how many tokens a window may have."""
+        """Return the most tokens of a window."""
         return self.max_position_embeddings
 
     @property
@@ -362,7 +363,7 @@ KINDS: Mapping[str, type[LlamaShape] | type[NeoxShape] | type[Gpt2Shape]] = {
     "gpt_neox": NeoxShape,
     "gpt2": Gpt2Shape,
 }
-CLASSES = {  # of transformers: settings and model
+CLASSES = {  # transformers' classes of settings and model
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "mistral": ("MistralConfig", "MistralForCausalLM"),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"),
@@ -421,7 +422,7 @@ def count(shape: Shape) -> int:
 
 
 def written(shape: Shape) -> dict[str, Any]:
-    """Return the settings in stored form, with every default written out."""
+    """Return the settings in stored form, with every default filled in."""
     found = msgspec.structs.asdict(shape)
     if not isinstance(shape, Gpt2Shape):
         found["rope_parameters"] = msgspec.structs.asdict(shape.rope_parameters)
@@ -439,7 +440,7 @@ def _rope_arguments(rope: Rope) -> dict[str, Any]:
 
 
 def _filled(raw: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the settings that follow from others, as the library does."""
+    """Fill in the settings that follow from others, like the library."""
     heads, width = raw.get("num_attention_heads"), raw.get("hidden_size")
     if raw["model_type"] != "gpt2" and isinstance(heads, int):
         if raw.get("num_key_value_heads") is None:
@@ -463,7 +464,7 @@ def _linear(name: str, shape: tuple[int, int], *, bias: bool) -> Shapes:
 
 
 def _conv(name: str, shape: tuple[int, int]) -> Shapes:
-    """Return a matrix stored as inputs x outputs, as GPT-2 has them."""
+    """Return a matrix stored as inputs x outputs, as in GPT-2."""
     yield f"{name}.weight", shape
     yield f"{name}.bias", shape[1:]
 

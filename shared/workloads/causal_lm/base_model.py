@@ -29,14 +29,14 @@ _RESIDUAL = (
     "c_proj.weight",
     ".dense.weight",
 )  # scaled down with depth
-BASE_SEED = 0  # seed of a frozen model that no file provides
+BASE_SEED = 0  # seed of a frozen model without files
 
 
 def frozen_of(config: CausalConfig, data: Data | None) -> Weights | None:
-    """Return the frozen weights of a run's model from a worker's data; None where every weight is
+    """Return the frozen weights of a run's model from a worker's data; None if all weights are
     trained.
 
-    Raises NotFound where they are not here.
+    Raises NotFound if the files are missing.
     """
     if not config.frozen:
         return None
@@ -47,7 +47,9 @@ def frozen_of(config: CausalConfig, data: Data | None) -> Weights | None:
 
 
 def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Weights:
-    """Return frozen weights of a run's model from its files; empty if every weight is trained."""
+    """Return the frozen weights of a run's model from its files; empty if all weights are
+    trained.
+    """
     if not config.frozen:
         return {}
     if not config.files:
@@ -56,7 +58,9 @@ def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Weights:
 
 
 def from_folder(config: CausalConfig) -> dict[str, Tensor]:
-    """Return the weights of the folder that a run was created from, unchanged since."""
+    """Return the weights of the folder that the run was created from. Raises InvalidRunFile if
+    changed.
+    """
     folder = folder_of(config)
     if read_folder(folder)[1] != config.files:
         raise InvalidRunFile(
@@ -90,8 +94,8 @@ def _loaded(config: CausalConfig, paths: Iterable[Path]) -> dict[str, Tensor]:
 
 
 def initial(config: CausalConfig, seed: int) -> dict[str, torch.Tensor]:
-    """Return version 0. Of adapters, A is normal with deviation 1 / sqrt(3 inputs), as in peft, and
-    B zero. A head that no file provides is as random as a new model's.
+    """Return version 0. Adapters have A normal with deviation 1 / sqrt(3 inputs), as in peft, and B
+    zero. A head without a file is as random as a new model's.
     """
     import torch
 

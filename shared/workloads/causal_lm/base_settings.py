@@ -1,4 +1,4 @@
-"""Settings of the base model: training does not read them, an export restores them."""
+"""Settings of the base model that training ignores and an export restores."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class BaseSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 def read_base_settings(folder: Path, settings: Mapping[str, Any]) -> BaseSettings:
-    """Return the settings in a model's folder; `settings` are those of its config.json.
+    """Return the settings in a model's folder; `settings` are from its config.json.
 
-    Raises InvalidRunFile for a value that the library would not take.
+    Raises InvalidRunFile for a value that the library would refuse.
     """
     tokens, generation = _table(folder / TOKENS), _table(folder / GENERATION)
     generation.setdefault("eos_token_id", settings.get("eos_token_id"))

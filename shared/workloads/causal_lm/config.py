@@ -1,6 +1,6 @@
 """Table `[model]` of a run of language models: an architecture, and its trained part.
 
-No torch and no transformers here: a command line may ask.
+This module imports neither torch nor transformers, so a command line may use it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _BYTES: Mapping[BasePrecision, float] = {  # bytes a number, with its part of a 
     "int8": 1.0 + 4 / 64,
     "nf4": 0.5 + 4 / 64,
 }
-_CONTEXT = 256  # tokens of a window, unless more are asked for or the model has fewer
+_CONTEXT = 256  # tokens of a window by default, if the model allows as many
 _RANK_MAX = 1024
 _FILE_BYTES_MAX = 1 << 40
 _LICENCE_CHARS_MAX = 100
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FIRST = {  # matrices adapted by default: every matrix of attention, as in the first LoRA
+_FIRST = {  # matrices adapted by default: all of attention, as in the first LoRA
     "gpt2": ("c_attn",),
     "gpt_neox": ("query_key_value", "dense"),
     "phi3": ("qkv_proj", "o_proj"),
@@ -94,7 +94,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def frozen(self) -> bool:
-        """Return True if weights of the model stay as they are."""
+        """Return True if some weights of the model are not trained."""
         return self.lora is not None or self.head
 
     @property
@@ -172,8 +172,8 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> CausalConfig:
-    """Return the config of a run on this dataset: vocabulary filled in, context checked against the
-    chunks. Raises InvalidRunFile.
+    """Return the config of a run on this dataset, with the vocabulary filled in and the context
+    checked against the chunks. Raises InvalidRunFile.
     """
     if raw.get("from") and not raw.get("files"):
         raw = _taken_up(raw, manifest)
@@ -201,7 +201,7 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> Caus
 
 
 def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
-    """Read the folder that a run file names, once, when its run is created."""
+    """Read the folder named by a run file, once, when its run is created."""
     check_keys(raw, _Table.__struct_encode_fields__, "[model]")
     if "config" in raw:
         raise InvalidRunFile("[model] has both config and from: give one of them")
@@ -232,7 +232,7 @@ def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[
 
 
 def _check_licence(raw: Mapping[str, Any], found: hub.Found) -> None:
-    """Refuse a model with another licence than the run file's."""
+    """Refuse a model whose licence differs from the run file's."""
     told = raw.get("licence")
     if told and told != found.licence:
         raise InvalidRunFile(
@@ -249,7 +249,7 @@ def folder_of(config: CausalConfig) -> Path:
 
 
 def origin(config: CausalConfig) -> Origin | None:
-    """Return the base model of a run; of a folder only its name, since its path is private."""
+    """Return the base model of a run; for a folder only its name, since its path is private."""
     if not config.source:
         return None
     total = sum(file.size for file in config.files.values())
@@ -275,7 +275,7 @@ def _check_files(files: Mapping[str, ChunkRef]) -> None:
 def learnt_share(manifest: DatasetManifest) -> float | None:
     """Return the learnt share of the tokens of a dataset of dialogues; None for plain text.
 
-    Raises InvalidRunFile for a share that no dataset has.
+    Raises InvalidRunFile for an impossible share.
     """
     if manifest.meta.get("dtype") != MARKED:
         return None
@@ -311,9 +311,10 @@ def adapted(config: CausalConfig) -> dict[str, tuple[int, int]]:
 
 
 def flops_per_sample(config: CausalConfig) -> float:
-    """Return the FLOPs of one window: 6 N T of the matrices, 4 N T where frozen (no gradient of
-    their own), 2 N T where only the head after them learns, and 12 L C T^2 of attention (4 without
-    a backward pass).
+    """Return the FLOPs of one window.
+
+    The matrices take 6 N T, frozen ones 4 N T (no gradient of their own), or 2 N T if only the head
+    learns. Attention takes 12 L C T^2, or 4 without a backward pass.
     """
     T, shape = config.context, config.shape
     inside = sum(a * b for name, (a, b) in _matrices(shape).items() if f"{name}.weight" != HEAD)
@@ -328,9 +329,11 @@ def flops_per_sample(config: CausalConfig) -> float:
 
 
 def fixed_bytes(config: CausalConfig) -> int:
-    """Return the memory besides the trained numbers': frozen weights, and for one window the inputs
-    of all blocks, and the inputs and outputs of one block's matrices, recomputed backwards, or
-    two and a half times the logits (their loss and gradient, a copy of bfloat16), if that is more.
+    """Return the memory besides the trained numbers' own.
+
+    It has the frozen weights and, for one window, the inputs of all blocks plus the larger of two
+    needs: one block's recomputed inputs and outputs of matrices, or two and a half times the logits
+    (loss, gradient, a bfloat16 copy).
     """
     shape, T = config.shape, config.context
     largest = max(_by_block(shape).values(), default=0)
@@ -348,7 +351,7 @@ def frozen_bytes(config: CausalConfig) -> int:
 
 
 def held_in_few(shape: Shape) -> dict[str, tuple[int, int]]:
-    """Return the blocks' matrices under `base_precision`, with their (outputs, inputs)."""
+    """Return the blocks' matrices stored in `base_precision`, with their (outputs, inputs)."""
     return {name: size for name, size in _matrices(shape).items() if f"{name}.weight" != HEAD}
 
 
@@ -358,7 +361,7 @@ def libraries(config: CausalConfig) -> tuple[str, ...]:
 
 
 def _by_block(shape: Shape) -> dict[str, int]:
-    """Return the numbers a token that the matrices of each block read and give."""
+    """Return for each block the numbers a token that its matrices read and give."""
     found: dict[str, int] = {}
     for name, (outputs, inputs) in held_in_few(shape).items():
         block = next(part for part in name.split(".") if part.isdigit())

@@ -1,4 +1,4 @@
-"""Dataset build for a language model: dialogues where the files hold any, else plain text."""
+"""Dataset build for a language model, from dialogues or from plain text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shared.workloads.data.tokenizer import Put
 
 
 def build(wanted: DatasetWanted, put: Put, skip: Callable[[str], None]) -> DatasetManifest:
-    """Build the dataset that the first record's form calls for; see `build_chat`, `build_text`.
+    """Build the kind of dataset that the first record shows; see `build_chat`, `build_text`.
 
     Raises InvalidRunFile, and BadRequest for dialogues without tokenizer or template.
     """

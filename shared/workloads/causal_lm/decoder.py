@@ -1,7 +1,7 @@
 """Language model that continues many texts at once, with the keys and values of each in a slot.
 
-The library's model runs as it is; it is given a cache that writes each token into the row of its
-slot, and a mask that shows each text its own past.
+The library's model runs unchanged, with a cache that writes each token into the row of its slot and
+a mask that shows each text only its own past.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from shared.workloads.generation.prompt_text import PromptText, padded
 class SlotCache:
     """Keys and values of every layer, (S, heads, T, D) each, made when a layer first writes.
 
-    `rows` are the slots of the batch in work, `places` (B, T) where their new tokens stand and
-    `longest` how many places any of them sees. The library calls `update` and `get_seq_length`.
+    `rows` are the slots of the present batch, `places` (B, T) the positions of its new tokens, and
+    `longest` the most places visible to one. The library calls `update` and `get_seq_length`.
     """
 
     def __init__(self, slots: int, context: int) -> None:
@@ -113,7 +113,9 @@ class CausalDecoder(PromptText):
         places: list[list[int]],
         ends: Sequence[int] = (),
     ) -> NDArray[np.float32]:
-        """Read tokens (B, T) at places (B, T); return logits (B, V) of the last, or at `ends`."""
+        """Read tokens (B, T) at places (B, T); return logits (B, V) of the last ones, or at
+        `ends`.
+        """
         cache = self._cache
         cache.rows = torch.tensor(list(slots), device=self._device)
         cache.places = at = torch.tensor(places, device=self._device)

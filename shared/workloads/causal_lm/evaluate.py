@@ -1,4 +1,4 @@
-"""Evaluation of a language model: loss on held-out text, the drop of an update, and a sample."""
+"""Evaluation of a language model: loss on held-out text, and a sample."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def evaluate(
 
 
 def continued(decoder: CausalDecoder, prompt: str, seed: int) -> str:
-    """Return the continuation of a prompt, as far as it fits."""
+    """Return the continuation of a prompt, as far as it fits the context."""
     tokens = decoder.encode(prompt)[-(decoder.context // 2) :]
     count = min(SAMPLE_TOKENS, decoder.context - len(tokens))
     batch = Batch(decoder)

@@ -24,8 +24,7 @@ _FETCHES = "kernels"
 class FrozenMatrix(nn.Module):
     """y = x W^T + b with W (outputs, inputs) in `precision`.
 
-    The stored bits are buffers, so that they move with the model; a trained update never reaches
-    it.
+    The stored bits are buffers, so that they move with the model but are never trained.
     """
 
     held: Tensor
@@ -90,7 +89,7 @@ class _Product(torch.autograd.Function):
 
 
 def library() -> Any:
-    """Load the library that holds numbers in 8 and 4 bits. Raises NotFound where it is missing."""
+    """Load the library for numbers in 8 and 4 bits. Raises NotFound if it is missing."""
     if not is_here(LIBRARY):
         raise NotFound(
             f"weights of 8 or 4 bits need the library {LIBRARY} (the extra `quantized`), which is"
@@ -102,8 +101,8 @@ def library() -> Any:
 
 @contextmanager
 def _no_foreign_code() -> Iterator[None]:
-    """Hide the package `kernels` while the library is imported: with it, the library would fetch
-    compiled code from a hub and run it. Its warning is silenced.
+    """Hide the package `kernels` while the library is imported, because the library would use it to
+    download and run compiled code. The library's warning is silenced.
     """
     there = sys.modules.get(_FETCHES)
     log = logging.getLogger(f"{LIBRARY}.backends.cpu.ops")

@@ -1,9 +1,8 @@
-"""Model on a hub: `hub:OWNER/NAME@REVISION`, pinned to a commit when a run is created from
-it.
+"""Model on a hub: `hub:OWNER/NAME@REVISION`, pinned to a commit when a run is created from it.
 
-All that is listed and its settings are checked before a weight is fetched. Files are fetched by
-the library's own client into its own cache, so HF_ENDPOINT, HF_TOKEN and HF_HOME are obeyed; it is
-loaded when a hub is asked, never before.
+The list of files and the settings are checked before any weights are fetched. The library's own
+client fetches files into its own cache, so HF_ENDPOINT, HF_TOKEN and HF_HOME apply; it is imported
+only when a hub is needed.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _REFERENCE = re.compile(
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LICENCE = re.compile(r"[\w.+-]{1,64}", re.ASCII)
 _MIRROR = "try again, or ask another mirror (HF_ENDPOINT)"
-# Files beside the settings and the weights; each may be missing.
+# Optional files besides the settings and the weights.
 _BESIDE = (TOKENIZER, TOKENS, GENERATION, "chat_template.jinja")
 _BESIDE_MAX = {TOKENIZER: FILE_BYTES_MAX}
 _SMALL_MAX = 1 << 20
-_LISTED_MAX = 10_000  # files of a repository
-# bytes that a model's files may have beside four bytes a parameter: headers, tables
+_LISTED_MAX = 10_000  # most files of a repository
+# bytes of a model's files besides four bytes a parameter: headers, tables
 _ROOM_BYTES = 64 << 20
-# multiples of a model's size on the disk: the library's cache, and the coordinator's copy
+# needed disk space in sizes of the model: the library's cache, and the coordinator's copy
 _SPACE = 2
 
 
@@ -66,7 +65,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     reference: Reference
     licence: str
     sizes: Mapping[str, int]
-    hashes: Mapping[str, str]  # SHA-256 of the files that the hub stores by hash
+    hashes: Mapping[str, str]  # SHA-256 of the files, as far as the hub has one
 
 
 def reference(source: str) -> Reference:
@@ -83,7 +82,7 @@ def reference(source: str) -> Reference:
 def resolved(source: str) -> Found:
     """Ask the hub for a revision's commit and its files.
 
-    Raises InvalidRunFile for what is not there, Unavailable when the hub cannot be reached.
+    Raises InvalidRunFile for a missing one, Unavailable when the hub cannot be reached.
     """
     wanted = reference(source)
     with _refusals(wanted) as api:
@@ -107,7 +106,7 @@ def resolved(source: str) -> Found:
 def fetched(found: Found) -> Path:
     """Fetch a model into the library's cache; return the folder of its commit.
 
-    Raises InvalidRunFile for everything that cannot be trained here, before a weight is fetched.
+    Raises InvalidRunFile, before any weights are fetched, if the model cannot be trained here.
     """
     for name in _BESIDE:
         _check_size(found, name, _BESIDE_MAX.get(name, _SMALL_MAX))
@@ -142,8 +141,8 @@ def fetched(found: Found) -> Path:
 
 
 def folder_of(source: str, names: Iterable[str]) -> Path:
-    """Return the folder of a pinned model with these files: that in the library's cache, fetched
-    again where one has been removed from there.
+    """Return the folder with these files of a pinned model, in the library's cache; removed files
+    are fetched again.
     """
     wanted = reference(source)
     try:
@@ -188,7 +187,7 @@ def _weights(found: Found) -> list[str]:
 
 
 def _file(found: Found, name: str, bytes_max: int) -> Path:
-    """Fetch one file of a commit, which must be as large as it is listed."""
+    """Fetch one file of a commit; its size must be the listed one."""
     from huggingface_hub import hf_hub_download
 
     if name not in found.sizes:
@@ -222,14 +221,14 @@ def _check_size(found: Found, name: str, bytes_max: int) -> None:
 
 
 def _head(shape: architectures.Shape) -> int:
-    """Return the numbers of a head, which files may hold although it is tied."""
+    """Return the size of a head, which files may contain although it is tied."""
     name, (rows, *columns) = next(shape.shapes())
     del name
     return rows * columns[0]
 
 
 def _licence(info: Any) -> str:
-    """Return the licence that a model's card names; empty where it names none."""
+    """Return the licence on a model's card; empty if there is none."""
     card = info.card_data
     told = (card.get("license") if card else None) or next(
         (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:")), ""
@@ -238,7 +237,7 @@ def _licence(info: Any) -> str:
 
 
 def _endpoint() -> str | None:
-    """Return the mirror that the environment names now; the library looks only when it begins."""
+    """Return the mirror that the environment names now; the library reads it only at import."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
@@ -248,7 +247,7 @@ def _missing() -> Configuration:
 
 @contextmanager
 def _refusals(wanted: Reference) -> Iterator[Any]:
-    """Turn the errors of a hub into sentences."""
+    """Convert a hub's errors to sentences."""
     try:
         from huggingface_hub import HfApi
         from huggingface_hub import errors as theirs
@@ -290,7 +289,7 @@ def _refusals(wanted: Reference) -> Iterator[Any]:
 
 
 def _first(error: Exception) -> str:
-    """Return the first line of an error, without the token: a mirror may repeat it."""
+    """Return an error's first line, without the token, which a mirror may repeat."""
     from huggingface_hub import get_token
 
     token = get_token()

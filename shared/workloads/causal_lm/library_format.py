@@ -88,7 +88,7 @@ def as_adapter(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Co
 
 
 def as_onnx(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Converted:
-    """Return a folder for onnxruntime: the scores of any tokens, without a cache of the past."""
+    """Return a folder for onnxruntime: the scores of tokens, without a cache."""
     model = build(config, whole, whole, "cpu")
 
     def scores(tokens: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ class _Words(NamedTuple):
 
 
 def _answer_end(tokenizer: Tokenizer, template: ChatTemplate) -> str | None:
-    """Return the special token that a template ends an answer with."""
+    """Return the special token with which a template ends an answer."""
     frame = template.frame()
     written = frame.end.lstrip() if frame is not None else ""
     special = (each.content for each in tokenizer.get_added_tokens_decoder().values())
@@ -153,7 +153,7 @@ def _answer_end(tokenizer: Tokenizer, template: ChatTemplate) -> str | None:
 
 
 def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:
-    """Return every weight, with W + alpha / rank B A where there are adapters."""
+    """Return every weight, with W + alpha / rank B A for adapted ones."""
     found = {spec.name: whole[spec.name].float() for spec in architectures.schema(config.shape)}
     if isinstance(config.shape, NeoxShape) and HEAD in found:
         found["embed_out.weight"] = found.pop(HEAD)  # its name in files of GPT-NeoX
@@ -186,7 +186,7 @@ def _adapter_settings(config: CausalConfig, lora: Lora) -> dict[str, Any]:
 
 
 def _code(loader: str, wanted: FormatWanted, context: int) -> list[str]:
-    """Return lines that generate text as a version's sample is generated."""
+    """Return lines of code that generate text like a version's sample."""
     package = "peft" if "Peft" in loader else "transformers"
     load = f'model = {loader}.from_pretrained(".")'
     make = f"max_new_tokens={min(SAMPLE_TOKENS, context // 2)}, {DRAWN})[0]"

@@ -1,5 +1,4 @@
-"""Model of the library transformers with the weights of a version, and adapters on its
-matrices.
+"""Model of the library transformers with a version's weights, and adapters on its matrices.
 
 Shapes: B windows, T tokens, V vocabulary. Weights are float32; autocast is the caller's.
 """
@@ -31,7 +30,7 @@ from shared.workloads.data.tokenizer import FIRST, LEARNT, TOKEN_BITS
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
 from shared.workloads.training.step_loop import StepLoss
 
-IGNORED = -100  # a target that is not counted
+IGNORED = -100  # a target that does not count
 
 
 class Adapter(nn.Module):
@@ -75,9 +74,9 @@ class CausalModel:
     def loss(self, windows: Tensor, learnt_share: float | None = None) -> StepLoss:
         """Return the mean loss in nats a token of windows (B, T + 1).
 
-        With `learnt_share` their tokens are marked, and the sum of the losses is divided by how
-        many answers there are on average, so that the loss of a batch is the mean of its windows'
-        however it is cut. The returned weight leads back to a mean over the answers that were read.
+        With `learnt_share` the tokens are marked, and the sum of losses is divided by the average
+        number of answer tokens, so that any division of a batch gives the same mean. The returned
+        weight converts it to the mean over the answer tokens that were read.
         """
         losses = self.losses(windows, marked=learnt_share is not None)
         if learnt_share is None:
@@ -87,7 +86,7 @@ class CausalModel:
         return StepLoss(losses.sum() / usual, weight=learnt / usual)
 
     def losses(self, windows: Tensor, *, marked: bool) -> Tensor:
-        """Return the loss (B, T) of each target of windows (B, T + 1), in nats. Where tokens are
+        """Return the loss (B, T) of each target of windows (B, T + 1), in nats. If tokens are
         marked, only targets in answers have a loss, and dialogues do not see each other.
         """
         given, wanted, more = windows[:, :-1], windows[:, 1:], {}
@@ -129,10 +128,10 @@ def build(
     device: str,
     base_precision: BasePrecision = "float32",
 ) -> CausalModel:
-    """Build a model on `device` with its own copy of `weights`; of `frozen` weights it keeps views
-    where it can, or the matrices of the blocks in a `base_precision`.
+    """Build a model on `device` with its own copy of `weights`. Of `frozen` weights it holds views
+    if possible, or the blocks' matrices in a `base_precision`.
 
-    Raises InvalidFrame when they are not this model's, and NotFound where a library is missing.
+    Raises InvalidFrame if they are another model's, NotFound if a library is missing.
     """
     own = _fitting(schema(config), weights)
     own = {name: value.to(device, torch.float32, copy=True) for name, value in own.items()}
@@ -166,8 +165,8 @@ def build(
 def _hold(
     module: nn.Module, config: CausalConfig, weights: Weights, device: str, precision: BasePrecision
 ) -> None:
-    """Replace the library's matrices by few-bit ones, one by one: float32 may not fit."""
-    # the library stores these matrices the other way round
+    """Replace the library's matrices by few-bit ones, one at a time, since float32 may not fit."""
+    # the library stores these matrices transposed
     turned = isinstance(config.shape, Gpt2Shape)
     for name in held_in_few(config.shape):
         weight = weights[f"{name}.weight"].to(device, torch.float32)
@@ -190,7 +189,7 @@ def _adapt(
 
 
 def _empty(shape: Shape) -> Any:
-    """Return a model without memory for its weights: they come from outside."""
+    """Return a model without memory for its weights, which are loaded later."""
     settings = library_config(shape)
     with torch.device("meta"):
         module = _library(CLASSES[shape.model_type][1])(settings)

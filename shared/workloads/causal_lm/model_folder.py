@@ -1,8 +1,7 @@
-"""Model from a folder as the library transformers writes it: config.json, safetensors,
-tokenizer.
+"""Model from a folder as the library transformers writes it: config.json, safetensors, tokenizer.
 
-Everything in it is held against the schema of its architecture before a weight is read. No file is
-ever unpickled, and no code is copied.
+Every file is checked against the schema of its architecture before any weights are read. No file is
+unpickled, and no code is copied.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\.safetensors")
 SETTINGS_MAX, INDEX_MAX = 1 << 20, 16 << 20  # bytes
 _FLOATS = ("F32", "BF16", "F16")
 _PREFIX = "transformer."  # prefix that the first files of GPT-2 lack
-# Tables that old files hold beside the weights, and that follow from the settings.
+# Tables that old files have besides the weights, and that follow from the settings.
 _DERIVED = re.compile(r"(.*\.)?(att(entio)?n\.(masked_)?bias|rotary_emb\.inv_freq)")
 
 _PART = "partial_rotary_factor"
@@ -105,7 +104,7 @@ _ROPE: Mapping[str, Mapping[str, float]] = {
     "gemma3_text": {"rope_theta": 1e6},
     "gpt_neox": {_PART: 0.25},
 }
-# Settings without effect on training, beside those that no class of the library reads; a test
+# Settings without effect on training, besides the ones that no class of the library reads; a test
 # compares this list with all of its classes.
 _IDLE_TEXT = """
 attention_dropout attn_pdrop bos_token_id classifier_dropout embd_pdrop eos_token_id hidden_dropout
@@ -114,7 +113,7 @@ summary_activation summary_first_dropout summary_proj_to_labels summary_type sum
 use_cache
 """
 IDLE = frozenset(_IDLE_TEXT.split())
-# Settings with an effect on training, each with the only value that is supported.
+# Settings with an effect on training, each with its only supported value.
 FIXED = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -129,7 +128,7 @@ FIXED = {
 def read_folder(folder: Path) -> tuple[Shape, dict[str, ChunkRef]]:
     """Return the architecture of the model in a folder, and its files of weights by hash.
 
-    Raises InvalidRunFile for everything that cannot be trained here.
+    Raises InvalidRunFile if the model cannot be trained here.
     """
     shape = shape_of(settings_in(folder))
     names = _shards(folder)
@@ -148,12 +147,12 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, ChunkRef]]:
 
 
 def settings_in(folder: Path) -> dict[str, Any]:
-    """Return the settings in a folder as they are written there. Raises InvalidRunFile."""
+    """Return the settings in a folder, unchanged. Raises InvalidRunFile."""
     return _json(folder, SETTINGS, SETTINGS_MAX)
 
 
 def tokenizer_sha256(folder: Path) -> str | None:
-    """Return the hash of the model's tokenizer; None where the folder has none."""
+    """Return the hash of the model's tokenizer; None if the folder has none."""
     path = folder / TOKENIZER
     if not path.is_file():
         return None
@@ -185,7 +184,7 @@ def placed(entries: Mapping[str, tuple[int, ...]], wanted: Schema, file: str) ->
 
 def own_name(name: str, known: Mapping[str, object]) -> str | None:
     """Return the schema's name of a tensor in a file; None for a table, or a tied head."""
-    if name == "embed_out.weight":  # as files of GPT-NeoX have it
+    if name == "embed_out.weight":  # the name in files of GPT-NeoX
         name = "lm_head.weight"
     if name in known:
         return name
@@ -199,7 +198,7 @@ def own_name(name: str, known: Mapping[str, object]) -> str | None:
 def shape_of(settings: Mapping[str, Any]) -> Shape:
     """Return the architecture of a config.json.
 
-    Raises InvalidRunFile, also for a setting that is not known here and could change the model.
+    Raises InvalidRunFile, also for an unknown setting that could change the model.
     """
     kind = settings.get("model_type")
     left_out = _LEFT_OUT.get(kind, {}) if isinstance(kind, str) else {}
@@ -247,13 +246,13 @@ def _pattern(raw: Mapping[str, Any], key: str, usual: int) -> list[bool]:
 
 
 def read_known(kind: str) -> tuple[str, ...]:
-    """Return the names of an architecture's settings; empty for an unknown one."""
+    """Return the names of the settings that an architecture reads; empty for an unknown one."""
     found = architectures.KINDS.get(kind)
     return () if found is None else tuple(found.__struct_fields__)
 
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rotary positions, in the form of this or an earlier release of the library."""
+    """Return rotary positions, from the form of this or an earlier release of the library."""
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise InvalidRunFile(f"{SETTINGS}: rope_parameters must be a table")
@@ -305,7 +304,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def indexed(folder: Path) -> list[str]:
-    """Return the names of files that an index lists. Raises InvalidRunFile for any with a path."""
+    """Return the files that an index lists. Raises InvalidRunFile for a name with a path."""
     listed = _json(folder, INDEX, INDEX_MAX).get("weight_map")
     names = sorted(map(str, set(listed.values()))) if isinstance(listed, dict) else []
     for name in names:

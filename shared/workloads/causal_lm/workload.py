@@ -1,8 +1,7 @@
 """Workload `causal-lm`: many machines train one language model of the library transformers, in full
 or by adapters.
 
-This module only puts the parts together; torch and transformers are loaded when a tensor is asked
-for.
+This module combines the parts and loads torch and transformers only when it needs a tensor.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class CausalWorkload(Workload):
     def files(self, config: Config) -> Mapping[str, ChunkRef]:
         checked = CausalConfig.from_dict(config)
         if not checked.frozen:
-            return {}  # version 0 holds them, and changes them
+            return {}  # version 0 already has its files' tensors
         return {f"{BASE}/{name}": file for name, file in checked.files.items()}
 
     def sources(self, config: Config) -> Mapping[str, Path]:

@@ -1,9 +1,8 @@
-"""Build of a dataset of dialogues: records -> template -> tokens, each marked as learnt or
-not.
+"""Build of a dataset of dialogues: records -> template -> tokens, each marked as learnt or not.
 
-The module `dialogue_forms` says what a record may be. A chunk is tokens as 32-bit integers whose
-upper two bits say that a token is part of an answer, and that it begins a dialogue; dialogues stand
-one after the other, and a model that reads a window keeps them apart.
+The module `dialogue_forms` lists the accepted records. A chunk has tokens as 32-bit integers whose
+upper two bits mark a token of an answer and the first token of a dialogue. Dialogues follow one
+another, and a model that reads a window keeps them apart.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class _Dialogue(NamedTuple):
 
 
 class _Notes:
-    """Counts of the records' forms, and of their parts that are not learnt."""
+    """Counts of the records' forms, and of parts that are not learnt."""
 
     def __init__(self) -> None:
         self.forms, self.unread = Counter[str](), Counter[str]()
@@ -63,7 +62,7 @@ class _Notes:
 
     @property
     def meta(self) -> Meta:
-        """Return the notes for the manifest: one sentence, without its end."""
+        """Return the notes for the manifest: one sentence, without its full stop."""
         told = [f"{count:,} dialogues in {form}" for form, count in self.forms.most_common()]
         if self.unlearnt:
             told.append(f"{self.unlearnt:,} answers not learnt, as their weight or train says")
@@ -99,7 +98,8 @@ def build_chat(
 ) -> DatasetManifest:
     """Store a dataset of dialogues through `put` and return its manifest.
 
-    Lines of no use are added to `skipped`. Raises InvalidRunFile for none left, or a bad template.
+    Unusable lines are added to `skipped`. Raises InvalidRunFile if none is left, or the template is
+    bad.
     """
     settings = DialogueSettings(**options)
     skipped = skipped if skipped is not None else Skipped()
@@ -174,10 +174,10 @@ def _read(
 
 
 def _fitted(read: Dialogue, template: ChatTemplate, notes: _Notes) -> Dialogue:
-    """Return a dialogue without the optional parts that its template has no place for, which are
+    """Return a dialogue without the optional parts that its template does not support; they are
     counted.
 
-    Raises InvalidRunFile where the rest would teach something else.
+    Raises InvalidRunFile if the rest would teach something else.
     """
     has: set[str] = {each.role for each in read.messages if each.role in ("system", "tool")}
     has |= {"tools"} if read.tools else set()

@@ -1,8 +1,8 @@
-"""Chat template of a tokenizer: writes dialogues as text, with the parts that are answers.
+"""Chat template of a tokenizer: renders dialogues as text, with the answers marked.
 
-A template is a small program of the library jinja2. A template comes with a model that the
-organiser chose, and runs where a dataset is built and where its model is asked, in a bounded
-sandbox: on no volunteer's machine.
+A template is a small program of the library jinja2. It comes with a model chosen by the organiser,
+and runs only where a dataset is built or its model is prompted, in a limited sandbox, never on a
+volunteer's machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TEXT_MAX = 1 << 20  # characters
 
 
 class Endless(InvalidRunFile):
-    """Raised when a template does not come to an end."""
+    """Raised when a template does not end."""
 
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -57,21 +57,21 @@ class DialogueTurn(msgspec.Struct, frozen=True, omit_defaults=True):
     learnt: bool = True  # the answer is trained on
 
     def as_written(self) -> dict[str, Any]:
-        """Return the turn as a template reads it."""
+        """Return the turn in the form that a template reads."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         found.pop("learnt", None)
         return found
 
 
 class DialoguePiece(msgspec.Struct, frozen=True):
-    """A part of a rendered dialogue; `learnt` where it is an answer."""
+    """Part of a rendered dialogue; `learnt` if it is an answer."""
 
     text: str
     learnt: bool
 
 
 class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
-    """Template's source, and the tokens that it may name."""
+    """Source of a template, and the tokens that it may name."""
 
     source: str
     bos_token: str = ""
@@ -80,10 +80,11 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
     def documents(
         self, messages: Sequence[DialogueTurn], tools: Sequence[Any] = ()
     ) -> list[list[DialoguePiece]]:
-        """Return the dialogue as one document, or as one for each learnt answer where the template
-        writes earlier turns differently once later ones follow.
+        """Return the dialogue as one document, or as one for each learnt answer if the template
+        renders earlier turns differently once later ones follow.
 
-        Raises InvalidRunFile for a dialogue without such an answer, or that the template refuses.
+        Raises InvalidRunFile for a dialogue without such an answer, or one that the template
+        refuses.
         """
         answers = [at for at, each in enumerate(messages) if each.role == "assistant"]
         if not any(messages[at].learnt for at in answers):
@@ -104,17 +105,17 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         return [whole]
 
     def asked(self, messages: Sequence[DialogueTurn]) -> str:
-        """Return a dialogue up to where its next answer begins.
+        """Return a dialogue up to the beginning of its next answer.
 
-        Raises InvalidRunFile for one that the template refuses.
+        Raises InvalidRunFile if the template refuses it.
         """
         return self._rendered(messages, prompt=True)
 
     def frame(self) -> ChatFrame | None:
-        """Return the text that the template writes around a question; None where it is unclear or
+        """Return the text that the template writes around a question; None if it is unclear or
         long.
 
-        Raises InvalidRunFile for a template that does not come to an end.
+        Raises InvalidRunFile if the template does not end.
         """
         asked = [DialogueTurn("user", _QUESTION)]
         try:
@@ -122,7 +123,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             told = self._rendered([*asked, DialogueTurn("assistant", _ANSWER)], prompt=False)
         except Endless:
             raise
-        except InvalidRunFile:  # a dialogue that begins in another way
+        except InvalidRunFile:  # a dialogue with another beginning
             return None
         before, mark, after = text.partition(_QUESTION)
         whole = mark and _QUESTION not in after and len(told) <= _FRAME_MAX and _ANSWER in told
@@ -131,7 +132,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def places(self) -> frozenset[str]:
         """Return the parts of a dialogue that a template supports, of "system", "tool", "tools",
-        "tool_calls" and "reasoning_content"; it may refuse the others with a message.
+        "tool_calls" and "reasoning_content"; a template refuses others with a message.
         """
         asked = DialogueTurn("user", _QUESTION)
         told = {"name": _MARK, "description": _MARK, "parameters": {"type": "object"}}
@@ -160,7 +161,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         return frozenset(found)
 
     def _turn(self, messages: Sequence[DialogueTurn], tools: Sequence[Any]) -> tuple[str, str]:
-        """Return the text before the last message, and that message as it is answered."""
+        """Return the text before the last message, and that message in the form of an answer."""
         asked = self._rendered(messages[:-1], tools, prompt=True)
         whole = self._rendered(messages, tools, prompt=False)
         pairs = enumerate(zip(asked, whole, strict=False))
@@ -206,8 +207,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
 
 
 class ChatFrame(msgspec.Struct, frozen=True):
-    """Text that a template writes around one question, up to its answer, and after the answer:
-    stored with a dataset of dialogues, so that a model trained on them gets the same prompts.
+    """Text that a template writes around one question, up to its answer, and after it. It is stored
+    with a dataset of dialogues, so that a model trained on them gets the same prompts.
     """
 
     before: str
@@ -235,7 +236,7 @@ def _check_length(characters: int) -> None:
 
 
 def template_beside(tokenizer: Path) -> ChatTemplate:
-    """Return the chat template in the folder of a tokenizer.json. Raises InvalidRunFile if none."""
+    """Return the chat template next to a tokenizer.json. Raises InvalidRunFile if there is none."""
     settings = _settings(tokenizer.with_name("tokenizer_config.json"))
     own = tokenizer.with_name("chat_template.jinja")
     source = settings.get("chat_template")
@@ -272,5 +273,5 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _never_now(form: str) -> str:
-    """Return a fixed day, so that the same dialogues make the same dataset."""
+    """Return a fixed day, so that the same dialogues give the same dataset."""
     return datetime(2024, 7, 26, tzinfo=UTC).strftime(form)

@@ -1,9 +1,9 @@
-"""Judge of generated images: a small classifier trained on a dataset's own classes when the dataset
-was made.
+"""Judge of generated images: a small classifier, trained on a dataset's own classes when the
+dataset is built.
 
-The last hidden layer is the space in which generated images are compared with real ones, by the
-Fréchet distance of Heusel et al. 2017; so quality is measured without downloading anything. Figures
-of two judges cannot be compared.
+The activations of its last hidden layer are the features in which generated and real images are
+compared, by the Fréchet distance of Heusel et al. 2017, so measuring needs no downloaded model.
+Figures of two judges cannot be compared.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Judge:
     network: _Network
     real: Spread
     shares: NDArray[np.float64]  # share of each class among real images, (K,)
-    floor: float  # distance of real images on which it was not trained; 0 = too few to measure
+    floor: float  # distance of real images not used for training; 0 = too few to measure
 
     def look(self, images: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return features (N, D) and class probabilities (N, K) of images (N, C, H, W) in -1..1."""
@@ -131,7 +131,9 @@ def train_judge(
     expected: NDArray[np.int64],
     seed: int,
 ) -> TrainedJudge:
-    """Train a judge on the classes `labels` of `images`; the held-out images tell its accuracy."""
+    """Train a judge on the classes `labels` of `images`; the held-out images measure its
+    accuracy.
+    """
     classes = int(labels.max()) + 1
     network = _network(images.shape[1], classes, seed)
     optimizer = torch.optim.AdamW(network.parameters(), _LR, weight_decay=0.01)
@@ -164,12 +166,14 @@ def train_judge(
 
 @torch.no_grad()
 def _scale(network: _Network, images: Tensor) -> None:
-    """Scale real images to a total variance of 100: one repeated average image has distance 100."""
+    """Scale the features so that real images have a total variance of 100: one repeated average
+    image then has distance 100.
+    """
     features, _ = _look(network, images)
     factor = math.sqrt(_VARIANCE / max(1e-12, float(features.var(0).sum())))
     network.embed.weight.mul_(factor)
     network.embed.bias.mul_(factor)
-    network.classes.weight.div_(factor)  # the classes stay as they are
+    network.classes.weight.div_(factor)  # keeps the classes unchanged
 
 
 @torch.inference_mode()
@@ -231,8 +235,8 @@ def _write(network: _Network, real: Spread, shares: NDArray[np.float64], floor: 
 
 
 def load_judge(path: Path, channels: int) -> Judge:
-    """Return the judge in a file. Raises InvalidRunFile for a file that is not a judge, or is for
-    other channels.
+    """Return the judge in a file. Raises InvalidRunFile if it is not a judge, or one for other
+    channels.
     """
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""Dialogue forms in use: each is recognised by its keys, and converted to turns of a chat
+"""Forms of dialogues in common use: recognised by their keys, and converted to turns of a chat
 template.
 
 `messages` of OpenAI (parts, tool calls, `weight`), `conversations` of ShareGPT, lists in `prompt`
@@ -49,7 +49,7 @@ _TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
 
 
 class Dialogue(msgspec.Struct, frozen=True, kw_only=True):
-    """Turns, the tools that they may call, and their form."""
+    """Turns of a dialogue, the tools that they may call, and their form."""
 
     messages: tuple[DialogueTurn, ...]
     tools: tuple[Any, ...] = ()
@@ -65,7 +65,7 @@ def is_dialogue(keys: Iterable[str]) -> bool:
 
 
 def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
-    """Convert a record. Raises InvalidRunFile with the keys found."""
+    """Convert a record. Raises InvalidRunFile with the keys it has."""
     row = {key: value for key, value in record.items() if value not in (None, "")}
     unread = {key for key in row if key not in FIELDS or key == _VERDICT}
     if row.keys() >= _PREFERENCE:
@@ -125,7 +125,7 @@ def _turns(row: Mapping[str, Any], unread: set[str]) -> tuple[list[DialogueTurn]
 
 
 def _either(row: Mapping[str, Any], key: str, role: str) -> list[Any]:
-    """Return turns, also of a text alone."""
+    """Return turns, from a list or a single text."""
     found = row[key]
     return [{"role": role, "content": found}] if isinstance(found, str) else _listed(row, key)
 
@@ -164,7 +164,7 @@ def _turn(raw: Any, unread: set[str]) -> DialogueTurn:
 
 
 def _content(found: Any) -> str:
-    """Return the text of a turn, joined from its parts if need be."""
+    """Return the text of a turn, joined from its parts if there are several."""
     if found is None or isinstance(found, str):
         return found or ""
     if not isinstance(found, list):

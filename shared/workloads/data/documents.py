@@ -1,8 +1,8 @@
-"""Sources of text: files, directories, JSON lines, and the Python standard library's own source.
+"""Sources of text: files, directories, JSON lines, and the source of Python's standard library.
 
-Everything is read in pieces of bounded size. A source that a person named must be readable,
-otherwise it is an error; what merely lies in a directory, or is one bad line of many, is skipped
-and remembered with its name and reason.
+All files are read in pieces of bounded size. A source named by a person must be readable; an
+unreadable file in a directory, or one bad line of many, is skipped and recorded with its name and
+reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LINE_BYTES_MAX = 16 << 20
 _HEAD_BYTES = 4096
 _CELLS = {".csv": ",", ".tsv": "\t"}
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_OTHER_KINDS = {  # other formats, recognised by their first bytes, whatever the file's name
+_OTHER_KINDS = {  # other formats, recognised by their first bytes under any name
     b"\x1f\x8b": "it is compressed: unpack it first (gunzip)",
     b"BZh": "it is compressed: unpack it first (bunzip2)",
     b"\xfd7zXZ": "it is compressed: unpack it first (unxz)",
@@ -101,7 +101,7 @@ def _directory(root: Path, skipped: Skipped) -> Iterator[Document]:
         if tables and (path.name == "README.md" or path.suffix == ".json"):
             continue  # these files describe the tables
         if path not in tables and path.suffix.lower() not in TEXT_SUFFIXES | LINES_SUFFIXES:
-            if not table_rows.is_table(path):  # not a table of another split
+            if not table_rows.is_table(path):  # skips tables of other splits
                 others[path.suffix] += 1
             continue
         try:
@@ -143,7 +143,7 @@ def _file(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Say in a sentence why a file cannot be read. Raises InvalidRunFile."""
+    """Report in a sentence why a file cannot be read. Raises InvalidRunFile."""
     try:
         yield
     except OSError as error:
@@ -165,7 +165,7 @@ def _array(path: Path, name: str) -> Iterator[Document]:
 
 
 def _cells(path: Path, name: str) -> Iterator[Document]:
-    """Yield the column "text" of a CSV file. Raises InvalidRunFile for one without it."""
+    """Yield the column "text" of a CSV file. Raises InvalidRunFile if it has none."""
     csv.field_size_limit(_LINE_BYTES_MAX)
     try:
         with _readable(name), path.open(encoding=UTF8, newline="") as file:
@@ -182,7 +182,7 @@ def _cells(path: Path, name: str) -> Iterator[Document]:
 
 
 def _table(path: Path, name: str) -> Iterator[Document]:
-    """Yield the column "text" of a table. Raises InvalidRunFile for one without it."""
+    """Yield the column "text" of a table. Raises InvalidRunFile if it has none."""
     names = table_rows.columns(path)
     if "text" not in names:
         raise InvalidRunFile(
@@ -226,13 +226,15 @@ def _text(path: Path, name: str) -> Iterator[Document]:
 
 
 def _encoding(path: Path) -> str:
-    """Return UTF-16 for a file that begins with its mark, as Windows writes it; else UTF-8."""
+    """Return UTF-16 for a file with its byte order mark, as Windows writes it; else UTF-8."""
     with path.open("rb") as file:
         return "utf-16" if file.read(2) in _UTF16 else UTF8
 
 
 def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
-    """Yield the "text" of JSON lines; bad ones are named. Raises InvalidRunFile if all are."""
+    """Yield the "text" of JSON lines; bad ones are reported. Raises InvalidRunFile if all are
+    bad.
+    """
     bad = Skipped()
     good = False
     for number, found in _numbered(path, name):
@@ -250,7 +252,9 @@ def _lines(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
 
 
 def _numbered(path: Path, name: str) -> Iterator[tuple[int, Document | str]]:
-    """Yield each line that is not blank, with its number: a document, or the reason against it."""
+    """Yield each line that is not blank, with its number: a document, or the reason for skipping
+    it.
+    """
     record = decoder(_TextLine)
     try:
         with path.open("rb") as file:

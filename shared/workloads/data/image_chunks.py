@@ -15,8 +15,8 @@ from shared.workloads.data.image_files import Pixels
 def images_of(manifest: DatasetManifest, shape: tuple[int, int, int]) -> list[int]:
     """Return how many images of `shape` (C, H, W) each chunk holds.
 
-    Raises InvalidRunFile for a chunk whose bytes cannot be as many images as it claims: by this
-    number memory is taken before a chunk is opened.
+    Raises InvalidRunFile for a chunk whose bytes cannot hold the claimed number of images: memory
+    is allocated by that number before a chunk is opened.
     """
     for index, chunk in enumerate(manifest.chunks):
         _check_size(manifest, index, chunk.size, shape)
@@ -36,7 +36,7 @@ def _check_size(
 
 
 class Images:
-    """A list of images, each (chunk, number in the chunk), read from memory-mapped chunks."""
+    """List of images, each (chunk, number in the chunk), read from memory-mapped chunks."""
 
     def __init__(self, data: Data, shape: tuple[int, int, int], rows: NDArray[np.int64]) -> None:
         self._data = data

@@ -1,9 +1,9 @@
 """Build of a dataset of images: pictures -> one size -> shuffled chunks, a held-out share, and a
 judge of generated ones.
 
-Two runs over the same input give the same chunks. Pixels pass through a temporary file, so memory
-holds an index of the images and never all of them. Reading the sources is `pictures.py`, the format
-of a chunk `image_chunks.py`.
+Two builds from the same input give the same chunks. Pixels go through a temporary file, so memory
+holds only an index of the images. `image_sources.py` reads the sources, `image_chunks.py` the
+chunks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shared.workloads.data.skipped import Skipped
 
 Put = Callable[[bytes], str]  # stores a blob and returns its SHA-256 in hex
 
-JUDGE = "judge"  # the asset that measures generated images
+JUDGE = "judge"  # asset that measures generated images
 _SIDES = (8, 512)
 _IMAGES_MIN = 32
 _CHUNK_BYTES = 8 << 20
@@ -39,10 +39,10 @@ _CLASS_IMAGES_MIN = 5  # with fewer images on average, folders do not count as c
 
 
 class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a build. `total` is 0 while it is not known yet."""
+    """Progress of a build. `total` is 0 while it is unknown."""
 
     stage: str  # "reading", "writing", "judge"
-    done: int  # images that are done
+    done: int  # finished images
     total: int
 
 
@@ -96,9 +96,9 @@ def build_images(
 ) -> DatasetManifest:
     """Store a dataset of images through `put` and return its manifest.
 
-    Exact copies are dropped; the images with the smallest SHA-256 are held out, so the split
-    depends on the pixels alone. Unreadable images are added to `skipped`. Raises InvalidRunFile
-    when fewer than 32 images are left.
+    Exact copies are dropped. The images with the smallest SHA-256 are held out, so that the split
+    depends only on the pixels. Unreadable images are added to `skipped`. Raises InvalidRunFile when
+    fewer than 32 images are left.
     """
     settings = ImageSettings(**options)
     tell = on_progress or (lambda _: None)

@@ -1,10 +1,9 @@
-"""Image files, written and read by Pillow: PNG, JPEG and four other kinds, for any file
-name.
+"""Image files, written and read by Pillow: PNG, JPEG and four other kinds, for any file name.
 
-The files may come from anywhere. The header is therefore read first, and a size that is too large,
-or that so short a file cannot hold, is refused before a pixel is decoded: what a file costs is
-bounded by its own length. The formats' limits: deflate makes at most 1,032 bytes of one, and a
-block of 8 x 8 pixels takes at least one bit of a JPEG file.
+Files may be hostile. The header is read first, and an image that is too large, or too large for so
+short a file, is refused before decoding, so that the length of a file bounds its cost. The formats'
+limits: deflate makes at most 1,032 bytes of one, and a block of 8 x 8 pixels takes at least one bit
+of a JPEG file.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from shared.errors import BadRequest
 Pixels = NDArray[np.uint8]  # (H, W) grey or (H, W, 3) colour
 Format = Literal["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"]
 
-# largest image that is shown: 64 samples of 512 x 512 pixels have 17 million
+# largest shown image: 64 samples of 512 x 512 pixels have 17 million
 SHOWN_PIXELS_MAX = 1 << 25
-# The other formats are read only from the organiser: the number of pixels is limited, not the
-# bytes.
+# The other formats come only from the organiser: the number of pixels is limited, not the bytes.
 _PIXELS_PER_BYTE = {"PNG": 8 * 1032, "JPEG": 512}
 _PIXELS_PER_BYTE_MAX = 1 << 26
 _JPEG_SCAN = b"\xff\xda"  # begins a scan; within one 0xff is escaped
 _JPEG_SCANS_MAX = 100  # progressive files have about ten, and each passes over all pixels
-# Level of zlib. Level 9 makes files 2 % smaller in 3.4 times the time (64 digits of 64 x 64
-# pixels), 16 % smaller in 8 times the time (512 x 512 pixels).
+# zlib level. Level 9 makes files 2 % smaller in 3.4 times the time (64 digits of 64 x 64 pixels),
+# 16 %
+# smaller in 8 times the time (512 x 512 pixels).
 _COMPRESSION = 6
 
-# Pillow only warns of an image of more than 89 million pixels; here it is refused.
+# Pillow only warns of an image with more than 89 million pixels; here it is refused.
 warnings.simplefilter("error", Image.DecompressionBombWarning)
 
 
@@ -46,7 +45,7 @@ def write_png(pixels: Pixels) -> bytes:
 
 
 def read_png(data: bytes) -> Pixels:
-    """Return the pixels (H, W) or (H, W, 3) of a PNG, for showing. Raises BadRequest."""
+    """Return the pixels (H, W) or (H, W, 3) of a PNG, for display. Raises BadRequest."""
     image = open_image(data, ("PNG",), SHOWN_PIXELS_MAX)
     if image.mode not in ("L", "RGB"):
         raise BadRequest("only PNG images of plain 8-bit grey or colour are shown")
@@ -56,10 +55,10 @@ def read_png(data: bytes) -> Pixels:
 def open_image(
     data: bytes, formats: tuple[Format, ...], pixels_max: int, *, side: int = 0
 ) -> Image.Image:
-    """Decode an image of one of `formats`, whose width times height is at most `pixels_max`.
+    """Decode an image in one of `formats`, with at most `pixels_max` pixels.
 
-    With `side` a JPEG may come smaller, with both sides at least that long. Raises BadRequest, with
-    a sentence, for what is no such file, too large, damaged or cut off.
+    With `side` a JPEG may be scaled down, with both sides at least that long. Raises BadRequest,
+    with a sentence, for another, too large, damaged or truncated file.
     """
     try:
         image = _opened(data, formats, pixels_max)
@@ -79,7 +78,7 @@ def open_image(
 
 
 def _opened(data: bytes, formats: tuple[Format, ...], pixels_max: int) -> Image.Image:
-    """Check the header of an image against the limits. Raises BadRequest, and as Pillow does."""
+    """Check the header of an image against the limits. Raises BadRequest, and Pillow's errors."""
     image = Image.open(BytesIO(data), formats=formats)
     width, height = image.size
     if width * height > pixels_max:
@@ -87,7 +86,7 @@ def _opened(data: bytes, formats: tuple[Format, ...], pixels_max: int) -> Image.
     if width * height > _PIXELS_PER_BYTE.get(image.format or "", _PIXELS_PER_BYTE_MAX) * len(data):
         raise BadRequest(f"{len(data)} bytes cannot hold the {width} x {height} pixels they claim")
     if image.format == "PNG":
-        # checks the sums and the end, which decoding overlooks, and closes the image
+        # checks the sums and the end, which decoding ignores, and closes the image
         image.verify()
         image = Image.open(BytesIO(data), formats=formats)
     elif image.format == "JPEG" and data.count(_JPEG_SCAN) > _JPEG_SCANS_MAX:

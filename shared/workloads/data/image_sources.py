@@ -1,9 +1,8 @@
 """Sources of images: folders, zip archives read in place, PNG and JPEG files, and the digits of
 scikit-learn.
 
-Images that cannot be decoded are left out one by one and remembered with name and reason; only a
-source that is not there at all is an error. Archives are not unpacked to disk, and no file decides
-how much memory it takes.
+An image that cannot be decoded is skipped and recorded with name and reason; only a missing source
+is an error. Archives are not unpacked to disk, and no file determines how much memory it takes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _FORMATS: tuple[Format, ...] = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _FILE_BYTES_MAX = 64 << 20
 _PIXELS_MAX = 1 << 26
 _SIDE_MIN = 2
-_DIGITS = 1797  # as many as scikit-learn ships
+_DIGITS = 1797  # number of digits in scikit-learn
 
 
 class SourceImage(msgspec.Struct, frozen=True):
@@ -44,8 +43,8 @@ def read_pictures(
 ) -> Iterator[SourceImage]:
     """Yield every image of `sources`, folders and archives in sorted order, labelled by its folder.
 
-    Large ones come smaller, but with sides of at least 2 x `side` pixels. Raises InvalidRunFile for
-    a source that is not there.
+    Large ones are scaled down, to sides of at least 2 x `side` pixels. Raises InvalidRunFile for a
+    missing source.
     """
     for source in sources:
         if isinstance(source, SourceImage):
@@ -87,7 +86,7 @@ def digit_pictures() -> Iterator[SourceImage]:
 
 
 def _drawn_digits() -> Iterator[SourceImage]:
-    """Yield digits of a font, each of another size, turned and moved, the same ones every time."""
+    """Yield digits of a font in fixed sizes, rotations and positions."""
     rng = np.random.default_rng(0)
     fonts = [ImageFont.load_default(size=size) for size in (44, 50, 56)]
     for index in range(_DIGITS):
@@ -120,7 +119,7 @@ def _archive(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[Sou
     """Yield the images in a zip file, one member at a time."""
     try:
         archive = zipfile.ZipFile(path)
-    except Exception as error:  # damage shows as any of a dozen errors
+    except Exception as error:  # a damaged archive raises any of a dozen errors
         skipped.add(f"{name}: this zip archive cannot be read ({error})")
         return
     others: Counter[str] = Counter()
@@ -147,7 +146,7 @@ def _member(
     try:
         with archive.open(member) as stream:
             data = stream.read(_FILE_BYTES_MAX + 1)  # the size in the directory may be wrong
-    except Exception as error:  # a damaged or encrypted member raises what its reader raises
+    except Exception as error:  # a damaged or encrypted member raises its reader's errors
         skipped.add(f"{name}: cannot be read ({error})")
         return None
     if len(data) > _FILE_BYTES_MAX:
@@ -169,7 +168,9 @@ def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[So
 
 
 def _pixels(image: Image.Image, side: int) -> Pixels:
-    """Return an image upright, 8 bits, grey or colour, on white; sides of 2 x `side` or more."""
+    """Return an image upright, 8 bits, grey or colour, on white, with sides of 2 x `side` or
+    more.
+    """
     found = ImageOps.exif_transpose(image)
     factor = min(found.size) // (2 * side)
     if found.mode.startswith("I;16") or found.mode == "I":  # 16 bits a pixel

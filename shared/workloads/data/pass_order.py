@@ -1,12 +1,12 @@
 """Order of a pass: a stored seed makes one permutation of every sample of a dataset, the same on
 every machine.
 
-Two levels, so that a task needs few chunks and still sees mixed data: the chunks are permuted, then
-groups of `mix` neighbours in that order are shuffled together, sample by sample. Only the groups
-that are asked for are ever built.
+There are two levels, so that a task needs few chunks and still gets mixed data: the chunks are
+permuted, then the samples of `mix` neighbouring chunks are shuffled together. Only requested groups
+are built.
 
-A chunk of text holds few documents, and workers that train on the same few move the same way: with
-4 chunks a group DiLoCo ended 1.2 % behind data-parallel training, with 16 it is 0.3 %
+A chunk of text holds few documents, and workers that train on the same few give similar updates:
+DiLoCo ended 1.2 % behind data-parallel training with 4 chunks a group, 0.3 % with 16
 (docs/decisions/0006-pass-order.md).
 
 The random numbers are the raw 64-bit output of Philox 4x64-10 (Salmon et al. 2011) with the key
@@ -27,15 +27,15 @@ from shared.errors import BadRequest
 
 _WORD = (1 << 64) - 1
 MIX = 16  # chunks whose samples are shuffled together
-# Samples that are mixed at once, in 0.5 GiB of memory: those of 16 chunks of the largest size in
-# windows of 16 tokens.
+# Most samples mixed at once, in 0.5 GiB of memory: 16 chunks of the largest size in windows of 16
+# tokens.
 GROUP_SAMPLES_MAX = 1 << 23
 _CHUNK_SAMPLES_MAX = 1 << 40
-_KEPT_GROUPS = 4  # a task walks forward and only needs the last few groups again
+_KEPT_GROUPS = 4  # a task moves forward and rereads only the last few groups
 
 
 def permutation(count: int, seed: int, stream: int) -> NDArray[np.int64]:
-    """Return a permutation of `range(count)`, fixed for all time by `seed` and `stream`."""
+    """Return a permutation of `range(count)`, fixed for ever by `seed` and `stream`."""
     key = np.array([seed & _WORD, stream & _WORD], dtype=np.uint64)
     words = np.random.Philox(key=key, counter=0).random_raw(count)
     return np.argsort(words, kind="stable").astype(np.int64)
@@ -87,14 +87,14 @@ class PassOrder:
         return tuple(found)
 
     def reach(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return the chunks of every group that [start, stop) touches, without building one."""
+        """Return the chunks of every group that [start, stop) touches, without building a group."""
         found: dict[int, None] = {}
         for group, _, _ in self._pieces(start, stop):
             found.update(dict.fromkeys(self._members(group).tolist()))
         return tuple(found)
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
-        """Yield the groups that [start, stop) touches: (group, first, last) within the group."""
+        """Return the groups that [start, stop) touches: (group, first, last) within the group."""
         if not 0 <= start <= stop <= self.total:
             raise BadRequest(
                 f"positions {start} to {stop} do not lie in a pass of {self.total} samples"

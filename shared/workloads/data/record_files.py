@@ -1,4 +1,4 @@
-"""Records in files of an organiser: JSON lines, an array of JSON, CSV, parquet and arrow."""
+"""Records in an organiser's files: JSON lines, an array of JSON, CSV, parquet and arrow."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from shared.workloads.data.documents import LINES_SUFFIXES, head_of
 from shared.workloads.data.skipped import Skipped, no_source, walk
 
 _LINE_BYTES_MAX = 4 << 20
-_ARRAY_BYTES_MAX = 2 << 30  # limit of a file that is one array, which is read whole
+_ARRAY_BYTES_MAX = 2 << 30  # largest file with one array, which is read whole
 _CELLS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = LINES_SUFFIXES | {".json", *_CELLS}
 
-Record = tuple[str, dict[str, Any]]  # with the file and line that it stands in
+Record = tuple[str, dict[str, Any]]  # file and line, and the record
 
 
 def files(sources: Iterable[str | Path], skipped: Skipped) -> Iterator[Path]:
-    """Yield files that may hold records. Raises InvalidRunFile for a path where nothing is."""
+    """Yield files that may hold records. Raises InvalidRunFile for a missing path."""
     for source in sources:
         path = Path(source)
         if path.is_dir() and (tables := table_rows.tables_in(path, skipped)):

@@ -1,4 +1,4 @@
-"""Pixels for people: many images side by side, other sizes, and terminal characters."""
+"""Pixels for display: many images side by side, other sizes, and terminal characters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shared.workloads.data.image_files import Pixels
 
 _BLANK = 0x2800  # a braille sign without dots
 _DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # 4 rows of 2
-# Ordered dithering (Bayer 1973): which of 16 brightnesses lights which dot.
+# Ordered dithering (Bayer 1973): which of 16 brightnesses sets which dot.
 _BAYER = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 
@@ -33,7 +33,9 @@ def grey(pixels: Pixels) -> Pixels:
 
 
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Resize by a triangle filter as wide as the joined pixels: smooth up, without aliases down."""
+    """Resize by a triangle filter as wide as the joined pixels: smooth when enlarging, without
+    aliasing when reducing.
+    """
     if pixels.shape[:2] == (height, width):
         return pixels
     image = Image.fromarray(pixels)
@@ -54,13 +56,15 @@ def corner(pixels: Pixels) -> Pixels:
 
 
 def rows_for(pixels: Pixels, columns: int) -> int:
-    """Return the height of an image in cells, twice as high as wide, at this number of columns."""
+    """Return an image's height in cells, which are twice as high as wide, at this number of
+    columns.
+    """
     height, width = map(int, pixels.shape[:2])
     return max(1, round(columns * height / width / 2))
 
 
 def braille(pixels: Pixels, columns: int) -> list[str]:
-    """Return an image in dots, two by four to a sign, dithered: for text without colour."""
+    """Return an image in dots, two by four a character, dithered, for text without colour."""
     rows = rows_for(pixels, columns)
     small = resize(grey(pixels), rows * 4, columns * 2)
     threshold = np.tile((_BAYER + 0.5) * 16, (rows, -(-columns // 2)))[:, : columns * 2]

@@ -13,7 +13,9 @@ _KINDS_SHOWN = 8
 
 
 class Skipped:
-    """Skipped documents: sentences with names and line numbers, the first thousand of `count`."""
+    """Skipped documents: sentences with names and line numbers for the first thousand of
+    `count`.
+    """
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
@@ -25,7 +27,7 @@ class Skipped:
             self.sentences.append(sentence)
 
     def add_others(self, folder: Path | str, kinds: Counter[str]) -> None:
-        """Add the files of a folder or archive that were not read, by their suffix."""
+        """Add the unread files of a folder or archive, by their suffix."""
         if kinds:
             said = ", ".join(f"{kind or 'none'} {n}" for kind, n in kinds.most_common(_KINDS_SHOWN))
             self.add(f"{folder}: files of other kinds were not read: {said}")
@@ -47,8 +49,8 @@ def no_source(path: Path) -> InvalidRunFile:
 def walk(
     root: Path, left_out: frozenset[str] = frozenset(), skipped: Skipped | None = None
 ) -> Iterator[Path]:
-    """Yield files below `root` in an order that does not depend on the file system. Hidden files
-    and links are skipped, since a link may lead out of the folder.
+    """Yield files below `root` in an order independent of the file system. Hidden files and links
+    are skipped, since a link may point out of the folder.
     """
     for path in sorted(root.iterdir(), key=lambda found: found.name):
         if path.name.startswith(".") or path.name in left_out:

@@ -1,8 +1,8 @@
-"""Rows of tables as the library datasets writes them: parquet, and arrow in a folder saved by it.
+"""Rows of tables as the library datasets writes them: parquet, and arrow in a saved folder.
 
-pyarrow, which that library brings, reads them piece by piece; nothing of the library itself runs,
-and no code that lies in such a folder. A folder with several splits gives its split "train": the
-others are left out, for they are what people measure on.
+pyarrow, which that library brings, reads them piece by piece; no code of the library or of such a
+folder runs. Of a folder with several splits only "train" is read, since the others are for
+measuring.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from shared.workloads.data.skipped import Skipped, walk
 
 SUFFIXES = frozenset({".parquet", ".arrow"})
 _BATCH_ROWS = 256
-_TOLD_BYTES_MAX = 1 << 20  # limit of a file that tells where a dataset comes from
+_TOLD_BYTES_MAX = 1 << 20  # largest file that states where a dataset comes from
 _SPLITS = re.compile(r"(train|test|validation|valid|val|dev|eval)(?![a-z])")
-_CACHED = "cache-"  # prefix of files in which the library caches results of maps, not data
+_CACHED = "cache-"  # prefix of the library's cached results of maps, which are not data
 
 
 def is_table(path: Path) -> bool:
@@ -34,7 +34,7 @@ def is_table(path: Path) -> bool:
 
 
 def tables_in(folder: Path, skipped: Skipped) -> list[Path]:
-    """Return the tables of a folder; other splits than "train" go to `skipped`."""
+    """Return the tables of a folder; other splits than "train" are added to `skipped`."""
     found = [path for path in walk(folder) if is_table(path)]
     splits = {path: _split(path.relative_to(folder)) for path in found}
     if "train" not in splits.values():
@@ -61,7 +61,7 @@ def columns(path: Path) -> list[str]:
 def rows(path: Path, wanted: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table, with the wanted columns that are not null.
 
-    Raises InvalidRunFile where it cannot be read, Configuration without pyarrow.
+    Raises InvalidRunFile if it cannot be read, Configuration without pyarrow.
     """
     with _readable(path):
         names, batches = _opened(path)
@@ -73,7 +73,7 @@ def rows(path: Path, wanted: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Turn the errors of reading a table into a sentence."""
+    """Convert the errors of reading a table to a sentence."""
     try:
         import pyarrow
     except ImportError as error:
@@ -87,7 +87,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 def _opened(path: Path) -> tuple[list[str], Callable[[list[str]], Iterator[Any]]]:
-    """Return the columns of a table, and a reader of some columns batch by batch."""
+    """Return the columns of a table, and a function that reads some columns batch by batch."""
     import pyarrow
     from pyarrow import ipc, parquet
 
@@ -96,7 +96,7 @@ def _opened(path: Path) -> tuple[list[str], Callable[[list[str]], Iterator[Any]]
         return file.schema_arrow.names, lambda names: file.iter_batches(_BATCH_ROWS, columns=names)
     source = pyarrow.memory_map(str(path))
     try:
-        stream = ipc.open_stream(source)  # as datasets saves it
+        stream = ipc.open_stream(source)  # the format that datasets saves
         return stream.schema.names, lambda names: (batch.select(names) for batch in stream)
     except pyarrow.ArrowInvalid:
         source.seek(0)
@@ -112,8 +112,8 @@ class _Info(msgspec.Struct):
 
 
 def told(sources: Iterable[Path]) -> tuple[str, str]:
-    """Return licence and source from the folders of a dataset: `dataset_info.json`, or the first
-    lines of a README as on hubs. Empty without either.
+    """Return licence and source from the folders of a dataset: from `dataset_info.json`, or the
+    first lines of a README as on hubs. Empty without either.
     """
     licence = source = ""
     for folder in (path for path in sources if path.is_dir()):

@@ -1,9 +1,9 @@
-"""Task suite: examples as JSON lines, to measure a language model on.
+"""Task suite: examples as JSON lines that measure a language model.
 
-A line is multiple choice, `{"prompt", "choices": [...], "answer": 0}`, of which the likeliest
-choice counts, or `{"prompt", "answer": "4"}` (or a list of answers that count), which the model is
-to write itself, up to `stop` (a line's end) or `max_tokens` (32). A suite has lines of one kind,
-and is read strictly: a benchmark with a line left out is another benchmark.
+A line is multiple choice, `{"prompt", "choices": [...], "answer": 0}`, where the model's likeliest
+choice counts, or `{"prompt", "answer": "4"}` (or a list of correct answers), which the model writes
+itself, up to `stop` (a line's end) or `max_tokens` (32). A suite has lines of one kind, and a bad
+line is an error: a benchmark without a line is another benchmark.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def answers(self) -> frozenset[str]:
-        """Return the texts that count as right, without white space around them."""
+        """Return the correct texts, without surrounding white space."""
         said = self.answer if isinstance(self.answer, tuple) else (str(self.answer),)
         return frozenset(each.strip() for each in said)
 
@@ -61,7 +61,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def chance(self) -> float:
-        """Return the share of right answers that guessing gives."""
+        """Return the share of correct answers by guessing."""
         if self.kind == "exact":
             return 0.0
         return sum(1 / len(each.choices) for each in self.examples) / len(self.examples)

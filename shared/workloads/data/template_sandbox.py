@@ -1,7 +1,7 @@
-"""Sandbox of a chat template: jinja2's own, and bounds on time and size.
+"""Sandbox of a chat template: jinja2's own, with limits on time and size.
 
 Every turn of a loop, every call and every macro is counted. Products, powers, widths and lengths
-are looked at before they are computed, since nothing can interrupt those.
+are checked before they are computed, since nothing can interrupt those.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
-# turns of loops and calls: for a dialogue, and further ones for each message
+# turns of loops and calls: for a dialogue, and more for each message
 TURNS, TURNS_EACH = 10_000, 500
 TIME_S = 1.0  # CPU seconds
 SIZE_MAX = 4 << 20  # characters, elements or bits: a few times the largest dialogue
 _WIDTH = re.compile(r"[%).#0 +-](\d+)")  # width of a format
-_KEPT = "kept 5b1f9e"  # filter of a block that a variable keeps
+_KEPT = "kept 5b1f9e"  # filter of a block that a variable stores
 
 
 class Bounded(ImmutableSandboxedEnvironment):
-    """Environment of one template."""
+    """Sandbox of one template."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -47,7 +47,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         self._left, self._until = 0, 0.0
 
     def template(self, source: str) -> jinja2.Template:
-        """Return a template that counts. Raises jinja2's errors."""
+        """Return a template with counting calls. Raises jinja2's errors."""
         return self.from_string(_Counted().visit(self.parse(source)))
 
     def begin(self, messages: int) -> None:
@@ -78,7 +78,9 @@ class Bounded(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Compute one of the operators above. Raises TimeoutError for a far too large result."""
+        """Compute an operator whose result may be large. Raises TimeoutError for a far too large
+        one.
+        """
         size = _size(left) + _size(right)
         if operator == "**" or (operator == "*" and isinstance(right, int) and _has_length(left)):
             size = _size(left) * max(_numbers((right,)), default=1)
@@ -92,7 +94,9 @@ class Bounded(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return True if a template may use it: no method with a result of unbounded length."""
+        """Return True if a template may use an attribute: not a method with a result of unbounded
+        length.
+        """
         return attr not in ("expandtabs", "translate") and super().is_safe_attribute(
             obj, attr, value
         )
@@ -123,7 +127,7 @@ class Bounded(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """Block "generation", by which some templates mark answers: its body alone."""
+    """Block "generation", which marks answers in some templates; it renders only its body."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -133,7 +137,7 @@ class _Generation(Extension):
 
 
 class _Formatter(SandboxedFormatter):
-    """Formats one text, of fields that together are not too wide."""
+    """Formats one text whose fields together are not too wide."""
 
     _size = 0
 
@@ -175,7 +179,7 @@ def _call(name: str, values: list[nodes.Expr]) -> nodes.Call:
 
 
 def _small(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that takes no huge numbers."""
+    """Return a filter that refuses huge numbers."""
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -192,7 +196,7 @@ def _json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Apply the filter `tojson` as the library transformers has it: without HTML escapes."""
+    """Apply the filter `tojson` like the library transformers, without HTML escapes."""
     form: dict[str, Any] = {"indent": indent, "separators": separators, "sort_keys": sort_keys}
     return json.dumps(value, ensure_ascii=ensure_ascii, **form)
 
@@ -205,12 +209,12 @@ def _replaced(text: Any, old: Any, new: Any, count: int | None = None) -> str:
 
 
 def _widths(text: str) -> int:
-    """Return how wide the fields of a format are together."""
+    """Return the total width of the fields of a format."""
     return sum(map(int, _WIDTH.findall(text)))
 
 
 def _size(value: Any) -> int:
-    """Return how many bits a number has, or elements a text or a list."""
+    """Return the number of bits of a number, or of elements of a text or list."""
     if isinstance(value, int):
         return value.bit_length()
     return len(value) if _has_length(value) else 0

@@ -1,9 +1,9 @@
-"""Build of a token dataset: documents -> tokenizer -> shuffled chunks, and a held-out share that
-volunteers never get.
+"""Build of a token dataset: documents -> tokenizer -> shuffled chunks, and a held-out share that is
+never served to volunteers.
 
-Two runs over the same input give the same bytes. Text passes through a temporary file, so memory
-holds an index of the documents and never the corpus. Reading the sources is `documents.py`, the
-format of a chunk `tokenizer.py`.
+Two builds from the same input give the same bytes. Text goes through a temporary file, so memory
+holds only an index of the documents. `documents.py` reads the sources, `tokenizer.py` defines the
+format of a chunk.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from shared.workloads.data.tokenizer import (
 )
 
 _PART_MIN, _PART_MAX = 1 << 10, 256 << 10  # bytes of a part of a long document
-_TOKENIZER_BYTES = 64 << 20  # most text from which the tokenizer is trained
+_TOKENIZER_BYTES = 64 << 20  # most text for training the tokenizer
 _BATCH_BYTES = 1 << 20  # bytes that are encoded at a time
 
 
 class TextBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a build. `total` is 0 while it is not known yet."""
+    """Progress of a build. `total` is 0 while it is unknown."""
 
     stage: Literal["reading", "tokenizer", "writing"]
     done_bytes: int
@@ -50,7 +50,7 @@ class TextBuild(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _DocumentPart(NamedTuple):
-    """A document, or a part of a long one, in the temporary file."""
+    """Document, or part of a long one, in the temporary file."""
 
     digest: bytes
     offset: int
@@ -71,10 +71,9 @@ def build_text(
 ) -> DatasetManifest:
     """Store a token dataset through `put` and return its manifest.
 
-    A source is a file, a directory or a `Document`; `options` are fields of `TextSettings`. Long
-    documents are cut, exact copies dropped; the parts with the smallest SHA-256 are held out until
-    `heldout_share` of the bytes is reached, so the split depends on the text alone. Unreadable
-    texts are added to `skipped`. Raises InvalidRunFile.
+    A source is a file, a directory or a `Document`. Long documents are cut, exact copies dropped.
+    The parts with the smallest SHA-256 are held out up to `heldout_share` of the bytes, so that the
+    split depends only on the text. Unreadable texts are added to `skipped`. Raises InvalidRunFile.
     """
     settings = TextSettings(**options)
     tell = on_progress or (lambda _: None)
@@ -97,7 +96,7 @@ def build_text(
 
 
 class _TextScratch:
-    """Temporary file, and where each part lies in it."""
+    """Temporary file, and the position of each part in it."""
 
     def __init__(self, spool: BinaryIO, parts: list[_DocumentPart]) -> None:
         self._spool = spool
@@ -110,7 +109,7 @@ class _TextScratch:
             yield self._spool.read(part.size).decode()
 
     def split(self, share: float) -> tuple[list[_DocumentPart], list[_DocumentPart]]:
-        """Return (train, held out): both have at least one part."""
+        """Return (train, held out), each with at least one part."""
         by_digest = sorted(self.parts)
         held, size = 0, 0
         while held == 0 or (size < share * self.bytes and held < len(by_digest) - 1):
@@ -151,7 +150,9 @@ def _spool(
 
 
 def _cut(part: _DocumentPart, limit: int, spool: BinaryIO) -> Iterator[_DocumentPart]:
-    """Yield parts of at most `limit` bytes, cut after a line if possible, never in a character."""
+    """Yield parts of at most `limit` bytes, cut after a line if possible, never within a
+    character.
+    """
     if part.size <= limit:
         yield part
         return

@@ -10,7 +10,7 @@ Meta = dict[str, str | int | float]
 
 
 def lengths(sizes: Sequence[int], unit: str) -> Meta:
-    """Return median, 95th percentile and maximum of lengths, as a description's keys."""
+    """Return median, 95th percentile and maximum of lengths as metadata."""
     if not sizes:
         return {}
     middle, long = np.percentile(sizes, (50, 95))

@@ -1,4 +1,4 @@
-"""Held-out loss of a language model as a function of tokens, without torch."""
+"""Held-out loss of a language model, computed from a function of tokens, without torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Losses = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes for reading a model: tokens of a window, vocabulary, forward cost of a window."""
+    """Facts needed to measure a model: tokens of a window, vocabulary, forward cost of a window."""
 
     context: int
     vocab_size: int
@@ -34,13 +34,13 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 def heldout_loss(
     losses: Losses, reading: Reading, heldout: Data, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:
-    """Return the mean loss of all counted targets: every target, or in a dataset of dialogues the
-    targets in answers. The windows depend only on the model's shape and the data; `budget_s` and
-    `stop` only end it early.
+    """Return the mean loss of all counted targets: every target, or in dialogues the targets in
+    answers. The windows depend only on the model's shape and the data; `budget_s` and `stop`
+    only end it early.
 
-    "loss" in nats a token, "perplexity", "tokens" that were counted, "complete" 1 or 0, and
-    "bits_per_byte" where the dataset knows its bytes a token. The chunks of `heldout` are the
-    held-out ones. Raises InvalidRunFile.
+    The metrics are "loss" in nats a token, "perplexity", "tokens" (number counted), "complete" 1 or
+    0, and "bits_per_byte" if the dataset knows its bytes a token. `heldout` has the held-out
+    chunks. Raises InvalidRunFile.
     """
     T = reading.context
     wanted = max(8, min(_EVAL_TOKENS // T, int(_EVAL_FLOPS / reading.forward_flops)))
@@ -48,7 +48,7 @@ def heldout_loss(
     windows = Windows(heldout, T, reading.vocab_size, rows)
     batch = max(1, min(16, _LOGITS_MAX // (T * reading.vocab_size)))
     ends = monotonic() + budget_s
-    # smallest value of a target that counts
+    # least value of a target that counts
     least = LEARNT if dtype_of(heldout.manifest) == MARKED else 0
     total, counted, done = 0.0, 0, 0
     while done < len(windows) and not (counted and (stop() or monotonic() > ends)):

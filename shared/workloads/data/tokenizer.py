@@ -1,8 +1,8 @@
 """Tokens on disk, and the tokenizer that made them.
 
-A chunk is raw little-endian unsigned integers, nothing else: 16 bits a token, 32 when the
-vocabulary has more than 65,535. Chunks of one stream overlap by one token, so that every token but
-the first is the target of exactly one prediction.
+A chunk consists of raw little-endian unsigned integers: 16 bits a token, 32 if the vocabulary has
+more than 65,535. Chunks of one stream overlap by one token, so that every token but the first is
+the target of exactly one prediction.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ENDS = (
 VOCAB_MIN = 257  # every byte, and the end of a text
 VOCAB_MAX = 1 << 20
 FILE_BYTES_MAX = 64 << 20  # largest tokenizer.json
-_TOKEN_BYTES_MAX = 32  # longest token: keeps runs of blanks from eating the vocabulary
+_TOKEN_BYTES_MAX = 32  # longest token: without it, runs of blanks would fill the vocabulary
 _SCAN = 1 << 20  # tokens checked at a time
 _DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {
     "uint16": np.dtype("<u2"),
@@ -62,7 +62,7 @@ def stored_type(dtype: str) -> np.dtype[np.unsignedinteger]:
 class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a token dataset.
 
-    Without a `tokenizer` (the bytes of a tokenizer.json) one is trained.
+    Without a `tokenizer` (the bytes of a tokenizer.json), the build trains one.
     """
 
     licence: str = "unknown"
@@ -107,7 +107,7 @@ class TokenChunk:
         return len(self.tokens)
 
     def check(self, vocab_size: int) -> None:
-        """Refuse a token without a row in the model, on the host. Raises InvalidRunFile."""
+        """Refuse a token without a row in the model. Raises InvalidRunFile."""
         for start in range(0, len(self.tokens), _SCAN):
             part = self.tokens[start : start + _SCAN] & self.tokens.dtype.type(self._bits)
             if int(part.max()) >= vocab_size:
@@ -143,8 +143,8 @@ class ChunkWriter:
         self._rest, self._held = [stream], len(stream)
 
     def close(self) -> tuple[ChunkRef, ...]:
-        """Store the rest and return every chunk; a lone token, which has nothing to predict, is
-        dropped.
+        """Store the rest and return all chunks; a single remaining token is dropped, since it
+        predicts nothing.
         """
         if self._held > 1:
             self._store(np.concatenate(self._rest))
@@ -157,7 +157,7 @@ class ChunkWriter:
 
 
 def check_size(path: Path) -> None:
-    """Refuse a tokenizer.json that is too large, before it is read. Raises InvalidRunFile."""
+    """Refuse a too large tokenizer.json before reading it. Raises InvalidRunFile."""
     size = path.stat().st_size
     if size > FILE_BYTES_MAX:
         raise InvalidRunFile(
@@ -185,7 +185,7 @@ def load_tokenizer(data: bytes) -> Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
-    """Return a byte-level BPE of at most `vocab_size` tokens as tokenizer.json: the same texts give
+    """Return a byte-level BPE of at most `vocab_size` tokens as tokenizer.json; the same texts give
     the same bytes.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -14,11 +14,11 @@ from shared.workloads.data.tokenizer import TokenChunk, stored_type
 
 
 def windows_of(manifest: DatasetManifest, block_size: int, *, last: bool = False) -> list[int]:
-    """Return how many windows of `block_size` tokens and their targets each chunk gives; `last`
-    counts a shorter window at its end too.
+    """Return how many windows of `block_size` tokens and their targets each chunk has; with `last`,
+    a shorter window at its end counts too.
 
-    Raises InvalidRunFile for a chunk whose bytes cannot be as many tokens as it claims: by this
-    number memory is taken before a chunk is opened.
+    Raises InvalidRunFile for a chunk whose bytes cannot hold the claimed number of tokens: memory
+    is allocated by that number before a chunk is opened.
     """
     token_bytes = stored_type(dtype_of(manifest)).itemsize
     for index, chunk in enumerate(manifest.chunks):
@@ -32,7 +32,7 @@ def windows_of(manifest: DatasetManifest, block_size: int, *, last: bool = False
 
 
 def dtype_of(manifest: DatasetManifest) -> str:
-    """Return the name of the type that tokens are stored in."""
+    """Return the name of the stored type of tokens."""
     return str(manifest.meta.get("dtype", "uint16"))
 
 
@@ -54,7 +54,7 @@ class Windows:
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return windows [start, stop) of the list, shape (B, T + 1); -1 after the end of a chunk.
 
-        Raises InvalidRunFile for a chunk that cannot be used.
+        Raises InvalidRunFile for an unusable chunk.
         """
         T = self._block
         out = np.full((stop - start, T + 1), -1, np.int64)

@@ -1,6 +1,6 @@
 """Shape of a DCGAN (Radford et al. 2016): its config, the schema of its weights, its cost.
 
-No torch here.
+This module does not import torch.
 
 An image of b x 2^n pixels with b from 4 to 7 grows from b x b in n doublings: 64 = 4 x 2^4, 32 = 4
 x 2^3, 28 = 7 x 2^2. Both networks get narrower by half with each doubling of the side. Names of
@@ -25,17 +25,19 @@ KERNEL = 4  # kernel of every layer that doubles or halves the side
 
 
 class Layer(NamedTuple):
-    """One convolution. It doubles or halves the side, except at the b x b end."""
+    """One convolution, which doubles or halves the side, except at the b x b end."""
 
     before: int  # channels
     after: int
     kernel: int
     normed: bool  # batch norm follows
-    side: int  # side of the larger of its two images
+    side: int  # larger side of its two images
 
 
 class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The `[model]` table, by default generator 3,576,704 and discriminator 2,765,568 numbers."""
+    """Table `[model]`; by default the generator has 3,576,704 numbers, the discriminator
+    2,765,568.
+    """
 
     image_size: Annotated[int, Meta(ge=8, le=512)] = 64  # pixels, both sides
     channels: int = 3
@@ -59,12 +61,12 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def doublings(self) -> int:
-        """Return how often the side doubles."""
+        """Return how many times the side doubles."""
         return self.image_size.bit_length() - 3
 
     @property
     def base(self) -> int:
-        """Return the side length that the generator begins with."""
+        """Return the generator's initial side length."""
         return self.image_size >> self.doublings
 
     def generator(self) -> list[Layer]:
@@ -157,7 +159,9 @@ def flops(layers: list[Layer]) -> float:
 
 
 def flops_per_sample(config: DcganConfig) -> float:
-    """Return the FLOPs of a step, for each real image: one fake drawn and learnt from (3), both
-    judged and learnt from (6), the fake again (2).
+    """Return the FLOPs of a step for each real image.
+
+    In forward passes: 3 for one fake drawn and learnt, 6 for judging and learning both images, 2
+    for the fake again.
     """
     return 3 * flops(config.generator()) + 8 * flops(config.discriminator())

@@ -1,7 +1,7 @@
 """Evaluation of a trained generator: its samples, and their distance to real images.
 
-The generator draws as it would after a download: with the running statistics of its batch norm,
-never with those of a batch.
+The generator draws as after a download: with the running statistics of its batch norm, not with a
+batch's.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _EVAL_FLOPS = 3e11  # ten seconds on a slow core
 _AT_ONCE = 64
 _ROW = 8  # images side by side, and as many rows
 _TEXT_ROW, _TEXT_ROWS, _TEXT_SIGNS = 4, 2, 36  # images a row, rows, characters
-_SURE = 0.5  # least probability at which a class counts as drawn
+_SURE = 0.5  # least probability at which an image's class counts as drawn
 _SHARE_MIN = 0.25  # least part of its share among real images at which a class counts as covered
 
 
 @torch.inference_mode()
 def draw(config: DcganConfig, weights: Weights, noise: NDArray[np.float32]) -> Tensor:
-    """Return images (N, C, S, S) in -1 ... 1 of noise (N, L), on the CPU."""
+    """Return images (N, C, S, S) in -1 ... 1 from noise (N, L), on the CPU."""
     model = build(config, weights, "cpu").eval()
     parts = [noise[start : start + _AT_ONCE] for start in range(0, len(noise), _AT_ONCE)]
     return torch.cat([model.draw(torch.from_numpy(part)) for part in parts])
@@ -52,9 +52,9 @@ def evaluate(
     """Measure the distance of images from fixed noise to real ones; `budget_s` and `stop` only end
     it early.
 
-    "loss" is the Fréchet distance in the judge's features ("frechet_real": of real images that it
-    never saw), "coverage" the share of classes that are drawn, "class_overlap" how much of the
-    classes' shares agrees, "complete" 1 or 0.
+    "loss" is the Fréchet distance in the judge's features, "frechet_real" that of real images it
+    never saw, "coverage" the share of drawn classes, "class_overlap" the agreement of the classes'
+    shares, "complete" 1 or 0.
     """
     judge = _judge(config, heldout)
     wanted = int(_EVAL_FLOPS / flops(config.generator()))
@@ -92,7 +92,9 @@ def _judge(config: DcganConfig, heldout: Data | None) -> Judge:
 
 
 def class_figures(odds: NDArray[np.float64], real: NDArray[np.float64]) -> tuple[float, float]:
-    """Return (coverage, overlap) of images' sure classes, from odds (N, K), real shares (K,)."""
+    """Return (coverage, overlap) of images' certain classes, from odds (N, K) and real shares
+    (K,).
+    """
     sure = np.nan_to_num(odds).max(axis=1) >= _SURE
     shown = np.bincount(odds[sure].argmax(axis=1), minlength=len(real)) / len(odds)
     there = real > 0
@@ -101,7 +103,7 @@ def class_figures(odds: NDArray[np.float64], real: NDArray[np.float64]) -> tuple
 
 
 def sample(config: DcganConfig, weights: Weights, prompt: str, seed: int) -> Sample:
-    """Return 64 images of noise fixed by seed and prompt, as PNG; the first as text too."""
+    """Return 64 images as PNG, from noise fixed by seed and prompt; the first ones as text too."""
     noise = normal(f"sample/{prompt}", seed, (_ROW * _ROW, config.latent))
     images: Pixels = to_pixels(draw(config, weights, noise).numpy())
     title = f"{len(images)} images of fixed noise" + (f" “{prompt}”" if prompt else "")

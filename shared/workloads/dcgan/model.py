@@ -1,7 +1,8 @@
-"""Networks of a DCGAN: the generator draws images, the discriminator tells them from real ones.
+"""Networks of a DCGAN: the generator draws images, the discriminator distinguishes them from real
+ones.
 
-Shapes: B images, L latent, C channels, S side. Images lie in -1 ... 1. Weights are float32;
-autocast is the caller's.
+Shapes: B images, L latent, C channels, S side. Images lie in -1 ... 1. Weights are float32; the
+caller sets autocast.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from shared.errors import InvalidFrame
 from shared.workloads.base import Weights
 from shared.workloads.dcgan.config import DcganConfig, Layer, schema
 
-_SLOPE = 0.2  # of the leaky activation
+_SLOPE = 0.2  # slope of the leaky activation
 
 
 class Dcgan(nn.Module):
-    """Generator and discriminator, whose tensors have the names of the schema."""
+    """Generator and discriminator, with the schema's names of tensors."""
 
     def __init__(self, config: DcganConfig) -> None:
         super().__init__()
@@ -29,7 +30,7 @@ class Dcgan(nn.Module):
         self.discriminator = nn.Sequential(OrderedDict(_discriminator(config.discriminator())))
 
     def draw(self, noise: Tensor) -> Tensor:
-        """Return images (B, C, S, S) of noise (B, L)."""
+        """Return images (B, C, S, S) from noise (B, L)."""
         out: Tensor = self.generator(noise[:, :, None, None])
         return out
 
@@ -79,7 +80,7 @@ def build(config: DcganConfig, weights: Weights, device: str) -> Dcgan:
             raise InvalidFrame(f"{spec.name} {has}, but this model needs {spec.shape}")
         dtype = torch.int64 if spec.role == "counter" else torch.float32
         own[spec.name] = found.detach().to(device, dtype, copy=True)
-    with torch.device("meta"):  # no memory, no random numbers: the weights come from outside
+    with torch.device("meta"):  # no memory, no random numbers: the weights are loaded
         model = Dcgan(config)
     model.load_state_dict(own, strict=True, assign=True)
     return model

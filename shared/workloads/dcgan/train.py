@@ -1,11 +1,11 @@
-"""One DCGAN task on one device, advanced a micro-batch at a time.
+"""DCGAN task on one device, advanced by one micro-batch at a time.
 
 A step has two turns over the same batch: the discriminator learns from real images and from fakes,
 then the generator learns to fool it. Each network's gradient comes from its own loss alone: the
-discriminator is frozen while the generator learns. Batch norm looks at one micro-batch at a time
-(Hoffer et al. 2017), so what is learnt depends on how a batch is cut: every machine cuts it alike,
-into even portions that suit a slow core, or the task done again on another would not come to the
-same. Only a machine that is short of memory halves them.
+discriminator is frozen while the generator learns. Batch norm uses the statistics of one
+micro-batch (Hoffer et al. 2017), so the result depends on the division of a batch. All machines
+divide it alike, into even portions that suit a slow core; otherwise a recompute would differ. Only
+a machine short of memory halves the portions.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from shared.workloads.training.seeded_random import normal
 _READ_S = 0.2  # interval of reading the figures on a GPU
 _PREVIEW_S = 2.0
 _PREVIEWED, _PREVIEW_SIGNS = 3, 54
-_PORTION_FLOPS = 9e9  # a third of a second on a slow core, so that a pause waits no longer
+_PORTION_FLOPS = 9e9  # a third of a second on a slow core, which bounds the delay of a pause
 _PORTION_MIN = 16  # least images of a portion, since statistics of fewer are poor
-_PORTION_LEAST = 4  # least images where memory is short
+_PORTION_LEAST = 4  # least images when memory is short
 _FIGURES = ("loss_d", "loss_g", "real_known", "fakes_known")
 _COUNTERS, _HALVED = "counters", "halved"
 
@@ -70,14 +70,14 @@ class DcganWork:
         self._autocast = autocast(job.train.precision, device)
         self._portion = portion(min(job.batch_size, len(rows)), config)
         self._least = min(_PORTION_LEAST, self._portion)
-        self._halved: list[int] = []  # turns done when memory was short
-        self._to_halve = deque(job.halved)  # turns of the machine whose task is recomputed
+        self._halved: list[int] = []  # turns done at each halving
+        self._to_halve = deque(job.halved)  # halvings of the machine whose task is recomputed
         self._step = 0
         self._turn = 0
-        self._in_turn = 0  # images of the present turn that are done
+        self._in_turn = 0  # finished images of the present turn
         self._fakes: deque[Tensor] = deque()  # fakes of this step, with the graph for the generator
-        self._frugal = False  # memory was short: fakes are drawn a second time, not kept
-        self._now = torch.zeros(len(_FIGURES), device=device)  # figures of the step in progress
+        self._frugal = False  # memory was short: fakes are drawn again instead of kept
+        self._now = torch.zeros(len(_FIGURES), device=device)  # figures of the running step
         self._figures = torch.zeros(job.steps, len(_FIGURES), device=device)
         self._read_at = self._shown_at = 0.0
 
@@ -87,18 +87,20 @@ class DcganWork:
 
     @property
     def micro_batch(self) -> int:
-        """Return how many images a micro-batch has."""
+        """Return the number of images of a micro-batch."""
         return self._portion
 
     def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
-        """Begin with the micro-batches that memory allowed before. Otherwise a batch is cut alike
-        on every machine: its statistics depend on it.
+        """Begin with the micro-batches that memory allowed before; otherwise divide a batch as all
+        machines do, since its statistics depend on it.
         """
         if most:
             self._portion = max(1, min(self._portion, micro_batch))
 
     def advance(self) -> Progress:
-        """Do a micro-batch of one turn. Raises InvalidRunFile for no finite loss or a bad chunk."""
+        """Do a micro-batch of one turn. Raises InvalidRunFile for a bad chunk or an infinite
+        loss.
+        """
         if self.done:
             raise RuntimeError("this task is done")
         began = perf_counter()
@@ -159,9 +161,9 @@ class DcganWork:
         self._move(self._device)
 
     def halve(self) -> int:
-        """Halve the micro-batch; the turn in progress starts over.
+        """Halve the micro-batch; the running turn starts over.
 
-        Raises MemoryError when it is so small already that a step would teach nothing.
+        Raises MemoryError when a smaller one would teach nothing.
         """
         if not self._may_halve:
             raise MemoryError(
@@ -194,7 +196,7 @@ class DcganWork:
         return found
 
     def restore(self, snapshot: Weights) -> None:
-        """Continue from a `snapshot`. Raises InvalidRunFile when it is of another task."""
+        """Continue from a `snapshot`. Raises InvalidRunFile if it is another task's."""
         own = {**dict(self._model.named_buffers()), "figures": self._figures}
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
         fits = len(counters) == 2 and 0 <= counters[0] <= self._job.steps and _HALVED in snapshot
@@ -223,7 +225,8 @@ class DcganWork:
     def _follow(self) -> None:
         """Split batches exactly as the audited machine did.
 
-        Raises BadRequest where no machine can have cut them so: memory here is not to blame.
+        Raises BadRequest if no machine can have split them so, since this machine's memory is not
+        the reason.
         """
         while self._to_halve and self._to_halve[0] <= 2 * self._step + self._turn:
             if not self._may_halve:
@@ -239,7 +242,9 @@ class DcganWork:
         return -(-left // parts)  # equal parts, since a single image has no statistics
 
     def _noise(self, size: int, micro: int) -> Tensor:
-        """Return the noise of the next images (micro, L), the same however the batch is cut."""
+        """Return the noise of the next images (micro, L), the same for any division of the
+        batch.
+        """
         drawn = normal(f"noise/{self._step}", self._job.seed, (size, self._latent))
         return to_device(
             torch.from_numpy(drawn[self._in_turn : self._in_turn + micro]), self._device
@@ -283,7 +288,7 @@ class DcganWork:
         self._now[1].add_(loss.detach().float(), alpha=share)
 
     def _finish_turn(self, size: int) -> bool:
-        """Apply the gradients of a whole turn. Return True when the step is over."""
+        """Apply the gradients of a whole turn. Return True at the end of the step."""
         self._learners[self._turn].finish(self._step, size / len(self._images))
         self._in_turn = 0
         self._turn = 1 - self._turn
@@ -296,7 +301,7 @@ class DcganWork:
         return True
 
     def _preview(self, now: float) -> str:
-        """Return three of the fakes in dots, from time to time."""
+        """Return three of the fakes in dots, now and then."""
         if not self._fakes or now - self._shown_at < _PREVIEW_S:
             return ""
         self._shown_at = now
@@ -304,10 +309,10 @@ class DcganWork:
         return "\n".join(braille(tile(some, _PREVIEWED), _PREVIEW_SIGNS))
 
     def _read(self, began: float, ended: bool) -> dict[str, float]:
-        """Wait for the device and read the figures: on a CPU always, on a GPU rarely, and at the
+        """Wait for the device and read the figures: on a CPU always, on a GPU rarely and at the
         end.
 
-        Figures of the step that has ended, empty in the middle of a step or when none were read.
+        Return the figures of the finished step; empty within a step or when none were read.
         """
         if self._device != "cpu" and not self.done and began - self._read_at < _READ_S:
             return {}

@@ -1,6 +1,6 @@
 """Workload `dcgan`: many machines train one image generator and its discriminator.
 
-This module only puts the parts together and loads torch when a tensor is asked for.
+This module combines the parts and loads torch only when it needs a tensor.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     import torch
 
 _STD = 0.02
-# Adam 2e-4 with betas 0.5 and 0.999, level, without decay or clipping: the recipe of the paper.
+# Recipe of the paper: Adam 2e-4 with betas 0.5 and 0.999, constant, without decay or clipping.
 _TRAIN = {
     **{"lr": 2e-4, "beta1": 0.5, "beta2": 0.999, "min_lr_ratio": 1.0},
     **{"warmup_steps": 0, "weight_decay": 0.0, "clip_norm": 0.0},
 }
 _TASK = {"batch_size": 64, "local_steps": 5}  # 320 images
-# The norms of honest work may triple within a few versions, when one network finds out the other
-# (measured).
+# The norms of honest updates may triple within a few versions, when one network gets ahead of the
+# other (measured).
 _VALIDATION = {"clip_until": 5.0}
 
 

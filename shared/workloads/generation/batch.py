@@ -1,7 +1,7 @@
 """Continuous batching: sequences join and leave at every token.
 
-A step reads a chunk of the new prompts, then makes one token of each sequence that runs, so that a
-long prompt holds nobody up for long. One thread drives it.
+A step reads a chunk of the new prompts, then generates one token of each running sequence, so that
+a long prompt delays no other sequence for long. One thread runs it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from shared.workloads.generation.sampling import SampledToken, choose, uniform
 from shared.workloads.generation.text_stream import TextStream
 
 CHUNK = 256  # prompt tokens read between two decoding steps
-PADDED = 1.25  # prompts share a batch where padding makes it at most this many times their tokens
-WAITING_MAX = 256  # sequences that wait for a slot
+PADDED = 1.25  # prompts share a batch if padding makes it at most this many times their tokens
+WAITING_MAX = 256  # sequences that may wait for a slot
 
 Finish = Literal["stop", "length"]
 
@@ -37,13 +37,13 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
-    ends: tuple[int, ...] = ()  # tokens that end it, beside the decoder's own
+    ends: tuple[int, ...] = ()  # tokens that end it, besides the decoder's own
     logprobs: int | None = None
-    place: int = 0  # tokens of the answer that the prompt already holds
+    place: int = 0  # number of answer tokens that the prompt already holds
 
 
 class NextToken(msgspec.Struct, frozen=True, kw_only=True):
-    """Next token of a sequence, with the text that is certain; `finish` ends it."""
+    """Next token of a sequence, with the text that is final; `finish` ends it."""
 
     id: str
     text: str = ""
@@ -53,7 +53,7 @@ class NextToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Continuation:
-    """Answer to one sequence's prompt while it is generated: chooses tokens and detects the end."""
+    """Answer to one prompt during generation: chooses tokens and detects the end."""
 
     def __init__(self, sequence: Sequence, reader: Reader) -> None:
         self.sequence = sequence
@@ -95,7 +95,7 @@ class _RunningSequence:
     slot: int
     answer: Continuation
     read: int = 0  # tokens of the prompt that were read
-    last: int = 0  # token to be read next
+    last: int = 0  # next token to read
 
 
 class Batch:
@@ -122,7 +122,7 @@ class Batch:
         self._waiting.append(sequence)
 
     def cancel(self, id: str) -> None:
-        """Drop a sequence; its slot is free at once."""
+        """Drop a sequence and free its slot at once."""
         self._waiting = deque(each for each in self._waiting if each.id != id)
         for each in [one for one in self._reading if one.sequence.id == id]:
             self._reading.remove(each)
@@ -131,7 +131,7 @@ class Batch:
             self._release(found)
 
     def step(self) -> Iterator[NextToken]:
-        """Advance by a token; yield the new tokens."""
+        """Generate a token of each running sequence; yield the new tokens."""
         self._admit()
         room = CHUNK
         while self._reading and room > 0:
@@ -152,7 +152,7 @@ class Batch:
     def _admit(self) -> None:
         while self._waiting and self._free:
             sequence = self._waiting.popleft()
-            self._free.sort()  # slots in a row from the first on are read without a copy
+            self._free.sort()  # consecutive slots from the first on are read without a copy
             answer = Continuation(sequence, self._decoder)
             self._reading.append(_RunningSequence(sequence, self._free.pop(0), answer))
 
@@ -169,8 +169,8 @@ class Batch:
                 return
 
     def _alike(self, room: int) -> list[_RunningSequence]:
-        """Return waiting prompts that are faster to read together: none that is partly read or
-        known already, all of similar length.
+        """Return waiting prompts of similar length that are faster to read together; none that is
+        partly read or cached.
         """
         known = {one.sequence.prompt for one in self._running.values()}
         found: list[_RunningSequence] = []

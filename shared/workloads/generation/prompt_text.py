@@ -1,5 +1,5 @@
-"""Prompts as tokens and back, for a decoder; without a tokenizer, numbers in a text are its
-tokens.
+"""Conversion of prompts to tokens and back, for a decoder; without a tokenizer, numbers in a text
+are its tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DIGITS_MAX = 12
 
 
 class PromptText:
-    """Text part of a `Decoder`."""
+    """Text conversion of a `Decoder`."""
 
     def __init__(self, tokenizer: bytes | None, vocabulary: int) -> None:
         """Read a tokenizer.json, if there is one. Raises InvalidRunFile."""
@@ -31,8 +31,8 @@ class PromptText:
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
         """Return the tokens of a prompt; an empty one stands for the end of a previous text.
 
-        With `marks` special tokens in it count as such, elsewhere they are text. Raises
-        InvalidRunFile for what this model does not know.
+        With `marks`, special tokens in it count as such; otherwise they are text. Raises
+        InvalidRunFile for tokens that this model does not know.
         """
         tokens = self._tokens(text, self._marking if marks else self._tokenizer)
         if any(token >= self.vocabulary for token in tokens):
@@ -48,7 +48,7 @@ class PromptText:
 
     @cached_property
     def _marking(self) -> Tokenizer | None:
-        """Return the same tokenizer, for texts with special tokens."""
+        """Return the same tokenizer, set to read special tokens."""
         found = load_tokenizer(self._data) if self._data is not None else None
         if found is not None:
             found.encode_special_tokens = False
@@ -67,7 +67,7 @@ class PromptText:
 
 
 def ending(reader: Reader, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the tokens, or otherwise the texts, that end an answer in a template."""
+    """Return the tokens, or else the texts, that end an answer in a template."""
     if not text.strip():
         return (), ()
     first = reader.encode(text, marks=True)[:1]
@@ -77,8 +77,8 @@ def ending(reader: Reader, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]
 
 
 def padded(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return prompts as rows of one length. Padding is read after a prompt's end, so that it
-    changes nothing before it, and the answer's tokens overwrite it.
+    """Return prompts as rows of one length. The padding follows a prompt's end, so that it changes
+    nothing before, and the answer's tokens overwrite it.
     """
     longest = max(map(len, prompts))
     return [[*each, *[0] * (longest - len(each))] for each in prompts]

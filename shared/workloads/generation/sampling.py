@@ -1,9 +1,8 @@
 """Sampling of a token from logits.
 
-The random number of a token depends on the seed of its sequence and its place alone, never on the
-batch, and the distribution is worked out in float64. Logits of a batch may differ from those of the
-same sequence alone in the last bits of float32, so the tokens are the same unless two of them are
-that near to each other.
+The random number of a token depends only on its sequence's seed and its place, not on the batch,
+and the distribution is computed in float64. A batch's logits may differ from those of the sequence
+alone in the last bits of float32, so the tokens are the same unless two are that close.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def choose(
 ) -> SampledToken:
     """Choose a token from logits (V,). `temperature` 0 takes the likeliest.
 
-    NaN (of a run that diverged) counts as zero. `logprobs` asks for the probability, and for so
-    many of the likeliest tokens.
+    NaN (of a run that diverged) counts as zero. `logprobs` requests the probability, and that many
+    of the likeliest tokens.
     """
     scores = _finite(logits)
     if temperature <= 0:
@@ -74,11 +73,11 @@ def probed(logits: NDArray[np.floating], token: int, logprobs: int) -> SampledTo
 def agrees(
     logits: NDArray[np.floating], draw: float, token: int, *, temperature: float, top_p: float = 1.0
 ) -> bool:
-    """Return True if a token could have been chosen from logits (V,) that other hardware computed.
+    """Return True if a token could have been chosen from logits (V,) computed on other hardware.
 
-    Greedy: none is likelier by more than `SLACK` nats. Drawn: the draw lies within the token's part
-    of [0, 1), or no further from it than the sums before it move with such logits. Raises
-    BadRequest for a token that is none.
+    Greedy: no token is likelier by more than `SLACK` nats. Sampled: the draw lies within the
+    token's part of [0, 1), or outside by no more than such logits move the sums before it. Raises
+    BadRequest for an unknown token.
     """
     scores = _finite(logits)
     if not 0 <= token < len(scores):

@@ -1,9 +1,8 @@
 """Score of a version on a task suite.
 
-The likeliest choice of a multiple choice counts, by its log-probability after the prompt divided by
-its bytes, so that long and short choices, and models with different tokenizers, are alike. Answers
-that are to be written are generated greedily and compared as texts, without white space around
-them.
+In multiple choice the model's choice is the one with the highest log-probability after the prompt,
+divided by its bytes, so that long and short choices, and different tokenizers, compare. Written
+answers are generated greedily and compared as texts, without surrounding white space.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ from shared.workloads.generation.prompt_text import ending
 
 
 class SuiteTally(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of answered and correct examples; `cut` were too long and lost their start."""
+    """Counts of answered and correct examples; `cut` ones were too long and lost their
+    beginning.
+    """
 
     correct: int
     examples: int
@@ -54,10 +55,10 @@ def score(
     frame: ChatFrame | None = None,
 ) -> SuiteTally:
     """Measure a suite in an order that is the same for every version. With `frame` a prompt is a
-    question of a dialogue and the continuation its answer, as the model learnt them.
+    dialogue's question and the continuation its answer, as the model learnt them.
 
-    `budget_s` and `stop` end it early, after one example at least: what was measured then is a
-    random part of the suite, the beginning of that order.
+    `budget_s` and `stop` end it early, after at least one example; the result then covers the
+    beginning of that order, a random part of the suite.
     """
     order = permutation(len(suite.examples), 0, 1)
     ends = monotonic() + budget_s
@@ -93,7 +94,9 @@ class _Asking:
         return self.decoder.encode(self._frame.asked(text), marks=True)
 
     def continued(self, prompt: str, text: str) -> list[int]:
-        """Return the tokens of a prompt and a text after it; an answer's alone, as learnt."""
+        """Return the tokens of a prompt and a text after it; in a dialogue, of the answer as
+        learnt.
+        """
         if self._frame is not None:
             return [*self.prompt(prompt), *self.decoder.encode(text.strip())]
         whole = self.decoder.encode
@@ -110,8 +113,8 @@ def _chosen(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool
 
 
 def _likelihood(asking: _Asking, prompt: str, text: str) -> tuple[float, bool]:
-    """Return the log-probability of a text after a prompt, nats a byte; -inf where a diverged model
-    has none. The flag tells that the beginning of the prompt was cut off.
+    """Return the log-probability of a text after a prompt, nats a byte; -inf if a diverged model
+    has none. The flag is True if the beginning of the prompt was cut off.
     """
     decoder = asking.decoder
     before, whole = asking.prompt(prompt), asking.continued(prompt, text)
@@ -135,7 +138,7 @@ def _log_probability(logits: np.ndarray, token: int) -> float:
 
 
 def _written(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
-    """Generate all answers, one sequence a slot at a time."""
+    """Generate all answers, one sequence a slot at a time; yield (correct, cut)."""
     decoder = asking.decoder
     batch, texts = Batch(decoder), dict[str, str]()
     running: dict[str, tuple[Example, bool]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-# tokens before the new ones that are decoded again, since a character has at most four bytes
+# Earlier tokens that are decoded again, since a character has at most four bytes.
 WINDOW = 8
 
 
@@ -18,7 +18,7 @@ class StopStrings:
         self.stopped = False
 
     def take(self, text: str) -> str:
-        """Return the text that is certain with this piece; sets `stopped` at a stop string."""
+        """Return the text that is final with this piece; sets `stopped` at a stop string."""
         text = self._held + text
         found = [at for at in (text.find(each) for each in self._stop) if at >= 0]
         if found:
@@ -35,7 +35,7 @@ class StopStrings:
 
 
 class TextStream:
-    """Turns tokens into text by pieces, decoding only the last ones again."""
+    """Converts tokens to text piece by piece, decoding only the last ones again."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = ()) -> None:
         self._decode = decode
@@ -48,7 +48,7 @@ class TextStream:
         return self._stops.stopped
 
     def add(self, token: int) -> str:
-        """Return the text that is certain with this token; sets `stopped` at a stop string."""
+        """Return the text that is final with this token; sets `stopped` at a stop string."""
         self._tokens.append(token)
         text = self._new_text()
         return self._stops.take(text) if text else ""

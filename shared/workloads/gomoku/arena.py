@@ -1,9 +1,9 @@
-"""Games that advance together: each round one network batch serves the searches of all games.
+"""Arena of games that advance together: in each round one network batch serves all searches.
 
     plans ──> seats (a game each) ──> one search for all seats ──> a move each ──> records
 
-Who plays is named by a key, so that a game goes on with the network that it began with while others
-begin with a newer one, and so that two networks can meet. Which games share a batch changes no
+A key names the network of each player, so that a game keeps the network it began with while others
+begin with a newer one, and two networks can meet. The composition of a batch does not change any
 game.
 """
 
@@ -57,7 +57,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seat:
-    """A game in progress."""
+    """Game in progress."""
 
     def __init__(self, rules: BoardRules, plan: GamePlan) -> None:
         self.plan = plan
@@ -91,7 +91,7 @@ class Arena:
     ) -> None:
         settings = SearchSettings(simulations=manner.simulations, noise=manner.noise)
         self.seats: list[Seat] = []
-        self.plies = 0  # moves that were searched so far
+        self.plies = 0  # moves searched so far
         self._rules = rules
         self._manner = manner
         self._slots = slots
@@ -101,7 +101,7 @@ class Arena:
         self._searching = False
 
     def advance(self, limit_s: float) -> list[Played]:
-        """Play for about this long, at least one batch; return the games that ended."""
+        """Play for about this long, at least one batch; return the finished games."""
         began, ended = perf_counter(), list[Played]()
         while True:
             if not self._searching and not self._begin():
@@ -124,7 +124,7 @@ class Arena:
         return {key for seat in self.seats for key in seat.plan.players}
 
     def again(self) -> None:
-        """Drop the search in progress: it is repeated from its beginning, with the same result."""
+        """Drop the running search; it is repeated from its beginning with the same result."""
         self._searching = False
 
     def _begin(self) -> bool:
@@ -153,7 +153,7 @@ class Arena:
         )
 
     def _ask(self, boards: Boards) -> tuple[Floats, Floats]:
-        """Evaluate each board by the network of its game."""
+        """Evaluate each board by the network of its player."""
         keys = [self.seats[game].player for game in self._search.waiting_games()]
         if len(set(keys)) == 1:
             return self._players[keys[0]](boards)

@@ -1,8 +1,8 @@
-"""Shape of a Gomoku player: board, network, schema, cost, and the `[task]` options of its tasks. No
-torch here.
+"""Shape of a Gomoku player: board, network, schema, cost, and the `[task]` options of its tasks.
+This module does not import torch.
 
-Names of tensors never change (old checkpoints stay readable): stem, blocks.{i}.one, blocks.{i}.two,
-policy, value.
+Names of tensors never change, so that old checkpoints stay readable: stem, blocks.{i}.one,
+blocks.{i}.two, policy, value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.gomoku.records import Manner
 from shared.workloads.gomoku.rules import SIZE_MAX, BoardRules
 
-PLANES = 3  # own stones, the other's stones, ones (so that the border is seen)
+PLANES = 3  # own stones, the other's stones, ones (which show the border)
 POLICY_CHANNELS = 16
 VALUE_HIDDEN = 64
 PRESETS = {"small": (2, 32), "medium": (6, 64), "large": (12, 128)}  # blocks, channels
@@ -63,12 +63,14 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reach(self) -> int:
-        """Return the distance at which a stone matters to a cell: one for each convolution."""
+        """Return the distance within which a stone influences a cell: one a convolution."""
         return 1 + 2 * self.depth
 
     @property
     def board_max(self) -> int:
-        """Return three times the reach: a value head that pools over the board reaches further."""
+        """Return the largest board, three times the reach: a value head that pools the board sees
+        further.
+        """
         return 3 * self.reach
 
     @classmethod
@@ -85,31 +87,31 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The workload's own keys of `[task.options]`."""
 
     games: Annotated[int, Meta(ge=1, le=4096)] = 32  # games of one self-play task
-    simulations: Annotated[int, Meta(ge=2, le=10_000)] = 100  # simulations for each move
+    simulations: Annotated[int, Meta(ge=2, le=10_000)] = 100  # simulations of each move
     slots: Annotated[int, Meta(ge=1, le=1024)] = 32  # games that advance together on one device
-    # first moves of a game that are drawn in proportion to their visits; later ones are the most
+    # first moves of a game that are drawn in proportion to their visits; later moves are the most
     # visited
     temperature_plies: Annotated[int, Meta(ge=0, le=1024)] = 12
-    # at most so many random moves at the beginning of a game
+    # most random moves at the beginning of a game
     opening_plies: Annotated[int, Meta(ge=0, le=16)] = 2
     # share of Dirichlet noise in the priors of the root
     noise: Annotated[float, Meta(ge=0, le=1)] = 0.25
     window: Annotated[int, Meta(ge=1, le=1 << 20)] = 4096  # newest games that learners draw from
     window_min: Annotated[int, Meta(ge=1, le=1 << 20)] = 64  # games before the first learn task
     chunk: Annotated[int, Meta(ge=1, le=4096)] = 64  # games sealed into one immutable chunk
-    # times that a position is learnt from, about; paces learners by new games
+    # approximate number of times that a position is learnt; paces learners by new games
     reuse: Annotated[float, Meta(ge=0.01, le=1000)] = 4.0
-    # games accepted and not yet learnt from; above it no self-play is handed out
+    # accepted games not yet learnt from; above it no self-play is handed out
     queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 2048
     learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks at once
-    # a game may have begun at most this many published versions ago
+    # most published versions by which a game's version may be behind
     lag: Annotated[int, Meta(ge=0, le=1000)] = 2
-    # games of one evaluate task, with both colours of each opening
+    # games of one evaluate task; each opening is played with both colours
     match_games: Annotated[int, Meta(ge=2, le=1024)] = 16
     match_simulations: Annotated[int, Meta(ge=2, le=10_000)] = 64
     # versions from one match to the next; 0 = no matches
     match_every: Annotated[int, Meta(ge=0, le=1 << 20)] = 1
-    # share of the positions of a match that the coordinator searches again
+    # share of a match's positions that the coordinator searches again
     match_replay: Annotated[float, Meta(ge=0, le=1)] = 0.25
 
     def __post_init__(self) -> None:
@@ -128,7 +130,7 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def match_manner(self) -> Manner:
-        """Return the rules of matches: always the most visited move, without chance."""
+        """Return the rules of matches: always the most visited move, without randomness."""
         return Manner(
             simulations=self.match_simulations, temperature_plies=0, noise=0.0, match=True
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _FILLED = (
     1 / 4
-)  # stones on the board when a game ends, about; only the first estimate of a game's cost
+)  # typical stones on the board at a game's end; only for the first estimate of a game's cost
 
 
 class GomokuGames(Games):
@@ -53,7 +53,9 @@ class GomokuGames(Games):
         *,
         whole: bool = False,
     ) -> Inspection:
-        """Inspect a file of games; see `Experience.inspect`. Valid games among others are kept."""
+        """Inspect a file of games; see `Experience.inspect`. Valid games among invalid ones are
+        kept.
+        """
         config, how = GomokuConfig.from_dict(job.config), GomokuOptions.from_dict(job.options)
         match = job.kind == "evaluate"
         try:
@@ -119,7 +121,7 @@ class GomokuGames(Games):
 def _stale(
     records: Sequence[GameRecord], known: Sequence[KnownVersion], lag: int
 ) -> dict[int, str]:
-    """Return the games, by place, that began with a version too far behind."""
+    """Return the fault, by place, of each game that began with a version too far behind."""
     begun = [(record.version, record.began_s) for record in records]
     return {
         place: f"game {records[place].game} began with {said}"

@@ -1,7 +1,7 @@
 """Matches between two versions.
 
-Openings are fixed, each is played with both colours, and nothing is left to chance: whoever has the
-two networks can play every game again.
+Openings are fixed, each is played with both colours, and nothing is random, so that anyone with the
+two networks can replay every game.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def plan(rules: BoardRules, game: int, one: str, other: str) -> GamePlan:
 
 
 class MatchWork(PlayWork):
-    """Match between the version of the job and the one that comes as an asset; see `Work`."""
+    """Match between the job's version and the one in an asset; see `Work`."""
 
     def __init__(self, job: Job, weights: Held, data: Data, device: str) -> None:
         super().__init__(job, GomokuOptions.from_dict(job.options).match_manner(), device)
@@ -101,7 +101,7 @@ def _play(
 
 
 def _told(rules: BoardRules, moves: tuple[int, ...]) -> str:
-    """Return a game for people: the moves and the last position."""
+    """Return a game as text: the moves and the last position."""
     position = Position(rules, moves)
     names = [cell_name(move, rules.size) for move in moves]
     pairs = [f"{n // 2 + 1}. {' '.join(names[n : n + 2])}" for n in range(0, len(names), 2)]

@@ -1,9 +1,9 @@
 """Network of a Gomoku player: a residual trunk, a policy over the cells and the value of the
 position.
 
-Without normalisation layers: a residual branch begins as zero, so that depth costs no stability, a
-position is judged the same alone and in a batch, and there are no running statistics to merge.
-Shapes: B positions, S side, A = S * S, C channels.
+There are no normalisation layers, so that a position gets the same result alone and in a batch, and
+there are no running statistics to merge; residual branches begin as zero, which keeps deep networks
+stable. Shapes: B positions, S side, A = S * S, C channels.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from shared.workloads.gomoku.rules import Boards
 from shared.workloads.gomoku.search import Floats
 from shared.workloads.training.device_differences import to_host
 
-# Measured on a CPU: while the activations of a layer stay below this many numbers they stay in the
-# cache, and the heap is not given back to the system between layers; twice as many cost up to half
-# the speed.
+# Measured on a CPU: while a layer has fewer activations than this, they stay in the cache, and the
+# heap is not returned to the system between layers; twice as many cost up to half the speed.
 _CACHE_ELEMENTS = 480_000
 _GPU_BATCH = 4096
 
@@ -96,8 +95,8 @@ class GomokuNet(nn.Module):
 
 
 def build(config: GomokuConfig, weights: Weights, device: str) -> GomokuNet:
-    """Return the model with a copy of `weights` on `device`. Raises InvalidFrame for weights of
-    another network.
+    """Return the model with a copy of `weights` on `device`. Raises InvalidFrame for another
+    network's.
     """
     with torch.device("meta"):
         model = GomokuNet(config)
@@ -116,13 +115,13 @@ def build(config: GomokuConfig, weights: Weights, device: str) -> GomokuNet:
 
 
 def read_weights(path: Path, config: GomokuConfig) -> dict[str, Tensor]:
-    """Return the weights in a file. Raises InvalidFrame when they are of another network."""
+    """Return the weights in a file. Raises InvalidFrame if they are another network's."""
     frame = open_frame(path, schema(config), copy_on_write=True)
     return {name: torch.from_numpy(frame.array(name)) for name in frame}
 
 
 class NetEvaluator:
-    """Network as the search queries it: boards of the player to move in, logits and values out."""
+    """Network as the search uses it: boards of the player to move in, logits and values out."""
 
     def __init__(self, config: GomokuConfig, weights: Weights, device: str) -> None:
         self.positions = 0  # positions evaluated so far
@@ -151,7 +150,7 @@ class NetEvaluator:
         return {name: to_host(value) for name, value in self._model.named_parameters()}
 
     def move(self, device: str) -> None:
-        """Move the weights to another device, to free this one or to come back."""
+        """Move the weights to another device, or back."""
         self._model.to(device)
         self._device = device
 

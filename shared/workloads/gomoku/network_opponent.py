@@ -17,11 +17,11 @@ from shared.workloads.gomoku.search import Search, SearchSettings
 
 SIMULATIONS = (16, 200, 1600)  # simulations of the three levels
 _LEAVES = 8
-_SLOPPY = 0.35  # probability with which the easiest level plays the second-best move
+_SLOPPY = 0.35  # probability that the easiest level plays the second-best move
 
 
 class GomokuOpponent:
-    """Reproducible opponent: the same game and level gets the same answer; see `Opponent`."""
+    """Reproducible opponent: the same game and level give the same answer; see `Opponent`."""
 
     def __init__(self, config: GomokuConfig, weights: Weights) -> None:
         self._rules = config.rules
@@ -38,8 +38,8 @@ class GomokuOpponent:
         )
 
     def reply(self, moves: Sequence[int], level: int) -> MoveReply:
-        """Compute the reply; level 0 searches little and errs on purpose now and then, 2 searches
-        far.
+        """Compute the reply. Level 0 searches little and sometimes errs on purpose; level 2
+        searches far.
 
         Raises BadRequest when the game is over.
         """

@@ -1,4 +1,4 @@
-"""Play, the base of self-play and matches: a task's games, a quarter of a second at a time."""
+"""Base of self-play and matches: plays a task's games, a quarter of a second at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADVANCE_S = 0.25
 class PlayWork(ABC):
     """Play of a task's games on one device; see `Work`.
 
-    A step is a game; samples are games too. Subclasses say who plays what, and record it.
+    A step is a game, and so is a sample. Subclasses choose the players and record the games.
     """
 
     advance_s = ADVANCE_S
@@ -84,7 +84,7 @@ class PlayWork(ABC):
             player.move(self._device)
 
     def halve(self) -> int:
-        """Evaluate in smaller batches; the search in progress starts over."""
+        """Evaluate in smaller batches; the running search starts over."""
         self._arena.again()
         release(self._device)
         return min(player.halve() for player in self._players.values())
@@ -116,7 +116,7 @@ class PlayWork(ABC):
 
     @abstractmethod
     def _metrics(self) -> dict[str, float]:
-        """Return the figures of the task that people see."""
+        """Return the figures of the task for display."""
 
     @property
     def _kind(self) -> str:

@@ -1,9 +1,9 @@
-"""Chance in self-play as a function of seeds, the same on every machine and in every release of
+"""Randomness of self-play as a function of seeds, the same on every machine and in every release of
 NumPy.
 
-Only the raw words of Philox 4x64-10 (Salmon et al. 2011) are used: they are fixed by definition,
-the distributions of NumPy's generators are not. A record's seed thus allows to check each drawn
-move, and to search it again.
+It uses only the raw words of Philox 4x64-10 (Salmon et al. 2011), which are fixed by definition,
+unlike the distributions of NumPy's generators. With a record's seed, each drawn move can be checked
+and searched again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 _WORD = (1 << 64) - 1
 _TRIES = 4  # tries of the rejection sampler: each fails in fewer than one case in twenty
-# Dirichlet: alpha is this over the number of legal moves (Silver et al. 2017)
+# Dirichlet: alpha is this over the number of legal moves (Silver et al. 2017).
 _CONCENTRATION = 10.0
 
 
@@ -39,7 +39,8 @@ def dirichlet(seed: int, ply: int, legal: NDArray[np.bool_]) -> NDArray[np.float
     alpha = _CONCENTRATION / max(1, int(legal.sum()))
     raw = words(seed, 2 * ply, cells * (3 * _TRIES + 1)).reshape(3 * _TRIES + 1, cells)
     u = fractions(raw)
-    # Marsaglia and Tsang 2000: gamma of shape alpha + 1, then down to alpha by a power of a uniform
+    # Marsaglia and Tsang 2000: gamma of shape alpha + 1, then reduced to alpha by a power of a
+    # uniform
     # number.
     d = alpha + 1 - 1 / 3
     radius = np.sqrt(-2 * np.log(u[:_TRIES]))
@@ -54,7 +55,9 @@ def dirichlet(seed: int, ply: int, legal: NDArray[np.bool_]) -> NDArray[np.float
 
 
 def draw(visits: NDArray[np.int32], seed: int, ply: int, temperature_plies: int) -> int:
-    """Return self-play's move after a search: at first drawn by visits, later the most visited."""
+    """Return self-play's move after a search: early ones drawn by visits, later the most
+    visited.
+    """
     if ply >= temperature_plies:
         return int(visits.argmax())
     total = int(visits.sum())

@@ -1,7 +1,7 @@
-"""Records of games: submitted by players; anybody can check them without a network.
+"""Records of games: submitted by players, and checkable without a network.
 
-The moves, the raw visits of every search and the seed that chance came from stand in a record. Each
-move can thus be held against the visits that it was drawn from, and any position can be searched
+A record has the moves, the raw visits of every search, and the seed of its random numbers. Each
+move can thus be checked against the visits it was drawn from, and any position can be searched
 again (`verification`).
 """
 
@@ -26,7 +26,7 @@ GAMES_MAX = 4096
 
 
 class InvalidGame(BadRequest):
-    """Raised for a game that cannot be the one asked for."""
+    """Raised for a game that its task cannot have produced."""
 
 
 class GameRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class GameRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     moves: tuple[int, ...]
     visits: tuple[tuple[int, ...], ...]
     outcome: int  # +1 the first player won, -1 the second, 0 a draw
-    opening: int = 0  # moves at the beginning that were given, not searched
+    opening: int = 0  # number of given first moves, which were not searched
     against: int = -1  # in a match: the version of the other player
     began_s: float = 0.0  # seconds after the task had begun
     device: str = "cpu"  # kind of device
@@ -51,7 +51,7 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
     simulations: int
     temperature_plies: int
     noise: float
-    opening_plies: int = 0  # at most so many random moves before the first search
+    opening_plies: int = 0  # most random moves before the first search
     match: bool = False  # two versions, fixed openings
 
 
@@ -75,7 +75,7 @@ def flat(visits: NDArray[np.int32]) -> tuple[int, ...]:
 
 
 def counts(row: Sequence[int], cells: int) -> NDArray[np.int32]:
-    """Return the counts of all cells (A,) of a record. Raises InvalidGame unless they are a
+    """Return a record's counts for all cells (A,). Raises InvalidGame unless they are a
     distribution over the board.
     """
     pairs = np.asarray(row, np.int64).reshape(-1)
@@ -130,7 +130,7 @@ def _check_length(record: GameRecord, rules: BoardRules) -> None:
 
 
 def _check_draw(position: Position, record: GameRecord, ply: int, manner: Manner) -> None:
-    """Check the search of this move: its sum, its cells, and the drawn move."""
+    """Check the search of a move: its sum, its cells, and the drawn move."""
     found = counts(record.visits[ply - record.opening], position.rules.cells)
     if int(found.sum()) != manner.simulations:
         raise InvalidGame(
@@ -171,8 +171,8 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
 def positions(records: Sequence[GameRecord], rules: BoardRules) -> Positions:
     """Return all searched positions of `records` in order.
 
-    The records were checked when they came in: here only that they take no more memory than their
-    moves. Raises InvalidGame.
+    The records were checked on arrival; here only their memory is checked against their moves.
+    Raises InvalidGame.
     """
     for record in records:
         _check_length(record, rules)

@@ -1,8 +1,8 @@
 """Rules of Gomoku on any board: legal moves, the winner, and the board's symmetries.
 
-Many boards are handled at once as one array. A board is int8 of shape (cells + 1,): +1 the first
-player, -1 the second, 0 empty, and one last cell OUTSIDE that every ray beyond the border points
-to. Legend: B boards, A cells, D = 8 directions, L = win - 1 cells of a ray.
+One array holds many boards. A board is int8 of shape (cells + 1,): +1 the first player, -1 the
+second, 0 empty, and a last cell OUTSIDE, which stands for every cell beyond the border. Legend: B
+boards, A cells, D = 8 directions, L = win - 1 cells of a ray.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def rays(rules: BoardRules) -> NDArray[np.intp]:
 
 @lru_cache(maxsize=16)
 def symmetries(size: int) -> NDArray[np.intp]:
-    """Return the eight symmetries of a board, (8, A): each cell's old one."""
+    """Return the eight symmetries of a board, (8, A): the old cell of each new one."""
     grid = np.arange(size * size).reshape(size, size)
     turned = [np.rot90(grid, quarter) for quarter in range(4)]
     found = np.stack([board.reshape(-1) for one in turned for board in (one, np.fliplr(one))])
@@ -83,7 +83,7 @@ def empty(rules: BoardRules, boards: int) -> Boards:
 
 
 def wins(rules: BoardRules, boards: Boards, moves: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return whether the stone that was just laid on `moves` completes a row on its board, (B,)."""
+    """Return whether the stone just placed on `moves` completes a row on its board, (B,)."""
     rows = np.arange(len(boards))
     stones = boards[rows, moves]
     lines = boards[rows[:, None, None], rays(rules)[moves]]  # (B, D, L)
@@ -101,13 +101,13 @@ def completes(rules: BoardRules, board: Boards, move: int, player: int) -> bool:
 
 
 class Position:
-    """One game, move by move, for people and for checking records."""
+    """One game, move by move, for display and for checking records."""
 
     def __init__(self, rules: BoardRules, moves: Sequence[int] = ()) -> None:
         self.rules = rules
         self.moves: list[int] = []
         self.board = empty(rules, 1)
-        self.winner = 0  # +1 the first player, -1 the second; 0 nobody yet, or a draw when over
+        self.winner = 0  # +1 the first player, -1 the second; 0 none yet, or a draw when over
         for move in moves:
             self.play(move)
 
@@ -121,7 +121,7 @@ class Position:
         return self.winner != 0 or len(self.moves) == self.rules.cells
 
     def play(self, move: int) -> None:
-        """Lay a stone. Raises IllegalMove with the number of the move."""
+        """Place a stone. Raises IllegalMove with the number of the move."""
         number = len(self.moves) + 1
         if self.over:
             raise IllegalMove(f"move {number} comes after the end of the game")

@@ -4,17 +4,16 @@ leaves of all.
     start ──> waiting: boards to evaluate ──> receive: logits, values ──> (simulations / leaves rounds) ──> visits
 
 Every game has a block of rows, one row a node. A row holds for each move: `q`, its mean value for
-whoever is to move there; `n`, its visits; `u`, its prior / (1 + n); and the row that it leads to. A
-move is chosen by q + c sqrt(N + 1) u (Silver et al. 2017). A move that nobody visited has for its q
-the network's value of the position, less `fpu` times the root of the priors that were visited: the
-more of the likely moves were tried, the less the rest promises. Only a visit changes what would be
-chosen next, so each row knows its best move and the row below it: they are found once after a
-visit, for all rows of all paths together, and the way down is one look-up a level.
+the player to move there; `n`, its visits; `u`, its prior / (1 + n); and the row that it leads to. A
+move is chosen by q + c sqrt(N + 1) u (Silver et al. 2017). The q of an unvisited move is the
+network's value of the position, minus `fpu` times the square root of the visited priors' sum: the
+more of the likely moves were tried, the less the rest promise. Only a visit changes a row's best
+move, so each row caches its best move and the row below it. They are updated after a visit, for all
+rows of all paths together, and the descent takes one look-up a level.
 
-A simulation under way counts as a lost visit until its value arrives (virtual loss), so that
-several leaves of one game can be asked for in one batch. The search of a game depends on nothing
-but its own position, noise and evaluator: the others in the batch, their number and their order
-change nothing. Legend: G games, R rows, A cells.
+A running simulation counts as a lost visit until its value arrives (virtual loss), so that one
+batch can hold several leaves of one game. The search of a game depends only on its own position,
+noise and evaluator, not on the other games of the batch. Legend: G games, R rows, A cells.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Rows = NDArray[np.intp]
 
 _NONE = -1
 _PENDING, _OPEN, _ENDED = 0, 1, 2  # states of a row
-_SCORED = 256  # rows whose moves are compared at once, so that they fit into a core's cache
+_SCORED = 256  # rows whose moves are compared at once, so that they fit a core's cache
 
 
 class Evaluator(Protocol):
@@ -57,13 +56,13 @@ def uniform(boards: Boards) -> tuple[Floats, Floats]:
 
 
 class _Paths(msgspec.Struct, frozen=True, kw_only=True):
-    """Paths from root to leaf, one in each game, all steps flat; no row is in it twice."""
+    """Paths from root to leaf, one in each game, in flat arrays; no row appears twice."""
 
     rows: Rows
     moves: Rows
     leaves: Rows
-    signs: Floats  # whether the value of the leaf is for the player to move here, or for the other
-    fresh: Rows  # leaves that must be evaluated, once each
+    signs: Floats  # whether the leaf's value is for the player to move here, or for the other
+    fresh: Rows  # leaves to evaluate, once each
 
 
 class Search:
@@ -84,13 +83,13 @@ class Search:
         self._value = np.empty(rows, np.float32)  # value of the position for the player to move
         self._end = rows  # index of the extra row that stands for "none"
         self._best = np.empty(rows, np.intp)  # the move with the highest score
-        # row to which that move leads, if the row is open
+        # row that the best move leads to, if the row is open
         self._below = np.full(rows + 1, self._end, np.intp)
         self._state = np.full(rows + 1, _PENDING, np.int8)
         self._mover = np.empty(rows, np.int8)
         self._stones = np.empty(rows, np.int32)
         self._boards = empty(rules, rows)
-        self._used = np.zeros(games, np.intp)  # rows that each game uses
+        self._used = np.zeros(games, np.intp)  # used rows of each game
         self._scores = np.empty((2, _SCORED, cells), np.float32)
         self._roots: Rows = np.empty(0, np.intp)
         self._noise: Floats | None = None
@@ -130,7 +129,7 @@ class Search:
         return self._waiting // self._per_game
 
     def receive(self, logits: Floats, values: Floats) -> None:
-        """Apply the evaluator's answer to the boards that waited."""
+        """Apply the evaluator's answer to the waiting boards."""
         rows = self._waiting
         self._waiting = np.empty(0, np.intp)
         self._open(rows, logits, values)
@@ -182,12 +181,12 @@ class Search:
         self._choose(self._roots)
 
     def _choose(self, rows: Rows) -> None:
-        """Find the best move of each row again."""
+        """Recompute the best move of each row."""
         c = np.float32(self.settings.exploration)
         for start in range(0, len(rows), _SCORED):
             some = rows[start : start + _SCORED]
             scores, q = self._scores[:, : len(some)]
-            # "clip" spares a check of the bounds, and a copy: these rows are all there.
+            # "clip" spares a check of bounds and a copy; all indices are valid.
             np.take(self._u, some, axis=0, out=scores, mode="clip")
             np.take(self._q, some, axis=0, out=q, mode="clip")
             scores *= c * np.sqrt(self._total[some, None] + np.float32(1))
@@ -198,7 +197,7 @@ class Search:
             self._below[some] = np.where(self._state[below] == _OPEN, below, self._end)
 
     def _descend(self) -> None:
-        """Descend to one leaf of each game, `leaves` times; leaves to be evaluated stand in
+        """Descend to one leaf of each game, `leaves` times; leaves to evaluate are put into
         `_waiting`.
         """
         self._paths = []
@@ -211,7 +210,7 @@ class Search:
         self._waiting = np.concatenate([path.fresh for path in self._paths])
 
     def _select(self) -> _Paths:
-        """Descend from each root to a new or finished position, and make it if it is new."""
+        """Descend from each root to a new or finished position; make a row for a new one."""
         levels, rows = list[Rows](), self._roots
         while int(rows.min()) < self._end:
             levels.append(rows)
@@ -230,7 +229,7 @@ class Search:
         )
 
     def _leaves(self, last: Rows) -> tuple[Rows, Rows]:
-        """Return each game's leaves below its last row, and the new ones that end no game."""
+        """Return each game's leaves below its last row, and the new ones that do not end a game."""
         moves = self._best[last]
         leaves = self._next[last, moves].astype(np.intp)
         new = np.flatnonzero(leaves == _NONE)
@@ -256,7 +255,7 @@ class Search:
         return rows
 
     def _ascend(self) -> None:
-        """Write the values of the leaves over the virtual losses."""
+        """Replace the virtual losses by the values of the leaves."""
         for path in self._paths:
             gain = self._value[path.leaves] * path.signs + 1
             self._q[path.rows, path.moves] += gain / self._n[path.rows, path.moves]

@@ -1,4 +1,4 @@
-"""Self-play of one task on one device: many games, each with the version newest at its start."""
+"""Self-play of one task on one device: many games, each with the newest version at its start."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SelfPlayWork(PlayWork):
         super().__init__(job, self._options.manner(), device)
         self._versions: dict[str, Version] = {}
         self._newest = self._join(weights, Version(job.base_version, job.base_sha256))
-        self._evaluated = 0  # positions that removed players evaluated
+        self._evaluated = 0  # positions evaluated by removed players
 
     def advance(self) -> Progress:
         """Play for a quarter of a second."""
@@ -90,7 +90,7 @@ class SelfPlayWork(PlayWork):
         return found
 
     def restore(self, snapshot: Weights) -> None:
-        """Continue from a `snapshot`. Raises InvalidRunFile when it is of another task."""
+        """Continue from a `snapshot`. Raises InvalidRunFile if it is another task's."""
         try:
             saved = decode(snapshot["games"].numpy().tobytes(), SavedGames)
         except (KeyError, msgspec.DecodeError) as error:
@@ -116,7 +116,7 @@ class SelfPlayWork(PlayWork):
         return version.key
 
     def _dismiss(self) -> None:
-        """Drop the networks that no game needs any more; the newest stays last."""
+        """Drop the networks that no game needs any more; keep the newest last."""
         for key in set(self._players) - self._arena.keys() - {self._newest}:
             self._evaluated += self._players.pop(key).positions
 

@@ -1,12 +1,11 @@
 """Tactical positions with known answers: they measure a network without search.
 
     win      complete the row now
-    block    the other would complete one: there is one cell to prevent it
+    block    the opponent would complete one: one cell prevents it
     attack   make two threats at once (the open three of five in a row), so that one cannot be blocked
-    defend   the other could do that next: the moves that leave no such move
+    defend   the opponent could do that next: moves that prevent it
 
-The positions are made from a fixed seed for any board and proved by looking at every move; nothing
-is drawn by hand.
+The positions are generated from a fixed seed for any board and verified by checking every move.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from shared.workloads.gomoku.search import Evaluator
 KINDS = ("win", "block", "attack", "defend")
 EACH = 32  # default number of positions of a kind
 _SEED = 0x60_40_B0
-_TRIES = 125  # boards that are tried for each position; on the smallest boards some kinds are rare
+_TRIES = 125  # boards tried for each position; on the smallest boards some kinds are rare
 
 
 class TacticsSuite(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,15 +56,15 @@ def completing(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.boo
 
 def forking(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]:
     """Return the empty cells (B, A) after which `player` can complete a row in two ways and the
-    other in none.
+    opponent in none.
 
-    Of boards where nobody can complete one now, or only the other, in one cell.
+    In the given boards nobody can complete a row now, or only the opponent, in one cell.
     """
     board, rows = _short_of(rules, boards, player, 2)
     cells = windows(rules)[rows]
     gaps = cells[boards[board[:, None], cells] == 0].reshape(-1, 2)
     ways = np.concatenate([np.stack([board, *pair], axis=1) for pair in (gaps.T, gaps.T[::-1])])
-    ways = np.unique(ways, axis=0)  # board, the move, where it then threatens to complete a row
+    ways = np.unique(ways, axis=0)  # board, move, cell that it threatens
     count = np.zeros(boards.shape, np.intp)
     np.add.at(count, (ways[:, 0], ways[:, 1]), 1)
     theirs = completing(rules, boards, -player)
@@ -75,10 +74,10 @@ def forking(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]
 
 
 def kind_of(rules: BoardRules, board: NDArray[np.int8]) -> tuple[str, NDArray[np.bool_]]:
-    """Return the kind of a board (A,) of the player to move, and its right cells; "" if none."""
+    """Return the kind of a board (A,) of the player to move, and its correct cells; "" if none."""
     nothing = np.zeros(len(board), np.bool_)
     if any(len(_short_of(rules, board[None], player, 0)[0]) for player in (1, -1)):
-        return "", nothing  # somebody has won
+        return "", nothing  # the game is already won
     mine, theirs = (completing(rules, board[None], player)[0] for player in (1, -1))
     if mine.any():
         return "win", mine
@@ -120,8 +119,8 @@ def suite(rules: BoardRules, each: int = EACH) -> TacticsSuite:
 
 
 def score(rules: BoardRules, evaluator: Evaluator, each: int = EACH) -> dict[str, float]:
-    """Return the share of positions whose likeliest move is right, in all and for each kind;
-    "loss": the mean of -log of the policy's total for the right moves.
+    """Return the share of positions whose likeliest move is correct, in all and for each kind;
+    "loss" is the mean of -log of the policy's total for the correct moves.
     """
     found = suite(rules, each)
     logits, _ = evaluator(found.boards)
@@ -150,8 +149,8 @@ def _short_of(
 
 
 def _scene(rules: BoardRules, number: int) -> NDArray[np.int8]:
-    """Return a board with the beginning of a row and stones around it, so that both players have
-    equally many, or the other (-1) one more.
+    """Return a board with the beginning of a row and stones around it; both players have equally
+    many, or the opponent (-1) one more.
     """
     raw = iter(words(_SEED + rules.size * 64 + rules.win, number, 512).tolist())
     board = np.zeros(rules.cells, np.int8)

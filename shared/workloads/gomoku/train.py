@@ -1,8 +1,7 @@
 """Training on games: one task on one device.
 
-A task draws its positions from a window of sealed chunks, each time turned or mirrored at random;
-nothing is taken out of the window, so any number of learners may work at once. Shapes: B positions,
-A cells.
+A task draws positions from a window of sealed chunks, each rotated or mirrored at random. Drawing
+does not remove them, so any number of learners may work at once. Shapes: B positions, A cells.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from shared.workloads.gomoku.rules import symmetries
 from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
-# stands for minus infinity, whose product with a probability of zero is not a number
+# stands for minus infinity, whose product with a probability of zero would be NaN
 _ILLEGAL = -1e9
 
 
@@ -41,7 +40,7 @@ def window(data: Data, config: GomokuConfig) -> Positions:
 
 
 class Batches:
-    """Positions that a task draws: the same for the same seed, for any micro-batches."""
+    """Positions drawn by a task: the same for the same seed, for any micro-batches."""
 
     def __init__(self, found: Positions, size: int, job: Job) -> None:
         if len(found) < job.batch_size:
@@ -54,7 +53,9 @@ class Batches:
         self._job = job
 
     def read(self, step: int, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows [start, stop) of a step's batch: boards (B, A), policies (B, A), results (B,)."""
+        """Return rows [start, stop) of a step's batch: boards (B, A), policies (B, A), results
+        (B,).
+        """
         raw = words(self._job.seed, step, self._job.batch_size)[start:stop]
         rows = ((raw >> np.uint64(16)) % np.uint64(len(self._found))).astype(np.intp)
         turns = self._turns[(raw & np.uint64(7)).astype(np.intp)]  # (B, A)

@@ -1,13 +1,12 @@
-"""Verification that games were really played by the named network: rules, chance, and repeated
+"""Verification that the named network really played the games: rules, randomness, and repeated
 searches.
 
-Everything that costs nothing is checked of every move (see `gomoku_games.check`). Then a few
-positions of every game, chosen by the checker after the games came in, are searched again with the
-same network, noise and number of simulations. An honest search gives the same visits, but for last
-bits of arithmetic that differ between devices and now and then send a simulation elsewhere;
-invented visits, or those of another network, differ nearly everywhere. Measured (6 x 6, 64
-simulations): noise of 1e-4 in what the network says moves less than 1 % of positions by more than
-APART, the version before or after 90 % of them.
+Every move gets the cheap checks (see `records.check`). Then a few positions of every game, chosen
+by the checker after submission, are searched again with the same network, noise and number of
+simulations. An honest search gives the same visits, except that the last bits of arithmetic differ
+between devices and sometimes divert a simulation; invented visits, or another network's, differ
+nearly everywhere. Measured (6 x 6, 64 simulations): noise of 1e-4 in the network's output moves
+less than 1 % of positions by more than APART, the previous or next version 90 % of them.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from shared.workloads.gomoku.search import Evaluator, Search, SearchSettings
 
 BATCH = 64  # positions searched together
 FIRST = 2  # positions of each game that are searched again
-MORE = 8  # further positions that are searched when one of them differs
-APART = 0.05  # total variation from which on two distributions of visits are not of the same search
-AGREE = 0.8  # share of a game's searched positions that must be of the same search
+MORE = 8  # further positions that are searched if one of them differs
+APART = 0.05  # total variation above which two distributions of visits are from different searches
+AGREE = 0.8  # share of a game's searched positions that must agree
 # Share and number of a file's first-searched positions that may differ: honest files have at most
-# 1 %, and a few invented moves in every game add up to more.
+# 1 %, while a few invented moves in every game add up to more.
 DIFFER, DIFFER_MIN = 0.04, 3
 
 
@@ -42,8 +41,8 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
     # hashes of the published weights of each version that may have played
     hashes: Mapping[int, str]
     player: Callable[[int], Evaluator]
-    seed: int  # secret until the games are in: chooses the positions
-    share: float = 0.0  # share of each game's positions, where it is more than `FIRST`
+    seed: int  # secret until the games are submitted: chooses the positions
+    share: float = 0.0  # share of each game's positions, if that is more than `FIRST`
 
 
 class Spot(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +50,7 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
 
     record: GameRecord
     ply: int
-    player: int  # version whose move it is
+    player: int  # version that moves
 
 
 def examine(records: Sequence[GameRecord], bench: Bench) -> dict[int, str]:
@@ -96,8 +95,8 @@ def examine(records: Sequence[GameRecord], bench: Bench) -> dict[int, str]:
 
 
 def numbering(records: Sequence[GameRecord], job: Job, *, match: bool) -> dict[int, str]:
-    """Return the fault, by place, of each record whose number, seed or version is not the one
-    asked for, or whose game stands in the file twice.
+    """Return the fault, by place, of each record with a wrong number, seed or version, and of each
+    game that the file contains twice.
     """
     found: dict[int, str] = {}
     seen: set[int] = set()

@@ -1,8 +1,8 @@
 """Workload `gomoku`: many machines teach one network to play, by games against itself.
 
 Three kinds of task: actors play (`selfplay`), learners train on the games (`learn`), and matches
-between versions measure strength (`evaluate`). This module only puts the parts together and loads
-torch when a tensor is asked for.
+between versions measure strength (`evaluate`). This module combines the parts and loads torch only
+when it needs a tensor.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class GomokuWorkload(Workload):
         return gomoku_config.schema(GomokuConfig.from_dict(config))
 
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
-        """Return initial weights by He et al. 2015; each residual branch and the heads' last layers
-        begin as zero (Zhang et al. 2019): version 0 knows nothing, whatever its depth.
+        """Return initial weights by He et al. 2015. Each residual branch and the heads' last layers
+        begin as zero (Zhang et al. 2019), so that version 0 has no preference at any depth.
         """
         import torch
 
@@ -107,7 +107,7 @@ class GomokuWorkload(Workload):
         budget_s: float,
         stop: Callable[[], bool],
     ) -> dict[str, float]:
-        """Measure the network's sight without search: positions with known answers (`tactics`)."""
+        """Measure the network without search, on positions with known answers (`tactics`)."""
         from shared.workloads.gomoku.network import NetEvaluator
         from shared.workloads.gomoku.tactics import score
 

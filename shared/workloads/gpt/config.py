@@ -1,13 +1,13 @@
 """Shape of a GPT: its config, the schema of its weights, its cost.
 
-No torch here: a command line may ask.
+This module does not import torch, so a command line may use it.
 
 Names of tensors never change (old checkpoints stay readable): tok_emb, pos_emb, blocks.{i}, ln_f,
 head.
 
 Two architectures: `gpt2` (Radford et al. 2019) with learned positions, LayerNorm and GELU; `llama`
 (Touvron et al. 2023) with rotary positions (Su et al. 2021), RMSNorm (Zhang and Sennrich 2019),
-SwiGLU (Shazeer 2020) and, if wanted, several heads to one key (Ainslie et al. 2023).
+SwiGLU (Shazeer 2020) and optionally several heads for one key (Ainslie et al. 2023).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _STEP = 32  # the hidden width of a gated MLP is a multiple of it
 
 
 class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The `[model]` table. By default about 11 million parameters and the vocabulary's rows, less
-    for a small dataset (`config_for`).
+    """Table `[model]`. The default has about 11 million parameters plus the vocabulary's rows,
+    fewer for a small dataset (`config_for`).
     """
 
     vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)]
@@ -40,7 +40,8 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
     n_head: Annotated[int, Meta(ge=1, le=512)] = 6
     n_embd: Annotated[int, Meta(ge=1, le=1 << 15)] = 384
     # dropout of embeddings and residual branches, not of attention weights, so that fused kernels
-    # stay usable
+    # stay
+    # usable
     dropout: float = 0.1
     tie_head: bool = True  # the head is the token embedding
     bias: bool = False
@@ -84,7 +85,9 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mlp_width(self) -> int:
-        """Return four times the width; a gated MLP has three matrices, so two thirds."""
+        """Return the MLP's width: four times the model's, or two thirds of that for a gated MLP,
+        which has three matrices.
+        """
         if self.architecture == "gpt2":
             return 4 * self.n_embd
         return -(-8 * self.n_embd // (3 * _STEP)) * _STEP
@@ -100,8 +103,8 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptConfig:
-    """Return the config of a run on this dataset: vocabulary filled in, block size checked against
-    the chunks. Raises InvalidRunFile.
+    """Return the config of a run on this dataset, with the vocabulary filled in and the block size
+    checked against the chunks. Raises InvalidRunFile.
     """
     if manifest is None:
         return GptConfig.from_dict(raw)
@@ -128,7 +131,7 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptC
 
 
 def _fitting(raw: Mapping[str, Any], manifest: DatasetManifest) -> Mapping[str, Any]:
-    """Return the table with sizes for a small dataset, where it names none."""
+    """Return the table with sizes for a small dataset, if it names none."""
     tokens = sum(chunk.items for chunk in manifest.chunks)
     found = next((size for most, size in _SIZES if tokens < most), None)
     if found is None or raw.keys() & {*_SIZED, "n_kv_head"}:
@@ -168,7 +171,7 @@ def _shapes(config: GptConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def flops_per_sample(config: GptConfig) -> float:
-    """Return the FLOPs forward and backward of one window of `block_size` tokens: 6 N T of the
+    """Return the FLOPs, forward and backward, of one window of `block_size` tokens: 6 N T of the
     matrices and 12 L C T^2 of attention.
     """
     T, C, L = config.block_size, config.n_embd, config.n_layer

@@ -1,7 +1,7 @@
 """GPT that continues many texts at once, with the keys and values of each in a slot.
 
-The cache is made once, (L, 2, S, K, T, D) for S slots of T places; a token writes its row and
-nothing is copied as long as the slots in use are the first ones.
+The cache is made once, (L, 2, S, K, T, D) for S slots of T places; a token writes its own row. No
+copy is made as long as the slots in use are the first ones.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GptDecoder(PromptText):
         given = torch.tensor([list(tokens)], device=self._device)
         x, turn = self._model.placed(given, slice(start, stop))  # (1, T, C)
         seen: Tensor | None = None
-        if start:  # all new tokens see what was read before, and each the new tokens before it
+        if start:  # all new tokens see the earlier reads, and each the new tokens before it
             seen = torch.ones(len(tokens), stop, dtype=torch.bool, device=self._device)
             seen = seen.tril(diagonal=start)
         for layer, block in enumerate(self._blocks):
@@ -121,10 +121,10 @@ class GptDecoder(PromptText):
 
 
 def _lay_out(model: Gpt) -> None:
-    """Store column by column the weights that give more numbers than they read.
+    """Store by column the weights with more outputs than inputs.
 
-    Of one or two rows such a product takes a third to three quarters of the time (MKL, one thread);
-    of sixteen the same.
+    With one or two rows such a product takes a third to three quarters of the time (MKL, one
+    thread), with sixteen rows the same.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):

@@ -109,7 +109,7 @@ class TextGenerator:
         kept: list[KeyValueCache] = []
         fed = 0  # tokens of the context that `kept` holds
         for _ in range(sampling.max_tokens):
-            if not kept or fed == block:  # begin, or the window is full: go on from its second half
+            if not kept or fed == block:  # at the window's end: continue from its second half
                 context = context[-max(1, block // 2) :] if kept else context
                 kept = [KeyValueCache() for _ in range(self._config.n_layer)]
                 fed = 0
@@ -124,7 +124,7 @@ class TextGenerator:
 
 
 def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Draw one token from logits (V,); NaN (a run that diverged) counts as zero."""
+    """Draw one token from logits (V,); NaN (of a run that diverged) counts as zero."""
     logits = torch.nan_to_num(logits)
     if sampling.temperature <= 0:
         return int(logits.argmax())

@@ -1,7 +1,7 @@
-"""Version in the library transformers' form: a GPT-2 (Radford et al. 2019) with the exact GELU.
+"""Version in the form of the library transformers: a GPT-2 (Radford et al. 2019) with the exact
+GELU.
 
-Its dense layers hold their weights input first, the other way round than ours, and always with a
-bias, which is zero where ours have none.
+Its dense layers are stored transposed, and always have a bias, which is zero if ours has none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Version in the library transformers' form: a Llama (Touvron et al. 2023).
+"""Version in the form of the library transformers: a Llama (Touvron et al. 2023).
 
-Its queries, keys and values are three matrices, where ours are one.
+Its queries, keys and values are three matrices; ours are one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def settings(config: GptConfig) -> dict[str, Any]:
 
 
 def tensors(config: GptConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights under the names that transformers gives a Llama's."""
+    """Yield the weights under the library's names."""
     kept = config.key_heads * config.head_width
     for name, found in weights.items():
         path = name.removesuffix(".weight")

@@ -1,7 +1,7 @@
 """GPT: a pre-norm decoder.
 
 Shapes: B windows, T tokens, C width, H heads (K of keys and values), D = C / H, V vocabulary.
-Weights are float32; autocast is the caller's.
+Weights are float32; the caller sets autocast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shared.workloads.gpt.config import GptConfig, schema
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
 
 EPSILON = 1e-5  # epsilon of the norms
-ROTARY_BASE = 10_000.0  # the slowest pair turns once in about so many places
+ROTARY_BASE = 10_000.0  # the slowest pair turns once in about this many places
 
 
 class KeyValueCache:
@@ -42,13 +42,15 @@ class Attention(nn.Module):
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self._heads, self._key_heads = config.n_head, config.key_heads
-        kept = config.key_heads * config.head_width  # C, where each head has keys of its own
+        kept = config.key_heads * config.head_width  # C, if each head has keys of its own
         self._widths = [config.n_embd, kept, kept]
         self.qkv = nn.Linear(config.n_embd, sum(self._widths), bias=config.bias)
         self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def split(self, x: Tensor, turn: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, H, T, D), keys, values (B, K, T, D) of inputs (B, T, C), `turn`ed."""
+        """Return queries (B, H, T, D), keys, values (B, K, T, D) of inputs (B, T, C), rotated by
+        `turn`.
+        """
         B, T, _ = x.shape
         q, k, v = self.qkv(x).split(self._widths, dim=-1)
         q = q.view(B, T, self._heads, -1).transpose(1, 2)
@@ -72,13 +74,13 @@ class Attention(nn.Module):
         q, k, v = self.split(x, turn)
         if kept is not None:
             k, v = kept.extend(k, v)
-        # A single new token may look at everything kept; several tokens are only read while nothing
-        # is kept.
+        # A single new token may see all earlier ones; several tokens are read only into an empty
+        # cache.
         return self.attend(q, k, v, causal=kept is None or x.shape[1] > 1)
 
 
 def rotary(places: int, width: int) -> Tensor:
-    """Return cosines and sines (2, places, D) by which a head's first half turns against its
+    """Return cosines and sines (2, places, D) that rotate a head's first half against its
     second.
     """
     steps = ROTARY_BASE ** (-torch.arange(0, width, 2, device="cpu", dtype=torch.float32) / width)
@@ -91,11 +93,11 @@ def _turned(x: Tensor, turn: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     cosines, sines = turn
     turned: Tensor = x * cosines + torch.cat([-second, first], dim=-1) * sines
-    return turned.type_as(x)  # autocast: attention wants the type of its values
+    return turned.type_as(x)  # with autocast, attention needs the type of its values
 
 
 class Mlp(nn.Module):
-    """Two layers with a GELU between them (the exact one: on CPUs twice as fast as by tanh)."""
+    """Two layers with the exact GELU between them, on CPUs twice as fast as the tanh form."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -146,8 +148,8 @@ class Block(nn.Module):
 
 
 def _embedding(count: int, width: int) -> nn.Embedding:
-    """Return an embedding without initial values, which `build` brings: drawing them on the meta
-    device imports PyTorch's compiler, for 2 s.
+    """Return an uninitialised embedding, which `build` fills: drawing values on the meta device
+    would import PyTorch's compiler, for 2 s.
     """
     return nn.Embedding(count, width, _weight=torch.empty(count, width))
 
@@ -155,7 +157,7 @@ def _embedding(count: int, width: int) -> nn.Embedding:
 class Gpt(nn.Module):
     """Tokens (B, T) to logits (B, T, V)."""
 
-    turns: Tensor  # the rotary table, where positions are not learned
+    turns: Tensor  # rotary table, if positions are not learned
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -178,9 +180,9 @@ class Gpt(nn.Module):
         self._tied = config.tie_head
 
     def placed(self, tokens: Tensor, places: Tensor | slice) -> tuple[Tensor, Tensor | None]:
-        """Return embeddings of tokens, and how attention turns them if their places are not added.
+        """Return embeddings of tokens, and the rotation for attention if positions are not added.
 
-        `places` is a slice of T places or a tensor with one for each token, shaped as `tokens`.
+        `places` is a slice of T places or a tensor with one for each token, shaped like `tokens`.
         """
         x: Tensor = self.tok_emb(tokens)
         if not self._rotary:
@@ -191,7 +193,7 @@ class Gpt(nn.Module):
     def hidden(
         self, tokens: Tensor, kept: list[KeyValueCache] | None = None, start: int = 0
     ) -> Tensor:
-        """Return the last layer's output (B, T, C) for tokens from position `start` on"""
+        """Return the last layer's output (B, T, C) for tokens from position `start` on."""
         x, turn = self.placed(tokens, slice(start, start + tokens.shape[1]))  # (B, T, C)
         x = self.drop(x)
         for index, block in enumerate(self.blocks):
@@ -217,8 +219,8 @@ class Gpt(nn.Module):
 
 
 def build(config: GptConfig, weights: Weights, device: str) -> Gpt:
-    """Return a model on `device` with its own copy of `weights`. Raises InvalidFrame for weights of
-    another model.
+    """Return a model on `device` with its own copy of `weights`. Raises InvalidFrame for another
+    model's.
     """
     own: dict[str, Tensor] = {}
     for spec in schema(config):
@@ -227,7 +229,7 @@ def build(config: GptConfig, weights: Weights, device: str) -> Gpt:
             has = "is missing" if found is None else f"has the shape {tuple(found.shape)}"
             raise InvalidFrame(f"{spec.name} {has}, but this model needs {spec.shape}")
         own[spec.name] = found.detach().to(device, torch.float32, copy=True)
-    with torch.device("meta"):  # no memory, no random numbers: the weights come from outside
+    with torch.device("meta"):  # no memory, no random numbers: the weights are loaded
         model = Gpt(config)
     model.load_state_dict(own, strict=True, assign=True)
-    return model.to(device)  # what is computed, not loaded
+    return model.to(device)  # computed values that are not loaded

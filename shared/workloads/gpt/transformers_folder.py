@@ -1,6 +1,6 @@
 """Folder that `AutoModelForCausalLM` and `AutoTokenizer` of the library transformers load.
 
-Needs torch only; the library is for those who load it.
+Writing it needs torch, but not the library.
 """
 
 from __future__ import annotations
@@ -76,5 +76,5 @@ def _tokenizer_settings(config: GptConfig, data: bytes, end: int | None) -> dict
         "eos_token": text,
         "pad_token": text,
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": True,  # a mark inside a text is text, as it was in training
+        "split_special_tokens": True,  # a mark inside a text is text, as in training
     }

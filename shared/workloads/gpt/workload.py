@@ -1,6 +1,6 @@
 """Workload `gpt`: many machines train one language model on tokens.
 
-This module only puts the parts together and loads torch when a tensor is asked for.
+This module combines the parts and loads torch only when it needs a tensor.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from shared.workloads.training.seeded_random import normal
 if TYPE_CHECKING:
     import torch
 
-# Keys of `[plan]` that say how updates become versions; a file that sets one keeps its own way of
-# merging.
+# Keys of `[plan]` that define the merge; a run file that sets one keeps its own merge.
 _OWN_WAY = frozenset(
     (
         "preset",
@@ -75,8 +74,8 @@ class GptWorkload(Workload):
         """Return initial weights: normal with deviation 0.02, on residual branches 0.02 / sqrt(2
         layers); norms one, biases zero.
 
-        Each tensor has a stream of its own from the seed and its name: neither threads nor the
-        other tensors change it.
+        Each tensor has its own stream from the seed and its name, so that threads and other tensors
+        do not change it.
         """
         import torch
 

@@ -1,5 +1,5 @@
-"""Rollouts of one task on one device: several answers to each problem, by the version newest when
-its first is begun.
+"""Rollouts of one task on one device: several answers to each problem, by the newest version when
+its first answer begins.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class SavedGroups(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutWork:
     """Rollouts on one device; see `Work` and `Actor`. A step is a problem, and so is a sample.
 
-    Groups in progress are begun anew after a pause, a restart or a lack of memory: the same seeds
-    give the same answers.
+    Unfinished groups start over after a pause, a restart or a lack of memory: the same seeds give
+    the same answers.
     """
 
     def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:
@@ -98,7 +98,7 @@ class RolloutWork:
         self._records: dict[int, GroupRecord] = {}
         self._elapsed_s = 0.0
         self._tokens = 0
-        self._solved: list[float] = []  # share of right answers, by group, as this machine sees it
+        self._solved: list[float] = []  # share of correct answers by group, as judged here
         self._shown = self._best = ""
 
     @property
@@ -106,7 +106,7 @@ class RolloutWork:
         return len(self._records) == self._job.steps
 
     def advance(self) -> Progress:
-        """Write answers for a quarter of a second."""
+        """Generate answers for a quarter of a second."""
         if self.done:
             raise RuntimeError("this task is done")
         began = perf_counter()
@@ -128,7 +128,7 @@ class RolloutWork:
         )
 
     def swap(self, weights: Weights, version: int, sha256: str) -> None:
-        """Begin problems from now on with this version."""
+        """Use this version for problems begun from now on."""
         if version > self._newest.number:
             self._newest = _Version(weights, version, sha256)
 
@@ -150,7 +150,7 @@ class RolloutWork:
     def resume(self) -> None: ...
 
     def halve(self) -> int:
-        """Write fewer answers together."""
+        """Generate fewer answers together."""
         if self._slots == 1:
             raise MemoryError("a single answer does not fit into memory")
         self._slots = max(1, self._slots // 2)
@@ -190,7 +190,7 @@ class RolloutWork:
         release(self._device)
 
     def _fill(self, now_s: float) -> None:
-        """Begin problems while there are answers for fewer than all slots."""
+        """Begin problems until all slots have answers."""
         size = self._options.group
         while self._waiting and sum(g.open for g in self._groups.values()) < self._slots:
             number = self._waiting.popleft()
@@ -225,7 +225,7 @@ class RolloutWork:
         number, _, sample = made.id.partition("/")
         group = self._groups[int(number)]
         token = made.end if made.chosen is None else made.chosen
-        assert token is not None  # one of both is there
+        assert token is not None  # one of both exists
         group.answers[int(sample)].append(token)
         self._tokens += 1
         if made.finish:
@@ -236,7 +236,7 @@ class RolloutWork:
                 self._show(group)
 
     def _show(self, group: OpenGroup) -> None:
-        """Show people a group with its rewards, and the hardest problem that was solved so far."""
+        """Show a group with its rewards, and the hardest problem solved so far."""
         texts = [decoded([each.token for each in answer]) for answer in group.answers]
         rewards = [reward(group.problem, text) for text in texts]
         share, prompt = sum(rewards) / len(rewards), group.problem.prompt

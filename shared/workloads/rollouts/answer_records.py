@@ -1,7 +1,7 @@
 """Records of answers: submitted by actors, judged by the coordinator, read by learners.
 
-A group is all answers to one problem by one version. Its record has the tokens and, in one byte
-each, their log-probabilities under the version; the coordinator alone writes rewards.
+A group is all answers to one problem by one version. Its record has the tokens and their
+log-probabilities under the version, in one byte each; only the coordinator writes rewards.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from shared.workloads.data.jsonl_zst import pack, unpack
 
 FILE_BYTES_MAX = 256 << 20
 GROUPS_MAX = 4096
-LOWEST = 16.0  # nats: log-probabilities below -LOWEST are written as that
+LOWEST = 16.0  # nats: log-probabilities below -LOWEST are stored as -LOWEST
 STEPS = 255
 WIDTHS = (np.dtype("u1"), np.dtype("<u2"), np.dtype("<u4"))  # types of the tokens of a record
 
 
 class InvalidGroup(BadRequest):
-    """Group that cannot come from its task."""
+    """Group that its task cannot have produced."""
 
 
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All answers to one problem, one after the other."""
 
     problem: int  # its number among all problems of the run
-    version: int  # version that wrote the answers, from the first token to the last
+    version: int  # version that generated the answers, from the first token to the last
     weights: str  # SHA-256 of the published weights of that version
     lengths: tuple[int, ...]  # tokens of each answer, including its end
     tokens: bytes  # see `packed`
@@ -38,7 +38,7 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     began_s: float = 0.0  # seconds after the task had begun
 
     def answers(self) -> list[NDArray[np.int64]]:
-        """Return the tokens of each answer. Raises InvalidGroup unless the sums are right."""
+        """Return the tokens of each answer. Raises InvalidGroup unless the sums are correct."""
         if min(self.lengths, default=0) < 1:
             raise InvalidGroup(f"problem {self.problem}: an answer has no token")
         whole = sum(self.lengths)
@@ -66,8 +66,8 @@ def packed(tokens: Sequence[int]) -> bytes:
 
 
 def quantised(logprobs: Sequence[float] | NDArray[np.floating]) -> bytes:
-    """Return log-probabilities in a byte each: the square root in equal steps, so that likely
-    tokens, which are most, are exact to a few thousandths.
+    """Return log-probabilities in a byte each, with equal steps of the square root, so that likely
+    tokens, the most frequent, are exact to a few thousandths.
     """
     nats = np.clip(-np.asarray(logprobs, np.float64), 0, LOWEST)
     steps = np.rint(np.sqrt(nats / LOWEST) * STEPS).astype(np.uint8)

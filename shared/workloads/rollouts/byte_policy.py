@@ -1,4 +1,4 @@
-"""Model as a policy: a decoder that writes answers, and log-probabilities of their tokens.
+"""Model as a policy: a decoder that generates answers, and log-probabilities of their tokens.
 
 Shapes: B answers, T tokens of problem and answer, V vocabulary.
 """
@@ -45,14 +45,14 @@ class ByteDecoder(GptDecoder):
 
 
 class Rows:
-    """Problems with answers as rows of one length, (B, T): tokens given, and tokens wanted."""
+    """Problems with answers as rows of one length, (B, T): given tokens, and wanted tokens."""
 
     def __init__(self, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> None:
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
         longest = max(map(len, rows)) - 1
         self.given = torch.zeros((len(rows), longest), dtype=torch.int64)
         self.wanted = torch.zeros_like(self.given)
-        self.mask = torch.zeros((len(rows), longest))  # 1 where a token of the answer is wanted
+        self.mask = torch.zeros((len(rows), longest))  # 1 at each wanted token of the answer
         for place, (row, prompt) in enumerate(zip(rows, prompts, strict=True)):
             size = len(row) - 1
             self.given[place, :size] = torch.tensor(row[:-1])

@@ -1,4 +1,5 @@
-"""Model of a run of rollouts, its problems, and the options of its tasks. No torch here.
+"""Model of a run of rollouts, its problems, and the options of its tasks. This module does not
+import torch.
 
 The model is a Llama of the workload `gpt` that reads and writes bytes of UTF-8.
 """
@@ -40,7 +41,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     # size of the problems: digits of a sum, numbers of a row
     size: Annotated[int, Meta(ge=1, le=100)] = 2
     context: Annotated[int, Meta(ge=8, le=1 << 16)] = 64  # bytes of a problem and its answer
-    answer: Annotated[int, Meta(ge=1, le=1 << 15)] = 24  # bytes of these for the answer, at most
+    answer: Annotated[int, Meta(ge=1, le=1 << 15)] = 24  # most of these bytes for the answer
     n_layer: Annotated[int, Meta(ge=1, le=512)] = 4
     n_head: Annotated[int, Meta(ge=1, le=512)] = 4
     n_embd: Annotated[int, Meta(ge=1, le=1 << 15)] = 128
@@ -119,7 +120,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
         return flops_per_sample(self.network) / (3 * self.context)
 
     def fits(self, answer: Sequence[int], room: int) -> bool:
-        """Return True if an answer ends as it must: with its end token, or where it is cut off."""
+        """Return True if an answer ends correctly: with its end token, or at its length limit."""
         whole = END not in answer[:-1] and max(answer) < VOCABULARY
         most = min(self.answer, room)
         return whole and (len(answer) == most if answer[-1] != END else len(answer) <= most + 1)
@@ -164,26 +165,28 @@ class Problems:
 
 
 class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload's own keys of `[task.options]`; counts are problems where nothing is said."""
+    """The workload's own keys of `[task.options]`; counts are problems unless another unit is
+    named.
+    """
 
     problems: Annotated[int, Meta(ge=1, le=4096)] = 64  # problems of one actor's task
     group: Annotated[int, Meta(ge=2, le=256)] = 8  # answers to each problem
     temperature: Annotated[float, Meta(gt=0, le=4)] = 1.0
-    slots: Annotated[int, Meta(ge=1, le=1024)] = 64  # answers written together on one device
+    slots: Annotated[int, Meta(ge=1, le=1024)] = 64  # answers generated together on one device
     chunk: Annotated[int, Meta(ge=1, le=4096)] = 64  # problems that are sealed together
     window: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # newest problems from which learners draw
     window_min: Annotated[int, Meta(ge=1, le=1 << 20)] = 64  # problems before the first learn task
     reuse: Annotated[float, Meta(ge=0.01, le=1000)] = 2.0  # times that an answer is learnt from
     queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # problems that may wait for a learner
     learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks that may run at once
-    # versions that answers may be behind when they are begun, and again when they are learnt from
+    # most versions that answers may be behind when they begin, and again when they are learnt from
     lag: Annotated[int, Meta(ge=0, le=1000)] = 2
     warm_steps: Annotated[int, Meta(ge=0, le=1 << 20)] = (
-        0  # on solved problems, before rollouts; none with init_from
+        0  # steps on solved problems, before rollouts; none with init_from
     )
-    # rate of these steps; [train] lr is that of the others
+    # learning rate of these steps; [train] lr applies to the others
     warm_lr: Annotated[float, Meta(gt=0, le=1)] = 5e-3
-    # size of these problems; 0 = that of the others
+    # size of these problems; 0 = as the others
     warm_size: Annotated[int, Meta(ge=0, le=100)] = 0
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Share of held-out problems that a version solves, and some of its answers."""
+"""Evaluation: the share of held-out problems that a version solves, and some of its answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.workloads.rollouts.byte_policy import ByteDecoder
 from shared.workloads.rollouts.config import Problems, RolloutsConfig
 from shared.workloads.rollouts.problems import END, Problem, decoded, encoded, reward
 
-PROBLEMS = 256  # held-out ones that a version is measured on
+PROBLEMS = 256  # number of held-out problems
 SHOWN = 12
 SLOTS = 64
 
@@ -20,8 +20,8 @@ SLOTS = 64
 def answered(
     config: RolloutsConfig, weights: Weights, problems: list[Problem], stop: Callable[[], bool]
 ) -> list[list[int]]:
-    """Return the likeliest answer to each problem as tokens, the end included; answers are cut
-    short when it is told to stop.
+    """Return the likeliest answer to each problem as tokens, the end included; `stop` cuts answers
+    short.
     """
     batch = Batch(ByteDecoder(config, weights, min(SLOTS, len(problems)), "cpu"))
     found: list[list[int]] = [[] for _ in problems]

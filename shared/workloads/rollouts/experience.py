@@ -33,7 +33,7 @@ from shared.workloads.rollouts.problems import decoded, encoded, reward, solutio
 
 class RolloutExperience(Experience):
     """Answers to problems; see `Experience`. An episode is a group, a sample an answer of a group
-    with signal: one whose rewards differ.
+    with different rewards.
     """
 
     def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:

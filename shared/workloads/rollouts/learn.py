@@ -27,7 +27,7 @@ from shared.workloads.rollouts.problems import END, encoded, solution
 from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
-MOST = 3.0  # largest gain of a token, added because a negative loss is refused
+MOST = 3.0  # largest gain of a token; added, because a negative loss is refused
 
 
 WARM_END = 0.05  # share of its rate at the end of a warm start
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
     problem: int
     version: int  # version that wrote it
     tokens: NDArray[np.int64]
-    logprobs: NDArray[np.float32]  # under the version that wrote it
+    logprobs: NDArray[np.float32]  # under the version that generated it
     advantage: float
 
 
@@ -85,7 +85,7 @@ class RolloutLearnWork(_LearnWork):
     def __init__(
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> None:
-        # The schedule begins with the first rollouts: an optimiser's first steps are its longest.
+        # The schedule begins with the first rollouts: an optimiser's first steps are its largest.
         warm = warm_start(job.train, RolloutsOptions.from_dict(job.options).warm_steps)
         job = msgspec.structs.replace(job, global_step=max(0, job.global_step - warm))
         super().__init__(job, weights, data, device, inner)
@@ -109,7 +109,7 @@ class RolloutLearnWork(_LearnWork):
 
 
 class SupervisedWork(_LearnWork):
-    """Learning from solved problems, which no actor has seen: a warm start, whose rate falls from
+    """Learning from solved problems that no actor has seen: a warm start, whose rate falls from
     `warm_lr` to the end of its task.
     """
 
@@ -129,7 +129,7 @@ class SupervisedWork(_LearnWork):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Pass on no moments: gradients of the warm start are many times those of the answers."""
+        """Return no moments: the warm start's gradients are many times the answers' ones."""
         return {}
 
     def measure(self, start: int, stop: int) -> StepLoss:

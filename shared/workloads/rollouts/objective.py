@@ -1,7 +1,7 @@
 """Objective of the learner: group-relative policy optimisation.
 
-Answers to one problem are a group, and an answer's advantage is its reward beside the mean of its
-group (Shao et al. 2024, arXiv 2402.03300). Neither the deviation of a group nor the length of an
+The answers to one problem are a group, and an answer's advantage is its reward minus the group's
+mean (Shao et al. 2024, arXiv 2402.03300). Neither the deviation of a group nor the length of an
 answer divides it (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783): the loss of an answer is the sum
 over its tokens by a fixed length, so that a mean over answers is the same in any micro-batches. The
 clip is wider upwards (DAPO, Yu et al. 2025, arXiv 2503.14476), and bounds an unlikely answer's
@@ -21,7 +21,7 @@ _LOG_MAX = 20.0  # largest logarithm of an importance weight
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """Return the advantages of a group's answers; all zero where nothing can be learnt from it."""
+    """Return the advantages of a group's answers; all zero if nothing can be learnt from it."""
     mean = sum(rewards) / len(rewards)
     same = max(rewards) == min(rewards)
     return [0.0 if same else each - mean for each in rewards]
@@ -30,13 +30,12 @@ def advantages(rewards: Sequence[float]) -> list[float]:
 def policy_loss(
     new: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, *, longest: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean loss of answers, and figures: the mean importance weight, the share of tokens
-    that the clip holds, and the mean length.
+    """Return the mean loss of answers, and figures: the mean importance weight, the share of
+    clipped tokens, and the mean length.
 
-    `new` and `old` (B, T) are log-probabilities of the sampled tokens at the temperature of
-    sampling, under the weights that learn and those that sampled; `mask` (B, T) is one for the
-    tokens of an answer, its end included; `advantage` is (B,); `longest` is the most tokens of an
-    answer.
+    `new` and `old` (B, T) are log-probabilities of the sampled tokens at the sampling temperature,
+    under the learning weights and the sampling ones; `mask` (B, T) is one for the tokens of an
+    answer, its end included; `advantage` is (B,); `longest` is the most tokens of an answer.
     """
     weight = (new - old).clamp(max=_LOG_MAX).exp()
     gain = advantage[:, None]

@@ -1,8 +1,7 @@
 """Problems: a prompt, and the verifier that rewards its answers.
 
-A problem is drawn by a seed, or stands in a dataset (`problem_dataset`). Drawn problems of the
-training and of the held-out part are never the same: a hash of the prompt says which part one
-belongs to.
+A seed draws a problem. A hash of the prompt assigns it to the training or the held-out part, so
+that the two never share a problem.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from shared.nearest import hint
 from shared.workloads.rollouts.verifiers import ANSWER_CHARS_MAX, Sorted, final, verifier
 
 END = 0  # token that ends an answer; no text holds it
-HELDOUT_OF = 8  # one of so many drawn problems is held out
+HELDOUT_OF = 8  # one of this many drawn problems is held out
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,10 +1,10 @@
 """Verifiers: pure functions from an answer's text to a reward between 0 and 1.
 
-A verifier is a struct whose fields are its arguments. The list is closed: no code and no regular
-expression comes with a problem. An answer is hostile text: each verifier reads at most
+A verifier is a struct whose fields are its arguments. The list is closed: a problem carries no code
+and no regular expression. An answer is hostile text, so each verifier reads at most
 `ANSWER_CHARS_MAX` characters, in time proportional to them.
 
-The final answer is what follows the last "answer:" of a text, or else the whole text.
+The final answer is the text after the last "answer:", or else the whole text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Word = Annotated[str, Meta(pattern=r"^[^\s,;\[\]]{1,64}$")]
 
 
 class Verifier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Arguments of a verifier."""
+    """Base of a verifier's arguments."""
 
     def reward(self, answer: str) -> float:
         """Return the reward of a final answer, 0 ... 1. Never raises."""
@@ -49,7 +49,7 @@ class Verifier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Number(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The last number of an answer is the right one, exactly or within a tolerance."""
+    """The last number of an answer is the expected one, exactly or within a tolerance."""
 
     answer: Amount
     tolerance: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
@@ -103,8 +103,8 @@ class Countdown(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer lists the items in order, parted by white space or commas; items of one character
-    need nothing between them.
+    """An answer lists the items in order, separated by white space or commas; items of one
+    character need no separator.
     """
 
     items: Annotated[
@@ -138,7 +138,7 @@ VERIFIERS: Mapping[str, type[Verifier]] = {
 
 def verifier(name: str, arguments: Mapping[str, Any], place: str) -> Verifier:
     """Return a verifier with its arguments. Raises InvalidRunFile, with `place`, for an unknown
-    name or arguments that cannot be.
+    name or impossible arguments.
     """
     if name not in VERIFIERS:
         raise InvalidRunFile(
@@ -169,8 +169,8 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 
 def evaluated(text: str) -> tuple[Fraction, list[Fraction]] | None:
-    """Return the value of the arithmetic expression on the last line of a text, and the numbers in
-    it; None where it is not an expression. A result after "=" is skipped.
+    """Return the value of the arithmetic expression on the last line of a text, and its numbers;
+    None if it is not an expression. A result after "=" is skipped.
     """
     line = text.rstrip().rpartition("\n")[2].partition("=")[0].translate(_SIGNS).strip()
     terms: list[str] = []
@@ -190,7 +190,7 @@ def evaluated(text: str) -> tuple[Fraction, list[Fraction]] | None:
 
 
 class _Parser:
-    """Terms of an expression, last first, and the numbers that were read."""
+    """Terms of an expression, last first, and the numbers read so far."""
 
     def __init__(self, terms: list[str]) -> None:
         self.terms = terms[::-1]
@@ -228,7 +228,7 @@ class _Parser:
 
 
 def _number(text: str) -> Fraction | None:
-    """Return the value of a match of `_NUMBER`; None for one too long, or a share of nothing."""
+    """Return the value of a match of `_NUMBER`; None if it is too long, or a fraction of zero."""
     try:
         return Fraction(text.replace(",", "")) if len(text) <= 2 * DIGITS_MAX else None
     except ZeroDivisionError:

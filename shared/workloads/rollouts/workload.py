@@ -1,8 +1,8 @@
 """Workload `rollouts`: many machines answer problems, and one model learns from the answers that a
-program finds right.
+program rewards.
 
-Two kinds of task: actors answer (`selfplay`), learners train on the answers (`learn`), at first on
-solved problems. This module loads torch when a tensor is asked for.
+There are two kinds of task: actors answer (`selfplay`), and learners train on the answers
+(`learn`), at first on solved problems. This module loads torch only when it needs a tensor.
 """
 
 from __future__ import annotations

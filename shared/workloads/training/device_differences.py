@@ -1,5 +1,5 @@
-"""Device differences that training has to know: copies to the host, cached memory, random numbers,
-narrow arithmetic.
+"""Differences between devices that training must handle: copies to the host, cached memory, random
+numbers, narrow arithmetic.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 # PyTorch without oneDNN (macOS) convolves by NNPACK, whose transforms turn zeros into small
-# numbers: an untrained Gomoku network was a third off after 30 steps.
+# numbers:
+# an untrained Gomoku network was off by a third after 30 steps.
 torch.backends.nnpack.set_flags(False)  # type: ignore[no-untyped-call]
 # TF32 of newer cards keeps ten bits of a convolution's factors, which changes an update by a
-# hundredth against older cards; `precision = "bfloat16"` is there for speed.
+# hundredth
+# compared with older cards; `precision = "bfloat16"` is the setting for speed.
 torch.backends.cudnn.allow_tf32 = False
 
 
 def to_host(value: Tensor) -> Tensor:
-    """Return a copy on the CPU: float32, or int64 for whole numbers."""
+    """Return a copy on the CPU: float32, or int64 for integers."""
     dtype = torch.float32 if value.dtype.is_floating_point else torch.int64
     return value.detach().to("cpu", dtype, copy=True)
 

@@ -1,9 +1,9 @@
 """Dropout with masks fixed by the sample alone: the same on every device, for any micro-batch, and
 in a recompute.
 
-A counter-based generator in the manner of Salmon et al. 2011: the output function of SplitMix64
-(Steele et al. 2014) over sample, place and position, four 16-bit lanes each. On a CPU a third of
-the time of `torch.nn.Dropout`, which draws in sequence (2.8 beside 7.6 ns an element).
+The generator is counter-based, like those of Salmon et al. 2011: the output function of SplitMix64
+(Steele et al. 2014) over sample, place and position, four 16-bit lanes each. On a CPU it takes a
+third of the time of `torch.nn.Dropout`, which draws in sequence (2.8 instead of 7.6 ns an element).
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class SampleKeys:
 
 
 class SampleDropout(nn.Module):
-    """Zeroes a share `p` of the elements of each sample of (B, ...), scaling up the rest.
+    """Zeroes a share `p` of the elements of each sample of (B, ...), and scales up the rest.
 
-    `place` tells apart those of one model. Without keys, and in evaluation, it changes nothing.
+    `place` distinguishes the layers of one model. Without keys, and in evaluation, it changes
+    nothing.
     """
 
     def __init__(self, p: float, keys: SampleKeys, place: int) -> None:
@@ -64,7 +65,7 @@ class SampleDropout(nn.Module):
 
 
 def _mixed(value: Tensor) -> Tensor:
-    """Mix 64-bit words in place; shifts are arithmetic, on every device alike."""
+    """Mix 64-bit words in place; shifts are arithmetic on every device."""
     value ^= value >> 30
     value *= _FIRST
     value ^= value >> 27

@@ -1,4 +1,6 @@
-"""Learner: gradients become an inner optimiser's steps ("delta") or a mean ("gradient")."""
+"""Learner: turns gradients into an inner optimiser's steps ("delta") or into their mean
+("gradient").
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Learner:
         self._inner: InnerOptimizer | None = None
         self._sums: dict[str, Tensor] = {}  # sums of the gradient, in a "gradient" job
         self._base: dict[str, Tensor] = {}  # weights towards which FedProx pulls
-        self._fresh = True  # the inner state was empty when this task began
+        self._fresh = True  # the inner state was empty at the start of this task
         if job.update == "delta":
             self._inner = InnerOptimizer(self._parameters, job.train)
             self._fresh = job.reset_inner or not inner or not self._inner.load(inner)
@@ -39,7 +41,7 @@ class Learner:
         return self._parameters.values()
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradient of every parameter, zeros where there is none."""
+        """Return the gradient of every parameter, zeros if it has none."""
         for value in self._parameters.values():
             if value.grad is None:
                 value.grad = torch.zeros_like(value)
@@ -75,7 +77,7 @@ class Learner:
         return {name: to_host(value) for name, value in found.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Return the inner optimiser's state; empty when there is none."""
+        """Return the inner optimiser's state; empty if there is none."""
         return self._inner.state() if self._inner else {}
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -87,7 +89,7 @@ class Learner:
     def restore(self, snapshot: Weights) -> bool:
         """Continue from a `snapshot`.
 
-        False, and nothing changed, when it is of another task.
+        Return False, with nothing changed, if it is another task's.
         """
         own = self._own()
         inner = {name[6:]: value for name, value in snapshot.items() if name.startswith("inner/")}
@@ -103,7 +105,7 @@ class Learner:
         return True
 
     def move(self, device: str) -> None:
-        """Move all state to another device, a gradient along with its parameter."""
+        """Move all state to another device, each gradient along with its parameter."""
         for value in self._parameters.values():
             gradient, value.grad = value.grad, None  # parameter and gradient share a device
             value.data = value.data.to(device)

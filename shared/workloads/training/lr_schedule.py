@@ -1,4 +1,4 @@
-"""Learning rate of a global step, without torch, for workers and the coordinator."""
+"""Learning rate of a global step, for workers and the coordinator, without torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from shared.workloads.base import TrainSettings
 
 LOOKS = 32  # points at which a long stretch of the schedule is sampled
 
-# Small batches of a model that has learnt nothing yet point anywhere, and Adam takes each at its
-# full rate: with 40 steps of warm-up of 1,200, two of six seeds stayed behind for the whole run,
-# with a tenth none did (docs/experiments.md).
+# Small batches of an untrained model give random directions, and Adam follows each at its full
+# rate:
+# with 40 of 1,200 steps of warm-up, two of six seeds stayed behind for the whole run, with a tenth
+# none did (docs/experiments.md).
 WARMUP_SHARE = 0.1
 WARMUP_LEAST, WARMUP_MOST = 20, 500
 WARMUP_UNKNOWN = 100  # warm-up of a run without an end
@@ -27,10 +28,10 @@ def warmup(train: TrainSettings, total: int) -> int:
 
 def learning_rate(train: TrainSettings, step: int, total: int) -> float:
     """Return the rate of global step `step` (from 0): linear warm-up, then a cosine down to
-    `min_lr_ratio`, then level.
+    `min_lr_ratio`, then constant.
 
-    The cosine spans `decay_steps`, or `total` where that is 0; when both are unknown the rate stays
-    level.
+    The cosine spans `decay_steps`, or `total` if that is 0; if both are unknown the rate stays
+    constant.
     """
     whole = train.decay_steps or total
     rising = warmup(train, whole)
@@ -45,9 +46,7 @@ def learning_rate(train: TrainSettings, step: int, total: int) -> float:
 
 
 def full_steps(train: TrainSettings, first: int, steps: int, total: int) -> float:
-    """Return the number of steps at the full rate that move a model as far as `steps` from `first`
-    on.
-    """
+    """Return the number of steps at the full rate that equal `steps` steps from `first` on."""
     looks = min(LOOKS, max(1, steps))
     rates = (
         learning_rate(train, first + (2 * look + 1) * steps // (2 * looks), total)

@@ -1,5 +1,5 @@
 """Size of a micro-batch, chosen so that a pause takes effect within about half a second: at the end
-of a micro-batch, or at a look up from it (see `lookout`).
+of a micro-batch, or at a check within it (see `Lookout`).
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ _LIMIT_S = 0.45
 _REMEMBERED = 4
 # multiple of the kept bytes that a micro-batch needs: the backward pass takes at most as many again
 _BACK = 2
-_GUESS_S = 0.3  # seconds that the first micro-batch should take
-_CPU_FLOPS = 3e10  # a slow core: the first guess errs towards a quick answer
+_GUESS_S = 0.3  # wanted seconds of the first micro-batch
+_CPU_FLOPS = 3e10  # a slow core: the first guess is rather too small
 
 
 @runtime_checkable
 class Paced(Protocol):
-    """Work that cuts its steps into micro-batches, by time and memory."""
+    """Work that divides its steps into micro-batches, by time and memory."""
 
     @property
     def micro_batch(self) -> int:
-        """Samples of the next micro-batch."""
+        """Return the samples of the next micro-batch."""
 
     def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
-        """Begin with the micro-batch size of earlier work on this device (0: none); `most`: larger
-        ones did not fit its memory. `room`: bytes that a micro-batch may keep for its backward
-        pass, where counted; 0: not known.
+        """Begin with the micro-batch size of earlier work on this device (0: none). Sizes above
+        `most` did not fit its memory. `room` is the bytes that a micro-batch may keep for its
+        backward pass; 0: not known.
         """
 
 
@@ -39,9 +39,9 @@ class Listening(Protocol):
     """Work whose micro-batches may be long, because it checks for pauses within them."""
 
     def listen(self, look: Callable[[], None]) -> None:
-        """Call `look` many times a second within micro-batches, on the thread that works. It may
-        wait, and compute without gradients; its error ends the micro-batch, and the step in
-        progress starts over.
+        """Call `look` many times a second within micro-batches, on the working thread. `look` may
+        wait, or compute without gradients; its error ends the micro-batch, and the running step
+        starts over.
         """
 
 
@@ -54,7 +54,9 @@ class Rankable(Protocol):
 
 
 class MicroBatchPace:
-    """Size of the next micro-batch: first a guess, then by measured time; memory may cap it."""
+    """Size of the next micro-batch: a guess at first, then by measured time, and limited by
+    memory.
+    """
 
     def __init__(self, batch: int, flops_per_sample: float, device: str) -> None:
         self._cap = batch
@@ -68,7 +70,7 @@ class MicroBatchPace:
     def record(self, samples: int, seconds: float, kept_bytes: int = 0) -> None:
         """Learn from finished work: its longest time without a pause check, and the memory it kept.
 
-        The best of the last few counts, so that one hiccup changes nothing.
+        The best of the last few times counts, so that one delay changes nothing.
         """
         self._seconds.append(seconds / samples)
         if len(self._seconds) < 2:
@@ -80,7 +82,7 @@ class MicroBatchPace:
             self.set(max(1, wanted))
 
     def set(self, micro: int) -> None:
-        """Set the size, at most to the largest that fits the memory."""
+        """Set the size, at most the largest that fits the memory."""
         self.micro = min(self._cap, micro)
         self._seconds.clear()
 

@@ -22,7 +22,7 @@ _MOMENTUM, _MOMENTS = ("momentum_buffer",), ("exp_avg", "exp_avg_sq")
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _TIMES = 5
 _MUON_MOMENTUM = 0.95
-# root mean square of an update at rate 1, as AdamW's, so that both take the same rate (Liu et al.
+# root mean square of an update at rate 1, like AdamW's, so that both take the same rate (Liu et al.
 # 2025)
 _RMS = 0.2
 
@@ -40,9 +40,9 @@ class InnerOptimizer:
     """Optimiser over named parameters; weight decay on matrices only (as in GPT training since
     Radford et al. 2019).
 
-    The state is made at once and not at the first step: what does not fit is noticed before any
-    work is done. The functions of torch's optimisers are called and not their classes: the first of
-    those that a process makes imports the compiler, a second of computing and 70 MB.
+    The state is made at once, not at the first step, so that a lack of memory is noticed before any
+    work. The functions of torch's optimisers are called instead of the classes, since the first
+    class object of a process imports the compiler: a second of computing and 70 MB.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], train: TrainSettings) -> None:
@@ -129,8 +129,8 @@ class InnerOptimizer:
         return found | {"steps": torch.tensor(self.steps, dtype=torch.int64)}
 
     def load(self, state: Weights) -> bool:
-        """Continue from a carried state; return False, with nothing changed, for a state of another
-        model or optimiser.
+        """Continue from a carried state; return False, with nothing changed, for another model's or
+        optimiser's.
         """
         fits = "steps" in state and all(
             f"{key}/{name}" in state and state[f"{key}/{name}"].shape == value.shape
@@ -148,7 +148,7 @@ class InnerOptimizer:
         """Move the state after the parameters have moved."""
         for state in self._states.values():
             for key, held in state.items():
-                if held.ndim or self._fused:  # AdamW that is not fused counts on the CPU
+                if held.ndim or self._fused:  # unfused AdamW counts on the CPU
                     state[key] = held.to(device)
 
     def _count(self, steps: int) -> None:
@@ -185,10 +185,10 @@ def muon(
     narrow: bool,
 ) -> None:
     """Apply gradients to matrices, with Nesterov momentum and decoupled weight decay. Matrices of
-    one shape are made orthogonal together.
+    one shape are orthogonalised together.
 
-    Unlike torch's own, it computes in float32 unless `narrow`: two machines then agree about the
-    directions of small singular values, of which bfloat16 leaves a hundredth of the update open.
+    Unlike torch's own Muon, it computes in float32 unless `narrow`: bfloat16 leaves the directions
+    of small singular values undetermined, a hundredth of the update, and two machines would differ.
     """
     alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
     for value, grad, held in zip(values, grads, momenta, strict=True):
@@ -216,7 +216,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def hidden(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Return the matrices inside a model's blocks; embeddings and the head are left to AdamW."""
+    """Return the matrices inside a model's blocks; AdamW handles embeddings and the head."""
     return {
         name: value
         for name, value in parameters.items()

@@ -1,9 +1,9 @@
 """Ranks: further devices of this machine that compute a part of each step, each in a process of its
 own.
 
-Rank 0 is the caller, which alone has an optimiser. torch.distributed carries the weights to the
-others at the beginning of a step and their gradients back at its end; a rank that dies takes
-nothing along, and the step is computed again by those that are left.
+Rank 0 is the caller and has the only optimiser. torch.distributed carries the weights to the others
+at the beginning of a step and their gradients back at its end. If a rank dies, nothing is lost: the
+remaining ranks repeat the step.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
-LIMIT = timedelta(minutes=10)  # time for a step of the slowest rank
+LIMIT = timedelta(minutes=10)  # longest time of a step of the slowest rank
 LOOK_S = 0.005
-DYING_S = 1.0  # time from the end of a connection to the end of its process
+DYING_S = 1.0  # from the end of a connection to the end of its process
 
 
 class RankLost(Exception):
@@ -39,7 +39,7 @@ class RankLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Samples [start, stop) of a step of `size` samples, by micro-batches of `micro`."""
+    """Samples [start, stop) of a step of `size` samples, in micro-batches of `micro`."""
 
     start: int
     stop: int
@@ -66,14 +66,14 @@ class _Rank:
 
 
 class Ranks:
-    """Ranks 1, 2, ... on `devices`, started when a step needs them, idle unless rank 0 works."""
+    """Ranks 1, 2, ... on `devices`, started when a step needs them, idle while rank 0 is."""
 
     def __init__(self, devices: Sequence[str], *, threads: int = 1) -> None:
         self._devices = self._left = tuple(devices)
         self._threads = threads
         self._task: Begin | None = None
         self._ranks: list[_Rank] = []
-        self._folder: Path | None = None  # folder by which the ranks find each other
+        self._folder: Path | None = None  # folder through which the ranks find each other
         self._held: Any = get_context("spawn").RawValue("b", 1)
         self.computing = False  # a part of the present step is being computed
 
@@ -90,11 +90,11 @@ class Ranks:
             self.stop()
 
     def hold(self, held: bool) -> None:
-        """Keep the ranks from computing, or let them."""
+        """Pause the ranks, or let them continue."""
         self._held.value = int(held)
 
     def share(self, weights: Iterable[Tensor], whole: Part) -> int:
-        """Begin a step: send weights and samples; return where the samples of rank 0 end. Raises
+        """Begin a step: send weights and samples; return the end of rank 0's samples. Raises
         RankLost.
         """
         part = whole.size // (len(self._left) + 1)
@@ -159,13 +159,13 @@ class Ranks:
                 daemon=True,
             )
             process.start()
-            its.close()  # so that its end is seen
+            its.close()  # so that its end is noticed
             self._ranks.append(_Rank(device, process, ours))
             ours.send(self._task)
         dist.init_process_group(rank=0, **joining)
 
     def _lost(self) -> RankLost:
-        """Stop all ranks; dead ones, or all where none is dead, are left out of the task."""
+        """Stop all ranks; dead ones, or all if none is dead, are excluded from the task."""
         for rank in self._ranks:
             rank.process.join(DYING_S / len(self._ranks))
         alive = tuple(rank.device for rank in self._ranks if rank.process.is_alive())
@@ -188,7 +188,7 @@ def hand_over(gradients: Iterable[Tensor]) -> None:
 
 def _serve(pipe: Connection, device: str, threads: int, held: Any, joining: dict[str, Any]) -> None:
     """Compute parts of steps until rank 0, or the connection to it, ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupts of the terminal are left to rank 0
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles the terminal's interrupts
     parent = parent_process()
 
     def look() -> None:

@@ -1,4 +1,4 @@
-"""Random numbers fixed by a seed and a name: the same on every machine, for any threads."""
+"""Random numbers fixed by a seed and a name: the same on every machine and for any threads."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Step loop of a task: optimiser steps over batches; workloads add the batch and its loss.
 
-A step is `batch_size` samples whatever the size of a micro-batch: each adds its share to the
-gradient. On a GPU nothing waits for the device but reading the figures, five times a second.
+A step has `batch_size` samples whatever the size of a micro-batch: each adds its share to the
+gradient. On a GPU only reading the figures waits for the device, five times a second.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _EVERY_S = 0.02
 
 
 class StepLoss(NamedTuple):
-    """Loss and figures of samples of one step."""
+    """Loss and figures of some samples of one step."""
 
-    loss: Tensor  # mean over the samples, whose gradient is taken
-    figures: Tensor | None = None  # figures beside the loss, detached (F,)
-    # weight by which the mean of `loss` is divided when it is told; None = 1
+    loss: Tensor  # mean over the samples; its gradient is taken
+    figures: Tensor | None = None  # figures besides the loss, detached (F,)
+    # Weight that divides the mean of `loss` in reports; None = 1.
     weight: Tensor | None = None
 
 
@@ -48,12 +48,12 @@ class StepWork(ABC):
     """Local training ("delta") or the mean gradient at the base weights ("gradient") of a model
     without buffers; see `Work`.
 
-    The parameters of `model` that require a gradient are named, and stand in the order, of the
-    workload's schema. `samples` is how many the task has, `flops` what one of them costs forward
-    and backward.
+    The parameters of `model` that require a gradient have the names and the order of the workload's
+    schema. `samples` is the task's number of samples, `flops` the cost of one, forward and
+    backward.
     """
 
-    FIGURES: ClassVar[tuple[str, ...]] = ()  # what is measured beside the loss
+    FIGURES: ClassVar[tuple[str, ...]] = ()  # names of the figures besides the loss
 
     def __init__(
         self,
@@ -76,19 +76,19 @@ class StepWork(ABC):
         self._learner = Learner(learnt, job, inner)
         self._look: Callable[[], None] = _nothing
         self._ranks: Ranks | None = None
-        self._own = 0  # samples of the step in progress that no other rank computes
+        self._own = 0  # samples of the running step that no other rank computes
         self._step = 0
-        self._in_step = 0  # samples of the step in progress that are done
+        self._in_step = 0  # finished samples of the running step
         # Loss, weight and figures of the present step.
         self._now = torch.zeros(2 + len(self.FIGURES), device=device)
         self._figures = torch.zeros((job.steps, len(self._now)), device=device)
         self._read_at = 0.0
-        self._unread = 0  # samples since the device was last waited for
+        self._unread = 0  # samples since the last wait for the device
         self._busy_s = 0.0  # seconds spent on them
 
     @abstractmethod
     def measure(self, start: int, stop: int) -> StepLoss:
-        """Measure samples [start, stop) of a task's step, the same for the same samples."""
+        """Measure samples [start, stop) of a task's step; the same samples give the same result."""
 
     @property
     def done(self) -> bool:
@@ -96,7 +96,7 @@ class StepWork(ABC):
 
     @property
     def micro_batch(self) -> int:
-        """Return how many samples the next micro-batch has."""
+        """Return the number of samples of the next micro-batch."""
         return self._pace.micro
 
     def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
@@ -104,7 +104,9 @@ class StepWork(ABC):
         self._pace.begin_with(micro_batch, most=most, room=room)
 
     def listen(self, look: Callable[[], None]) -> None:
-        """Check for pauses within micro-batches; see `Listening`. On a GPU they are short."""
+        """Check for pauses within micro-batches; see `Listening`. On a GPU they are short enough
+        without.
+        """
         # A weak reference: a cycle would keep models and states of finished tasks until a garbage
         # collection.
         self._look = partial(_held, weakref.ref(self), look)
@@ -132,7 +134,7 @@ class StepWork(ABC):
         hand_over([*self._learner.gradients(), self._now])
 
     def advance(self) -> Progress:
-        """Do a micro-batch. Raises InvalidRunFile for no finite loss or a bad chunk."""
+        """Do a micro-batch. Raises InvalidRunFile for an infinite loss or a bad chunk."""
         if self.done:
             raise RuntimeError("this task is done")
         if self._ranks is None:
@@ -193,7 +195,7 @@ class StepWork(ABC):
             self._now[2:].add_(figures, alpha=share)
 
     def _collect(self, ranks: Ranks) -> None:
-        """Add the parts of the other ranks; the time is no micro-batch of this one."""
+        """Add the parts of the other ranks; this time counts as no micro-batch."""
         began = perf_counter()
         try:
             ranks.collect([*self._learner.gradients(), self._now], self._look)
@@ -248,9 +250,7 @@ class StepWork(ABC):
         return self._learner.state()
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Return weights, optimiser, sums and counters. Raises RuntimeError in the middle of a
-        step.
-        """
+        """Return weights, optimiser, sums and counters. Raises RuntimeError within a step."""
         if self._in_step:
             raise RuntimeError("a snapshot is taken between steps")
         counters = [self.job.seed & _WORD, self._step, self._pace.micro]
@@ -260,7 +260,7 @@ class StepWork(ABC):
         }
 
     def restore(self, snapshot: Weights) -> None:
-        """Continue from a `snapshot`. Raises InvalidRunFile when it is of another task."""
+        """Continue from a `snapshot`. Raises InvalidRunFile if it is another task's."""
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
         figures = snapshot.get(_FIGURES)
         fits = (
@@ -278,7 +278,7 @@ class StepWork(ABC):
         self._pace.set(max(1, int(counters[2])))
 
     def _spare(self) -> bool:
-        """Use less memory a sample, at the price of time; return False where that is impossible."""
+        """Use less memory a sample at the price of time; return False if that is impossible."""
         return False
 
     def _finish_step(self, size: int) -> None:
@@ -289,7 +289,7 @@ class StepWork(ABC):
         self._step += 1
 
     def _start_over(self) -> None:
-        """Restart the step in progress."""
+        """Restart the running step."""
         if self._ranks is not None and self._ranks.computing:
             self._ranks.stop()
         self._learner.drop()
@@ -298,11 +298,11 @@ class StepWork(ABC):
         self._unread, self._busy_s = 0, 0.0
 
     def _read(self, began: float, ended: bool) -> list[float]:
-        """Wait for the device and read the figures: on a CPU always, on a GPU rarely, and at the
+        """Wait for the device and read the figures: on a CPU always, on a GPU rarely and at the
         end.
 
-        Loss and figures of the step that has ended; nothing in the middle of a step or when they
-        were not read.
+        Return loss and figures of the finished step; empty within a step or when they were not
+        read.
         """
         if self.device != "cpu" and not self.done and began - self._read_at < _READ_S:
             self._busy_s += perf_counter() - began
@@ -334,7 +334,7 @@ def _nothing() -> None: ...
 
 
 def _held(own: weakref.ref[StepWork], look: Callable[[], None]) -> None:
-    """Hold the further ranks of a work while `look` runs."""
+    """Pause the further ranks of a work while `look` runs."""
     work = own()
     ranks = None if work is None else work._ranks
     if ranks is not None:
@@ -351,7 +351,7 @@ def _told(means: list[float]) -> float:
 
 
 class Lookout:
-    """Context of a micro-batch on the CPU."""
+    """Context of a micro-batch on the CPU, which checks for pauses and counts kept memory."""
 
     def __init__(self, look: Callable[[], None], parameters: Iterable[nn.Parameter]) -> None:
         self._look = look
