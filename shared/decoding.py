@@ -20,6 +20,8 @@ from shared.nearest import nearest
 from shared.sentences import Sentence, figure, heard, of, plural
 
 T = TypeVar("T")
+# Errors of decoding bytes that are not JSON of the type, not UTF-8, or nested too deep.
+MALFORMED = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 _WHERE = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 

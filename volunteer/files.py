@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import Configuration, StorageFull, why
 from shared.sentences import Sentence, english
 from shared.text_file import unmarked
@@ -106,7 +106,7 @@ def read_record(path: Path, kind: type[T]) -> T | None:
         if len(data) > RECORD_BYTES_MAX:
             raise msgspec.ValidationError("it is too large")
         return decode(unmarked(data), kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise Configuration(
             Sentence("{path} is damaged: {error}", path=path, error=error)
         ) from error

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from shared.clock import Clock
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, Unreachable, VolunteerError, of_code
 from shared.sentences import Sentence, parts
 from volunteer.control.commands import (
@@ -247,7 +247,7 @@ async def _line(reader: asyncio.StreamReader, kind: Any) -> Any:
         return None
     try:
         return decode(line, kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise BadRequest(
             Sentence("a line of the control socket is invalid: {error}", error=error)
         ) from error

@@ -20,7 +20,7 @@ import msgspec
 
 from shared import errors
 from shared.clock import Clock
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import VolunteerError
 from shared.links import is_loopback
 from shared.protocol.limits import API, HEARTBEAT_S, JSON_BYTES_MAX
@@ -334,7 +334,7 @@ class Client:
             raise error if passing(error) else errors.Unreachable(another(self.address))
         try:
             return decode(data, _IdentityProof).proof
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except MALFORMED:
             return ""
 
     async def _refusal(

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from shared import errors
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import VolunteerError
 from shared.protocol.base import ErrorBody
 from shared.protocol.inference import OpenAiError, OpenAiErrorBody
@@ -27,7 +27,7 @@ def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> 
     """Return the error sent by the coordinator, or by a proxy in front of it."""
     try:
         said = decode(body, ErrorBody)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except MALFORMED:
         if (below := _of_v1(body)) is not None:
             error = openai_error(status, below)
             error.retry_after_s = _seconds(headers.get("retry-after"))
@@ -68,7 +68,7 @@ def openai_error(status: int, said: OpenAiError) -> VolunteerError:
 def _of_v1(body: bytes) -> OpenAiError | None:
     try:
         return decode(body, OpenAiErrorBody).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except MALFORMED:
         return None
 
 
@@ -94,7 +94,7 @@ def decoded(data: bytes, kind: type[T]) -> T:
                 error=printable(str(error), SENTENCE_CHARS_MAX),
             )
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         if data.lstrip()[:1] == b"<":
             raise errors.Unreachable(
                 Sentence(

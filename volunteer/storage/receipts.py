@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import Configuration, InvalidFrame, StorageFull
 from shared.protocol.transparency import Receipt, RestorePayload, SignedReceipt, TreeHead
 from shared.sentences import Sentence
@@ -96,7 +96,7 @@ class ReceiptBook:
             while line := file.readline(LINE_BYTES_MAX):
                 try:
                     yield decode(line, SignedReceipt)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except MALFORMED:
                     continue
 
     def add(self, receipts: Iterable[SignedReceipt]) -> int:

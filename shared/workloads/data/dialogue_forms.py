@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile
 from shared.text import escaped
 from shared.workloads.data.chat_template import DialogueTurn, Role
@@ -194,7 +194,7 @@ def _parsed(found: Any) -> Any:
     if isinstance(found, str):
         try:
             return decode(found)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
+        except MALFORMED:
             pass
     return found
 

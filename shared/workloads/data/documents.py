@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.decoding import decoder
+from shared.decoding import MALFORMED, decoder
 from shared.errors import InvalidRunFile
 from shared.text_file import UTF8, unmarked
 from shared.workloads.data import table_rows
@@ -155,7 +155,7 @@ def _array(path: Path, name: str) -> Iterator[Document]:
     try:
         with _readable(name):
             rows = decoder(list[_TextLine]).decode(unmarked(path.read_bytes()))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except MALFORMED as error:
         raise InvalidRunFile(
             f'{name} is JSON, but no array of objects with a "text" ({error}); name it .txt to '
             "train on it as it stands"
@@ -269,7 +269,7 @@ def _numbered(path: Path, name: str) -> Iterator[tuple[int, Document | str]]:
                 elif line.strip():
                     try:
                         text = record.decode(line).text
-                    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    except MALFORMED as error:
                         yield number, str(error)
                     else:
                         yield number, Document(f"{name}:{number}", text)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from shared.decoding import complaint, decoder
+from shared.decoding import MALFORMED, complaint, decoder
 from shared.errors import InvalidRunFile
 from shared.text_file import UTF8, unmarked
 from shared.workloads.data import table_rows
@@ -77,7 +77,7 @@ def _elements(path: Path, skipped: Skipped) -> Iterator[Record]:
         )
     try:
         parts = decoder(list[msgspec.Raw]).decode(unmarked(path.read_bytes()))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise InvalidRunFile(f"{path} is not an array of JSON: {error}") from error
     for number, part in enumerate(parts, 1):
         yield from _decoded(bytes(part), f"{path} element {number}", skipped)
@@ -98,7 +98,7 @@ def _decoded(data: bytes, place: str, skipped: Skipped) -> Iterator[Record]:
         yield place, decoder(dict[str, Any]).decode(data)
     except msgspec.ValidationError as error:
         skipped.add(complaint(error, place))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         cut = "truncated" in str(error)
         skipped.add(f"{place}: {'its JSON goes on in the next line' if cut else error}")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile
 from shared.installation import lacking
 from shared.text import printable
@@ -80,7 +80,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise lacking(f"reading {path}", "datasets") from error
     try:
         yield
-    except (pyarrow.ArrowException, OSError, EOFError) as error:
+    except (pyarrow.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
         why = printable(str(error), 200)
         kind = path.suffix[1:].lower()
         raise InvalidRunFile(f"{path} is no {kind} file that can be read: {why}") from error
@@ -120,7 +120,7 @@ def told(sources: Iterable[Path]) -> tuple[str, str]:
         for path in sorted(folder.rglob("dataset_info.json"))[:8]:
             try:
                 info = decode(_text(path), _Info)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except MALFORMED:
                 continue
             licence = licence or printable(info.license, 100)
             source = source or printable(info.homepage or info.dataset_name, 200)

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import complaint, decoder
+from shared.decoding import MALFORMED, complaint, decoder
 from shared.errors import InvalidRunFile, why
 from shared.text_file import unmarked
 from shared.workloads.base import ChunkRef, DatasetManifest
@@ -102,7 +102,7 @@ def _example(line: bytes, place: str) -> Example:
         found = decoder(Example).decode(line)
     except msgspec.ValidationError as error:
         raise InvalidRunFile(complaint(error, place)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise InvalidRunFile(f"{place}: {error}") from error
     said = found.answer
     choice = isinstance(said, int)

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from shared.decoding import complaint, decoder
+from shared.decoding import MALFORMED, complaint, decoder
 from shared.errors import InvalidRunFile, why
 from shared.text_file import unmarked
 from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted
@@ -103,7 +103,7 @@ def _read(line: bytes, place: str) -> Problem:
         found = decoder(_Line).decode(line)
     except msgspec.ValidationError as error:
         raise InvalidRunFile(complaint(error, place)) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except MALFORMED as error:
         raise InvalidRunFile(f"{place}: {error}") from error
     bare = not isinstance(found.answer, UnsetType)
     if not bare and not found.arguments:

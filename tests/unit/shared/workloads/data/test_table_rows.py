@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,14 @@ def test_a_table_that_cannot_be_read_is_a_sentence(
     cut.write_bytes(whole.read_bytes()[:-900])
     with pytest.raises(InvalidRunFile, match="can be read"):
         list(rows(cut, ("text",)))
+    latin = pyarrow.Array.from_buffers(
+        pyarrow.string(),
+        1,
+        [None, pyarrow.py_buffer(struct.pack("<ii", 0, 1)), pyarrow.py_buffer(b"\xe9")],
+    )
+    parquet.write_table(pyarrow.table({"text": latin}), tmp_path / "latin.parquet")
+    with pytest.raises(InvalidRunFile, match=r"latin\.parquet is no parquet file that can be read"):
+        list(rows(tmp_path / "latin.parquet", ("text",)))
     other = saved(tmp_path / "other.arrow", {"title": ["x"]})
     with pytest.raises(InvalidRunFile, match=r"has no column .text.; it has 'title'"):
         list(read_documents([other], Skipped()))

@@ -136,6 +136,14 @@ def test_files_directories_and_json_lines_with_bad_lines_named(tmp_path: Path) -
     assert "files of other kinds were not read: .png 1" in told
 
 
+@pytest.mark.parametrize(("name", "form"), [("d.json", "[%s]"), ("d.jsonl", "%s\n")])
+def test_json_nested_too_deep_is_refused(tmp_path: Path, name: str, form: str) -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    (tmp_path / name).write_text(form % f'{{"text": "x", "more": {deep}}}')
+    with pytest.raises(InvalidRunFile, match="recursion"):
+        list(read_documents([tmp_path / name], Skipped()))
+
+
 def test_json_lines_without_one_good_line_are_refused_where_a_person_named_them(
     tmp_path: Path,
 ) -> None:
