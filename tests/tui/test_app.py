@@ -128,18 +128,6 @@ async def test_the_dashboard_is_first_and_its_tab_is_marked(engine: FakeEngine) 
         assert screen_text(app).startswith(" 1 Home  2 Runs  3 Device")
 
 
-async def test_a_key_can_be_changed(engine: FakeEngine) -> None:
-    look = Look(keys={"pause": "p"})
-    async with opened(engine, scenes.filled(), look=look) as (app, pilot):
-        assert " p pause" in screen_text(app)
-        await pilot.press("space")
-        await pilot.pause()
-        assert not engine.asked
-        await pilot.press("p")
-        await pilot.pause()
-        assert isinstance(engine.asked[-1], commands.Pause)
-
-
 async def test_keys_can_be_clicked(engine: FakeEngine) -> None:
     async with opened(engine, scenes.filled()) as (_, pilot):
         await pilot.click("#keys", offset=(3, 0))

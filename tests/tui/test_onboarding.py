@@ -398,9 +398,11 @@ async def test_help_tells_the_keys_of_the_present_step(
         await pilot.pause()
         lines = app.screen.query_one(HelpText).lines(app.scene(), 400, 0)
         text = "\n".join("".join(span for span, _ in line) for line in lines)
-        found = {c.id for c in Onboarding.ACTIONS if c.help in text}
+        found = {c.action for c in Onboarding.ACTIONS if c.help in text}
         assert found & OWN == told
-        assert not [c.id for c in keys.COMMANDS if c.id in ("pause", "finish") and c.help in text]
+        assert not [
+            c.action for c in keys.COMMANDS if c.action in ("pause", "finish") and c.help in text
+        ]
         assert keys.PAGES[0].help not in text
 
 

@@ -293,7 +293,6 @@ def _look(settings: Settings, *, first: bool) -> Look:
         language=settings.display.language,
         notice=choose(settings.display.language).problem,
         ascii=settings.display.ascii,
-        keys=settings.display.keys,
         page="onboarding" if first else "dashboard",
     )
 

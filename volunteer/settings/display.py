@@ -36,13 +36,3 @@ class Display(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         ),
     ] = AUTO
     ascii: Annotated[bool, Meta(description=N_("Draw with the 95 plain characters only."))] = False
-    keys: Annotated[
-        dict[str, str],
-        Meta(
-            description=N_(
-                'Other keys for actions, by the name of the action: pause = "p"; see the '
-                "help page (?)."
-            ),
-            max_length=64,
-        ),
-    ] = msgspec.field(default_factory=dict)

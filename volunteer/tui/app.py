@@ -189,7 +189,6 @@ class VolunteerApp(App[int]):
             now=self.clock.now(),
             glyphs=self.appearance.glyphs,
             device=self.device,
-            keys=self.appearance.look.keys,
             leaving=self.departure.how,
         )
 
@@ -385,7 +384,7 @@ def entries(
     for command in keys.page_commands(screen):
         yield _entry(app, command, screen)
     for command in keys.COMMANDS:
-        if command.id != "palette":
+        if command.action != "command_palette":
             yield _entry(app, command, app)
     colours = _("Colours: dark, light, colour-blind, high contrast.")
     yield SystemCommand(_("Theme"), colours, app.action_theme)

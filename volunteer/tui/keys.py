@@ -1,7 +1,4 @@
-"""Table of the program's pages and actions, the source of keys, tabs, footer, palette and help.
-
-A key can be changed by its action's id (`[keys]` in config.toml: `pause = "p"`).
-"""
+"""Table of the program's pages and actions, the source of keys, tabs, footer, palette and help."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from textual.binding import Binding
 from volunteer.i18n.catalogue import N_, _
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from volunteer.tui.page import Page
 
@@ -98,11 +95,6 @@ class KeyCommand(msgspec.Struct, frozen=True, kw_only=True):
     help: str
     # The lowest stay in a footer that is too narrow; None: in the palette only.
     rank: int | None = None
-    name: str = ""  # name in `[keys]`, if not the action's
-
-    @property
-    def id(self) -> str:
-        return self.name or self.action
 
 
 READ = KeyCommand(
@@ -148,7 +140,6 @@ COMMANDS = (
         rank=20,
     ),
     KeyCommand(
-        name="palette",
         key="ctrl+p",
         action="command_palette",
         short=N_("all actions"),
@@ -156,7 +147,6 @@ COMMANDS = (
         rank=60,
     ),
     KeyCommand(
-        name="quit",
         key="q",
         action="leave",
         short=N_("quit"),
@@ -178,19 +168,12 @@ COMMANDS = (
 # Actions hidden during the first start, because no key leads back to it.
 LATER = frozenset({"page", "pause", "pause_for", "finish", "read"})
 
-IDS = frozenset(command.id for command in COMMANDS)
-
 
 def bindings() -> list[Binding]:
     """Return the bindings of the app: pages by digit, actions by letter."""
-    pages = [
-        Binding(page.key, f"page('{page.name}')", page.title, show=False, id=f"page.{page.name}")
-        for page in PAGES
-    ]
+    pages = [Binding(page.key, f"page('{page.name}')", page.title, show=False) for page in PAGES]
     actions = [
-        Binding(c.key, c.action, c.short, show=False, id=c.id, tooltip=c.help)
-        for c in COMMANDS
-        if c.key
+        Binding(c.key, c.action, c.short, show=False, tooltip=c.help) for c in COMMANDS if c.key
     ]
     return [*pages, *actions]
 
@@ -215,11 +198,6 @@ def shown(key: str) -> str:
     """Return a key's name for the footer: the first of several, with `?` for its long name."""
     held, plus, name = key.split(",")[0].strip().rpartition("+")
     return (held + plus).replace("ctrl+", "^") + _(_NAMES.get(name, name))
-
-
-def key_of(command: KeyCommand, keymap: Mapping[str, str]) -> str:
-    """Return the key of an action under the user's key map."""
-    return shown(keymap.get(command.id, command.key))
 
 
 def load(info: PageInfo) -> type[Page]:

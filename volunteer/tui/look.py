@@ -1,4 +1,4 @@
-"""Appearance of the screens: theme, characters, keys."""
+"""Appearance of the screens: theme and characters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     language: str = AUTO
     notice: str = ""  # sentence to show at the start
     ascii: bool = False
-    keys: dict[str, str] = {}  # action id -> key
     page: str = "dashboard"  # first page
 
 
@@ -47,8 +46,6 @@ class Appearance:
             app.register_theme(theme)
         app.theme = look.theme if look.theme in app.available_themes else themes.DEFAULT
         app.animation_level = "none"  # no animation
-        if look.keys:
-            app.set_keymap(look.keys)
 
     def mounted(self) -> None:
         """Mark the application for its stylesheet."""
@@ -74,8 +71,6 @@ class Appearance:
                 app.theme = value
             case "language":
                 use(choose(value))
-            case "keys":
-                app.set_keymap(value)
             case "ascii":
                 self.filter.enabled = value
                 app.set_class(value, "-ascii")

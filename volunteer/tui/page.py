@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Container
 from textual.events import ScreenResume
 from textual.screen import Screen
@@ -36,23 +36,8 @@ class Page(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self._styled_for: tuple[object, ...] = ()
-        chosen = self.volunteer.appearance.look.keys
-        # A key that the owner chose for an action of all pages keeps that action here.
-        held = (given for name, given in chosen.items() if name in keys.IDS)
-        taken = {key for given in held for key in given.split(",")}
         for command in self.ACTIONS:
-            for key in command.key.split(","):
-                if key in taken and command.id not in chosen:
-                    continue
-                binding = Binding(
-                    key,
-                    command.action,
-                    command.short,
-                    show=False,
-                    id=command.id,
-                    tooltip=command.help,
-                )
-                self._bindings._add_binding(binding)
+            self._bindings.bind(command.key, command.action, command.short, show=False)
 
     @property
     def volunteer(self) -> VolunteerApp:

@@ -179,7 +179,7 @@ class Onboarding(Page):
 
     def useful(self, command: keys.KeyCommand) -> bool:
         """Return True if a key has an effect on the present step."""
-        match command.id:
+        match command.action:
             case "back":
                 return self.at > self._begins
             case "skip":

@@ -18,9 +18,8 @@ from shared.errors import VolunteerError
 from shared.workloads.games import LEVELS, MoveReply
 from shared.workloads.games import BoardAnalysis as Position
 from volunteer.i18n.catalogue import _, shown
-from volunteer.tui import themes
+from volunteer.tui import keys, themes
 from volunteer.tui.app import HEIGHTS, WIDTHS
-from volunteer.tui.keys import key_of
 from volunteer.tui.look import Look
 from volunteer.tui.play.game import ACTIONS, Game, facts, state_line
 from volunteer.tui.terminal.ascii import AsciiFilter
@@ -88,7 +87,7 @@ class PlayApp(App[int]):
     HORIZONTAL_BREAKPOINTS = WIDTHS
     VERTICAL_BREAKPOINTS = HEIGHTS
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(c.key, c.action, c.short, show=False, id=f"play.{c.id}") for c in ACTIONS),
+        *(Binding(c.key, c.action, c.short, show=False) for c in ACTIONS),
         Binding("up,k", "move(-1,0)", "up", show=False),
         Binding("down,j", "move(1,0)", "down", show=False),
         Binding("left,h", "move(0,-1)", "left", show=False),
@@ -274,7 +273,7 @@ class PlayApp(App[int]):
 
     def action_help(self) -> None:
         """Show the help of the keys, until the next key."""
-        said = [f"{key_of(command, {})}  {_(command.help)}" for command in ACTIONS]
+        said = [f"{keys.shown(command.key)}  {_(command.help)}" for command in ACTIONS]
         self.clear_notifications()
         self.notify("\n".join([_("The arrow keys move."), *said]), timeout=30, markup=False)
 

@@ -49,7 +49,6 @@ ACTIONS = (
         rank=50,
     ),
     KeyCommand(
-        name="back",
         key="u,backspace",
         action="take_back",
         short=N_("back"),
@@ -78,7 +77,6 @@ ACTIONS = (
         rank=45,
     ),
     KeyCommand(
-        name="older",
         key="left_square_bracket,minus",
         action="version(-1)",
         short=N_("older"),
@@ -86,7 +84,6 @@ ACTIONS = (
         rank=60,
     ),
     KeyCommand(
-        name="newer",
         key="right_square_bracket,plus",
         action="version(1)",
         short=N_("newer"),

@@ -98,7 +98,6 @@ class Dashboard(Page):
     NAME = "dashboard"
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
         keys.KeyCommand(
-            name="view",
             key="v",
             action="turn",
             short=N_("view"),

@@ -67,7 +67,6 @@ class DevicePage(QueryPage):
             rank=35,
         ),
         keys.KeyCommand(
-            name="less_duty",
             key="minus",
             action="duty(-10)",
             short=N_("less"),
@@ -75,7 +74,6 @@ class DevicePage(QueryPage):
             rank=37,
         ),
         keys.KeyCommand(
-            name="more_duty",
             key="plus,equals_sign",
             action="duty(10)",
             short=N_("more"),

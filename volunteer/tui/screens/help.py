@@ -53,9 +53,9 @@ def help_lines(
     """Return the whole help text for this width; at the `first` start without the later topics."""
     lines: list[Line] = []
     if own:
-        lines += _section(_("This page"), [_command(c, scene) for c in own], cells)
+        lines += _section(_("This page"), [_command(c) for c in own], cells)
     common = [c for c in keys.COMMANDS if not (first and c.action in keys.LATER)]
-    lines += _section(_("Everywhere"), [_command(c, scene) for c in common], cells)
+    lines += _section(_("Everywhere"), [_command(c) for c in common], cells)
     if not first:
         pages = [(p.key, "key", _(p.title), _(p.help)) for p in keys.PAGES]
         lines += _section(_("Pages"), pages, cells)
@@ -67,8 +67,8 @@ def help_lines(
     )
 
 
-def _command(command: keys.KeyCommand, scene: Scene) -> tuple[str, str, str, str]:
-    return keys.key_of(command, scene.keys), "key", _(command.short), _(command.help)
+def _command(command: keys.KeyCommand) -> tuple[str, str, str, str]:
+    return keys.shown(command.key), "key", _(command.short), _(command.help)
 
 
 def _section(title: str, rows: Sequence[tuple[str, str, str, str]], cells: int) -> list[Line]:

@@ -51,7 +51,6 @@ class MachinesPage(QueryPage):
         ),
         RELOAD,
         keys.KeyCommand(
-            name="pause_machine",
             key="p",
             action="order('pause')",
             short=N_("pause it"),
@@ -59,7 +58,6 @@ class MachinesPage(QueryPage):
             rank=2,
         ),
         keys.KeyCommand(
-            name="resume_machine",
             key="o",
             action="order('resume')",
             short=N_("resume it"),
@@ -67,7 +65,6 @@ class MachinesPage(QueryPage):
             rank=3,
         ),
         keys.KeyCommand(
-            name="finish_machine",
             key="e",
             action="order('finish')",
             short=N_("finish it"),

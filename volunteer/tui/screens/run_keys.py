@@ -28,7 +28,6 @@ SAMPLES = KeyCommand(
     rank=31,
 )
 MODEL = KeyCommand(
-    name="ask",
     key="p",
     action="model",
     short=N_("ask/play"),

@@ -26,7 +26,7 @@ from volunteer.tui.widgets.setting_list import SettingList
 
 NAME_CELLS = 8
 UNDO_MAX = 50
-LOOKS = frozenset({"theme", "language", "ascii", "keys"})  # fields of `Look`
+LOOKS = frozenset({"theme", "language", "ascii"})  # fields of `Look`
 OVERRULED = {"flag": N_("the command line"), "environment": N_("the environment")}
 
 

@@ -31,7 +31,6 @@ class SamplesPage(Page):
     NAME = "samples"
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
         keys.KeyCommand(
-            name="older",
             key="left_square_bracket,left",
             action="step(-1)",
             short=N_("older"),
@@ -39,7 +38,6 @@ class SamplesPage(Page):
             rank=31,
         ),
         keys.KeyCommand(
-            name="newer",
             key="right_square_bracket,right",
             action="step(1)",
             short=N_("newer"),
@@ -47,28 +45,24 @@ class SamplesPage(Page):
             rank=31,
         ),
         keys.KeyCommand(
-            name="older_far",
             key="left_curly_bracket,pageup",
             action="step(-10)",
             short=N_("10 older"),
             help=N_("Ten versions back."),
         ),
         keys.KeyCommand(
-            name="newer_far",
             key="right_curly_bracket,pagedown",
             action="step(10)",
             short=N_("10 newer"),
             help=N_("Ten versions on."),
         ),
         keys.KeyCommand(
-            name="first",
             key="home",
             action="end(-1)",
             short=N_("first"),
             help=N_("The first version with a sample."),
         ),
         keys.KeyCommand(
-            name="newest",
             key="end",
             action="end(1)",
             short=N_("newest"),
@@ -90,14 +84,12 @@ class SamplesPage(Page):
             rank=37,
         ),
         keys.KeyCommand(
-            name="up",
             key="up,k",
             action="scroll(-1)",
             short=N_("up"),
             help=N_("Scroll the text up."),
         ),
         keys.KeyCommand(
-            name="down",
             key="down,j",
             action="scroll(1)",
             short=N_("down"),

@@ -136,7 +136,7 @@ class NewsBar(Bar):
         found = scene.view.status.announcements
         if not found:
             return ()
-        key = keys.key_of(keys.READ, scene.keys)
+        key = keys.shown(keys.READ.key)
         more = " " + _("(1 of {found})", found=len(found)) if len(found) > 1 else ""
         end: Line = ((f" {key} ", "key"), (f"{_(keys.READ.short)} ", "dim"))
         said = f" {scene.view.status.server}: {found[0].text}{more}"
@@ -172,20 +172,19 @@ def key_line(
     chosen: list[keys.KeyCommand] = []
     room = cells
     for command in sorted([*core, *own], key=lambda c: c.rank or 0):
-        need = len(keys.key_of(command, scene.keys)) + cell_len(_word(command, scene)) + 3
+        need = len(keys.shown(command.key)) + cell_len(_word(command, scene)) + 3
         if need <= room:
             chosen.append(command)
             room -= need
     spans: list[Span] = []
     hits: list[Hit] = []
     at = 0
-    of_page = {c.id for c in own}
-    first = [c for c in core if c.id in ("pause", "finish")]
+    first = [c for c in core if c.action in ("pause", "finish")]
     for command in [*first, *own, *(c for c in core if c not in first)]:
         if command in chosen:
-            text = (f" {keys.key_of(command, scene.keys)} ", f"{_word(command, scene)} ")
+            text = (f" {keys.shown(command.key)} ", f"{_word(command, scene)} ")
             spans += [(text[0], "key"), (text[1], "dim")]
-            where = "screen." if command.id in of_page else ""
+            where = "screen." if command in own else ""
             hits.append((at, at + cell_len(text[0]) + cell_len(text[1]), where + command.action))
             at += cell_len(text[0]) + cell_len(text[1])
     return tuple(spans), tuple(hits)
@@ -193,8 +192,8 @@ def key_line(
 
 def _word(command: keys.KeyCommand, scene: Scene) -> str:
     """Return the word for a key's present effect."""
-    if command.id == "pause" and scene.view.status.paused(scene.device):
+    if command.action == "pause" and scene.view.status.paused(scene.device):
         return _("resume")
-    if command.id == "finish" and scene.view.status.finishing:
+    if command.action == "finish" and scene.view.status.finishing:
         return _("keep going")
     return _(command.short)

@@ -35,7 +35,6 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     now: float = 0.0  # UTC epoch seconds of this machine
     glyphs: Glyphs = UNICODE
     device: str = ""  # device of the shown task; empty: the most advanced task
-    keys: dict[str, str] = {}  # changed keys by action
     leaving: How | None = None  # requested way to end
 
 

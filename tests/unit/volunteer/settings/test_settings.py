@@ -131,10 +131,10 @@ schedule = [   # when nobody is here
 device = 'cpu'
 not_known_yet = "of a newer version"
 
-[keys]
-# left hand
-pause = "p"
-finish = "f"
+[device_roles]
+# the old one
+cpu = "train"
+cuda = "play"
 """
 
 
@@ -145,12 +145,12 @@ def test_a_change_touches_no_other_line(tmp_path: Path) -> None:
         path, {"threads": 4, "device": "cpu", "schedule": ("mon-fri 18:00-08:00", "sat-sun")}
     )
     assert path.read_text(encoding="utf-8") == WRITTEN.replace("threads = 2", "threads = 4")
-    config.save(path, {"keys": {"pause": "space"}, "public": False})
+    config.save(path, {"device_roles": {"cpu": "learn"}, "public": False})
     text = path.read_text(encoding="utf-8")
-    assert tomllib.loads(text)["keys"] == {"pause": "space"}
-    kept = WRITTEN.replace("threads = 2", "threads = 4").replace('"p"', '"space"')
+    assert tomllib.loads(text)["device_roles"] == {"cpu": "learn"}
+    kept = WRITTEN.replace("threads = 2", "threads = 4").replace('"train"', '"learn"')
     for line in kept.splitlines():
-        assert line in text or line.startswith("finish")
+        assert line in text or line.startswith("cuda")
     assert tomllib.loads(text)["public"] is False
     assert path.stat().st_mode & 0o077 == 0
     assert [file.name for file in tmp_path.iterdir()] == ["config.toml"]
