@@ -1,13 +1,12 @@
 """Aggregation rules, and the walk over a model that merges many contributions into one update.
 
-    recipe = prepare(rule, cohort, pieces(schema))  # distance rules read all once; the mean nothing
+    recipe = prepare(rule, cohort, pieces(schema))  # only distance rules read the files here
     for merged in merge(rule, cohort, recipe, pieces(schema)):
         ...                                                 # server optimiser, write
 
-Given the same contributions in the same order the bytes are the same, whatever the number of
-threads, and however the pieces are spread over shards: a shard surveys its own pieces, the parts
-are put in canonical order and settled once. Memory is one piece and some scratch a thread, never a
-model and never contributions x piece.
+The same contributions in the same order give the same bytes, for any number of threads and any
+division into shards: a shard surveys its own pieces, and the parts are settled once in canonical
+order. Memory is one piece and some scratch a thread, never a model and never contributions x piece.
 """
 
 from __future__ import annotations
@@ -78,9 +77,10 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class Clipped:
-    """Another rule, its update scaled down to a norm of at most `norm`, as torch clips a gradient.
+    """Wrapper of another rule: scales its update down to a norm of at most `norm`, like torch's
+    clipping.
 
-    The factors of the other rule are followed by the scale.
+    The other rule's factors are followed by the scale.
     """
 
     rule: Aggregator
@@ -121,13 +121,11 @@ class Merged:
     piece: TensorPiece
     values: Floats
     square: float  # squared norm of `values`, good to six digits
-    squares: Doubles | None  # (K,) of the contributions, where the rule computes them
+    squares: Doubles | None  # (K,) of the contributions, if the rule computes them
 
 
 def aggregator(plan: Plan, contributions: int, clip_norm: float = 0.0) -> Aggregator:
-    """Return the aggregation rule of a plan for this number of contributions: for too few, the
-    mean.
-    """
+    """Return the aggregation rule of a plan for so many contributions; the mean for too few."""
     rule = _rule(plan, contributions)
     return Clipped(rule, clip_norm) if clip_norm else rule
 
@@ -155,16 +153,14 @@ def _rule(plan: Plan, contributions: int) -> Aggregator:
 def prepare(
     rule: Aggregator, cohort: Cohort, grid: Sequence[TensorPiece], threads: int = 1
 ) -> Floats:
-    """Return the factors of a merge all of whose pieces are here. Raises NotFinite."""
+    """Return the factors of a merge whose pieces are all here. Raises NotFinite."""
     return settle(rule, cohort, survey(rule, cohort, grid, threads))
 
 
 def survey(
     rule: Aggregator, cohort: Cohort, grid: Sequence[TensorPiece], threads: int = 1
 ) -> Iterator[Doubles | None]:
-    """Return the rule's survey of each piece, parameters only. Raises NotFinite for NaN,
-    infinity.
-    """
+    """Return the rule's survey of each parameter piece. Raises NotFinite for NaN, infinity."""
 
     def look(piece: TensorPiece) -> Doubles | None:
         if piece.spec.role != "parameter":
@@ -196,10 +192,9 @@ def merge(
 ) -> Iterator[Merged]:
     """Yield the merged pieces, in the order of `grid`.
 
-    Parameters go by the rule. Buffers (sent as absolute values) take the median of each element,
-    and the weighted mean of two: what a minority says of a variance counts nothing under any rule.
-    Counters are not for here: `merge_counters` takes them. Raises NotFinite, naming the
-    contributions to leave out.
+    The rule merges parameters. Buffers (sent as absolute values) take the median of each element,
+    and the weighted mean of two, so that no minority changes a variance under any rule.
+    `merge_counters` handles counters. Raises NotFinite, naming the contributions to leave out.
     """
 
     def work(piece: TensorPiece, out: Floats) -> Merged:
@@ -242,7 +237,7 @@ def merge_counters(base: NDArray[Any], values: Sequence[NDArray[Any]], most: int
     """Merge each counter as the median of the claimed values (the lower of two), at least the
     base's value and at most `most` above it.
 
-    Raises ValueError when there is no claim.
+    Raises ValueError without a claim.
     """
     if not values:
         raise ValueError("no contribution carries the counter")

@@ -1,8 +1,8 @@
 """Contributions of one merge, and the fixed grid of pieces for all walks over them.
 
 Every pass of a merge goes piece by piece: a piece is at most `CHUNK_ELEMENTS` of one tensor, cut at
-multiples of that (and so never within a quantised block). The grid depends on the schema alone,
-never on threads, shards or memory, so sums over it give the same bits everywhere.
+multiples of that (and so never within a quantised block). The grid depends only on the schema, not
+on threads, shards or memory, so sums over it give the same bits everywhere.
 """
 
 from __future__ import annotations
@@ -61,9 +61,7 @@ class TensorPiece:
 
 
 def pieces(schema: Schema) -> tuple[TensorPiece, ...]:
-    """Return the fixed grid over a schema, in canonical order. A tensor without elements has no
-    piece.
-    """
+    """Return the fixed grid over a schema, in canonical order; an empty tensor has no piece."""
     return tuple(
         TensorPiece(spec=spec, start=start, stop=stop)
         for spec in schema
@@ -85,9 +83,9 @@ class Cohort:
     def read(
         self, index: int, piece: TensorPiece, start: int, stop: int, room: Floats | None = None
     ) -> Floats:
-        """Return elements [start, stop) of a piece; `room` is optional scratch for them.
+        """Read elements [start, stop) of a piece; `room` is optional scratch space.
 
-        Raises InvalidFrame when the reader gives another length.
+        Raises InvalidFrame if the reader returns another length.
         """
         reader, first = self.readers[index], piece.start
         found = reader.read(piece.spec.name, first + start, first + stop, room)
@@ -110,7 +108,7 @@ class Cohort:
 
 
 def cohort(readers: Sequence[DeltaReader], weights: Sequence[float]) -> Cohort:
-    """Return the contributions in task order, weight zero left out. Raises ValueError if
+    """Return the contributions in task order, without weight zero. Raises ValueError if
     none is left.
     """
     if len(readers) != len(weights):

@@ -1,10 +1,10 @@
 """Loops of a merge over one piece: weighted sum, rank mean, squared norms, inner products.
 
-All of them work in blocks that fit the cache, on one thread, with a result that does not depend on
-threads or on the machine's vector width: elementwise arithmetic is rounded the same everywhere as
-long as multiply and add stay two steps (a fused one differs in 4 % of elements), and sums over
-elements run in float64 along fixed lanes. The one exception is `inner_products`, which goes through
-BLAS and may differ in the last bit of a double; what is made of it is rounded to float32.
+Each loop works in blocks that fit the cache, on one thread, with a result independent of threads
+and of the machine's vector width: elementwise arithmetic rounds the same everywhere as long as
+multiply and add stay two steps (a fused one differs in 4 % of elements), and sums over elements run
+in float64 along fixed lanes. The exception is `inner_products`, which uses BLAS and may differ in
+the last bit of a double; its results are rounded to float32 before use.
 
 Legend: K contributions, N elements of a piece, B elements of a block.
 """
@@ -24,14 +24,14 @@ from shared.tensors.spec import grid
 BLOCK = (
     128 * 1024
 )  # sum and product of a block (512 KiB each) stay in the cache; 64-256 Ki elements run alike
-RANK_BLOCK = 16 * 1024  # 64 KiB rows: smaller ones pay more calls, larger ones leave the cache
+RANK_BLOCK = 16 * 1024  # 64 KiB rows: smaller ones cost more calls, larger ones leave the cache
 LANES = 1024
 ROW = 8192  # a row of at most 10,000 elements keeps numpy's BLAS on one thread
 GEMM_LIMIT = 262_144  # multiplications below which OpenBLAS stays on one thread
 GEMM_COLUMNS = 8  # columns of products taken at once; blocks above the diagonal are left out
 GEMM_TILE = 512  # elements along which one product sums
 SCRATCH_BYTES = 1024 * 1024  # scratch of doubles: half of the second-level cache
-# size to which scratch may grow for many contributions, and of what is read at once
+# size to which scratch may grow for many contributions, and size of one read
 ROOM_BYTES = 8 << 20
 # bytes of all contributions that ranks read at once: decoded ones stay in the cache
 RANK_BYTES = 2 << 20
@@ -48,7 +48,7 @@ def weighted_sum(
     """Set out (N,) to the sum of factors[i] * x_i in task order, each product rounded before it is
     added.
 
-    `squares` (K,) receives each contribution's squared norm on the way: good for checks, not for
+    `squares` (K,) receives each contribution's squared norm, exact enough for checks but not for
     coefficients.
     """
     product = aligned(min(BLOCK, piece.size))
@@ -127,8 +127,8 @@ def _panels(wide: Doubles, tile: int) -> Iterator[tuple[Doubles, Doubles, Double
     """Yield, for each few columns of the products, the factors as views of `wide` (K + 1, B), tile
     by tile, their products, and totals.
 
-    Products above the diagonal are left out. The last panel is a square, and of two equal factors
-    numpy takes a routine half as fast, measured: it has one column more, of zeros.
+    Products above the diagonal are left out. The last panel gets an extra column of zeros: for two
+    equal factors numpy takes a routine half as fast (measured).
     """
     count = len(wide) - 1
     tiles = wide.reshape(count + 1, -1, tile).transpose(1, 0, 2)  # (tiles, K + 1, T)
@@ -146,13 +146,10 @@ def median(cohort: Cohort, piece: TensorPiece, out: Floats) -> None:
 
 
 def rank_mean(cohort: Cohort, piece: TensorPiece, out: Floats, *, low: int, high: int) -> None:
-    """Set out (N,) to the mean of the values at [low, high) of each coordinate's sorted
-    values.
+    """Set out (N,) to the mean of the values at [low, high) of each coordinate's sorted values.
 
-    A NaN stays a NaN.
-
-    Sorting coordinate by coordinate costs 10-30 times the mean; a network of whole-row minima and
-    maxima, cut down to what the wanted ranks depend on, 2-4 times.
+    A NaN stays a NaN. Sorting coordinate by coordinate takes 10-30 times as long as the mean; a
+    network of minima and maxima of whole rows, reduced to the wanted ranks, 2-4 times.
     """
     count = len(cohort)
     network = rank_network(count, low, high)
@@ -179,8 +176,8 @@ def blocks(
 ) -> Iterator[tuple[int, int, list[Floats]]]:
     """Yield blocks of `size` elements of a piece, each with the values of every contribution in it.
 
-    Blocks are cut from longer reads, of `room` bytes of all contributions together: a read takes 4
-    us before it gives its first element, as long as converting 8,000 of them.
+    Blocks are cut from longer reads, of `room` bytes over all contributions: a read takes 4 us
+    before its first element, as long as converting 8,000 elements.
     """
     count = len(cohort)
     span = max(1, min(BLOCK, room // (4 * count)) // size) * size

@@ -1,9 +1,9 @@
-"""Aggregation rules that limit a hostile minority; each is used in place of the mean.
+"""Aggregation rules that limit a hostile minority; each replaces the mean.
 
 Coordinate rules (trimmed mean, median) count every contribution once, whatever its weight. Distance
-rules (Krum, multi-Krum, centred clip, norm clip) first survey the whole model piece by piece and
-then are a weighted sum with other factors: they never hold more than one piece. Legend: K
-contributions, x_i the i-th, w_i its weight (they sum to 1).
+rules (Krum, multi-Krum, centred clip, norm clip) first survey the whole model piece by piece, then
+use a weighted sum with other factors: they never hold more than one piece. Legend: K contributions,
+x_i the i-th, w_i its weight (they sum to 1).
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Krum:
     """Contribution nearest to its neighbours (Blanchard et al. 2017); with `several`, the weighted
     mean of the best K - f.
 
-    f is `byzantine` x K, at most (K - 3) / 2. Fewer than three contributions cannot be compared:
-    their mean.
+    f is `byzantine` x K, at most (K - 3) / 2. Fewer than three contributions cannot be compared and
+    are averaged.
     """
 
     byzantine: float
@@ -108,14 +108,14 @@ class CentredClip:
     2021).
 
     Medians count by weight, so that many contributions of little weight move nothing. v begins at
-    the contribution with the smallest median distance to all (more than half lie near it), and the
-    radius r is `factor` x the median distance from v in each round, so neither asks for the
-    coordinate median. v is kept as factors of the contributions and all rounds run on their inner
-    products: the data is read twice and not twenty times. The start is derived anew for each
-    merge: a stored one that has once become NaN would poison every later round.
+    the contribution with the smallest median distance to all (more than half lie near it). In each
+    round the radius r is `factor` x the median distance from v. Neither needs the coordinate
+    median. v is kept as factors of the contributions, and all rounds use their inner products, so
+    that the data is read twice instead of twenty times. Each merge computes its own start: a stored
+    one that once became NaN would spoil every later round.
 
-    Clipped noise still shortens the step. Where most agree on a direction, the other contributions
-    are therefore left out, and v is found again. Where honest work points apart, as games do, all
+    Clipped noise still shortens the step. If most contributions agree on a direction, the others
+    are therefore left out and v is computed again. If honest work points apart, as with games, all
     stay.
     """
 
@@ -186,8 +186,8 @@ class NormClip:
 
 
 def _middle(values: Doubles, weights: Doubles) -> float:
-    """Return the weighted median: the mean of the two middle values where exactly half the weight
-    lies on each side, as with an even number of equal weights.
+    """Return the weighted median; the mean of the two middle values if exactly half the weight lies
+    on each side, as with an even number of equal weights.
     """
     order = np.argsort(values, kind="stable")
     below = np.cumsum(weights[order]) / np.sum(weights)

@@ -1,15 +1,15 @@
 """Server optimisers: the step from an aggregated update to new master weights.
 
 An update is a pseudo-gradient (base - local) or a gradient, so every rule subtracts. Each formula
-is written out in float32, multiply and add as two steps, so that the same state and update give the
-same bytes on every machine; torch's own kernels fuse them where the processor can. The tests hold
-every rule against torch's.
+uses float32 with multiply and add as two steps, so that the same state and update give the same
+bytes on every machine; torch's own kernels fuse them if the processor can. The tests compare every
+rule with torch's.
 
-Once a merge, `begin` advances the counters and fixes the numbers of the step; then `step` runs on
-each piece, in place, on whatever threads. State is one flat float32 array a slot and parameter,
-zero at first, which the merger keeps in a memory-mapped file beside the weights. A later phase of a
-plan keeps the slots that it knows by name and starts the others from zero, so slots of one name
-hold the same quantity in every rule.
+Once a merge, `begin` advances the counters and computes the numbers of the step; then `step` runs
+on each piece, in place, on any thread. State is one flat float32 array a slot and parameter, zero
+at first, in a memory-mapped file next to the weights. A later phase of a plan keeps the slots that
+it knows by name and starts the others from zero, so slots of one name hold the same quantity in
+every rule.
 
 Legend: p weights, g update, m momentum, v second moment, (N,) each.
 """
@@ -58,7 +58,7 @@ class ServerOptimizer(Protocol):
     counters: ClassVar[tuple[str, ...]]  # single numbers, advanced once a merge
 
     def begin(self, counters: Mapping[str, float], push: Push) -> Tick:
-        """Advance the counters (a missing one is zero) and fix the numbers of this merge's step."""
+        """Advance the counters (a missing one is zero) and return the step's numbers."""
 
     def step(self, params: Floats, update: Floats, state: Mapping[str, Floats], tick: Tick) -> None:
         """Move a piece of the weights and its state (slot -> array), all (N,) float32, in place."""
@@ -151,14 +151,14 @@ class Momentum:
 
 @dataclass(frozen=True, slots=True)
 class DelayedNesterov:
-    """Nesterov for pushes that arrive one by one: each push moves the weights by its part of the
-    mean, and the momentum moves them once a window.
+    """Nesterov for single pushes: each push moves the weights by its part of the mean, and the
+    momentum moves them once a window.
 
     Each push: p -= lr a g / W; b += a g. At the end of a window of mass M: m = mu m + b / M; p -=
     lr mu m; b = 0. The pushes of a window therefore add up to one Nesterov step on their mean (Liu
     et al. 2024). A push counts by its work: a window ends when its pushes amount to W full
-    contributions, and the last one mends the difference between W and M, so that the mean is the
-    work-weighted one exactly. (Counting a 6-step push like a 30-step one ended worse than one
+    contributions, and the last one corrects the difference between W and M, so that the mean is
+    exactly the work-weighted one. (Counting a 6-step push like a 30-step one ended worse than one
     worker alone.)
     """
 
@@ -174,7 +174,8 @@ class DelayedNesterov:
         window = window or float(self.window or max(1, push.workers))
         mass = before + push.work
         # The window closes at the push nearest to its end. If it waited for whole contributions, a
-        # round with one small push would leave it open, and momentum would act every other round.
+        # round
+        # with one small push would leave it open, and momentum would act every other round.
         closing = mass + push.work / 2 > window - 1e-3  # float32 rounds thirds
         after = {"mass": 0.0, "window": 0.0} if closing else {"mass": mass, "window": window}
         return _tick(

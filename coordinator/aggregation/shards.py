@@ -1,9 +1,7 @@
-"""Shards of a model: each is its own job in a merge, with its own weights file and
-optimiser state.
+"""Shards of a model: each is its own job in a merge, with its own weights file and optimiser state.
 
-A shard is a set of pieces of the fixed grid (never smaller), so the arithmetic, and with it every
-byte of a version, is the same for one shard as for a thousand, and a run can go on with another
-number of shards.
+A shard is a set of pieces of the fixed grid, so the arithmetic, and every byte of a version, is the
+same for any number of shards, and a run can continue with another number.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ Shard: TypeAlias = tuple[TensorPiece, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Order and offsets of the pieces in a file, for a whole model or one shard of it."""
+    """Order and offsets of the pieces in a file, for a whole model or one of its shards."""
 
     pieces: Shard
     schema: Schema  # schema of the file
@@ -44,11 +42,10 @@ def layout_of_shard(shard: Shard) -> Layout:
 
 
 def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> tuple[Shard, ...]:
-    """Spread a model's pieces over shards, each in canonical order; every machine splits
-    alike.
+    """Spread a model's pieces over shards, each in canonical order; every machine splits alike.
 
     By size: the largest piece first, always to the lightest shard. By name: whole tensors by the
-    hash of their name, which keeps a tensor where it is when others come and go; a shard may stay
+    hash of their name, so that a tensor stays in its shard when others come and go; a shard may be
     empty. Raises InvalidPlan for more shards than pieces.
     """
     grid = pieces(schema)
@@ -68,9 +65,7 @@ def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> 
 
 
 def file_name(piece: TensorPiece) -> str:
-    """Return a piece's name in a shard's file: that of its tensor, or `name[start:stop]` for a
-    part.
-    """
+    """Return a piece's name in a shard's file: its tensor's, or `name[start:stop]` for a part."""
     return piece.spec.name if piece.whole else f"{piece.spec.name}[{piece.start}:{piece.stop}]"
 
 

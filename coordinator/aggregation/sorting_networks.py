@@ -1,9 +1,9 @@
-"""Sorting networks, cut down to the comparators that the sum of some ranks needs.
+"""Sorting networks, reduced to the comparators that the sum of some ranks needs.
 
 Comparators are pairs of wires: the smaller value goes to the first wire, the larger to the second.
-The network depends on the number of rows and the ranks alone, so sums are added in the same order
-everywhere. Ranks are never left out by subtracting them from the sum of all: one hostile number of
-1e30 would take every digit with it.
+The network depends only on the number of rows and the ranks, so sums are added in the same order
+everywhere. Ranks are not subtracted from the sum of all: one hostile number of 1e30 would destroy
+every digit.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Need
     """Order the comparators so that a written wire is read soon; yield a wire once its value is
     final.
     """
-    last: dict[int, int] = {}  # the latest comparator on a wire
+    last: dict[int, int] = {}  # latest comparator on a wire
     before: list[tuple[int | None, int | None]] = []
     for index, (left, right, _, _) in enumerate(kept):
         before.append((last.get(left), last.get(right)))
@@ -103,7 +103,7 @@ def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Need
 
 
 def _pairwise(count: int) -> Comparators:
-    """Return the pairwise sorting network (Parberry 1992), which is short where only some ranks are
+    """Return the pairwise sorting network (Parberry 1992), which is short if only some ranks are
     needed.
     """
     found: Comparators = []

@@ -1,8 +1,8 @@
-"""Server-optimiser state in files: one for a whole model or one a shard; any split can be read back
+"""Server-optimiser state in files: one for a whole model or one a shard; any split can be read
 under any other.
 
-Flat float32 arrays "slot/tensor" (or "slot/tensor[start:stop]" where a shard holds only a part of
-it), and the counters as "count/name" with one element, which every shard keeps for itself.
+The files hold flat float32 arrays "slot/tensor" (or "slot/tensor[start:stop]" for a part of a
+tensor), and the counters as "count/name" with one element, which every shard has.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class OldState:
 
 
 class NewState:
-    """State of the next version: begun from the old state (or zero), changed in place,
-    hashed once.
+    """State of the next version: copied from the old state (or zero), changed in place, hashed
+    once.
 
     The file is mapped, so that several slots can be written at once without a model's worth of
-    memory. Unless it was closed, it is gone when `files` end.
+    memory. When `files` end, an unclosed file is deleted.
     """
 
     def __init__(

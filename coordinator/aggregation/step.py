@@ -1,12 +1,11 @@
-"""One merge: from the files of a version and of its contributions to the files of the next
-version.
+"""One merge: from the files of a version and of its contributions to the files of the next version.
 
     run(order, ...)                                  the whole model at once
-    survey_shard ... merge_shard ... assemble        in shards, each anywhere; the same bytes
+    survey_shard ... merge_shard ... assemble        in shards, each on any replica; the same bytes
 
-Streams piece by piece over the fixed grid: aggregate, server optimiser, write. Memory is a few
-pieces, whatever the number of contributions and the size of the model. A merge touches its output
-files alone, so a failure leaves no trace.
+A merge streams piece by piece over the fixed grid: aggregate, server optimiser, write. Memory is a
+few pieces, whatever the number of contributions and the size of the model. A merge writes only its
+output files, so a failure leaves no trace.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ class MergeOutput:
     weights: Written
     state: Written | None
     squares: tuple[float, ...]  # squared norm of the update in each piece
-    # figures of each piece, where the optimiser has momentum
+    # figures of each piece, if the optimiser has momentum
     turns: tuple[MomentumFigures, ...] = ()
     volunteers: tuple[str, ...] = ()  # volunteers of the contributions, in their order
 
@@ -121,12 +120,12 @@ class MergeOutput:
 
 
 def norm_of(squares: Iterable[float]) -> float:
-    """Return the L2 norm of an update from its pieces' squared norms, which may be in any order."""
+    """Return the L2 norm of an update from its pieces' squared norms, in any order."""
     return math.sqrt(math.fsum(squares))
 
 
 def run(order: MergeOrder, weights: Path, state: Path) -> MergeOutput:
-    """Write the weights and, where the optimiser has one, the state of the next version.
+    """Write the weights and, if the optimiser has one, the state of the next version.
 
     Raises NotFinite naming the contributions to leave out, InvalidFrame, StorageFull.
     """
@@ -139,10 +138,11 @@ def run(order: MergeOrder, weights: Path, state: Path) -> MergeOutput:
 
 
 def heading_of(turns: Iterable[MomentumFigures], volunteers: Sequence[str]) -> float | None:
-    """Return the cosine between the update and the momentum before it: below 0 it turns back. The
-    update's part along the momentum is that of the median volunteer, so that no minority turns it.
+    """Return the cosine between the update and the momentum before it; below 0 the update turns
+    back. The update's part along the momentum is the median volunteer's, so that no minority
+    decides.
 
-    None without momentum, and where one of both is nothing.
+    None without momentum, or if either is zero.
     """
     turns = tuple(turns)
     both = norm_of(turn.update for turn in turns) * norm_of(turn.momentum for turn in turns)
@@ -162,7 +162,7 @@ def heading_of(turns: Iterable[MomentumFigures], volunteers: Sequence[str]) -> f
 def survey_shard(order: MergeOrder, shard: Shard, path: Path) -> Written:
     """Write a shard's survey for the aggregation rule, a float64 tensor for each piece.
 
-    Raises as `run`.
+    Raises like `run`.
     """
     with ExitStack() as files:
         gathered = _gather(files, order)
@@ -189,9 +189,7 @@ def _in_order(schema: Schema, homes: Mapping[str, Frame]) -> Iterator[Doubles | 
 def merge_shard(
     order: MergeOrder, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
 ) -> MergeOutput:
-    """Write a shard's part of the next version, using the surveys of all shards. Raises as
-    `run`.
-    """
+    """Write a shard's part of the next version, from all shards' surveys. Raises like `run`."""
     with ExitStack() as files:
         gathered = _gather(files, order)
         frames = [files.enter_context(open_frame(path, schema_of_file(path))) for path in surveys]
@@ -238,7 +236,7 @@ class _Clipped:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """Order and its contributions, open while `files` are; packed ones are unpacked first."""
+    """Order and its contributions, open while `files` are."""
 
     files: ExitStack
     order: MergeOrder
@@ -298,7 +296,7 @@ class _Walk:
 
     def run(self, factors: Floats) -> tuple[tuple[float, ...], tuple[MomentumFigures, ...]]:
         """Write every piece; return the squared norm of the aggregated update in each piece of
-        parameters, and its figures against the momentum where there is one.
+        parameters, and its figures with the momentum if there is one.
         """
         rule = self.order.rule
         grid = [piece for piece in self.layout.pieces if piece.spec.role != "counter"]

@@ -1,1 +1,1 @@
-"""Experience of actors: verified when it comes in, replayed and, where versions play, rated."""
+"""Experience of actors: verified on submission, replayed and, where versions play, rated."""

@@ -1,9 +1,9 @@
-"""Intake of games: a file of self-play or a match is checked by the workload, and its valid games
-are stored and paid.
+"""Intake of games: the workload checks a file of self-play or a match, and its valid games are
+stored and paid.
 
-Games that are in order count even when others of their file are not; a file with too many that are
-not what they claim is refused as a whole. A fault that a player cannot help (a version too old at
-the start of a game) is not held against the worker.
+Valid games count even if others of their file do not; a file with too many false games is refused
+as a whole. A fault that a player cannot avoid (a version too old at the start of a game) does not
+count against the worker.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-OPPONENT = "opponent"  # the asset and the figure of a match task that name the other version
+OPPONENT = "opponent"  # asset and figure of a match task that name the other version
 DRAWS = 20  # newest draws of an account and a kind whose faults are summed
 # share of a file's games that may be refused without refusing the file; one game always may
 TOLERATED_SHARE = 0.05
@@ -76,11 +76,11 @@ class GamesCase(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asked(self) -> int:
-        """Return how many games the task asked for."""
+        """Return how many games the task requested."""
         return self.task.stop - self.task.start
 
     def price(self, found: Inspection) -> int:
-        """Return the micro-credits of the games that were found good."""
+        """Return the micro-credits of the games that were found valid."""
         play = definition(self.run).play
         flops = found.evaluations * (play.evaluation_flops if play else 0.0)
         return price_of_flops(self.run.price_micro, self.run.step_flops, flops)
@@ -103,14 +103,14 @@ def inspect(stop: Stop, case: GamesCase, path: Path, files: Mapping[int | str, P
 
 
 class FaultCount(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts of a drawn file that were computed again, and how many differed."""
+    """Recomputed parts of a drawn file, and the number that differed."""
 
     read: int = 0
     faults: int = 0
 
 
 class Harvest(PlatformService):
-    """Checks files of games in the process of `Compute`: it runs the network."""
+    """Checks files of games in the process of `Compute`, since a check runs the network."""
 
     def __init__(self, on: Platform, compute: Compute, draws: Draws) -> None:
         super().__init__(on)
@@ -203,8 +203,8 @@ class Harvest(PlatformService):
     def _with_earlier(
         self, conn: Connection, row: ContributionRow, run: RunRow, found: Inspection
     ) -> Judgement | None:
-        """Return the verdict on a drawn file that is too faulty together with earlier draws of its
-        account, since whoever cheats a little makes few faults in each file.
+        """Return the verdict on a drawn file that is too faulty together with the account's earlier
+        draws, since small cheating makes few faults in each file.
         """
         earlier = recomputes.passed_of(conn, row, DRAWS - 1)
         counts = [decode(work, FaultCount) for work in earlier]

@@ -1,13 +1,13 @@
 """Replay window and its pace: episodes are sealed into chunks, learners get tasks over them,
 versions play matches.
 
-    accepted ── chunk full, or waiting for long ──> sealed: a blob, listed by hash in learn tasks
-    learnt too little of what is there ──> a learn task
-    too much waits for learners ──> no more is handed out
+    chunk full, or a long wait ──> the episodes are sealed: a blob, listed by hash in learn tasks
+    too little learnt so far ──> a learn task
+    too many episodes wait for learners ──> no new ones are handed out
     a version without a rating ──> a match against the best one
 
-Nothing is ever taken out of the window, so a learner that dies costs nothing and several do not get
-into each other's way.
+Learners do not remove episodes from the window, so one that dies loses nothing and several do not
+disturb each other.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 POLL_S = 2.0
 SEAL_S = 20.0  # longest wait of games for a full chunk
 FILES_MAX = 512  # files in one chunk
-WARM_STEPS = 1000  # steps of the one warm-start task, whose rate falls towards its end
+WARM_STEPS = 1000  # steps of one warm-start task, whose rate falls towards its end
 
 log = structlog.get_logger("replay")
 
 
-CERTAIN = 0.9  # likelihood of being stronger at which a challenger becomes the best
+CERTAIN = 0.9  # probability of being stronger at which a challenger becomes the best
 ANCHOR = 0  # the version whose rating is zero
 
 
@@ -74,7 +74,7 @@ class Replay(PlatformService):
             await watch.wait(POLL_S)
 
     async def tend(self, run_id: int) -> bool:
-        """Seal full chunks, make due tasks, rate new matches. True when there is more to do."""
+        """Seal full chunks, make due tasks, rate new matches. Return True if more work is due."""
         spec = self._specs.get(run_id)
         if spec is None:
             spec = await self._db.read(lambda conn: lease_message.read_spec(conn, run_id))
@@ -130,7 +130,7 @@ class Replay(PlatformService):
     # --- pacing ---
 
     def _pace(self, conn: Connection, spec: Spec, play: Pacing) -> bool:
-        """Return the next tasks, and how many games may be begun, under the lock of the run."""
+        """Insert the due tasks and set how many episodes may be begun, with the run locked."""
         run, now = runs.by_id(conn, spec.id, lock=True), self._clock.now()
         if run.state != "running":
             return False
@@ -158,8 +158,8 @@ class Replay(PlatformService):
     def _allow(
         self, conn: Connection, run: RunRow, play: Pacing, found: Totals, *, starved: bool
     ) -> bool:
-        """Return True if actors may go on: at most `queue` episodes ahead of the learners, or of
-        what is sealed where learners find too few samples in that.
+        """Return True if actors may continue: at most `queue` episodes ahead of the learners, or of
+        the sealed ones if learners find too few samples in those.
         """
         each = found.samples / max(1, found.sealed)
         used = found.learnt / (play.reuse * each) if each else 0.0
@@ -181,7 +181,7 @@ class Replay(PlatformService):
         )
 
     def _add_warm(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
-        """Add the learn tasks without a window that come before all experience."""
+        """Add the learn tasks without a window, before all experience."""
         play, changed = spec.play, False
         assert play is not None  # `tend` has checked this
         left = play.warm_steps - found.planned // spec.file.task.batch_size
@@ -200,7 +200,7 @@ class Replay(PlatformService):
         window: list[ChunkRow],
         steps: int = 0,
     ) -> Totals:
-        """Add a learn task of so many steps, or of as many as the run's tasks have."""
+        """Add a learn task with this number of steps, or with the run's usual one."""
         task = spec.file.task
         steps = steps or task.local_steps
         start = experience.next_start(conn, run.id, "learn")
@@ -229,7 +229,7 @@ class Replay(PlatformService):
         )
 
     def _add_match(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
-        """Add a match of newest against best, when it has no rating and none is running."""
+        """Add a match of newest against best, if the newest has no rating and none is running."""
         play = spec.play
         if play is None or not play.match_every or found.measuring:
             return False
@@ -297,7 +297,7 @@ def opponents(conn: Connection, run_id: int) -> set[int]:
 
 
 def _due(rows: list[HarvestRow], chunk: int, now: float) -> list[HarvestRow]:
-    """Return the files of games that go into the next chunk."""
+    """Return the files of games for the next chunk."""
     total = 0
     for count, row in enumerate(rows, 1):
         total += row.episodes
@@ -324,8 +324,8 @@ class RatingTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def standing(rows: Sequence[MatchRow]) -> RatingTable:
-    """Return the ratings relative to version 0, and the best version: the last that beat its
-    predecessor as the best.
+    """Return the ratings relative to version 0, and the best version: the last that beat the
+    previous best.
     """
     met: dict[tuple[int, int], MatchScore] = {}
     best = ANCHOR

@@ -1,9 +1,8 @@
 """Volunteers' machines that answer prompts: the waiting ones, and the streams of the busy ones.
 
-Offers live in this process alone: nothing of a prompt is stored, and a machine that offers itself
-to one serving process answers what is asked there. A machine is trusted with the words by both
-sides' consent, and with nothing else: its tokens are counted, bounded, timed, and may be compared
-later.
+Offers live only in this process: no prompt is stored, and a machine answers only requests to the
+process that it offered itself to. Asker and owner both agree that the machine may read the prompt;
+nothing else is trusted: its tokens are counted, bounded, timed, and may be compared later.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
-WAITING_MAX = 10_000  # machines; beyond this the one that waited longest is dropped
-# wait for the first and for a further token, before another machine is asked
+WAITING_MAX = 10_000  # machines; beyond this the longest waiting one is dropped
+# longest wait for the first and for each further token, before another machine is asked
 FIRST_S, NEXT_S = 20.0, 5.0
-PACE_S = 1.0  # time for each token, after the first: one token every few seconds is too slow
-REST_S = 60.0  # time without prompts for a machine that did not answer in time
+PACE_S = 1.0  # time for each token after the first: one token every few seconds is too slow
+REST_S = 60.0  # time without prompts for a machine that was too slow
 
 
 class Silent(Exception):
@@ -68,9 +67,7 @@ class AnswerPart:
         self._arrived = asyncio.Event()
 
     def take(self, sent: AnswerTokens) -> bool:
-        """Accept a machine's tokens, repeated ones only once; return False where no more are
-        wanted.
-        """
+        """Accept a machine's tokens, repeated ones once; return False if no more are wanted."""
         if not self.wanted or self.finish:
             return False
         if sent.start > len(self.tokens):
@@ -84,7 +81,7 @@ class AnswerPart:
         return not self.finish
 
     async def arriving(self) -> AsyncGenerator[int]:
-        """Yield tokens as they arrive, until the end. Raises Silent, also where they arrive far too
+        """Yield tokens as they arrive, until the end. Raises Silent, also if they arrive far too
         slowly.
         """
         told, limit_s, now = 0, FIRST_S, asyncio.get_running_loop().time
@@ -123,8 +120,8 @@ class Answerers:
         return len(self._waiting)
 
     async def offer(self, principal: Principal, request: AnswerOffer) -> AnswerWork:
-        """Wait for a prompt as long as the request allows; an earlier wait of this machine
-        ends.
+        """Wait for a prompt as long as the request allows; this ends an earlier wait of the
+        machine.
 
         Raises Forbidden for an account that is not vetted.
         """
@@ -171,7 +168,7 @@ class Answerers:
         return part
 
     def end(self, part: AnswerPart, *, silent: bool = False) -> None:
-        """Remove a part; its machine gets no prompts for a while if it was silent."""
+        """Remove a part; a silent machine gets no prompts for a while."""
         part.wanted = False
         self._parts.pop(part.id, None)
         if silent:

@@ -1,4 +1,4 @@
-"""Answers: the versions that may be asked, and the way of a prompt to a paid stream of pieces."""
+"""Answers: the versions that answer prompts, and the handling of a prompt up to the paid stream."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ RETRY_S = 10.0
 NO_KEY = (
     "send the header Authorization: Bearer KEY; `volunteer key create` makes one for who has helped"
 )
-# values of `Traits.items` of the models that can be asked
+# values of `Traits.items` of models that answer
 TEXT_ITEMS, IMAGE_ITEMS = "tokens", "images"
 PLAIN = "chat: a plain transcript (System, User, Assistant), because the run has no template"
 READ = (
@@ -59,7 +59,7 @@ TOKENIZERS = "chat: the template of the model's tokenizer"
 
 
 class Wrong(BadRequest):
-    """Raised for a field of a prompt that is not valid."""
+    """Raised for an invalid field of a prompt."""
 
     def __init__(self, message: str, param: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -67,7 +67,7 @@ class Wrong(BadRequest):
 
 
 class UnknownModel(NotFound):
-    """Raised where no model has the given name."""
+    """Raised if no model has the given name."""
 
 
 class Servable(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class Servable(msgspec.Struct, frozen=True, kw_only=True):
     version: ModelVersion
     items: str
     serve: ServeSettings
-    template: bool  # the template of its tokenizer writes conversations
+    template: bool  # the chat template of its tokenizer formats conversations
     tier: TierSettings
     unit_nano: int
     asker: Asker
@@ -100,7 +100,7 @@ class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def field(self) -> str:
-        """Return the field of the request with the text."""
+        """Return the name of the request's field that holds the text."""
         return "prompt" if self.kind == "completion" else "messages"
 
 
@@ -138,7 +138,7 @@ class AnswerStream:
     ) -> AsyncGenerator[tuple[int, AnswerPiece], None]:
         """Yield the next piece of any sequence, with its number, until all end or `gone` is done.
 
-        Each is counted when it arrives, also where nobody waits for it any more.
+        Each piece is counted on arrival, even if the asker no longer waits for it.
         """
         waiting = {asyncio.ensure_future(_next(s)): n for n, s in enumerate(self._sequences)}
         streams, begun, ended = self._streams, set[int](), 0
@@ -203,13 +203,13 @@ class Answers:
         self._only: Mapping[str, int] = {}
 
     def connect(self, engine: InferenceEngine, only: Mapping[str, int] | None = None) -> None:
-        """Set the engine, and the runs of which the engine has one version `only`."""
+        """Set the engine, and `only`: the runs for which the engine has a single version."""
         self._engine, self._only = engine, only or {}
 
     # --- models ---
 
     async def models(self, asker: Asker) -> tuple[ModelCard, ...]:
-        """Return every run that this asker may ask, and its best version."""
+        """Return every run that this asker may prompt, and its best version."""
 
         def read(conn: Connection) -> tuple[ModelCard, ...]:
             helped = api_key_rows.helped(conn, asker.volunteer_id)
@@ -232,8 +232,7 @@ class Answers:
         return await self._db.read(read)
 
     async def find(self, asker: Asker, name: str) -> Servable:
-        """Return the version that a model id names, and this asker's tier; counts one
-        request.
+        """Return the version named by a model id, and this asker's tier; counts one request.
 
         Raises UnknownModel, Forbidden, TooManyRequests.
         """
@@ -262,7 +261,7 @@ class Answers:
 
     @asynccontextmanager
     async def text(self, model: Servable, wish: TextPrompt) -> AsyncIterator[AnswerStream]:
-        """Answer a prompt inside the block; on leaving, the generated tokens are settled.
+        """Answer a prompt within the block; at its end, the generated tokens are settled.
 
         Raises Wrong, InsufficientQuota, TooManyRequests, Unavailable without an engine.
         """
@@ -324,7 +323,7 @@ class Answers:
         return answer.cost_micro
 
     async def images(self, model: Servable, count: int, seed: int) -> tuple[Sequence[bytes], int]:
-        """Return PNG files and their price. Raises as `text` does."""
+        """Return PNG files and their price. Raises like `text`."""
         if model.items != IMAGE_ITEMS:
             raise Wrong(f'the model "{model.name}" does not draw pictures', "model")
         engine = self._working()
@@ -458,7 +457,7 @@ def _cards(conn: Connection, run: RunRow, only: int | None, templates: bool) -> 
 
 
 def _chat(run: RunRow, dataset: DatasetRow | None, templates: bool) -> str:
-    """Return in words how conversations are written for a run's model."""
+    """Return the form of conversations for a run's model, in words."""
     if definition(run).file.serve.chat != ServeSettings().chat:
         return OWN
     own = templates and dataset is not None and TEMPLATE in dataset.manifest.assets

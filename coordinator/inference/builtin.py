@@ -1,7 +1,7 @@
 """Built-in inference engine: versions answer in a process of its own.
 
-The process starts with the first prompt, and again, ever later, after it died: whatever it was
-working on is Unavailable then, and nothing else is.
+The process starts with the first prompt. When it dies, its running answers become Unavailable, and
+it is restarted, later each time.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class BuiltinEngine:
 
     @property
     def pid(self) -> int | None:
-        """Return the process's id; None where no process runs."""
+        """Return the process's id; None if no process runs."""
         return None if self._writer is None or self._process is None else self._process.pid
 
     async def prepare(
@@ -251,7 +251,7 @@ class BuiltinEngine:
     # --- the files ---
 
     async def _files(self, model: ModelVersion) -> ModelFiles:
-        """Return the files that load a version. Raises NotFound where they are gone."""
+        """Return the files that load a version. Raises NotFound if they are gone."""
 
         def look(conn: Connection) -> tuple[RunRow, str, Mapping[str, ChunkRef]]:
             run = runs.by_id(conn, model.run_id)

@@ -1,9 +1,8 @@
 """Draws of answers: a volunteer's answer is compared with the model's own.
 
-Whether an answer is drawn is decided where it is settled, and stands in the database
-(`answer_pay`). The prompt and the tokens live in this process alone, until then: a draw whose
-process ends cannot be compared any more. Draws of one account are compared in their order, those of
-several accounts in turn.
+A request's settlement decides the draw and stores it in the database (`answer_pay`). Until then
+only this process holds the prompt and the tokens: if it ends, its draws can no longer be compared.
+Draws of one account are compared in order, those of several accounts in turn.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class AnswerDraws:
         self.roll: Callable[[], float] = random.SystemRandom().random
         self._compare: Comparer | None = None
         self._kept: dict[str, dict[str, AccountParts]] = {}  # by request and account
-        self._settled: dict[str, None] = {}  # settled requests among those, the oldest first
+        self._settled: dict[str, None] = {}  # settled requests among those, oldest first
         self._queues: dict[str, deque[AccountParts]] = {}  # by account
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by account; "" examines settled requests
@@ -95,13 +94,13 @@ class AnswerDraws:
                 del self._kept[next(iter(self._kept))]
 
     def settled(self, request_id: str, answered: Collection[str]) -> None:
-        """Compare the drawn answers of a settled request, and drop the rest."""
+        """Compare the drawn answers of a settled request, and drop the others."""
         if answered or request_id in self._kept:
             self._settled[request_id] = None
             self.go_on()
 
     def go_on(self) -> None:
-        """Start the waiting comparisons that are not running yet; failed writes are tried again."""
+        """Start the waiting comparisons that are not running; retry failed writes."""
         if self._settled:
             self._begin("", self._look)
         for who in self._queues:
@@ -138,7 +137,7 @@ class AnswerDraws:
             del self._tasks[""]
 
     async def _work_off(self, who: str) -> None:
-        """Compare the queued answers of an account, the oldest first."""
+        """Compare the queued answers of an account, oldest first."""
         queue = self._queues[who]
         try:
             while queue:
@@ -171,7 +170,9 @@ class AnswerDraws:
             log.warning("an answer was not the model's", volunteer=who)
 
     async def _found(self, made: AccountParts) -> tuple[int, int] | None:
-        """Return how many tokens were compared and how many are wrong; None if none can be."""
+        """Return how many tokens were compared and how many are wrong; None if the check is
+        impossible.
+        """
         looked = wrong = 0
         try:
             if self._compare is None:
@@ -179,7 +180,7 @@ class AnswerDraws:
             for request, part in made.parts:
                 found = await self._compare(request, part.tokens, ended=part.finish == "stop")
                 looked, wrong = looked + found[0], wrong + found[1]
-        except VolunteerError as error:  # a check that cannot be made punishes nobody
+        except VolunteerError as error:  # an impossible check punishes no account
             log.warning("an answer was not compared", error=error.message)
             return None
         return (looked, wrong) if looked else None

@@ -1,7 +1,6 @@
 """Interface of an inference engine: tokens of a version for a prompt, streamed.
 
-An engine knows nothing of accounts, credits and HTTP. An engine computes outside of the serving
-process.
+An engine does not handle accounts, credits or HTTP, and computes outside of the serving process.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class ModelVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a run that can be loaded."""
+    """Version of a run that can be loaded."""
 
     run_id: int
     run: str
@@ -28,7 +27,7 @@ class ModelVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenPrompt(NamedTuple):
-    """Prompt that is given in tokens."""
+    """Prompt given as tokens."""
 
     tokens: tuple[int, ...]
 
@@ -41,12 +40,12 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     vocabulary: int = 0  # number of the model's tokens; 0 = unknown
     ends: tuple[int, ...] = ()  # tokens that end an answer
     stop: tuple[str, ...] = ()
-    text: str = ""  # text of a prompt that was given in tokens
-    said: tuple[TokenLogprob, ...] = ()  # log-probabilities of the prompt's tokens, if asked for
+    text: str = ""  # text of a prompt given as tokens
+    said: tuple[TokenLogprob, ...] = ()  # log-probabilities of the prompt's tokens, if requested
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """One sequence to generate. The tokens depend on these fields alone, never on the batch."""
+    """One sequence to generate. The tokens depend only on these fields, never on the batch."""
 
     id: str
     model: ModelVersion
@@ -57,12 +56,12 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0  # 0 = the likeliest token
     top_p: float = 1.0
     stop: tuple[str, ...] = ()
-    ends: tuple[int, ...] = ()  # tokens that end the text, beside the model's own
+    ends: tuple[int, ...] = ()  # tokens that end the text, besides the model's own
     logprobs: int | None = None  # alternatives for each token; None = no probabilities at all
     vocabulary: int = 0  # number of the model's tokens; 0 = unknown
-    place: int = 0  # tokens of the answer that the prompt already holds
+    place: int = 0  # number of answer tokens that the prompt already holds
     volunteers: bool = False  # volunteers' machines may compute the answer, and so read it
-    asker: str = ""  # account that asks: its own machines do not answer it
+    asker: str = ""  # account that asks: its own machines do not answer
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +73,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """Next part of an answer, the last with a `finish`; `text` may be empty meanwhile."""
+    """Next part of an answer, the last with a `finish`; other parts may have an empty `text`."""
 
     text: str = ""
     tokens: tuple[int, ...] = ()
@@ -86,20 +85,20 @@ class AnswerPiece(msgspec.Struct, frozen=True, kw_only=True):
 class InferenceEngine(Protocol):
     """Source of answers to prompts.
 
-    Every method raises Unavailable while nothing computes (with the seconds to wait), and NotFound
-    for a version whose files are gone.
+    Every method raises Unavailable while the engine cannot compute (with the seconds to wait), and
+    NotFound for a version whose files are gone.
     """
 
     @property
     def templates(self) -> bool:
-        """Return True if the engine can write conversations by a tokenizer's chat template."""
+        """Return True if the engine can format conversations by a tokenizer's chat template."""
 
     async def prepare(
         self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
     ) -> PreparedPrompt:
         """Return the prompt's tokens and the model's limits, loading the version if necessary.
-        Turns need a model with a chat template. With `probe` the log-probabilities of the prompt's
-        tokens are returned too, with so many alternatives.
+        Turns need a model with a chat template. `probe` also requests the log-probabilities of the
+        prompt's tokens, with that many alternatives.
         """
 
     def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:

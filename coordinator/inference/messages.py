@@ -21,15 +21,15 @@ class ModelFiles(msgspec.Struct, frozen=True, kw_only=True):
     weights: str
     tokenizer: str | None = None
     template: str | None = None  # chat template
-    files: dict[str, str] = {}  # chat template
+    files: dict[str, str] = {}  # files of the run, by name
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
-    """Load a version and read a prompt."""
+    """Order to load a version and read a prompt."""
 
     id: str
     model: ModelFiles
-    prompt: str | tuple[tuple[str, str], ...]  # or the turns of a conversation: role, text
+    prompt: str | tuple[tuple[str, str], ...]  # text, or the turns of a conversation: role, text
     tokens: tuple[int, ...] = ()  # the prompt in tokens, instead of text
     probe: int | None = None  # alternatives for each token of the prompt; None = no probabilities
 
@@ -48,7 +48,7 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 class DrawPictures(msgspec.Struct, frozen=True, kw_only=True, tag="images"):
-    """Draw pictures."""
+    """Order to draw pictures."""
 
     id: str
     model: ModelFiles

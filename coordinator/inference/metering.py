@@ -1,10 +1,9 @@
-"""Metering: credit is held before the first token, and the generated tokens are paid at the
-end.
+"""Metering: credit is held before the first token, and the generated tokens are paid at the end.
 
-The ledger is written twice a request. Each piece is logged before it is sent, on this process's
-disk (`stream_log`), and once a second in the database: after a kill a request is settled for what
-was sent, to the token. Where the disk is out of reach (another replica takes over after a minute,
-or the power failed) at most the tokens of the last second are the house's loss.
+A request writes the ledger twice. Each piece is logged before it is sent, on this process's disk
+(`stream_log`), and once a second in the database: after a kill, a request is settled for the sent
+tokens, to the token. If the disk is unreachable (another replica takes over after a minute, or the
+power failed), the house loses at most the tokens of the last second.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class Metered:
         self.order = order
         self.began = began  # by the monotonic clock
         self.tokens = 0
-        self.answered: Counter[str] = Counter()  # tokens that volunteers made, by account
+        self.answered: Counter[str] = Counter()  # tokens computed by volunteers, by account
         self.written = 0
         self.first_s: float | None = None
         self.ended = False
@@ -215,7 +214,7 @@ class Meter:
     def _check_caps(
         self, conn: Connection, order: MeteredRequest, open_now: UnderWay, worst: int, now: float
     ) -> None:
-        """Raise InsufficientQuota where credit, the key's cap or the day's is too small."""
+        """Raise InsufficientQuota if credit, the key's cap or the day's is too small."""
         asker = order.asker
         have = payments.balances(conn, asker.volunteer_id).earned_micro
         if have < worst:
@@ -246,7 +245,7 @@ class Meter:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Beat for live requests and settle abandoned ones, until `stop` is set."""
-        await self.recover(everything=self._db.dialect == "sqlite")  # there is one server only
+        await self.recover(everything=self._db.dialect == "sqlite")  # there is only one server
         checked = self._clock.monotonic()
         while not stop.is_set():
             await self.tick()
@@ -261,7 +260,7 @@ class Meter:
                 pass
 
     async def tick(self) -> None:
-        """Log the tokens streamed so far, and retry failed settlements."""
+        """Store the tokens streamed so far, and retry failed settlements."""
         for metered in [each for each in self._live.values() if each.ended]:
             try:
                 await self.end(metered)
@@ -287,7 +286,7 @@ class Meter:
         """Settle the requests of dead processes by their logged tokens; return their number. Their
         waiting draws cannot be compared, since the prompts were lost with the process.
 
-        `everything`: no other process answers, so whatever this one does not is left behind.
+        `everything`: this is the only process, so all other open requests are abandoned.
         """
         now = self._clock.now()
         before, mine = now + 1 if everything else now - GONE_S, tuple(self._live)
@@ -320,7 +319,7 @@ class Meter:
 
 
 def _check_minute(conn: Connection, order: MeteredRequest, volunteer_id: str, now: float) -> None:
-    """Raise TooManyRequests where replicas together began too many requests within a minute."""
+    """Raise TooManyRequests if the replicas together began too many requests within a minute."""
     most = order.tier.requests_per_minute
     oldest = request_rows.recent(conn, volunteer_id, order.run_id, now - MINUTE_S, most)
     if oldest is not None:

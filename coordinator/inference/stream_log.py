@@ -1,8 +1,8 @@
-"""Record of the tokens that a process streams, on its own disk, written before each piece is sent.
+"""Log of the tokens that a process streams, on its own disk, written before each piece is sent.
 
-The database hears of them once a second, which after a `kill -9` would leave up to a second of what
-was delivered unpaid. Here a request under way has a slot of a file that the system keeps when the
-process dies. No request waits for the disk: after a loss of power the database's record counts.
+The database learns of them once a second, so a `kill -9` would leave up to a second of delivered
+tokens unpaid. Each running request has a slot of a file, which survives the process. No request
+waits for the disk: after a loss of power the database's record counts.
 """
 
 from __future__ import annotations

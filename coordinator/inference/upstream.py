@@ -1,11 +1,9 @@
-"""Inference engine at an address: the organiser's OpenAI-compatible server computes
-answers.
+"""Inference engine at an address: the organiser's OpenAI-compatible server computes answers.
 
-The server gets texts through `/completions` and pictures through `/images/generations`. Prompts are
-counted with the run's tokenizer; what it writes is counted a token a chunk, and at the end by its
-`usage`, or by the tokenizer where it says none. The server is trusted with the words, and with
-nothing else: what it sends is bounded, timed and read strictly, and whatever goes wrong with it is
-Unavailable.
+The server gets texts through `/completions` and pictures through `/images/generations`. The run's
+tokenizer counts prompts. Generated tokens are counted one a chunk, and at the end by the reply's
+`usage`, or else by the tokenizer. The server may read the prompts, but its replies are not trusted:
+they are bounded, timed and read strictly, and any fault becomes Unavailable.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ SILENT_S = 60.0  # longest wait for a token, or for a whole reply that is not st
 USAGE_S = 5.0  # longest wait for data after the end of a text
 REST_S = 2.0  # wait after a failed connection, before the server is tried again
 STREAMS_MAX = 256  # streams at once; more requests wait for CONNECT_S and are then refused
-STOPS_MAX = 4  # stop strings that OpenAI's interface takes; all are searched for here
+STOPS_MAX = 4  # stop strings in OpenAI's interface; all of them are also searched for here
 SEEDS = 1 << 31
 UNKNOWN = -1  # stands for a token of unknown number
 SPARE_CHUNKS = 8  # chunks with text that are allowed beyond one for each token
@@ -146,7 +144,7 @@ class UpstreamEngine:
             headers["authorization"] = f"Bearer {upstream.key}"
         self._http = httpx.AsyncClient(
             headers=headers,
-            follow_redirects=False,  # prompts go only where the organiser said
+            follow_redirects=False,  # prompts go only to the configured address
             trust_env=False,
             timeout=httpx.Timeout(self._silent_s, connect=CONNECT_S, pool=CONNECT_S),
             limits=httpx.Limits(max_connections=STREAMS_MAX, max_keepalive_connections=32),
@@ -204,7 +202,7 @@ class UpstreamEngine:
     async def _reply(
         self, path: str, model: ModelVersion, body: Mapping[str, Any]
     ) -> AsyncIterator[httpx.Response]:
-        """Send a request; lend its reply, with the head read, until the block is left."""
+        """Send a request; yield its reply, with the head read, until the block is left."""
         body = {"model": self._upstream.name_of(model), **body}
         asked = self._http.build_request("POST", self._upstream.url.rstrip("/") + path, json=body)
         try:
@@ -228,7 +226,7 @@ class UpstreamEngine:
             await response.aclose()
 
     async def _refuse(self, response: httpx.Response, model: ModelVersion) -> NoReturn:
-        """Raise the error that a refusal means for the asker; the server's words go to the log."""
+        """Raise the error for the asker that a refusal means; the server's words go to the log."""
         status = response.status_code
         try:
             said = await self._soon(_whole(response, LINE_BYTES_MAX), USAGE_S)

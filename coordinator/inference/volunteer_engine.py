@@ -1,9 +1,8 @@
-"""Inference engine that asks volunteers' machines, and the organiser's own where none
-answers.
+"""Inference engine on volunteers' machines, with the local engine if none answers.
 
-Prompts are read, and answers compared, by the engine at hand. An answer that breaks off goes on
-elsewhere from the tokens that exist; since the random number of a token depends on the seed and its
-place alone, it is the same answer. Drawn answers are compared afterwards (see `draws`).
+The local engine reads prompts and compares answers. Another machine continues an answer that breaks
+off, from its existing tokens; since a token's random number depends only on the seed and its place,
+it is the same answer. Drawn answers are compared afterwards (see `draws`).
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class VolunteerEngine:
         return await self._own.images(model, count, seed)
 
     async def close(self) -> None:
-        """End comparisons and the engine at hand."""
+        """End comparisons and the local engine."""
         await self._draws.close()
         await self._own.close()
 

@@ -1,6 +1,7 @@
 """Inference process: loads versions and generates tokens for its server's orders.
 
-`python -m coordinator.inference.worker FD` with a socket to the server; it ends when that closes.
+`python -m coordinator.inference.worker FD` with a socket to the server; it ends when the socket
+closes.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ from shared.workloads.generation.sampling import SampledToken, agrees, probed, u
 
 SLOTS = 16
 LOOKED_MAX = 128  # tokens of an answer that are compared
-MEMORY_SHARE = 0.5  # share of the memory (the GPU's, where there is one) that versions may use
+MEMORY_SHARE = 0.5  # share of the memory (the GPU's, if there is one) that versions may use
 ROOM = 0.9  # share of that memory in use from which on idle versions are dropped
 # Memory for loading a version, as a multiple of its file: some parts exist twice for a moment, and
 # slots need keys and values.
@@ -96,7 +97,7 @@ class LoadedVersion:
 
     @cached_property
     def _judged(self) -> Conversation | str:
-        """Return the writer, or the reason against one; examined once."""
+        """Return the writer, or the reason for having none; determined once."""
         if self._template is None:
             return "the tokenizer of this model has no chat template here"
         try:
@@ -112,9 +113,7 @@ class Worker:
         self._server = server
         self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
         self._memory = memory
-        self._loaded: OrderedDict[str, LoadedVersion] = (
-            OrderedDict()
-        )  # the one that was not asked for longest comes first
+        self._loaded: OrderedDict[str, LoadedVersion] = OrderedDict()  # least recently used first
         self._drawn: tuple[str, DrawingVersion] | None = (
             None  # the version that was last asked for images
         )
@@ -140,7 +139,7 @@ class Worker:
         os._exit(0)  # ends at once, even in the middle of a computation: the server is gone
 
     def _take(self, wait: bool) -> bool:
-        """Execute the waiting orders; wait for one where there is nothing else to do."""
+        """Execute the waiting orders; wait for one if there is nothing else to do."""
         try:
             while (order := self._orders.get(block=wait)) is not None:
                 self._obey(order)
@@ -205,7 +204,7 @@ class Worker:
         return found
 
     def _drop(self, everything: bool = False) -> bool:
-        """Unload the least recently asked idle version, or all idle ones."""
+        """Unload the least recently used idle version, or all idle ones."""
         idle = [key for key, each in self._loaded.items() if not len(each.texts)]
         for key in idle if everything else idle[:1]:
             del self._loaded[key]
@@ -279,7 +278,7 @@ def _tokenized(loaded: LoadedVersion, order: Prepare) -> PreparedPrompt:
 
 
 def _piece(loaded: LoadedVersion, made: NextToken) -> AnswerPiece:
-    """Return a generated token as a piece; texts of single tokens only where requested."""
+    """Return a generated token as a piece; texts of single tokens only if requested."""
     chosen = made.chosen
     wanted = made.id in loaded.probed
     if made.finish:
@@ -318,7 +317,7 @@ class DrawingVersion:
         self._weights = read_weights(Path(model.weights), self._about)
 
     def images(self, count: int, seed: int) -> tuple[bytes, ...]:
-        """Return PNG files. Raises BadRequest where the workload draws none."""
+        """Return PNG files. Raises BadRequest if the workload draws none."""
         about = self._about
         drawn = [
             about.workload.sample(about.file.model, self._weights, None, "", seed + index)
@@ -393,12 +392,10 @@ def _load(model: ModelFiles, device: str) -> LoadedVersion:
 
 
 class Conversation:
-    """Writes prompts for a model of dialogues in the form that it learnt."""
+    """Formats prompts for a model of dialogues in the form that it learnt."""
 
     def __init__(self, template: Path, reader: Reader) -> None:
-        """Read a template as a dataset stores it. Raises InvalidRunFile where that is
-        impossible.
-        """
+        """Read a template as a dataset stores it. Raises InvalidRunFile if that is impossible."""
         self._reader = reader
         self._template = decode(template.read_bytes(), ChatTemplate)
         frame = self._template.frame()
@@ -416,9 +413,9 @@ class Conversation:
 
 
 def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
-    """Serve the socket with this number, with these limits of threads and memory, on a device."""
+    """Serve the socket with this number, within these limits of threads and memory, on a device."""
     if wanted == "cpu":
-        # else libraries take memory on a GPU that is not used
+        # otherwise libraries take memory on an unused GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with gc_freeze.spared():
         import torch

@@ -4,8 +4,8 @@ in one transaction.
     submit ── received durably (checking) ──> measured in a thread ──> accepted: pending credit, task done
                                                                   └──> rejected: reason, task back in the queue
 
-A coordinator that dies in between finds the contribution in `checking` when it starts again and
-decides it then.
+A coordinator that dies in between finds the contribution in `checking` at its restart and decides
+it then.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ log = structlog.get_logger("intake")
 
 HISTORY_MAX = 200
 RECHECK_MAX = 100
-REDO_MAX = 3  # times that a gradient which came too late may be computed again; then its task fails
+REDO_MAX = 3  # times that a late gradient may be recomputed; then its task fails
 COHORT_ROWS = 4  # rows that are read for each volunteer of the cohort
-# Reasons that are not the volunteer's fault are not counted against it.
+# Reasons that are not the volunteer's fault, which do not count against it.
 NO_FAULT = frozenset({Reason.STALE.value, Reason.CANCELLED.value, Reason.RUN_ENDED.value})
 
 LOST = Judgement(
@@ -103,13 +103,13 @@ class Intake(PlatformService):
         self._recomputes = examiners.recomputes
         self._harvest = examiners.games
         self.audits = examiners.audits
-        self._under_way: dict[int, asyncio.Task[None]] = {}  # checks, by contribution
+        self._under_way: dict[int, asyncio.Task[None]] = {}  # running checks, by contribution
         self.durations = Durations(SLOW_S)  # duration of submissions with their check
         self.decided: Counter[tuple[str, str, str]] = Counter()  # run, state, reason
         self._abouts: dict[int, Definition] = {}  # unchanging definition of each run, read once
 
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
-        """Take in one contribution and return its verdict; raises the errors of `take_in`."""
+        """Store one contribution and return its verdict. Raises the errors of `take_in`."""
         number, fresh = await self.take_in(principal, task_id, request)
         verdict = await self.verdict(principal, number)
         if fresh:
@@ -121,9 +121,9 @@ class Intake(PlatformService):
     ) -> tuple[int, bool]:
         """Store and check one contribution; return its number, and whether it is new.
 
-        The same key and content is the same contribution however often it is sent. Raises NotFound
-        for a task or upload of somebody else, Gone when another worker holds the task by now,
-        Conflict for the same key with other content, BadRequest for a codec that there is not.
+        A submission with the same key and content is always the same contribution. Raises NotFound
+        for another account's task or upload, Gone if another worker holds the task by now, Conflict
+        for the same key with other content, BadRequest for an unknown codec.
         """
         if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
             raise BadRequest("part or tries is out of range")
@@ -139,7 +139,7 @@ class Intake(PlatformService):
         return row.id, fresh
 
     def count(self, verdict: Verdict) -> None:
-        """Count a verdict for the metrics: once, when its contribution is sent first."""
+        """Count a verdict for the metrics, once, at the first submission of its contribution."""
         self.decided[verdict.run, verdict.state, verdict.reason] += 1
 
     def _receive(
@@ -166,7 +166,7 @@ class Intake(PlatformService):
         run, now_holds = found.run, phases.at_head(found.run)
         part = submissions.expect(task, request, found)
         base = task.base_version
-        # a part may begin from an older version than the newest, for which it asked
+        # a part may begin from an older version than the newest, if it asked for that
         if task.part_steps or now_holds.pull_every:
             base = min(base, max(0, request.base_version))
         if not found.uploaded:
@@ -187,7 +187,7 @@ class Intake(PlatformService):
         return contributions.by_id(conn, row.id), True
 
     async def _check(self, row: ContributionRow) -> None:
-        """Check a contribution once for all requests, to the end, also without its sender."""
+        """Check a contribution once for all requests; cancelling one does not stop the check."""
         under_way = self._under_way.get(row.id)
         if under_way is None:
             under_way = self._under_way[row.id] = asyncio.create_task(self._check_once(row))
@@ -283,8 +283,8 @@ class Intake(PlatformService):
         judgement: Judgement,
         drawn: Drawn,
     ) -> None:
-        """Promise the pay of an accepted contribution; kinds that are never merged are paid at
-        once.
+        """Post the pending credit of an accepted contribution; kinds that are never merged are paid
+        at once.
         """
         now, accepted, lost_to = self._clock.now(), judgement.state == "accepted", found.lost_to
         if accepted:
@@ -311,8 +311,8 @@ class Intake(PlatformService):
         plan: Plan,
         measured: Measurement,
     ) -> Judgement:
-        """Judge a contribution, its content first: superseded work is paid if it is good. `plan` is
-        the plan at the head.
+        """Judge a contribution, its content first: good but superseded work is paid. `plan` is the
+        plan at the head.
         """
         run = found.run
         about = definition(run)
@@ -342,8 +342,8 @@ class Intake(PlatformService):
         return judgement
 
     def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow) -> None:
-        """Refuse an overtaken update and have it computed again from the newer version, a few
-        times; then its task fails.
+        """Refuse an overtaken update and have it recomputed from the newer version, a few times;
+        then its task fails.
         """
         now, limit = self._clock.now(), REDO_MAX
         again = row.tries < limit
@@ -363,7 +363,7 @@ class Intake(PlatformService):
     def _reject(
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
     ) -> None:
-        """Reject a contribution; requeue its task, a failure counted only for bad content."""
+        """Reject a contribution and requeue its task; only bad content counts as a failure."""
         at_fault = judgement.reason not in NO_FAULT
         kind: FailureKind | None = "failure" if at_fault else None
         put_back(conn, row, run, kind, judgement.message, now)
@@ -376,7 +376,7 @@ class Intake(PlatformService):
             lambda conn: contributions.in_state(conn, "checking", limit=RECHECK_MAX)
         )
         for row in left:
-            with suppress(VolunteerError):  # logged; the others are decided all the same
+            with suppress(VolunteerError):  # logged; the others are still decided
                 await self._check(row)
         return len(left)
 
@@ -391,7 +391,7 @@ class Intake(PlatformService):
         contribution_id: int,
         newest: Sequence[Verdict] = (),
     ) -> Verdict:
-        """Return the state of a contribution of this volunteer: from its worker's newest verdicts,
+        """Return the state of a contribution of this volunteer, from its worker's newest verdicts
         if it is among them. Raises NotFound.
         """
         told = [each for each in newest if each.contribution == contribution_id]
@@ -471,7 +471,7 @@ def _values(
 
 
 def _is_late(row: ContributionRow, run: RunRow, plan: Plan) -> bool:
-    """Return True if a gradient's version is too old where versions merge one at a time."""
+    """Return True if a gradient's version is too old for a run that merges one at a time."""
     gap = run.head - row.base_version
     return row.kind == "gradient" and plan.in_flight == "redo" and gap > plan.max_staleness
 

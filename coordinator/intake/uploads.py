@@ -1,10 +1,10 @@
-"""Resumable uploads: streamed to disk, counted against their grant, hashed and synced on the way,
-then a blob.
+"""Resumable uploads: streamed to disk, counted against their grant, hashed and synced meanwhile,
+then stored as a blob.
 
-Memory stays flat whatever the size: at most two batches of an upload are in memory, the one being
-received and the one being hashed and written in a thread. There is one writer at a time; a newer
-request ends the older one, because its client has given that one up. An upload in progress is a
-file, or with an object store a row of pieces in it: any replica goes on with it.
+Memory stays constant for any size: at most two batches of an upload are in memory, one being
+received and one being hashed and written in a thread. There is one writer at a time; a newer
+request ends the older one, because its client has given that one up. A running upload is a file, or
+rows of pieces in an object store, so that any replica can continue it.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ if TYPE_CHECKING:
     from coordinator.accounts.accounts import Principal
 
 BATCH_BYTES = 2 << 20
-# an upload, or the rest of one, of at most this size is received before it is written
+# an upload, or its rest, of at most this size is received before it is written
 SMALL_BYTES = 256 << 10
 UPLOAD_TTL_S = DAY_S  # an unfinished upload is deleted after this time
-WAITING_MAX = 1024  # uploads of one volunteer that were not submitted yet
+WAITING_MAX = 1024  # uploads of one volunteer that are not submitted yet
 PLACE_MAX = 2  # uploads of one part: a volunteer that lost its file may compute it again once
 UNVETTED_SHARE = 0.5  # share of the free disk above the floor for all unvetted volunteers together
 # an upload is deleted this long after its lease ended, since a submission may be on its way
 ABANDONED_S = 60.0
-# hash states kept between two requests; an older one is computed again from the file
+# hash states kept between two requests; an older one is recomputed from the file
 HASHES_MAX = 512
 EXPIRE_MAX = 500
 
@@ -88,14 +88,14 @@ class _UploadWriter:
         self._ended = False
 
     def end(self) -> None:
-        """End this writer's request; called by the next writers, perhaps by several."""
+        """End this writer's request; called by the next writer, or by several."""
         if not (self.storing or self._ended):
             self._ended = True
             self.scope.reschedule(asyncio.get_running_loop().time())
 
 
 class _PartialFile:
-    """File of an upload in progress; used by one thread at a time."""
+    """File of a running upload, for one thread at a time."""
 
     def __init__(self, path: Path, offset: int, digest: Digest) -> None:
         self.offset = offset
@@ -105,8 +105,8 @@ class _PartialFile:
         self._syncing = Syncing(self._file.fileno())
 
     def append(self, data: memoryview) -> None:
-        """Append bytes with one write and one hash, since each such call waits for the
-        interpreter's lock.
+        """Append bytes with one write and one hash, since each call waits for the interpreter's
+        lock.
         """
         size, left = len(data), data
         with storage_errors():
@@ -158,7 +158,7 @@ class Uploads(PlatformService):
     async def create(self, principal: Principal, request: UploadRequest) -> UploadInfo:
         """Grant an upload to the holder of a lease; a repeated request finds the same upload.
 
-        Raises Gone when somebody else holds the task, TooLarge beyond the grant, TooManyRequests
+        Raises Gone if another worker holds the task, TooLarge beyond the grant, TooManyRequests
         beyond the quota.
         """
         check_name(request.sha256)
@@ -268,7 +268,7 @@ class Uploads(PlatformService):
         return self._view(row, offset)
 
     async def _there(self, row: UploadRow) -> int:
-        """Return how many bytes of an upload are there."""
+        """Return how many bytes of an upload have arrived."""
         here = await in_pool(self._offset, row.id)
         if self._blobs.staging is None or here == row.size:
             return here
@@ -292,13 +292,12 @@ class Uploads(PlatformService):
     async def write(
         self, principal: Principal, upload_id: str, offset: int, stream: AsyncIterator[bytes]
     ) -> UploadInfo:
-        """Append the bytes of a stream to an upload.
+        """Append the bytes of a stream to an upload; the last byte triggers the hash check and
+        durable storage.
 
-        The last byte triggers the check of the hash, and the blob is stored durably.
-
-        Raises OffsetMismatch when the file is not at `offset`, TooLarge beyond the announced size,
-        InvalidFrame when the bytes are not those announced (the upload is then gone), Conflict when
-        a newer request has taken over.
+        Raises OffsetMismatch if the file is not at `offset`, TooLarge beyond the announced size,
+        InvalidFrame if the bytes are not the announced ones (the upload is then deleted), Conflict
+        if a newer request has taken over.
         """
         async with self._alone(upload_id) as writer:
             row = await self._row(principal, upload_id)
@@ -411,8 +410,8 @@ class Uploads(PlatformService):
         """Fill one buffer while the other is written. Bytes that arrived before a broken connection
         are kept.
 
-        The buffers are made once: megabytes allocated anew for each batch cost more system time
-        than the disk.
+        The buffers are made once: allocating megabytes for each batch costs more system time than
+        the disk.
         """
         pending: asyncio.Future[None] | None = None
         filled, room = 0, row.size - part.offset
@@ -471,7 +470,7 @@ class Uploads(PlatformService):
 
         if await self._db.write(store):
             self._signals.notify("recomputes")
-            self._signals.notify("queue")  # the machine that sent it may be leased tasks again
+            self._signals.notify("queue")  # the sending machine may be leased tasks again
         return self._view(row, row.size, complete=True)
 
     async def _drop(self, upload_ids: list[str]) -> None:
@@ -483,7 +482,9 @@ class Uploads(PlatformService):
             await in_pool(lambda path: path.unlink(missing_ok=True), self._path(upload_id))
 
     async def expire(self) -> int:
-        """Delete uploads past their time or lease, and files without a row; count the rows."""
+        """Delete uploads past their time or lease, and files without a row; return the number of
+        rows.
+        """
         now = self._clock.now()
 
         def over(conn: Connection) -> list[str]:
@@ -505,7 +506,7 @@ class Uploads(PlatformService):
 
 
 def _check_share(conn: Connection, size: int, free: float) -> None:
-    """Raise StorageFull if all volunteers that are not vetted would fill half of the free disk."""
+    """Raise StorageFull if all unvetted volunteers together would fill half of the free disk."""
     filled = upload_rows.waiting_unvetted(conn)
     if filled + size > (free + filled) * UNVETTED_SHARE:
         raise StorageFull(

@@ -13,8 +13,7 @@ from shared.protocol.limits import memory_on
 from shared.text import printable, size
 
 # Outer momentum on deltas of 30 local steps (docs/decisions/0021-steady-defaults.md): up to this
-# value the updates kept their direction; at 1.4 they turned back, and the run had to lower its
-# rate.
+# value the updates kept their direction; at 1.4 they turned back, and the run lowered its rate.
 LR_STEADY, LR_UNSTEADY = 0.9, 1.4
 MOMENTUM_MIN = 0.5
 LEAST_AFTER = 0.25  # least share of the versions that the plan's own optimiser should make
@@ -61,7 +60,7 @@ def _unsteady(file: RunFile, plan: Plan) -> Iterator[str]:
 def too_short(file: RunFile, plan: Plan, samples: int, sample_size: int) -> tuple[str, ...]:
     """Return a sentence for a run that ends within the phases of its plan."""
     lengths = phase_lengths(file, plan, samples, sample_size)
-    if len(lengths) < 2:  # the plan has no phases, or the run no end
+    if len(lengths) < 2:  # the plan has no phases, or the run has no end
         return ()
     last = in_phase(plan, len(plan.phases)).optimizer
     whole = sum(phase.versions for phase in lengths)

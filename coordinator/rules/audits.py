@@ -1,16 +1,16 @@
 """Audits: tasks that a vetted volunteer repeats for another, answering with sums of the result.
 Pure rules.
 
-    who      the first that asks: an account of another person as far as can be told (account,
-             invite, network), on a processor
-    agrees   the sums are those of the update that was submitted, but for rounding: that passes,
-             but for a share that the organiser does again all the same
-    differs  proves nothing: the organiser does the task again, and that settles both
+    auditor  the first volunteer that asks for work: on a processor, and as far as can be told
+             another person (account, invite, network)
+    agrees   the sums match the submitted update except for rounding: the draw passes, but the
+             organiser still recomputes a share of them
+    differs  proves nothing: the organiser recomputes the task, which settles both
 
-Only what a processor did is audited: elsewhere the organiser could not compare an answer closely,
-and one by a friend would be worth more than its own recompute.
+Only tasks done on a processor are audited: for others the organiser could not compare an answer
+closely, and a friend's answer would count for more than the organiser's own recompute.
 
-An auditor is no authority. The answer of an auditor alone changes nothing of another account.
+An auditor's answer alone changes nothing of another account.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from coordinator.rules.likeness import LOOSE, bound, difference
 
 AUDIT = "audit"  # kind of the tasks in which a volunteer repeats another's task
 OPEN_MAX = 16  # audits offered at once
-# wait of a recompute before it is offered; one that is too large for the server is offered at once
+# Age from which a waiting recompute is offered; one that is too large for the server is offered at
+# once.
 OFFERED_AFTER_S = 600.0
-LEASES_PER_AUDIT = 10  # accepted contributions that an account needs for each audit that it gets
+LEASES_PER_AUDIT = 10  # accepted contributions that an account needs for each audit
 CONFIRM_MIN = 0.1  # least share of agreeing answers that the organiser recomputes
 
 
 class AccountMarks(msgspec.Struct, frozen=True, kw_only=True):
-    """Marks by which two accounts may be one person's."""
+    """Marks of an account; equal marks of two may mean one person."""
 
     volunteer: str
     invite: int | None = None
@@ -45,7 +46,7 @@ class WaitingAudit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Auditor(msgspec.Struct, frozen=True, kw_only=True):
-    """Volunteer that asks for work and can audit."""
+    """Volunteer that asks for work and can do audits."""
 
     person: AccountMarks
     kind: str  # class of its device
@@ -66,11 +67,11 @@ def may_audit(terms: WaitingAudit, auditor: Auditor) -> bool:
 
 
 def confirmed_chance(gained: int, stake: int | None) -> float:
-    """Return the probability that the organiser recomputes an agreeing answer nevertheless: so high
-    that an auditor who confirms a second account of its own loses as much as it gains.
+    """Return the probability that the organiser still recomputes an agreeing answer; with it, an
+    auditor who confirms a second account of its own loses as much as it gains.
 
-    `gained` is the pay that the answer frees, that of the work and that of the answer itself;
-    `stake` what its auditor would lose beside, None for one that the organiser vouched for.
+    `gained` is the pay for the work, which the answer frees, plus the answer's own; `stake` is the
+    auditor's further loss, None for an invited account.
     """
     if stake is None or gained <= 0:
         return CONFIRM_MIN
@@ -83,7 +84,7 @@ def agree(found: Likeness) -> bool:
 
 
 def made_up(said: Likeness, found: Redone) -> bool:
-    """Return True if an answer differs from the organiser's recompute by more than its task
+    """Return True if an answer differs from the organiser's recompute by more than a task
     drifts.
     """
     widest = bound(found, "float32", comparable=False).difference

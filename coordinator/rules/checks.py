@@ -1,13 +1,13 @@
 """Draws: the choice of recomputes and their checkers, and the meaning of a result. Pure rules.
 
-    passed    the recompute agrees: what was accepted before it is the account's own, but for a bond
+    passed    the recompute agrees: all pay accepted before it is freed, except for a bond
     failed    it differs on comparable arithmetic: the account is suspended
-    unproven  nothing shows that the work was done: what is at stake is given up
+    unproven  nothing shows that the work was done: the stake is forfeited
 
-A draw is a keyed hash of the contribution with a secret of the server: no client can know before
-submitting, and a coordinator that starts again draws the same. The probability of a draw is
-proportional to the pay of the contribution, begins at certainty and falls with the draws of the
-account to a floor, never to zero.
+A draw is a keyed hash of the contribution with a secret of the server: no client can predict it,
+and a restarted coordinator draws the same. The probability of a draw is proportional to the
+contribution's pay. It begins at certainty and falls with the account's draws to a floor, never to
+zero.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ OVERTAKES_FROM = 4.0  # a recompute may overtake one that is this many times lar
 POSTPONED_S = 600.0  # wait before the server tries a failed recompute again
 HOLD_S = 600.0  # lease of a checker on a recompute; a checker can renew it
 CHECKER_TRIES_MAX = 2  # failed tries of checkers after which the server takes over
-# Recomputes wait for a checker that was seen within this time: those that the server can compare
-# itself, and those that only a checker can compare.
+# Recomputes wait for a checker seen within this time: ones that the server can compare itself, and
+# ones that only a checker can compare.
 CHECKER_HERE_S, CHECKER_AWAY_S = 600.0, 93_600.0
 DRAWS = float(1 << 64)
 
 
 def floor_of(trust: TrustSettings, usual: float) -> float:
-    """Return the least probability of a draw in a run: that of its file, but never below the usual
-    one, from which bonds are computed, since a draw in one run frees pay of all runs.
+    """Return the least probability of a draw in a run: its file's, but at least the usual one,
+    which bonds are computed from, since a draw in one run frees pay of all runs.
     """
     return max(usual, trust.recompute)
 
 
 def chance(draws: int, price: int, mean: float, floor: float) -> float:
-    """Return the probability that a contribution is drawn, which depends on its account's earlier
+    """Return the probability that a contribution is drawn, which falls with its account's earlier
     draws.
 
-    `price` and `mean`, that of the account's contributions, are micro-credits. Floor 0 is none.
+    `price` and `mean`, the account's usual price, are micro-credits. Floor 0 turns draws off.
     """
     if not floor:
         return 0.0
@@ -62,18 +62,19 @@ def chance(draws: int, price: int, mean: float, floor: float) -> float:
 
 
 def bond(draws: int, mean: float) -> int:
-    """Return the pay that stays at stake when a draw passes: the gain from faking until the next
-    draw. Where a task is drawn with probability h, a faker gains its price with probability 1 - h
-    and loses the stake with h, so faking never pays with price / h at stake, not even right after a
-    draw.
+    """Return the pay that stays at stake when a draw passes: the possible gain from faking until
+    the next draw.
+
+    A faker gains the price with probability 1 - h and loses the stake with the draw's probability
+    h. With a stake of price / h, faking never pays, not even right after a draw.
     """
     return math.ceil(mean / max(FLOOR, 1.0 / (1 + draws)))
 
 
 def shortfall(share: float, stake: int) -> int:
-    """Return what an account owes for a draw that shows only a share of its work. `stake` is its
-    loss for a wholly faked task: the price divided by the probability of the draw, limited to the
-    stake that it has.
+    """Return the debt of an account for a draw that shows only a share of its work. `stake` is the
+    loss for a wholly faked task: the price divided by the draw's probability, at most the account's
+    stake.
     """
     return math.ceil((1.0 - share) * max(0, stake))
 
@@ -91,8 +92,8 @@ def overtakes(flops: float, under_way: float) -> bool:
 
 
 def reveal_s(proofs: int) -> float:
-    """Return the time that a machine gets to reveal its evidence: an hour for a stranger, whose
-    account costs nothing, up to a week for a proven account.
+    """Return the time for revealing evidence: an hour for a stranger, whose account costs nothing,
+    up to a week for a proven account.
     """
     return min(REVEAL_MAX_S, REVEAL_S * (1 + proofs))
 
@@ -105,9 +106,7 @@ class Likeness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """Return the distance between the server's own result and the result from a slightly changed
-    base.
-    """
+    """Distance between the server's own result and its result from a slightly changed base."""
 
     difference: float  # length of the difference of the updates, relative to the server's own
     state: float  # cosine of the optimiser's states
@@ -119,14 +118,14 @@ class Redone(msgspec.Struct, frozen=True, kw_only=True):
     cosine: float
     norm_ratio: float
     written: float = 1.0  # likeness of the sent update to its codec's output, as a cosine
-    state_cosine: float | None = None  # None where no state is kept
+    state_cosine: float | None = None  # None if no state is kept
     sums: bytes = b""  # sums of the server's update, in the form of an audit's answer; float32
-    # drift of the task itself, measured where the tight bound was missed
+    # drift of the task itself, measured if the tight bound was missed
     drift: Drift | None = None
 
 
 class ComputeDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """Device that computed: its class ("cpu", "cuda"), and its model where known."""
+    """Class ("cpu", "cuda") and model, where known, of a device."""
 
     kind: str
     model: str = ""
@@ -138,9 +137,9 @@ def device_kind(device: str) -> str:
 
 
 def comparable(worker: ComputeDevice, checker: ComputeDevice) -> bool:
-    """Return True if a difference between two devices' results proves anything: for processors,
-    whose differences are measured, and for cards of the same model, which differ only in the order
-    of sums.
+    """Return True if a difference between two devices' results proves anything: on processors,
+    whose differences are measured, and on cards of one model, which differ only in the order of
+    sums.
     """
     if worker.kind != checker.kind:
         return False
@@ -149,7 +148,7 @@ def comparable(worker: ComputeDevice, checker: ComputeDevice) -> bool:
 
 
 def precision_of(precision: str, kind: str) -> str:
-    """Return the precision whose tolerance applies: a card may round the factors of float32."""
+    """Return the precision whose tolerance applies; a card may round the factors of float32."""
     return precision if kind == HERE else "bfloat16"
 
 
@@ -159,7 +158,7 @@ def is_served(kind: str, seen_at: float, now: float) -> bool:
 
 
 def unprovable(kind: str, flops: float, served: Collection[str]) -> str:
-    """Return why no machine at work can recompute a task of this class; "" where one can."""
+    """Return why no active machine can recompute a task of this class; "" if one can."""
     if flops <= RECOMPUTE_FLOPS_MAX or kind in served:
         return ""
     return "it is larger than what this server does again: a checker can (`coordinator checker`)"

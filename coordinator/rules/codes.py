@@ -1,9 +1,7 @@
-"""Codes and secrets: making, parsing and comparing them.
+"""Codes and secrets: making, parsing and comparing them. Pure; the database stores only SHA-256.
 
-Pure; the database only ever sees their SHA-256.
-
-An **invite** lets a volunteer register, a **link code** adds a machine to an account. Both are
-written in Crockford's base 32 in groups of four, so that they can be read aloud and typed: case,
+An **invite** lets a volunteer register, a **link code** adds a machine to an account. Both use
+Crockford's base 32 in groups of four, so that people can read them aloud and type them: case,
 blanks and dashes do not matter, O is 0, I and L are 1.
 """
 
@@ -18,8 +16,8 @@ from collections.abc import Callable
 from shared.errors import BadRequest, Unauthorized
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-LINK_CHARS = 8  # 40 bits, for ten minutes and behind a rate limit
-INVITE_CHARS = 16  # 80 bits, since an invite may lie in a chat for weeks
+LINK_CHARS = 8  # 40 bits, valid for ten minutes and behind a rate limit
+INVITE_CHARS = 16  # 80 bits, since an invite may be in a chat for weeks
 CODE_CHARS_MAX = 64  # longest code that a person may type
 
 WRONG_SECRET = (
@@ -77,14 +75,14 @@ def same(one: str, other: str) -> bool:
 
 
 def check_id(name: str, value: str) -> str:
-    """Raise BadRequest unless `value` can be an id made by a client."""
+    """Return an id made by a client. Raises BadRequest for an invalid one."""
     if not _ID.fullmatch(value):
         raise BadRequest(f"{name} must be 16 to 64 letters, digits, '-' or '_'")
     return value
 
 
 def check_secret(secret: str) -> str:
-    """Raise BadRequest unless the secret can hold 128 bits."""
+    """Return a secret that can hold 128 bits. Raises BadRequest for another."""
     if not _SECRET.fullmatch(secret) or len(set(secret)) < 8:
         raise BadRequest(
             f"the secret must be {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} random letters, "

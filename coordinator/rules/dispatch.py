@@ -1,9 +1,10 @@
 """Dispatch of work to waiting workers: pure rules over rows of the database.
 
-Each waiting worker is served in turn, those of volunteers with the fewest leases first: the run
-that was given the least device time lately for its weight, of those that fit; in it a reissued task
-before a new range of the pass. A task that a worker has failed before goes to another worker while
-there is one; one beside the pass to a worker that is fast enough for it, by `placement.py`.
+Waiting workers are served in turn, volunteers with the fewest leases first. A worker gets the run
+that recently got the least device time for its weight, of the runs that fit; within a run a
+reissued task comes before a new range of the pass. A task that a worker has failed goes to another
+worker if there is one; a task outside the pass to a worker that is fast enough for it
+(`placement.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     run_id: int
     open: int  # tasks that have not ended
     price_micro: int  # price of the tasks that are leased
-    # workers with leases; only read where a worker failed a task
+    # workers with leases; only read if a worker failed a task
     holders: frozenset[str] = frozenset()
 
 
@@ -61,9 +62,9 @@ class Open(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
-    """Lease to make. `task_id` is None for a new range; `rest_stop` > stop if a task is split."""
+    """Lease to write. `task_id` is None for a new range; `rest_stop` > stop if a task is split."""
 
-    waiter: int  # position among the waiters
+    waiter: int  # index among the waiters
     run_id: int
     task_id: int | None
     pass_no: int
@@ -73,17 +74,17 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     price_micro: int
     seed: int
-    allowance_s: float  # time until the task must be submitted
+    allowance_s: float  # time until the deadline of submission
     beside: str = ""  # kind of a task that is not a range of the pass
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """Reason why there is no task for a waiter now."""
+    """Reason why a waiter gets no task now."""
 
     reason: Reason
     message: str
     retry_after_s: float = 0.0
-    contribution: int = 0  # contribution that the machine has to prove first
+    contribution: int = 0  # contribution that the machine must prove first
     reveal: tuple[str, ...] = ()  # files that prove it
 
 
@@ -91,14 +92,14 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
     """Assignments and refusals of a batch of waiters, by their position."""
 
     assignments: tuple[Assignment, ...]
-    moved: dict[int, tuple[int, int]]  # run -> its pass and cursor, where they changed
+    moved: dict[int, tuple[int, int]]  # run -> its pass and cursor, if they changed
     refusals: dict[int, Refusal]
     more: bool  # a task was split, and its rest may suit a refused waiter
     left: frozenset[int] = frozenset()  # tasks that some waiter left to a faster machine
 
 
 class _Share:
-    """State of one run while work is handed out: its pass and cursor, its tasks and its load."""
+    """State of one run while work is handed out: pass and cursor, tasks, load."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -106,7 +107,7 @@ class _Share:
         self.cursor = run.cursor
         self.todo: list[Todo] = []
         self.open = 0  # tasks that have not ended
-        # work in flight, in operations so that runs can be compared
+        # work in flight, in operations, which compare between runs
         self.work = 0.0
         self.lately = run.lately
         self.near: set[str] = set()  # workers that hold or want this run's work
@@ -121,7 +122,7 @@ class _Share:
         return bool(self.run.passes) and self.pass_no > self.run.passes
 
     def turn(self) -> None:
-        """Begin the next pass once every sample of this one has ended, if the run wants another."""
+        """Begin the next pass once every sample of this one has ended, if the run has another."""
         if self.run.endless:
             return
         done = self.cursor >= self.run.samples_total and not self.open
@@ -213,7 +214,7 @@ class _Batch:
                 message=f"{waiter.device} holds {mine} tasks already, as many as it may",
             )
         free.sort(key=lambda share: share.given)
-        for again in (False, True):  # tasks that the worker failed itself come last
+        for again in (False, True):  # tasks that the worker itself failed come last
             for share in free:
                 found = self._reissued(share, index, waiter, again) or self._cut(
                     share, index, waiter
@@ -353,21 +354,19 @@ def dispatch(
     leases_max: int,
     bench: DeviceBench = NOBODY,
 ) -> DispatchResult:
-    """Decide for every waiter: a lease, or the reason why there is none; `bench` as in
-    placement.
-    """
+    """Decide for every waiter: a lease, or the reason for none; `bench` as in `placement`."""
     batch = _Batch(waiters, runs, Placement(bench), leases_max)
     batch.see(tasks)
     return batch.run()
 
 
 class FairShares:
-    """Operations recently given to each run, fading: a run that got less than others is served
+    """Operations recently given to each run, fading with time; the run with the least is served
     first.
 
-    Leases in flight alone make no fair share: of a few machines the fastest would stay with one
-    run, because those of the others are held, for long, by the slow ones. Kept in memory: after a
-    restart every run begins anew, and each of several replicas is fair.
+    Leases in flight alone are not fair: of a few machines the fastest would stay with one run,
+    because slow ones hold the other runs' leases for long. The figures are in memory: a restart
+    begins anew, and each of several replicas is fair by itself.
     """
 
     def __init__(self) -> None:
@@ -377,7 +376,7 @@ class FairShares:
     def lately(self, weights: Mapping[int, float], now: float) -> dict[int, float]:
         """Return the operations recently given to each running run.
 
-        A run that has just started owes nothing and is owed nothing: it begins with the least.
+        A run that has just started begins with the least of the others.
         """
         self._fade(now)
         known = {run: self._given[run] for run in weights if run in self._given}

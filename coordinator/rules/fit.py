@@ -25,11 +25,11 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
     runs: frozenset[str] = frozenset()  # runs that the owner chose; empty = any
     kinds: frozenset[str] = frozenset()
     codecs: frozenset[str] = frozenset()
-    versions: Mapping[str, int] = {}  # versions of the machine's workloads, where it reported them
+    versions: Mapping[str, int] = {}  # versions of the machine's workloads, if it reported them
     libraries: frozenset[str] = frozenset()  # libraries that only some runs need
-    leases_max: int = 0  # most leases of its volunteer on probation; 0 = no such limit
+    leases_max: int = 0  # most leases of a volunteer on probation; 0 = no such limit
     vouched: bool = True  # False: its speed is believed only within bounds
-    step_s: Mapping[int, float] = {}  # seconds that a step of each run lately took on its device
+    step_s: Mapping[int, float] = {}  # recent seconds a step of each run on its device
     audits: bool = False  # its program can do audits
     auditor: Auditor | None = None  # set for an account that may do audits
 
@@ -46,11 +46,11 @@ class Todo(msgspec.Struct, frozen=True, kw_only=True):
     beside: str = ""  # kind of a task that is not a range of the pass; such a task is never split
     steps: int = 0
     price_micro: int = 0
-    audit: WaitingAudit | None = None  # terms of the audit, where the task is one
+    audit: WaitingAudit | None = None  # terms of the audit, if the task is one
 
 
 def misfit(run: Run, waiter: Waiter) -> str:
-    """Return the reason why a worker cannot take part in a run, in words; "" when it can."""
+    """Return the reason why a worker cannot take part in a run, in words; "" if it can."""
     if run.workload not in waiter.workloads:
         return (
             f'"{run.name}" needs the workload "{run.workload}", which is not enabled on this '
@@ -85,14 +85,14 @@ def misfit(run: Run, waiter: Waiter) -> str:
 
 
 def speed(run: Run, waiter: Waiter) -> float:
-    """Return the speed that sizes a waiter's work of a run; 0 = unknown."""
+    """Return the speed that sizes a waiter's work in a run; 0 = unknown."""
     if waiter.vouched:
         return waiter.flops
     return clamped(run, waiter.flops, waiter.step_s.get(run.id, 0.0))
 
 
 def wanted(run: Run, waiter: Waiter) -> bool:
-    """Return True if the owner of a worker lets it help this run."""
+    """Return True if the owner of a worker lets it work for this run."""
     return not waiter.runs or run.name in waiter.runs
 
 

@@ -1,4 +1,4 @@
-"""Health of a coordinator: the troubles in its overview, worst first, each with a remedy."""
+"""Health of a coordinator: its present troubles, worst first, each with a remedy."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from shared.units import DAY_S, HOUR_S
 BEAT_S = 5.0  # interval of the beats of a serving process
 SILENT_S = 4 * BEAT_S
 VERDICTS_MAX = 200  # waiting contributions above which the verdicts count as late
-GONE_S = HOUR_S  # a server silent for this long beside others is no longer the worst trouble
-CLOCK_S = 60.0  # difference of clocks that is harmless
+GONE_S = HOUR_S  # a server silent for this long is no longer the worst trouble if others serve
+CLOCK_S = 60.0  # harmless difference of clocks
 CHECK_S = DAY_S  # time for which a failed check is shown
 _ORDER: dict[Level, int] = {"bad": 0, "watch": 1, "good": 2}
 
@@ -51,7 +51,7 @@ def judge(seen: Overview, limits: Thresholds = DEFAULT) -> tuple[Trouble, tuple[
 
 
 def alive(replica: ReplicaLine, now: float) -> bool:
-    """Return True if a serving process has beaten recently."""
+    """Return True if a serving process has sent a recent beat."""
     return now - replica.beat_at <= SILENT_S
 
 

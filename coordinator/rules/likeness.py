@@ -1,17 +1,17 @@
-"""Likeness of a recompute to the submitted update: two measured bounds. Pure rules.
+"""Likeness of a recompute to the submitted update, judged by two measured bounds. Pure rules.
 
-    tight  on comparable arithmetic: what lies within is the work that was leased, as it was leased
-    loose  on any other: what lies within is work that was done, and is paid, but for a share of
-           the bond that grows from none at no difference to all at the bound; what does not proves
-           nothing, for the class of a device is what its owner says
+    tight  on comparable arithmetic: work within it was done exactly as leased
+    loose  on other arithmetic: work within it was done, and is paid except for a share of the
+           bond, from none at no difference to all at the bound; work beyond it proves nothing,
+           since the owner alone states the class of a device
 
-A bound is one length, that of the difference by that of our own update: poison of a tenth of the
-update in whatever direction is 0.1, noise is 1 or more, however it is scaled. The state that the
-optimiser was left with has a bound of its own: the last steps made it, whoever left them out.
+A bound limits the length of the difference divided by the length of our own update: poison of a
+tenth of the update is 0.1 in any direction, noise is 1 or more at any scale. The optimiser's final
+state has a bound of its own, which shows left-out last steps.
 
-Some tasks drift: a unit on the edge between on and off, and rounding decides. An update that misses
-its bound is measured against the task's own drift, by a recompute from a base a little off: it may
-be as far from ours as DRIFT_TIMES what that is.
+Some tasks drift: rounding decides whether a unit near its threshold is on or off. An update that
+misses its bound is compared with the task's own drift, by a second recompute from a slightly
+changed base: it may differ from ours by DRIFT_TIMES that drift.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WRITTEN_MIN = 0.999
 
 
 def difference(cosine: float, norm_ratio: float) -> float:
-    """Return the length of the difference of two updates by the length of the first."""
+    """Return the length of the difference of two updates, relative to the first."""
     if not (math.isfinite(cosine) and math.isfinite(norm_ratio)):
         return math.inf
     return math.hypot(norm_ratio - cosine, math.sqrt(max(0.0, 1.0 - cosine * cosine)))
@@ -78,7 +78,7 @@ def bound(found: Redone, precision: str, *, comparable: bool) -> Bound:
 
 
 def judge(found: Redone, precision: str = "float32", *, comparable: bool) -> Result:
-    """Judge a recompute. `comparable` is False where the worker's arithmetic differs from this
+    """Judge a recompute. `comparable` is False if the worker's arithmetic differs from this
     server's.
     """
     here = bound(found, precision, comparable=comparable)
@@ -88,9 +88,11 @@ def judge(found: Redone, precision: str = "float32", *, comparable: bool) -> Res
 
 
 def share(found: Redone, precision: str = "float32", *, comparable: bool) -> float:
-    """Return the share of its work that a passed recompute shows: all within the tight bound
-    on comparable arithmetic; elsewhere less, down to nothing at the loose bound. Whoever leaves out
-    a part of the steps or batches differs by more than that part.
+    """Return the share of its work that a passed recompute shows.
+
+    It is all within the tight bound on comparable arithmetic; otherwise it falls to nothing at the
+    loose bound. Leaving out a part of the steps or batches makes a larger difference than that
+    part.
     """
     apart = difference(found.cosine, found.norm_ratio)
     if comparable and apart <= TIGHT[precision].difference:

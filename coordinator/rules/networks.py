@@ -1,8 +1,7 @@
 """Networks: addresses that one person can get in bulk count as one.
 
-A home or a rented machine is given a whole IPv6 /64 and often a /48, and neighbours in an IPv4 /24
-are cheap to rent together. Rates count an address (IPv6: its /64), shares of a merge count its
-network.
+A home or a rented machine gets a whole IPv6 /64 and often a /48, and neighbours in an IPv4 /24 are
+cheap to rent together. Rate limits count addresses (IPv6: a /64), shares of a merge count networks.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 KEYS_KEPT = 4096  # keys of addresses that are cached
-UNKNOWN = ""  # loopback, private, or no address: does not tell people apart
+UNKNOWN = ""  # loopback, private, or no address: does not distinguish people
 
 
 @lru_cache(maxsize=KEYS_KEPT)
 def address_key(address: str) -> str:
-    """Return the key under which an address is rate-limited: an IPv4 address, or an IPv6 /64."""
+    """Return the key by which an address is rate-limited: an IPv4 address, or an IPv6 /64."""
     found = _parsed(address)
     if isinstance(found, IPv6Address):
         return str(ip_network((found, 64), strict=False))
@@ -26,8 +25,7 @@ def address_key(address: str) -> str:
 def network(address: str) -> str:
     """Return the network of a public address, an IPv4 /24 or an IPv6 /48; `UNKNOWN` for any other.
 
-    Machines behind one router share a private address space without sharing an owner, so those are
-    not told apart by it.
+    Private addresses have no network, since machines behind one router may have different owners.
     """
     found = _parsed(address)
     if found is None or not found.is_global:

@@ -1,13 +1,10 @@
-"""Nicknames: which are acceptable, and which look alike.
+"""Nicknames: which are acceptable, and which look alike. Pure.
 
-Pure; nothing here knows who has which name.
-
-A nickname is stored as it is written, after NFKC, and a second time as its **skeleton**: what
-remains of it for an eye that skims a leaderboard. Two names with one skeleton cannot both be had.
-The idea is that of Unicode Technical Standard 39 (confusables), with a small table of our own for
-the scripts that lend themselves to it: letters of Latin, Greek, Cyrillic, Armenian and Cherokee
-that look like Latin ones. A name keeps to one script (Chinese, Japanese and Korean may stand beside
-Latin), so the table need not be complete.
+A nickname is stored as written, after NFKC, and a second time as its **skeleton**, the form that
+lookalike names share; no two accounts may have one skeleton. The idea is from Unicode Technical
+Standard 39 (confusables), with a small table of our own for letters of Latin, Greek, Cyrillic,
+Armenian and Cherokee that look like Latin ones. A name keeps to one script (Chinese, Japanese and
+Korean may be mixed with Latin), so the table need not be complete.
 """
 
 from __future__ import annotations
@@ -19,11 +16,11 @@ from collections.abc import Callable, Iterator
 from shared.errors import InvalidName
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN, fits_nickname
 
-SKELETON_MAX = 128  # the column's width
+SKELETON_MAX = 128  # width of the column
 RAW_MAX = 256  # longer names are refused unread
 PSEUDONYM = "forgotten"
 
-# Names that could be taken for the organiser's, and the prefix of forgotten accounts.
+# Names that suggest the organiser, and the prefix of forgotten accounts.
 _RESERVED = (
     "admin",
     "administrator",
@@ -38,7 +35,8 @@ _RESERVED = (
 _BESIDE_LATIN = frozenset({"CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"})
 
 # Every character on the left looks like the one on the right, in lower or upper case, in some
-# common typeface.
+# common
+# typeface.
 _ALIKE_ROWS = {
     "a": "аαɑⲁᎪ", "b": "ЬьвΒβƅʙᏏ", "c": "сϲⲥᏟ", "d": "ԁժᎠ", "e": "еєεҽɛᎬ", "f": "ғƒꞙϝ",
     "g": "ɡցԍᏀ", "h": "һհнηʜᎻ", "j": "јϳյᎫ", "k": "кκĸᏦ", "l": "1i|ıіιӏΙІɩɪӀᎥӀլⲓǀ!", "m": "мμʍᎷⲙ",
@@ -60,7 +58,7 @@ _TABLE = {
     ord("ł"): "l",
     ord("ħ"): "h",
 }
-_PAIRS = (("rn", "m"), ("vv", "w"))  # pairs drawn like one letter
+_PAIRS = (("rn", "m"), ("vv", "w"))  # pairs that look like one letter
 
 
 def normal(raw: str) -> str:
@@ -133,8 +131,8 @@ def _seen(char: str) -> str:
 
 
 def skeleton(name: str) -> str:
-    """Return the form that lookalikes have in common: no case, accents, blanks or signs, and
-    similar letters as one.
+    """Return the form shared by lookalikes: no case, accents, blanks or signs, and similar letters
+    as one.
     """
     text = unicodedata.normalize("NFKC", name).translate(_TABLE)
     text = unicodedata.normalize("NFKC", text.casefold())
@@ -147,16 +145,14 @@ def skeleton(name: str) -> str:
 
 
 def alternatives(name: str) -> Iterator[str]:
-    """Return names like this one, the nearest first: "mia" gives "mia 2", "mia 3" and so on."""
+    """Return names like this one, nearest first: "mia" gives "mia 2", "mia 3" and so on."""
     base = name[: NICKNAME_MAX - 4].rstrip(" -_.'")
     for number in range(2, 1000):
         yield f"{base} {number}"
 
 
 def suggestion(name: str, taken: Callable[[str], bool]) -> str:
-    """Return the nearest name that is free; `taken` tells whether the skeleton of a name is
-    in use.
-    """
+    """Return the nearest free name; `taken` returns True for a skeleton in use."""
     for other in alternatives(name):
         if not taken(skeleton(other)):
             return other

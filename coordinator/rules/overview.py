@@ -1,7 +1,7 @@
-"""Overview of a coordinator, as `coordinator top` shows it: its structs.
+"""Structs of a coordinator's overview, as `coordinator top` shows it.
 
-Every list is bounded by what builds it, every text of others is cut there. Instants are UTC epoch
-seconds, rates are an hour.
+The builder of each list bounds it and cuts every text of others. Instants are UTC epoch seconds,
+rates are an hour.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class OverviewPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trouble(OverviewPart, frozen=True, kw_only=True):
-    """Trouble that the organiser should know of, with its remedy."""
+    """Trouble that the organiser should know, with its remedy."""
 
     level: Level
-    subject: str  # a run, or the part of the coordinator that is in trouble
+    subject: str  # run, or part of the coordinator, that is in trouble
     text: str
     todo: str = ""
 
@@ -152,11 +152,11 @@ class CheckCounts(DrawCounts, frozen=True, kw_only=True):
 class Backlog(OverviewPart, frozen=True, kw_only=True):
     """Waiting recomputes, and the capacity that would clear them."""
 
-    asked: int = 0  # recomputes whose machines have not revealed their evidence yet
+    asked: int = 0  # recomputes whose evidence has not arrived yet
     revealed: int = 0
-    # time that the waiting ones take at the recent speed; None where no recompute was made
+    # Time that the waiting ones take at the recent speed; None if no recompute was made.
     seconds: float | None = None
-    # reasons why some cannot be made here now, with their numbers
+    # Reasons why some cannot be made here now, with their numbers.
     reasons: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -175,8 +175,8 @@ class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
     """Figures of one serving process."""
 
     name: str = ""
-    where: str = ""  # its address, or its machine behind the public one
-    address_failure: str = ""  # answer of the public address, where it is not this coordinator's
+    where: str = ""  # its own address, or its machine behind the public one
+    address_failure: str = ""  # reply of the public address, if it is not this coordinator's
     software: str = ""
     read_only: bool = False
     read_only_why: str = ""
@@ -184,7 +184,7 @@ class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
     disk_total: float = 0.0
     disk_floor: float = 0.0
     cpu_s: float = 0.0  # processor time since the process started
-    # share of a core since the last beat; the rates below are of the same time
+    # share of a core since the last beat; the rates below cover the same time
     cpu_share: float = 0.0
     memory: float = 0.0
     bytes_in: int = 0
@@ -217,12 +217,12 @@ class DatabaseFigures(OverviewPart, frozen=True, kw_only=True):
 
     kind: str
     bytes: int
-    failed: str = ""  # reason why nothing can be written any more
-    ahead_s: float = 0.0  # lead of its clock over that of the machine that looks
+    failed: str = ""  # reason why writes are impossible
+    ahead_s: float = 0.0  # lead of its clock over the observing machine's
 
 
 class Figures(OverviewPart, frozen=True, kw_only=True):
-    """Figures of the whole coordinator, read without past work."""
+    """Figures of the whole coordinator that need no history."""
 
     at: float
     workers: dict[str, int]  # by state
@@ -240,7 +240,7 @@ class Gauges(Figures, frozen=True, kw_only=True):
 
 
 class WholeFigures(Figures, frozen=True, kw_only=True):
-    """Figures that both census and overview have."""
+    """Figures shared by census and overview."""
 
     machines: tuple[WorkerLine, ...]
     window: ContributionWindow
@@ -259,7 +259,7 @@ class Census(WholeFigures, frozen=True, kw_only=True):
 
 
 class Overview(WholeFigures, frozen=True, kw_only=True):
-    """The whole picture at one instant."""
+    """Complete overview at one instant."""
 
     server: str
     runs: tuple[RunLine, ...]

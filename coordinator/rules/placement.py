@@ -1,9 +1,9 @@
 """Placement of tasks outside the pass (learn, match, evaluation): since others wait for them, each
 goes to a machine that is fast enough.
 
-A worker leaves such a task to another that would end it in half the time, counted from now. A
-worker leaves a task no longer than it would need itself, so that a run of slow machines never
-stands still, and an only machine never waits.
+A worker leaves such a task to another that would finish it in half the time, counted from now, but
+no longer than it would need itself. Thus a run of slow machines never stands still, and an only
+machine never waits.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from coordinator.rules.fit import Todo, Waiter, does, misfit, speed, wanted
 from coordinator.rules.sizing import OPTIMISM, Run, work_of
 
 WORTH_WAITING = 2.0  # a task is left to a machine that would finish it this many times sooner
-PATIENCE_S = 600.0  # longest time for which a task is left to others
+PATIENCE_S = 600.0  # longest time that a task is left to others
 THERE_S = 45.0  # a worker that wants work asks again within its long poll of 30 s
-MACHINES_MAX = 4096  # devices that are remembered
+MACHINES_MAX = 4096  # remembered devices
 
 
 class PeerDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,10 +29,10 @@ class PeerDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceBench(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices for which tasks outside the pass are reserved, and since when."""
+    """Devices that tasks outside the pass are reserved for, and the start of each reservation."""
 
     peers: tuple[PeerDevice, ...] = ()
-    left_s: Mapping[int, float] = {}  # since when each task is reserved
+    left_s: Mapping[int, float] = {}  # start of each task's reservation
 
 
 NOBODY = DeviceBench()
@@ -44,9 +44,7 @@ def took_s(run: Run, price: int, flops: float) -> float:
 
 
 class Placement:
-    """Chooses, while work is handed out, the worker for which a task outside the pass is
-    reserved.
-    """
+    """Chooses the worker that a task outside the pass is reserved for, while work is handed out."""
 
     def __init__(self, bench: DeviceBench) -> None:
         self._left_s = bench.left_s
@@ -55,7 +53,7 @@ class Placement:
         self.left: set[int] = set()  # tasks that a waiter left to another worker
 
     def leaves(self, run: Run, task: Todo, waiter: Waiter) -> bool:
-        """Return True if a waiter leaves this task to a machine that ends it much sooner."""
+        """Return True if a waiter leaves this task to a machine that finishes it much sooner."""
         own = took_s(run, task.price_micro, speed(run, waiter))
         if not own or self._left_s.get(task.id, 0.0) >= min(own, PATIENCE_S):
             return False
@@ -87,8 +85,8 @@ class Placement:
 class Machines:
     """Devices that recently asked for work, and the times when they will be free.
 
-    Kept in memory: after a restart a task goes to whoever asks first, and each of several replicas
-    knows those that ask it.
+    Kept in memory: after a restart a task goes to the first that asks, and each of several replicas
+    knows only its own askers.
     """
 
     def __init__(self) -> None:
@@ -96,7 +94,7 @@ class Machines:
         self._left: dict[int, float] = {}  # by task: when it was first left to another worker
 
     def saw(self, waiters: Iterable[Waiter], busy: Iterable[tuple[str, str]], now: float) -> None:
-        """Store the asking devices; a device that holds no task is free."""
+        """Store the asking devices; a device without a task is free."""
         working = set(busy)
         for waiter in waiters:
             place = _place(waiter)
@@ -114,7 +112,7 @@ class Machines:
             self._seen[place] = (known, seen, until + needs)
 
     def bench(self, todo: Sequence[Todo], now: float) -> DeviceBench:
-        """Return candidates for the waiting tasks outside the pass; empty without one."""
+        """Return candidates for the waiting tasks outside the pass; empty if there are none."""
         waiting = {task.id for task in todo if task.beside}
         if not waiting:
             return DeviceBench()

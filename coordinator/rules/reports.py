@@ -1,6 +1,6 @@
 """Reports of a worker about itself, cut to size before they are stored.
 
-No report is believed; some of it is shown to people.
+No report is believed; some are shown to people.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RATE_MAX = 1e24  # operations or bytes a second; far above any machine
 
 
 def line(text: str, chars: int = TEXT_CHARS_MAX) -> str:
-    """Return one printable line, without characters that move a terminal's cursor."""
+    """Return one printable line, without characters that control a terminal."""
     kept = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text[: chars * 4])
     return " ".join(kept.split())[:chars].rstrip()
 

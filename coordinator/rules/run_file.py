@@ -1,9 +1,7 @@
-"""Run file: one TOML table that defines a run.
+"""Run file: one TOML table that defines a run. Every missing key has a default that works.
 
-Every key that is not given has a default that works.
-
-Parsing is strict: an unknown key is refused with the nearest known one, a wrong type with the
-sentence that msgspec gives.
+Parsing is strict: an unknown key is refused with the nearest known one, a wrong type with msgspec's
+message.
 """
 
 from __future__ import annotations
@@ -42,11 +40,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class TaskSettings(Settings):
-    """`[task]`: how the pass is cut into leases."""
+    """`[task]`: how the pass is divided into leases."""
 
     local_steps: Steps = 50  # optimiser steps of one task
     by_speed: bool = True  # a much slower worker gets fewer, which take the same time
-    # if > 0, every task is sized to its worker's measured speed instead
+    # If > 0, every task is sized to its worker's measured speed instead.
     target_seconds: Seconds = 0.0
     batch_size: Steps = 16
     min_steps: Steps = 5
@@ -57,7 +55,7 @@ class TaskSettings(Settings):
         3  # failures by distinct workers after which the task is discarded
     )
     max_timeouts: Annotated[int, Meta(ge=1, le=10_000)] = 8
-    # leases one worker may hold: one in work, one prefetched
+    # leases that one worker may hold: one in work, one prefetched
     in_flight: Annotated[int, Meta(ge=1, le=16)] = 2
     options: dict[str, Any] = {}  # options of the workload
 
@@ -98,8 +96,9 @@ class EvaluationSettings(Settings):
     gate: bool = False
     prompt: Text = ""
     sample_every: Versions = 1
-    # Task suites, by the names of their datasets. Measured are version 0, each version evaluated
-    # once `suites_every` more came, and the version that ends the run.
+    # Task suites, by the names of their datasets. They measure version 0, each version evaluated
+    # after
+    # `suites_every` more, and the last version of the run.
     suites: Annotated[tuple[Line, ...], Meta(max_length=SUITES_MAX)] = ()
     suites_every: Versions = 10  # 0 = only the first and the last version
 
@@ -108,9 +107,9 @@ class TrustSettings(Settings):
     """`[trust]`: least recomputed share of contributions; on open servers at least 0.03."""
 
     recompute: Share = 0.0
-    # share of a version's weight from accounts suspended later that leads to a proposed rollback
+    # Share of a version's weight from accounts suspended later that leads to a proposed rollback.
     heal_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
-    auto_rollback: bool = False  # make the rollback too, not only propose it
+    auto_rollback: bool = False  # make the rollback instead of proposing it
 
 
 class RetentionSettings(Settings):
@@ -140,17 +139,17 @@ def _tier(credits: float, requests: int, tokens: int) -> TierSettings:
 
 
 class ChatSettings(Settings):
-    """`[serve.chat]`: the text form of a conversation for the model; {content} is the message."""
+    """`[serve.chat]`: text form of a conversation for the model; {content} is the message."""
 
     system: Line = "System: {content}\n"
     user: Line = "User: {content}\n"
     assistant: Line = "Assistant: {content}\n"
-    reply: Line = "Assistant:"  # begins the model's reply
+    reply: Line = "Assistant:"  # beginning of the model's reply
     stop: Annotated[tuple[Line, ...], Meta(max_length=16)] = ("\nUser:",)
 
 
 class ServeSettings(Settings):
-    """`[serve]`: the people who may ask the model, and the price."""
+    """`[serve]`: accounts that may prompt the model, and the price."""
 
     who: Literal["nobody", "volunteers", "keys"] = "volunteers"
     price: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # multiple of the price of training a FLOP
@@ -162,8 +161,9 @@ class ServeSettings(Settings):
         _tier(100_000, 120, 1024),
         _tier(1_000_000, 300, 2048),
     )
-    # Machines that compute answers: the organiser's alone, or also those of vetted volunteers,
-    # whose owners can read the prompts.
+    # Machines that compute answers: the organiser's alone, or also vetted volunteers', whose owners
+    # can
+    # read the prompts.
     answered_by: Literal["organiser", "volunteers"] = "organiser"
     # share of an asker's price that volunteers do not get
     house_share: Annotated[float, Meta(ge=0, le=1)] = 0.1
@@ -203,7 +203,7 @@ class RunFile(Settings):
 
 
 def fits_a_path(name: str) -> bool:
-    """Return True if a run or dataset may have this name: it goes into paths and addresses."""
+    """Return True if a run or dataset may have this name, which goes into paths and addresses."""
     plain = all(c.isalnum() or c in "-_." for c in name)
     return 0 < len(name) <= NAME_CHARS_MAX and plain and name[0].isalnum()
 
@@ -215,7 +215,7 @@ def stop_at(stop: StopSettings) -> datetime:
 
 
 def check_stop(stop: StopSettings, now: float) -> None:
-    """Raise InvalidRunFile for a past date: such a run would end as it starts."""
+    """Raise InvalidRunFile for a past date, since the run would end at its start."""
     if stop.date and stop_at(stop).timestamp() <= now:
         raise InvalidRunFile(f"[stop] date {stop.date} (UTC) has passed: choose a later one")
 
@@ -253,7 +253,7 @@ def _check_together(run: RunFile) -> None:
 def parse(text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) -> RunFile:
     """Parse a run file; `defaults` are tables for missing keys.
 
-    Raises InvalidRunFile with what is wrong.
+    Raises InvalidRunFile that names the mistake.
     """
     table = parse_toml(text, "this")
     for name, values in (defaults or {}).items():
@@ -275,7 +275,7 @@ def from_table(table: Mapping[str, Any]) -> RunFile:
 
 
 def encode(run: RunFile) -> str:
-    """Return the stored form of a run: JSON with every default written out."""
+    """Return the stored form of a run: JSON with every default filled in."""
     return msgspec.json.encode(run).decode()
 
 

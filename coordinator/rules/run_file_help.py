@@ -1,5 +1,5 @@
 """Help with a refused run file: the line of the fault, the right table for a key, and this
-program's word for another program's.
+program's key for another program's.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ WORDS = {
     "save_steps": "[retention] every",
     "checkpoint_every": "[retention] every",
 }
-_MODEL = ("block_size", "n_layer", "n_head", "n_embd", "dropout")  # of the workload gpt
+_MODEL = ("block_size", "n_layer", "n_head", "n_embd", "dropout")  # keys of the workload gpt
 _UNKNOWN = re.compile(
     r'unknown key "(?P<key>[^"]+)" in (?P<place>\[[\w.]+\]|the run file): (?P<hint>.*)', re.DOTALL
 )
@@ -88,9 +88,7 @@ _TOML = re.compile(r"(?P<what>.*) \(at line (?P<line>\d+), column \d+\)", re.DOT
 
 
 def explained(text: str, complaint: str) -> str:
-    """Return a complaint about a run file with the line that it is about and, for an unknown key,
-    where the key belongs.
-    """
+    """Return a complaint about a run file with its line; for an unknown key, also its table."""
     if not text.strip():
         return "the run file is empty: `coordinator run create --list` has some to begin with"
     if toml := _TOML.fullmatch(complaint):
@@ -106,9 +104,7 @@ def explained(text: str, complaint: str) -> str:
 
 
 def _better(key: str, place: str, hint: str) -> str:
-    """Return a better hint for an unknown key than the nearest name in its table, if there
-    is one.
-    """
+    """Return a better hint for an unknown key than the nearest name in its table, if any."""
     homes = [table for table, keys in _tables().items() if key in keys and table != place]
     if key.lower() in WORDS:
         return f"here it is {WORDS[key.lower()]}"
@@ -128,7 +124,7 @@ def _better(key: str, place: str, hint: str) -> str:
 
 @cache
 def _tables() -> dict[str, tuple[str, ...]]:
-    """Return the keys of every table of a run file; the top is "the run file"."""
+    """Return the keys of every table of a run file; the top level is "the run file"."""
     found: dict[str, tuple[str, ...]] = {"the run file": RunFile.__struct_encode_fields__}
     for field in msgspec.structs.fields(RunFile):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
@@ -137,7 +133,7 @@ def _tables() -> dict[str, tuple[str, ...]]:
 
 
 def line_of(text: str, complaint: str) -> int:
-    """Return the number of the line that a complaint is about; 0 where none can be told."""
+    """Return the number of the line that a complaint is about; 0 if unknown."""
     table = next(iter(re.findall(r"\[([\w.]+)\]", complaint.partition(": ")[0])), "")
     words = re.findall(r'"([^"]+)"', complaint) + re.findall(r"\[[\w.]+\] (\w+)", complaint)
     words += re.findall(r"^(\w+)\b", complaint)

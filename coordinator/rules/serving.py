@@ -1,7 +1,7 @@
 """Prices, tiers and conversations of answered prompts: pure.
 
-A token costs a forward pass, 2 FLOPs a parameter, at the price that the run pays for training:
-a second of a device costs what it earns.
+A token costs a forward pass, 2 FLOPs a parameter, at the price that the run pays for training, so
+that a second of a device costs the asker what it earns its owner.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from coordinator.rules.run_file import ChatSettings, ServeSettings, TierSettings
 MICRO = 1_000_000
 NANO = 1000  # thousandths in a micro-credit
 FORWARD_SHARE = 1 / 3  # of the FLOPs of a step: backward costs twice the forward pass
-# wrong tokens of a compared answer from which on it may prove another model, and their least share
+# least number and share of wrong tokens in a compared answer that may prove another model
 WRONG_MIN, WRONG_SHARE = 3, 0.05
-# odd tokens that an honest account may have, as a share of its compared tokens: one wrong token
-# proves nothing
+# share of odd tokens that an honest account may have among its compared ones: one wrong token
+# proves
+# nothing
 ODD_SHARE = 0.01
 TOKEN_FLOPS = 2.0  # operations a parameter
 DRAWN_SHARE = 0.1  # least probability of a draw, for an account that has often agreed
 
 
 def tier_of(serve: ServeSettings, earned_micro: int) -> TierSettings:
-    """Return the highest tier that an account has earned; the first where it reaches none."""
+    """Return the highest tier that an account has earned; the first if it reaches none."""
     reached = [tier for tier in serve.tiers if tier.credits * MICRO <= earned_micro]
     return max(reached, key=lambda tier: tier.credits, default=serve.tiers[0])
 
 
 def unit_nano(price_micro: int, step_flops: float, flops: float, factor: float) -> int:
     """Return the price of `flops` in thousandths of a micro-credit, at `factor` times the price of
-    a training step of `step_flops`; 0 where the factor is 0.
+    a training step of `step_flops`; 0 if the factor is 0.
     """
     nano = factor * price_micro * NANO * flops / max(1.0, step_flops)
     return max(1, round(nano)) if factor > 0 else 0
@@ -42,9 +43,7 @@ def cost_micro(nano: int, units: int) -> int:
 
 
 def transcript(chat: ChatSettings, turns: Sequence[tuple[str, str]]) -> str:
-    """Return the prompt for a conversation of (role, text), by the run's template, up to the
-    answer.
-    """
+    """Return the prompt for a conversation of (role, text), up to the answer, by a template."""
     forms = {"system": chat.system, "developer": chat.system, "user": chat.user}
     said = [forms.get(role, chat.assistant).replace("{content}", text) for role, text in turns]
     return "".join(said) + chat.reply
@@ -52,15 +51,16 @@ def transcript(chat: ChatSettings, turns: Sequence[tuple[str, str]]) -> str:
 
 def is_of_model(looked: int, wrong: int, tally: tuple[int, int]) -> bool:
     """Return True if an answer agrees with the model; `tally` counts all compared answers, this one
-    included. One odd token is allowed, or it would cost an account with short answers its whole
-    stake.
+    included.
+
+    One odd token is allowed; otherwise it would cost an account with short answers its whole stake.
     """
     odd = wrong == 1 and tally[1] <= ODD_SHARE * tally[0]
     return odd or wrong <= WRONG_SHARE * looked
 
 
 def is_other_model(looked: int, wrong: int) -> bool:
-    """Return True if this many wrong tokens prove another model; too few prove nothing.
+    """Return True if this many wrong tokens prove another model; few prove nothing.
 
     Honest hardware differs in about one of a thousand tokens (docs/decisions/0019).
     """

@@ -24,15 +24,15 @@ SPLIT_FACTOR = 2.0  # a returned range that would take longer than this many tar
 UPLOAD_SLACK_BYTES = MIB
 CLAMP = 16.0  # a newcomer's speed counts as at most this many times above or below the median
 # A schedule may be this much longer than its run, which then ends above the lowest rate: merging
-# several workers averages noise out as a low rate would. In long runs a third more is already too
-# much (measured, docs/decisions/0025-async-in-step.md).
+# several workers averages noise like a low rate. In long runs a third more is already too much
+# (measured, docs/decisions/0025-async-in-step.md).
 LONGER = 1.5
 LONGER_STEPS = 600
-STEPS_MAX = (1 << 31) - 1  # of a run, as a message tells it
+STEPS_MAX = (1 << 31) - 1  # most steps of a run that fit a message
 GAME_BYTES_MAX = 1 << 18  # of one game, compressed
 
 
-# least time that is expected, as a share of the time that a worker's own benchmark predicts
+# least expected time, as a share of the time that a worker's own benchmark predicts
 BENCHMARK_LEAST = 0.25
 
 
@@ -64,7 +64,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     samples_total: int
     pace: RunPace | None = None
     workload_version: int = 0  # 0 = not checked
-    libraries: tuple[str, ...] = ()  # libraries that its workload needs beside its own
+    libraries: tuple[str, ...] = ()  # libraries that its workload needs besides its own
     beside: tuple[str, ...] = ()  # kinds of tasks that are not cut from the pass
     endless: bool = False  # the pass grows and never ends
     short_of: str = ""  # what the pass waits for when all its samples are taken
@@ -78,9 +78,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 def clamped(run: Run, flops: float, step_s: float = 0.0) -> float:
     """Return the speed that sizes the work of an uninvited account; 0 = unknown.
 
-    `step_s` is what its device took for a step of this run lately (0 = nothing is known), else its
-    benchmark counts; either within a factor of the run's median, so that a made-up speed makes
-    neither a lease of a day nor a huge task.
+    The speed comes from `step_s`, its device's recent seconds a step in this run, or from its
+    benchmark if that is 0. Either is limited to a factor of the run's median, so that a made-up
+    speed gives neither a lease of a day nor a huge task.
     """
     if run.pace is None or run.pace.flops <= 0:
         return 0.0
@@ -90,12 +90,12 @@ def clamped(run: Run, flops: float, step_s: float = 0.0) -> float:
 
 
 def memory_bytes(parameters: int, fixed: int = 0) -> int:
-    """Return how much memory a device needs to train a model of this size, plus `fixed` bytes."""
+    """Return the memory that a device needs to train a model of this size, plus `fixed` bytes."""
     return parameters * DEVICE_BYTES + fixed
 
 
 def evidence_bytes_max(parameters: int) -> int:
-    """Return the bytes of a file of evidence: at most two moments a parameter."""
+    """Return the largest file of evidence: at most two moments a parameter."""
     return 8 * parameters + UPLOAD_SLACK_BYTES
 
 
@@ -115,7 +115,7 @@ def pass_seed(seed: int, pass_no: int) -> int:
 
 
 def task_seed(seed: int, pass_no: int, start: int) -> int:
-    """Return the seed of a task, derived from the run's and its place."""
+    """Return the seed of a task, derived from the run's seed and its position."""
     return _derived(f"task {seed} {pass_no} {start}")
 
 
@@ -128,8 +128,8 @@ def estimate_s(run: Run, steps: int, flops: float) -> float | None:
     """Return the expected seconds for a worker of this speed, by others' times or its benchmark;
     None = unknown.
 
-    The others' times never count for less than a quarter of the benchmark's estimate: work that was
-    not done takes no time.
+    Others' times count as at least a quarter of the benchmark's estimate, since faked work takes no
+    time.
     """
     own = steps * run.step_flops / flops if flops > 0 and run.step_flops > 0 else 0.0
     if run.pace is not None:
@@ -151,7 +151,7 @@ def allowance_s(run: Run, steps: int, flops: float) -> float:
 
 
 def allowance_beside_s(run: Run, price: int, flops: float) -> float:
-    """Return the length of a lease outside the pass; the price tells its amount of work."""
+    """Return the length of a lease outside the pass; the price states its amount of work."""
     floor = run.settings.lease_floor_seconds
     if flops <= 0 or run.step_flops <= 0:
         return min(LEASE_MAX_S, UNKNOWN_FACTOR * floor)
@@ -171,9 +171,8 @@ def target_s(run: Run) -> float:
 def steps_for(run: Run, flops: float) -> int:
     """Return the steps of a new task for a worker of this speed.
 
-    Without `target_seconds` no worker gets more than `local_steps`, and a worker much slower than
-    the median gets as many as take the same time: a merge that waits for all is then not kept
-    by one of them.
+    Without `target_seconds` no worker gets more than `local_steps`. A worker much slower than the
+    median gets fewer, which take the median's time, so that a merge of all does not wait for it.
     """
     settings, wanted_s = run.settings, target_s(run)
     one = estimate_s(run, 1, flops) if wanted_s > 0 else None
@@ -204,12 +203,12 @@ class Reached(NamedTuple):
 def total_steps(
     file: RunFile, plan: Plan, samples: int, sample_size: int = 1, reached: Reached | None = None
 ) -> int:
-    """Return the global steps that a run will make, as far as `[stop]` tells; 0 = unknown.
+    """Return the expected global steps of a run, as far as `[stop]` limits them; 0 = unknown.
 
-    A pass has so many samples (0 = no end), each of `sample_size` items. The steps of a run that
-    ends by samples or tokens depend on how many workers train side by side: the plan lets expect as
-    many as its quorum, phase by phase (one that only its loss ends is left out), and what was
-    `reached` tells, so what is expected counts within `LONGER` and `LONGER_STEPS` of that.
+    `samples` is the size of a pass (0 = no end), `sample_size` the items of a sample. The steps of
+    a run that ends by samples or tokens depend on the number of parallel workers. The plan's quorum
+    gives one estimate, phase by phase (phases that only a loss ends are left out); the progress so
+    far, `reached`, gives another, which limits the first by `LONGER` and `LONGER_STEPS`.
     """
     if file.train.decay_steps:
         return file.train.decay_steps
@@ -227,7 +226,7 @@ def total_steps(
 
 
 def share_done(file: RunFile, samples: int, sample_size: int, version: int, tokens: int) -> float:
-    """Return the done share of a run, as far as `[stop]` tells; 0 for an endless one."""
+    """Return the finished share of a run, as far as `[stop]` defines it; 0 for an endless one."""
     stop = file.stop
     ends = [stop.passes * samples * sample_size, stop.tokens if samples else 0]
     done = [tokens / end for end in ends if end]
@@ -275,7 +274,7 @@ def steps_in(samples: int, batch_size: int) -> int:
 
 
 def parts_of(steps: int, part_steps: int) -> int:
-    """Return the updates that a task submits, one each `part_steps` (0 = one at its end)."""
+    """Return the number of updates of a task, one each `part_steps` (0 = one at its end)."""
     return -(-steps // part_steps) if part_steps else 1
 
 
@@ -287,7 +286,7 @@ def first_part(steps: int, price: int, part_steps: int) -> tuple[int, int]:
 
 
 def work_of(run: Run, price_micro: int) -> float:
-    """Return the operations of a task at this price: all kinds of work in a run cost alike."""
+    """Return the operations of a task at this price, since all work of a run has one price."""
     return price_micro / max(1, run.price_micro) * run.step_flops
 
 

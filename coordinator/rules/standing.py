@@ -1,12 +1,12 @@
 """Standing of an account: on probation, vetted, suspended. Pure rules.
 
     probation   until `PROOFS_MIN` draws of different tasks passed; invited accounts begin vetted
-    vetted      counts in statistics and in a merge like every other
-    suspended   a draw failed: no leases, what is at stake is forfeit
+    vetted      counts fully in statistics and in a merge
+    suspended   a draw failed: no leases, the stake is forfeited
 
-Whoever fakes half of the work is vetted with a probability of 2 ** -10, below one in a thousand. An
-account that was invited is vouched for by the organiser: it is paid at once, and drawn all the
-same.
+An account that fakes half of its work is vetted with a probability of 2 ** -10, below one in a
+thousand. The organiser vouches for an invited account: it is paid at once, but drawn like the
+others.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import msgspec
 State = Literal["probation", "vetted", "suspended"]
 
 PROOFS_MIN = 10
-# Trust, 0 to 1, multiplies the weight of a contribution in a merge; one bad result takes ten good
-# ones to mend. Late, overtaken or cancelled work does not change it.
+# Trust, 0 to 1, multiplies the weight of a contribution in a merge; ten good results outweigh a bad
+# one. Late, overtaken or cancelled work does not change it.
 TRUST_START = 1.0
 GAIN, LOSS = 0.01, -0.1  # for accepted work, and for work refused for its content
 LOSS_FAILED = -0.02  # for a task given back as failed
 TRUST_MIN = 0.3  # below it: no leases and no pay
 PROBATION_LEASES = 2  # most leases at once, over all machines
 PROBATION_MACHINES = 3
-FAILURES_FREE = 3  # failures in a row after which a machine needs no rest yet
+FAILURES_FREE = 3  # consecutive failures after which a machine still needs no rest
 REST_S, REST_MAX_S = 10.0, 3600.0
 
 
@@ -35,7 +35,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
     state: State
     invited: bool
-    proofs: int = 0  # draws of different tasks that passed, since the last that did not
+    proofs: int = 0  # passed draws of different tasks since the last one that did not pass
 
 
 def after_draw(account: Account, result: str, *, fresh: bool = True) -> Account:
@@ -52,13 +52,15 @@ def after_draw(account: Account, result: str, *, fresh: bool = True) -> Account:
 
 
 def moved(trust: float, change: float) -> float:
-    """Return trust after a verdict, in whole thousandths: a hundred small steps add up to one."""
+    """Return trust after a verdict, in whole thousandths, so that a hundred small steps add up to
+    one.
+    """
     return min(1.0, max(0.0, round(trust + change, 3)))
 
 
 def rest_s(failures: int) -> float:
-    """Return the time for which a machine gets no work after consecutive failed tasks: none after
-    the first three, then it doubles up to an hour.
+    """Return the rest of a machine after consecutive failed tasks: none after the first three, then
+    doubling up to an hour.
     """
     more = failures - FAILURES_FREE
     return 0.0 if more < 1 else min(REST_MAX_S, REST_S * 2.0 ** min(30, more - 1))

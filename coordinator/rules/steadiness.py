@@ -1,14 +1,14 @@
-"""Steadiness of outer momentum: tells when a run's steps are too large, and lowers their rate.
+"""Steadiness of outer momentum: detects too large steps of a run, and lowers their rate.
 
-Updates that are steps too far apart begin to undo what the momentum before them did: their cosine
-to it falls from the 0.2 to 0.4 of a run that learns to zero and below, before the loss says so. The
+When steps are too large, updates begin to undo the momentum before them: the cosine of the two
+falls from 0.2 to 0.4, as in a run that learns, to zero and below, before the loss shows it. The
 sign of this cosine is the test by which accelerated gradient methods restart (O'Donoghue and Candes
-2015). Agreement of the updates among each other does not tell: it rises, since all workers pull
-back alike (measured, docs/experiments.md).
+2015). The agreement among updates is no test: it rises, since all workers pull back alike
+(measured, docs/experiments.md).
 
-No minority decides: a heading is that of the median volunteer of its merge, and the median of the
-headings counts. A lowered rate is raised on trial after a rest, which is twice as long each time
-that the rate falls back.
+No minority decides: a heading is the median volunteer's in its merge, and the median of the
+headings counts. After a rest a lowered rate is raised on trial; the rest doubles each time that the
+rate falls back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import takewhile
 from statistics import median
 from typing import NamedTuple
 
-ROUNDS = 4  # updates of all live workers, so many times over, are judged together
+ROUNDS = 4  # number of times over that updates of all live workers are judged together
 LEAST = 0.05  # median cosine from which on the rate is not lowered
 FACTOR = 0.5
 SCALE_MIN = 0.125  # least share of the plan's rate
@@ -28,34 +28,33 @@ REST = 16  # steady windows at a lower rate before the higher one is tried again
 REST_MAX = 4096  # most versions before a trial
 COOLS_FROM = 0.75  # share of a run after which the outer rate falls
 COOLS_TO = 0.1  # share of the outer rate at the end of the run
-LONG = 160  # least versions of a run that cools: a run of 87 ended worse with it
+LONG = 160  # least versions of a run that cools: a run of 87 ended worse with cooling
 
 
 class Heading(NamedTuple):
     """Outer step of one version: its scale, and the direction of its update."""
 
     outer_scale: float
-    heading: float | None  # cosine of the update to the momentum before it
+    heading: float | None  # cosine of the update with the momentum before it
 
 
 def window(share: float) -> int:
-    """Return how many versions hold `ROUNDS` updates of each live worker, at this share a
-    merge.
-    """
+    """Return how many versions hold `ROUNDS` updates of each live worker, at this share a merge."""
     return min(WINDOW_MAX, math.ceil(ROUNDS / min(1.0, max(share, ROUNDS / WINDOW_MAX))))
 
 
 def rest(most: int, falls: int) -> int:
-    """Return the number of versions at a lower scale, after `falls` falls to it, before the next
-    trial of the scale above; `most` is a window.
+    """Return the number of versions at a lower scale before the next trial of the scale above,
+    after `falls` falls to it; `most` is a window.
     """
     return min(REST_MAX, REST * most << min(16, max(0, falls - 1)))
 
 
 def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
-    """Return the scale of the next outer step, from the phase's versions, newest first. The scale
-    is halved when the median of the newest `most` of one scale turned back, and raised one step on
-    trial after `rest` steady versions at a lower one.
+    """Return the scale of the next outer step, from the phase's versions, newest first.
+
+    The scale is halved when the median of the newest `most` versions of one scale turned back, and
+    raised one step on trial after `rest` steady versions at a lower one.
     """
     if not recent:
         return 1.0
@@ -72,8 +71,8 @@ def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
 def cooling(done: float, version: int) -> float:
     """Return the reduced share of the outer rate for a run with this share done.
 
-    Momentum takes each round several times, so the last versions swing around what they aim at,
-    however low the rate of the workers is by then (docs/decisions/0027-cooling.md).
+    Momentum applies each round several times, so the last versions oscillate around their target
+    even at a low rate of the workers (docs/decisions/0027-cooling.md).
     """
     if version < LONG * done or not done:
         return 1.0

@@ -1,7 +1,7 @@
 """Thresholds of trouble, shared by the monitor's verdict and the alerts to people.
 
-An alert stands until its figure is well past the threshold, so that it does not flap: `said` is
-True where it was said and is not over.
+An alert stays until its figure is well past the threshold, so that it does not flap; `said` is True
+while it stands.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from coordinator.config import Settings
 
 REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
-# multiples of the disk's floor below which space is low, and from which it is enough again
+# multiples of the disk's floor at which space becomes low, and at which it is enough again
 LOW_FLOORS, ENOUGH_FLOORS = 4, 5
 CERTIFICATE_S, CERTIFICATE_SOON_S = 21 * DAY_S, 7 * DAY_S
 WAVE_S, WAVE_MIN = 600.0, 25  # a wave: so many strangers registered within this time
@@ -24,7 +24,7 @@ USUAL_TIMES = 5  # a run stalls after this many times its usual time for a versi
 
 
 ERRORS_SHARE, ERRORS_MIN = 0.01, 10  # share and least number of requests answered with 5xx
-IDLE_S = 1800.0  # a running run without a worker for so long is idle
+IDLE_S = 1800.0  # a running run without a worker for this long is idle
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,11 +38,11 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.stalled_s) and silent_s >= self.stalled_after(usual_s)
 
     def stalled_after(self, usual_s: float) -> float:
-        """Return the longest time for which a run at work may make no version."""
+        """Return the longest time that an active run may make no version."""
         return max(self.stalled_s, USUAL_TIMES * usual_s)
 
     def backup_is_old(self, age_s: float) -> bool:
-        """Return True for a backup of this age, or for a run of this age that has none."""
+        """Return True for a backup of this age, or for a run of this age without one."""
         return bool(self.backup_s) and age_s >= self.backup_s
 
 
@@ -58,13 +58,13 @@ def of_settings(settings: Settings) -> Thresholds:
 
 
 def many_refused(refused: int, decided: int, *, said: bool = False) -> bool:
-    """Return True where too many of the newest decisions refused."""
+    """Return True if too many of the newest decisions are refusals."""
     share = CALM_SHARE if said else REFUSED_SHARE
     return decided >= DECISIONS_MIN and refused > share * decided
 
 
 def disk_is_low(free: float, floor: float, *, said: bool = False) -> bool:
-    """Return True where the free space is close to the floor."""
+    """Return True if the free space is close to the floor."""
     return free < (ENOUGH_FLOORS if said else LOW_FLOORS) * floor
 
 

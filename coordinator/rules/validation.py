@@ -1,8 +1,8 @@
 """Validation of a contribution: pure rules over its measurement.
 
 No rule reads a database or trusts the client. `measure` streams once through the file; `judge`
-holds the figures against the task, the head and the cohort, and gives a verdict with a reason that
-the volunteer can read.
+compares the figures with the task, the head and the cohort, and returns a verdict with a reason for
+the volunteer.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound=tuple[Any, ...])
 
 MAD_TO_SIGMA = 1.4826
-# An Adam step moves an element by about lr; more than this many lr a step is beyond honest work.
+# An Adam step moves an element by about lr; more than this many lr a step is not honest work.
 ADAM_REACH = 4.0
 # newest volunteers whose norms count; with fewer than the least, nothing is refused
 COHORT, COHORT_MIN = 32, 8
-VOICE_OF = 8  # newest norms of a volunteer whose median counts in the cohort
-# A random walk of Adam's steps has the norm lr sqrt(steps parameters). A hundredth of it means that
+VOICE_OF = 8  # newest norms of a volunteer, whose median counts in the cohort
+# A random walk of Adam's steps has the norm lr sqrt(steps parameters). A hundredth of that means
+# that
 # only one of ten thousand parameters was trained.
 ADAM_LEAST = 0.01
 COHORT_LEAST = 0.02  # share of the cohort's median that every honest update reaches
@@ -57,7 +58,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     weight: float = 0.0  # staleness x trust
     clip: float = 1.0  # factor that scales the update to its cohort
-    certain: bool = True  # a refusal by comparison with others proves nothing about its account
+    certain: bool = True  # False: refused by comparison with others, which proves nothing
 
 
 TOO_LATE = Judgement(
@@ -72,7 +73,7 @@ SUSPENDED = Judgement(
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
-    """Complete evidence for a judgement."""
+    """Complete input of a judgement."""
 
     submit: SubmitRequest
     measurement: Measurement
@@ -101,10 +102,11 @@ def measure(path: Path, schema: Schema, codec: str) -> Measurement:
 
 
 def reach(train: TrainSettings, steps: int, parameters: int) -> float:
-    """Return the L2 norm that honest local work cannot exceed.
+    """Return the L2 norm that honest local work cannot exceed; infinite without a bound on the
+    gradient.
 
-    Adam moves each element by about lr a step, plus the decay, Muon by a fifth of it in the mean of
-    a matrix; plain SGD at most lr x clip_norm in total. Without a bound on the gradient there is none on the norm.
+    Adam moves each element by about lr a step, plus the decay; Muon by a fifth of it, as the mean
+    over a matrix; plain SGD by at most lr x clip_norm in total.
     """
     if train.optimizer in ("adamw", "muon"):
         return ADAM_REACH * train.lr * steps * math.sqrt(parameters)
@@ -115,8 +117,7 @@ def effort(update: str, train: TrainSettings, first: int, steps: int, total: int
     """Return the divisor of a norm before comparison: for a delta its steps, each weighted by its
     learning rate; for a mean gradient 1.
 
-    Without the rates, what is trained while they rise would set a limit that no later work could
-    keep.
+    Without the rates, work during warm-up would set a limit that later work must exceed.
     """
     return 1.0 if update == "gradient" else full_steps(train, first, steps, total)
 
@@ -125,19 +126,19 @@ def by_effort(norm: float, its: float, ours: float) -> float:
     """Return the largest plausible norm by effort at effort `ours`, from a contribution of effort
     `its`.
 
-    The steps of a task partly undo each other, so norms grow with something between the root of the
-    steps and the steps themselves. Divided by its steps alone, an honest task of a tenth of the
-    steps stood out by up to a factor of three.
+    The steps of a task partly undo each other, so norms grow with something between the square root
+    of the steps and the steps themselves. Divided by its steps alone, the norm of an honest task
+    with a tenth of the steps stood out by up to a factor of three.
     """
     return norm / its if ours >= its else norm / math.sqrt(its * ours)
 
 
 def voices(peers: Iterable[P], most: int, norm: Callable[[P], float]) -> list[float]:
     """Return one norm for each volunteer, the median of its newest `VOICE_OF`, so that many
-    machines or many tasks have no more influence than one.
+    machines or tasks have no more influence than one.
 
-    `peers` begin with their volunteer, the newest first, and have a `norm` by effort, which is
-    asked for those only that count; at most `most` volunteers do.
+    `peers` begin with their volunteer, newest first; their `norm` by effort is computed only for
+    the at most `most` volunteers that count.
     """
     by: dict[str, list[P]] = {}
     for peer in peers:
@@ -158,8 +159,7 @@ def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float
 
 
 def least(train: TrainSettings, effort: float, steps: int, parameters: int) -> float:
-    """Return the L2 norm below which an update of Adam's or Muon's counts as no work; 0 where
-    unknown.
+    """Return the L2 norm below which an update of Adam's or Muon's counts as no work; 0 if unknown.
 
     `effort` is in steps at the full learning rate.
     """
@@ -223,7 +223,7 @@ def _loss(evidence: Evidence, settings: ValidationSettings) -> Judgement | None:
 def _norm(
     evidence: Evidence, settings: ValidationSettings, train: TrainSettings, plan: Plan
 ) -> Judgement | float:
-    """Return a rejection, or the factor that bounds the contribution to its cohort."""
+    """Return a rejection, or the factor that scales the contribution to its cohort."""
     norm, steps = evidence.measurement.norm, evidence.task_steps
     if plan.update == "delta":
         most = reach(train, steps, evidence.parameters)

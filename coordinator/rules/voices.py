@@ -1,14 +1,13 @@
-"""Weights in a merge: no volunteer and no network decides alone, and newcomers count
-little.
+"""Weights in a merge: no volunteer and no network decides alone, and newcomers count little.
 
-    one volunteer     at most a third, where more than three volunteers take part
-    one network       at most a third, where more than three known networks take part
-    on probation      together at most a fifth, where anybody vetted takes part
+    one volunteer     at most a third, if more than three volunteers take part
+    one network       at most a third, if more than three known networks take part
+    on probation      together at most a fifth, if any vetted volunteer takes part
 
 The thirds are of the vetted part, and of the part on probation: a vetted volunteer among strangers
 keeps its four fifths.
 
-Weights are scaled down, never up, and always by the same factor within a group.
+Weights are scaled down, never up, by one factor within a group.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import msgspec
 SHARE_MAX = 1 / 3
 GROUPS_MIN = 4  # with fewer groups, each has more than a third
 PROBATION_MAX = 0.2
-ROUNDS = 1_000  # at most: two limits that pull against each other take a hundred and more
+ROUNDS = 1_000  # at most: two conflicting limits take a hundred and more
 ROUNDING = 1e-12
 VANISHED = 1e-9  # limits that leave less weight than this contradict each other
 
@@ -38,9 +37,9 @@ class Voice(msgspec.Struct, frozen=True, kw_only=True):
 def shares(voices: Sequence[Voice]) -> list[float]:
     """Return a weight for each voice, at most its own, so that the limits above hold.
 
-    Vetted voices and those on probation are limited among themselves, and then the latter
-    together. Both limits of one part cannot always hold (four volunteers of whom three share a
-    network, the fourth the others): there volunteers are limited alone.
+    Vetted voices and those on probation are limited separately, then the latter together. Both
+    limits of one part cannot always hold (four volunteers of whom three share a network); then only
+    the limit on volunteers applies.
     """
     weights = [0.0] * len(voices)
     for vetted in (True, False):
@@ -68,10 +67,10 @@ def _limited(voices: Sequence[Voice]) -> list[float]:
 def _capped(
     weights: Sequence[float], groupings: Sequence[Sequence[Hashable | None]]
 ) -> list[float]:
-    """Cut every group to `SHARE_MAX` of the largest whole that remains after the cut.
+    """Cut every group to `SHARE_MAX` of the largest total that remains after the cut.
 
-    Groups cut to a fixed size stay within it whatever else is cut, so one pass for each grouping
-    does; each round cuts to shares of what the last one left.
+    A group cut to a fixed size stays within it whatever else is cut, so one pass for each grouping
+    suffices; each round cuts to shares of the previous round's total.
     """
     found = list(weights)
     for _ in range(ROUNDS):

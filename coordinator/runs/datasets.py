@@ -1,4 +1,4 @@
-"""Datasets: built once from files of the organiser, then only read, chunk by chunk, by hash."""
+"""Datasets: built once from an organiser's files, then only read, chunk by chunk, by hash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from coordinator.storage.blobs import BlobStore
 
 Build = Callable[[Callable[[bytes], str]], DatasetManifest]
-# Receives the progress of a build for the command that waits for it.
+# Receives the progress of a build for the waiting command.
 progress: ContextVar[Callable[[Any], None] | None] = ContextVar("progress", default=None)
 
 
@@ -39,11 +39,9 @@ class Datasets(PlatformService):
         super().__init__(on)
 
     async def add(self, build: Build, skipped: Skipped | None = None) -> DatasetManifest:
-        """Run `build(put)` in a thread, store every chunk it puts, then register the manifest.
+        """Run `build(put)` in a thread, store every chunk that it puts, then register the manifest.
 
-        Raises InvalidRunFile.
-
-        The skipped files in `skipped` are stored for the listing.
+        The files in `skipped` are stored for the listing. Raises InvalidRunFile.
         """
         loop = asyncio.get_running_loop()
 
@@ -151,7 +149,7 @@ class Datasets(PlatformService):
         return await self._db.read(lambda conn: datasets.skipped(conn, dataset_id))
 
     async def manifest(self, name: str) -> DatasetManifest:
-        """Return the volunteers' view of a dataset, without its held-out split. Raises NotFound."""
+        """Return a dataset as volunteers see it, without its held-out split. Raises NotFound."""
         row = await self._db.read(lambda conn: datasets.by_name(conn, name))
         return dataset_view(row.manifest)
 

@@ -1,4 +1,4 @@
-"""Definition of a run: workload, schema and plan of its file, worked out once for all."""
+"""Definition of a run: workload, schema and plan of its file, computed once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ OPEN_TABLES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# Keys of `[train]` that only an optimiser at the worker reads.
+# Keys of `[train]` that only a worker's optimiser reads.
 WORKERS_OWN = frozenset({"optimizer", "rewarm_steps", "prox_mu"})
 
 
@@ -70,7 +70,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         return total_steps(self.file, self.plan, samples, run.sample_size, reached)
 
     def share_done(self, run: RunRow, version: int, tokens: int) -> float:
-        """Return the done share of the run at a version; 0 without a known end."""
+        """Return the finished share of a run at a version; 0 without a known end."""
         return share_done(self.file, self._samples(run), run.sample_size, version, tokens)
 
     def _samples(self, run: RunRow) -> int:
@@ -79,7 +79,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def play(self) -> Pacing | None:
-        """Return how a run that makes its own data paces its experience; None for other runs."""
+        """Return the pacing of a run's experience; None for a run that makes none."""
         found = self.workload.experience
         return found.plan(self.file.model, self.file.task.options) if found else None
 
@@ -88,13 +88,13 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 def of_file(stored: str) -> Definition:
     """Return the definition of a stored run file.
 
-    Raises NotFound when its workload is not installed here, InvalidPlan for a plan that cannot work
+    Raises NotFound if its workload is not installed here, InvalidPlan for a plan that cannot work
     with its model.
     """
     file = run_file.decode(stored)
     workload = load(file.workload)
     schema, wanted = workload.schema(file.model), read_plan(file.plan)
-    split(schema, wanted.shards, wanted.shard_by)  # raises if so many shards are impossible
+    split(schema, wanted.shards, wanted.shard_by)  # raises if this number of shards is impossible
     _check_with_tasks(wanted, file)
     return Definition(
         file=file,
@@ -121,7 +121,7 @@ def _check_with_tasks(whole: Plan, file: RunFile) -> None:
 
 
 def check_train(said: TrainSettings, whole: Plan) -> None:
-    """Refuse unread keys of `[train]` where the server alone makes steps. Raises InvalidRunFile."""
+    """Refuse unread keys of `[train]` if only the server makes steps. Raises InvalidRunFile."""
     plans = (whole, *(in_phase(whole, index) for index in range(len(whole.phases))))
     if any(plan.update == "delta" for plan in plans):
         return
@@ -146,9 +146,7 @@ def check_train(said: TrainSettings, whole: Plan) -> None:
 def table_defaults(
     file: RunFile, workload: Workload, *, strangers: bool = False
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the defaults of a run file: of its workload, then of its preset, then of open
-    runs.
-    """
+    """Return the defaults of a run file: of its workload, then its preset, then open runs."""
     tables = dict(workload.defaults(file.plan))
     preset = TASKS.get(str(file.plan.get("preset")), {})
     tables |= {"task": {**preset, **tables.get("task", {})}}
@@ -158,9 +156,7 @@ def table_defaults(
 def _for_strangers(
     file: RunFile, tables: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the defaults of an open run. The rule and the time of merging stay as the file sets
-    them.
-    """
+    """Return the defaults of an open run. The file still sets the rule and the time of merging."""
     said = {**tables.get("plan", {}), **file.plan}
     preset = PRESETS.get(str(said.get("preset", "fedavg")), {})
     plan = OPEN_RULE if "aggregate" not in said else {}
@@ -173,10 +169,10 @@ def _for_strangers(
 
 
 def with_preset(file: RunFile, samples: int, sample_size: int) -> RunFile:
-    """Return the file with a preset where it names none: its workload's default, or "fedavg" where
-    the run ends within that one's phases.
+    """Return the file with a preset if it names none: its workload's default, or "fedavg" if the
+    run ends within that preset's phases.
 
-    Settled when a run is created and stored with it.
+    A run's creation decides this and stores it with the run.
     """
     if not too_short(file, read_plan(file.plan), samples, sample_size):
         return file
@@ -184,10 +180,10 @@ def with_preset(file: RunFile, samples: int, sample_size: int) -> RunFile:
 
 
 def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:
-    """Return a `[plan]` table with its downlink; "auto" or no downlink becomes the best one for the
-    model's size.
+    """Return a `[plan]` table with its downlink; "auto" or a missing one becomes the best one for
+    the model's size.
 
-    Settled when a run is created and stored with it.
+    A run's creation decides this and stores it with the run.
     """
     if plan.get("downlink", "auto") != "auto":
         return dict(plan)

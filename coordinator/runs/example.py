@@ -15,12 +15,12 @@ Put = Callable[[bytes], str]
 
 
 def example() -> str:
-    """Return the example's run file with its comments; people copy it to begin one of their own."""
+    """Return the example's run file with its comments, which people copy to begin their own."""
     return (files("coordinator.runs") / "example.toml").read_text(encoding="utf-8")
 
 
 async def example_dataset(datasets: Datasets) -> None:
-    """Build the example's dataset, unless it is there."""
+    """Build the example's dataset, unless it exists."""
     if DATASET not in {row.name for row in await datasets.listing()}:
         await datasets.add(lambda put: standard_library(put, VOCABULARY))
 

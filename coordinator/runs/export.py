@@ -1,11 +1,14 @@
-"""Export of a version as a folder: safetensors, or files of another library's format. Only the
-latter run without this program.
+"""Export of a version as a folder: safetensors, or files of another library's format, which run
+without this program.
 
-model.safetensors   the tensors, a tied head written out      config.json     the model's own settings
-tokenizer.json      where the workload has one                metrics.jsonl   one line a version
-README.md           what it is, licence, source, how to load  LICENSE.txt     the licence the volunteers agreed to
+    model.safetensors   the tensors, a tied head written out
+    config.json         the model's own settings
+    tokenizer.json      if the workload has one
+    metrics.jsonl       one line a version
+    README.md           description, licence, source, example code
+    LICENSE.txt         the licence the volunteers agreed to
 
-A version that drew a picture has it beside the card, as version.png. A format of another library
+A version that drew a picture has it next to the card, as version.png. A format of another library
 (`Workload.formats`) has its own files instead of the first three.
 """
 
@@ -58,7 +61,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...]
     bytes: int
     loss: float | None
-    measure: str = "held-out loss"  # what the loss measures
+    measure: str = "held-out loss"  # meaning of the loss
 
 
 class ExportSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,12 +102,12 @@ class Export:
         format: str = PLAIN,
         dtype: str = "",
     ) -> Exported:
-        """Write a version (the best measured one, unless named) into the new or empty folder `to`;
-        `dtype` names another type for the numbers.
+        """Write a version (by default the best measured one) into the new or empty folder `to`;
+        `dtype` converts the numbers to another type.
 
-        Raises NotFound when its files were pruned, Conflict when the folder holds something,
-        BadRequest for a format or type that the workload does not know, Configuration where a
-        library is not installed.
+        Raises NotFound if its files were pruned, Conflict if the folder is not empty, BadRequest
+        for a format or type that the workload does not know, Configuration if a library is not
+        installed.
         """
         source, files = await self.find(name, version, format, dtype)
         return await self._compute.run(write, source, files, to)
@@ -112,7 +115,9 @@ class Export:
     async def find(
         self, name: str, version: int | None, format: str, dtype: str = ""
     ) -> tuple[ExportSource, ExportFiles]:
-        """Look up a version for `write`, and fetch its files from the store. Raises as `export`."""
+        """Look up a version for `write` and fetch its files from the store. Raises like
+        `export`.
+        """
         source = await self._db.read(lambda conn: _read(conn, name, version, format, dtype))
         weights = await self._blobs.local(source.version.master_sha256)
         assets = source.dataset.manifest.assets if source.dataset else {}
@@ -176,7 +181,7 @@ def check_format(workload: str, format: str, dtype: str = "") -> None:
 
 
 def write(stop: Stop, source: ExportSource, files: ExportFiles, to: Path) -> Exported:
-    """Write all files, or none. Raises StorageFull when there is no room."""
+    """Write all files, or none. Raises StorageFull if there is no room."""
     there = to.exists()
     folders.empty(to, "the export")
     try:
@@ -338,7 +343,7 @@ def _facts(
 
 
 def _base_model(about: Definition) -> str:
-    """Return the hub name of the model that a run starts from; empty for a model in a folder."""
+    """Return the hub name of the model that a run starts from; "" for a model in a folder."""
     origin = about.workload.origin(about.file.model)
     name, _, commit = origin.name.partition("@") if origin is not None else ("", "", "")
     return name if commit else ""
@@ -391,7 +396,7 @@ def _code(workload: str, *, writes: bool) -> list[str]:
 def imported(path: Path, about: Definition) -> Mapping[str, torch.Tensor]:
     """Return the tensors of a version or an exported folder for `[train] init_from`.
 
-    Raises InvalidRunFile when they do not fit the model.
+    Raises InvalidRunFile if they do not fit the model.
     """
     from safetensors.torch import load_file
 

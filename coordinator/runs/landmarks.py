@@ -26,7 +26,7 @@ MERGED_BY = {
 
 
 class VersionMilestone(msgspec.Struct, frozen=True, kw_only=True):
-    """A version with a round number, and when it was made."""
+    """Version with a round number, and its time."""
 
     version: int
     at: float
@@ -41,7 +41,7 @@ class PhaseStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Landmarks(msgspec.Struct, frozen=True, kw_only=True):
-    """Landmarks of one run, the oldest first."""
+    """Landmarks of one run, oldest first."""
 
     milestones: tuple[VersionMilestone, ...] = ()
     phases: tuple[PhaseStart, ...] = ()  # empty for a plan without phases

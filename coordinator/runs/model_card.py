@@ -10,15 +10,14 @@ import msgspec
 from shared.protocol.versions import SuiteCourse, SuiteScore
 from shared.text import printable
 
-PICTURE = "version.png"  # the version's own sample, beside the card
+PICTURE = "version.png"  # the version's own sample, next to the card
 OWN = "the package that the run's volunteers have installed"
 _TASKS = {
     "gpt": "text-generation",
     "causal-lm": "text-generation",
     "dcgan": "unconditional-image-generation",
 }
-# Licences by their names on hubs, all open to everybody; any other licence is given by its own
-# name.
+# Licences by their names on hubs, all open to everybody; other licences keep their own name.
 KNOWN_LICENCES = (
     *("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "unlicense", "openrail"),
     *("cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0"),
@@ -48,7 +47,7 @@ class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
     packages: str  # packages that the code needs; "" for this program
     code: Sequence[str]
     sample: str = ""  # text that the version generated
-    pictured: bool = False  # `PICTURE` lies in the folder
+    pictured: bool = False  # `PICTURE` is in the folder
     bits: float | None = None  # bits for each byte of held-out text
     suites: Sequence[SuiteCourse] = ()  # scores up to this version
     base_model: str = ""  # name of the base model on a hub
@@ -117,8 +116,8 @@ def measured(measure: str, loss: float, unit: str) -> str:
 
 
 def _front(facts: CardFacts) -> list[str]:
-    """Return the lines that hubs read; JSON is valid YAML, and its quotes keep any text from being
-    read as a key.
+    """Return the header that hubs read; JSON is valid YAML, and its quotes keep any text from
+    becoming a key.
     """
     licence = facts.licence.strip().lower()
     lines: dict[str, Sequence[str]] = {"tags": ["volunteer-computing", facts.workload]}

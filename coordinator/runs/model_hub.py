@@ -1,9 +1,9 @@
 """Publishing of a version on a model hub: the folder of `run export`, as one commit of a
 repository.
 
-The upload uses the token of the machine that sends it: the organiser's own, or the server's for
-what it publishes by itself, where a private file may hold it. The library is the extra `hub`; like
-its own commands it obeys HF_TOKEN and HF_ENDPOINT.
+The upload uses the token of the machine that sends it: the organiser's, or the server's for
+automatic publishing, where a private file may hold it. The library is the extra `hub`; HF_TOKEN and
+HF_ENDPOINT apply to it.
 """
 
 from __future__ import annotations
@@ -50,18 +50,17 @@ class HubRepository:
         return cls(named, token)
 
     def publish(self, folder: Path, message: str) -> str:
-        """Publish a folder as one commit; return its address.
+        """Publish a folder as one commit; return its address. A missing repository is made,
+        private.
 
-        A repository that is not there is made, private.
-
-        Raises Unauthorized when the hub does not take the token, Unavailable when it cannot be
-        reached, VolunteerError when it refuses.
+        Raises Unauthorized if the hub refuses the token, Unavailable if it cannot be reached,
+        VolunteerError for another refusal.
         """
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        # a mirror may repeat what was sent to it, such as a token
+        # a mirror may repeat the request's content, such as a token
         def told(error: Exception) -> str:
             return why(error).replace(self._token, "***")
 

@@ -21,7 +21,7 @@ def at_head(run: RunRow) -> Plan:
 
 
 def following(conn: Connection, run: RunRow, progress: TrainingProgress) -> int:
-    """Return the phase of a run's next version, which the losses measured so far decide."""
+    """Return the phase of a run's next version, which depends on the losses measured so far."""
     whole = definition(run).plan
     losses: list[float] = []
     if run.phase < len(whole.phases) and whole.phases[run.phase].until_slope is not None:

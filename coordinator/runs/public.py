@@ -1,7 +1,7 @@
 """Public runs, and their part of the public page.
 
-A run file says `[page] visible`; where it is silent, a run is shown unless its server lets people
-in by invitation only. A run that is not shown is told from one that does not exist by nobody.
+A run file sets `[page] visible`; by default a run is shown unless its server admits people by
+invitation only. A hidden run gets the same answer as one that does not exist.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 FRESH_S = 1.0
 # Sums over all history take at most one five-hundredth of the time.
 HISTORY_REST = 500.0
-# points of a curve: at least this many where there are enough versions, and at most twice as many
+# Points of a curve: at least this many if there are enough versions, and at most twice as many.
 CURVE = 120
 STRETCH_S_MIN = 60.0
-STORY = 25  # most versions whose samples the page of a run shows in turn, evenly spread
+STORY = 25  # most versions whose samples a run's page shows in turn, evenly spread
 MARKED_MAX = 256  # volunteers whose marks are cached
 NEWS = 8  # newest items of news that a page shows
 TOLD = {
@@ -50,7 +50,7 @@ TOLD = {
     "run.stop": "ended",
     "run.complete": "ended",
 }
-LOOKED_FOR = 50  # versions, spread over the run, in which samples are looked for
+LOOKED_FOR = 50  # versions, spread over the run, that are searched for samples
 
 
 @lru_cache(maxsize=256)
@@ -86,9 +86,9 @@ async def check_shown(db: Database, settings: Settings, name: str) -> None:
 
 
 def spread(head: int, every: int, count: int) -> range:
-    """Return versions spread evenly up to the head: at least `count`, at most twice as
-    many; every `every`-th where there are fewer. Points keep their places as a run grows, since
-    then every second one is dropped.
+    """Return versions spread evenly up to the head: at least `count`, at most twice as many; every
+    `every`-th if there are fewer. Points keep their places as a run grows, since then every second
+    one is dropped.
     """
     step = every
     while head // step > 2 * count:
@@ -101,12 +101,12 @@ class PublicVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     row: VersionRow
     seen: EvaluationRow
-    before: int | None  # nearest older version that made a sample
-    after: int | None  # nearest newer version that made a sample
+    before: int | None  # nearest older version with a sample
+    after: int | None  # nearest newer version with a sample
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
-    """One action of the organiser on a run, or an announcement."""
+    """Action of the organiser on a run, or an announcement."""
 
     at: float
     what: str  # "paused", for example; "" for an announcement
@@ -142,7 +142,7 @@ class PublicRuns:
         return found, len(found) == len(rows)
 
     async def listing(self) -> tuple[RunRow, ...]:
-        """Return the public runs, the newest first; the listing may be a second old."""
+        """Return the public runs, newest first; the listing may be a second old."""
         return (await self._listing.get())[0][::-1]
 
     async def all_shown(self) -> bool:
@@ -186,7 +186,7 @@ class PublicRuns:
         return await self._story.get(run.id, lambda: self._db.read(read))
 
     async def news(self, run: RunRow, announced: Sequence[Announcement]) -> tuple[News, ...]:
-        """Return the announced actions of the organiser on a run, the newest first."""
+        """Return the announced actions of the organiser on a run, newest first."""
 
         def read(conn: Connection) -> list[News]:
             lines = record.about(conn, run.name, TOLD, NEWS)

@@ -1,11 +1,12 @@
-"""Published files of a new version, made from its master weights as the plan's `downlink` says.
+"""Published files of a new version, made from its master weights by the plan's `downlink`.
 
     float32   the master itself
-    chain     published(n) = published(n - 1) - Q(published(n - 1) - master(n)); see shared/tensors/downlink.py
-              files: the published weights, the link from the version before, now and then a snapshot
+    chain     published(n) = published(n - 1) - Q(published(n - 1) - master(n)),
+              see shared/tensors/downlink.py; the files are the published weights, the link from
+              the previous version, and sometimes a snapshot
 
-Preparing writes files beside the master and nothing else; storing puts them into the blob store,
-where nothing refers to them before the version is committed.
+Preparing only writes files next to the master; storing puts them into the blob store, where nothing
+refers to them until the version is committed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedBase:
-    """Published weights of the version before, as volunteers hold them."""
+    """Published weights of the previous version, as volunteers hold them."""
 
     weights: BlobRef
     downlink: Downlink
@@ -55,9 +56,9 @@ class Publication:
     plan: Plan
     schema: Schema
     version: int
-    master: Path  # a scratch file; the names of other scratch files begin with its name
+    master: Path  # scratch file; the names of other scratch files begin with its name
     written: Written  # size and hash of the master file
-    base: PublishedBase | None  # None for a version that begins a run
+    base: PublishedBase | None  # None for the first version of a run
     mirrored: bool = False  # the manifest lists hashes of pieces
 
     def ref(self, path: Path, written: Written | EncodedUpdate) -> BlobRef:
@@ -69,10 +70,10 @@ class Publication:
 
 @dataclass(slots=True)
 class PreparedVersion:
-    """Files of a version, not stored yet."""
+    """Files of a version that are not stored yet."""
 
     content: Content
-    published: Path  # weights from which volunteers will train, and which are evaluated
+    published: Path  # weights that volunteers train from, and that are evaluated
     files: dict[str, Path] = field(default_factory=dict)  # files by hash
 
     async def store(self, blobs: BlobStore) -> Content:
@@ -91,9 +92,8 @@ def discard(master: Path) -> None:
 def prepare(order: Publication) -> PreparedVersion:
     """Write the files of a version; blocks the thread.
 
-    Raises InvalidFrame for weights that are not finite, StorageFull.
-
-    The caller discards what is left, whatever happens.
+    The caller discards the remaining files in any case. Raises InvalidFrame for weights that are
+    not finite, StorageFull.
     """
     master = order.written
     files = {master.sha256: order.master}
@@ -151,7 +151,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Lin
 
 
 def with_state(content: Content, state: Written | None) -> Content:
-    """Return the content of a version together with its server-optimiser state, if any."""
+    """Return the content of a version with its server-optimiser state, if any."""
     if state is None:
         return content
     return msgspec.structs.replace(content, state_sha256=state.sha256, state_size=state.size)
@@ -160,7 +160,7 @@ def with_state(content: Content, state: Written | None) -> Content:
 def ways(
     before: Downlink, weights: BlobRef, link: Link | None, snapshot: Snapshot | None
 ) -> Downlink:
-    """Return the links and snapshots worth listing for new weights: each may be the shortest."""
+    """Return the links and snapshots to list for new weights: each may be the shortest route."""
     links = {each.weights: each for each in (*before.links, *([link] if link else []))}
     packed = {each.weights: each for each in (*before.snapshots, *([snapshot] if snapshot else []))}
     at, spent, limit = weights.sha256, 0, weights.size
@@ -179,7 +179,7 @@ def ways(
 
 
 def downlink_of(row: VersionRow) -> Downlink:
-    """Return the ways that a version's manifest lists."""
+    """Return the routes listed in a version's manifest."""
     return decode(row.manifest, VersionManifest).downlink
 
 
@@ -201,7 +201,7 @@ def content_of(conn: Connection, row: VersionRow) -> Content:
 
 
 async def base_of(blobs: BlobStore, row: VersionRow) -> PublishedBase:
-    """Return a version as volunteers hold it. Raises NotFound when its files are gone."""
+    """Return a version as volunteers hold it. Raises NotFound if its files are gone."""
     return PublishedBase(
         weights=BlobRef(sha256=row.published_sha256, size=row.size),
         downlink=downlink_of(row),
@@ -210,7 +210,7 @@ async def base_of(blobs: BlobStore, row: VersionRow) -> PublishedBase:
 
 
 def _beside(master: Path) -> tuple[Path, Path, Path]:
-    """Return the paths at which published weights, link and snapshot of a version are made."""
+    """Return the paths for published weights, link and snapshot of a version."""
     published, link, snapshot = (
         master.with_name(f"{master.name}-{what}") for what in ("published", "link", "snapshot")
     )

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from shared.signing import SigningKey
 
 LIVE_S = 4 * HEARTBEAT_S
-PATIENCE_S = 300.0  # time to wait for silent vetted volunteers, where the plan has no deadline
+PATIENCE_S = 300.0  # longest wait for silent vetted volunteers, if the plan has no deadline
 LISTING_MAX = 1000
 LOSSES_MAX = 2000
 
@@ -72,8 +72,8 @@ class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
     made: int  # sealed episodes
     an_hour: float
     samples: int  # samples that the episodes hold for learners
-    learnt: int  # samples that learners have used, counted each time
-    signal: float | None = None  # share of episodes from which something can be learnt
+    learnt: int  # samples that learners have used, each use counted
+    signal: float | None = None  # share of episodes that learners can learn from
     # versions between the one that made a sample and the one that learns from it
     behind: float | None = None
     tokens_per_s: float | None = None  # tokens a second of one actor that generates text
@@ -104,7 +104,7 @@ class RunQueries:
         return definition(row).plan
 
     async def file(self, name: str) -> RunFile:
-        """Return the run file with every default written out. Raises NotFound."""
+        """Return the run file with every default filled in. Raises NotFound."""
         row = await self._db.read(lambda conn: runs.by_name(conn, name))
         return definition(row).file
 
@@ -147,11 +147,12 @@ class RunQueries:
         )
 
     def readiness(self, conn: Connection, run: RunRow) -> tuple[Ready, int]:
-        """Return whether the next merge of a run is due, and the number of workers that steer it.
+        """Return whether the next merge of a run is due, and the number of workers that it waits
+        for.
 
-        The counted workers are of vetted volunteers; what others send is merged along with theirs.
-        While none of those is at work, or none has sent anything for long, all count, and all that
-        was sent.
+        The workers of vetted volunteers count; others' updates are merged along with theirs. While
+        no vetted volunteer is active, or none has submitted for long, all workers and updates
+        count.
         """
         now, plan = self._clock.now(), phases.at_head(run)
         waiting = runs.turnout(conn, run, now - LIVE_S, vetted=True)
@@ -242,13 +243,13 @@ class RunQueries:
         return await self._db.read(lambda conn: landmarks(conn, runs.by_name(conn, name)))
 
     async def checks(self, name: str) -> CostOfChecks:
-        """Return the checks of a run's updates, and the device time of the good ones. Raises
+        """Return the checks of a run's updates, and the device time of the accepted ones. Raises
         NotFound.
         """
         return await self._db.read(lambda conn: cost(conn, runs.by_name(conn, name).id))
 
     async def manifest(self, name: str, version: int | None = None) -> SignedManifest:
-        """Return the signed manifest of a version, or of the head, valid for more days."""
+        """Return the signed manifest of a version, or of the head, with its expiry extended."""
 
         def read(conn: Connection) -> SignedManifest:
             run = runs.by_name(conn, name)
@@ -318,7 +319,7 @@ class RunQueries:
         return await self._db.read(read)
 
     async def decided(self, name: str) -> DecidedCounts:
-        """Return the counts of a run's decided contributions; the counts may be a moment old."""
+        """Return the counts of a run's decided contributions; they may be a moment old."""
 
         def count(conn: Connection) -> dict[str, int]:
             return contributions.counts(conn, runs.by_name(conn, name).id)
@@ -346,7 +347,7 @@ def _memory(run: RunRow, about: Definition) -> int:
 def suite_courses(
     conn: Connection, run: RunRow, up_to: int | None = None
 ) -> tuple[SuiteCourse, ...]:
-    """Return a run's first and newest score in each suite, of its versions up to `up_to`."""
+    """Return a run's first and newest score in each suite, among its versions up to `up_to`."""
     names = definition(run).file.evaluation.suites
     if not names:
         return ()
@@ -404,7 +405,7 @@ def _origin(about: Definition) -> dict[str, Any]:
 
 
 def _progress(run: RunRow, about: Definition) -> float | None:
-    """Return the done share of `[stop]` by its nearest condition; None for dates and losses."""
+    """Return the finished share of `[stop]` by its nearest condition; None for dates and losses."""
     stop = about.file.stop
     shares = []
     if stop.versions:
@@ -417,7 +418,7 @@ def _progress(run: RunRow, about: Definition) -> float | None:
 
 
 def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
-    """Return the steps a second that the task's device would do in a run, by its own benchmark."""
+    """Return the estimated steps a second of the task's device in a run, by its own benchmark."""
     told = decode(worker["benchmark"], tuple[Benchmark, ...])
     flops = next((b.step_flops for b in told if b.device == worker["device"]), 0.0)
     return flops / run.step_flops if flops and run.step_flops else None
@@ -426,7 +427,7 @@ def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
 def _pictures(
     conn: Connection, evaluations: Sequence[evaluations.EvaluationRow]
 ) -> dict[int, BlobRef]:
-    """Return the pictures of versions, where there are any."""
+    """Return the pictures of the versions that have one."""
     drawn = {seen.version: seen.sample_sha256 for seen in evaluations if seen.sample_sha256}
     sizes = datasets.blob_sizes(conn, sorted(set(drawn.values()))) if drawn else {}
     return {

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def why_end(conn: Connection, run: RunRow, at: float) -> str:
-    """Return the reason why a run is to end; "" where it continues."""
+    """Return the reason why a run must end; "" if it continues."""
     stop = definition(run).file.stop
     now = datetime.fromtimestamp(at, UTC)
     if stop.versions and run.head >= stop.versions:

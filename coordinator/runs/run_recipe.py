@@ -40,9 +40,9 @@ def recipe(name: str) -> RunRecipe:
 
 
 def write_recipe(name: str, file: Path | None) -> Path:
-    """Write a recipe as a new file, by default NAME.toml here.
+    """Write a recipe as a new file, by default NAME.toml in the present folder.
 
-    Raises BadRequest when it is there already, or cannot be written; then nothing is left of it.
+    Raises BadRequest if the file exists or cannot be written; then no file is left.
     """
     text, path = recipe(name).text, file or Path(f"{name}{_SUFFIX}")
     place = path.expanduser()

@@ -113,7 +113,7 @@ class Runs(PlatformService):
         self._open = False
 
     def configure(self, *, open: bool) -> None:
-        """Set whether the server is open: newly created runs then have other defaults."""
+        """Set whether the server is open, which changes the defaults of new runs."""
         self._open = open
 
     # --- the life of a run ---
@@ -179,7 +179,9 @@ class Runs(PlatformService):
         return await self.queries.describe(await self._db.write(store))
 
     async def _store_files(self, workload: Workload, model: Mapping[str, Any]) -> None:
-        """Store the files that all versions of a run need. Raises InvalidRunFile if changed."""
+        """Store the files that all versions of a run need. Raises InvalidRunFile if they
+        changed.
+        """
         files = workload.files(model)
         for name, path in workload.sources(model).items():  # others are of the dataset
             copy = self._blobs.scratch() / f"file-{secrets.token_hex(8)}"
@@ -191,7 +193,7 @@ class Runs(PlatformService):
                 await asyncio.to_thread(copy.unlink, missing_ok=True)
 
     async def _opens(self) -> bool:
-        """Return True if the server is open: by this process, or by the last server."""
+        """Return True if the server is open, as set in this process or by the last server."""
         return (
             self._open
             or await self._db.read(lambda conn: key_values.get(conn, key_values.OPEN)) == "yes"
@@ -215,8 +217,8 @@ class Runs(PlatformService):
         return found
 
     async def _check_suites(self, file: RunFile, dataset: DatasetRow | None) -> None:
-        """Raise InvalidRunFile for a suite on which this run cannot be measured, NotFound for an
-        unknown one.
+        """Raise InvalidRunFile for a suite that cannot measure this run, NotFound for an unknown
+        one.
         """
         wanted = file.evaluation.suites
         if len(set(wanted)) < len(wanted):
@@ -235,7 +237,7 @@ class Runs(PlatformService):
             )
 
     async def start(self, name: str) -> RunInfo:
-        """Make version 0 and open the first pass. Raises Conflict when it has been started."""
+        """Make version 0 and open the first pass. Raises Conflict if it was started before."""
         run = await self._db.read(lambda conn: runs.by_name(conn, name))
         if run.state != "draft":
             how = (
@@ -298,8 +300,8 @@ class Runs(PlatformService):
         progress: TrainingProgress,
         values: Mapping[str, Any],
     ) -> None:
-        """Sign a version and insert its row. `values` are the columns that follow neither from its
-        content nor from its progress; only merged versions are evaluated at intervals.
+        """Sign a version and insert its row. `values` are the columns that do not follow from its
+        content or progress; only merged versions are evaluated at intervals.
         """
         now = self._clock.now()
         signed = self._signed(conn, run, content, progress, now)
@@ -346,7 +348,7 @@ class Runs(PlatformService):
         return await self._move(name, "running", "run.resume", reason)
 
     async def stop(self, name: str, reason: str = "stopped by the organiser") -> RunInfo:
-        """End the run: open tasks are cancelled, accepted work is paid."""
+        """End the run: cancel open tasks, pay accepted work."""
         return await self._move(name, "completed", "run.stop", reason)
 
     async def _move(self, name: str, state: RunState, action: str, reason: str = "") -> RunInfo:

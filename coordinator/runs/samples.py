@@ -1,7 +1,7 @@
-"""Samples of versions, for people: the newest picture, or any earlier one.
+"""Samples of versions, for display: the newest one or any earlier one.
 
-Pictures are kept as PNG when a version is evaluated, for as long as the run exists, also when the
-version's weights are pruned.
+An evaluation stores its picture as PNG for as long as the run exists, even after the version's
+weights are pruned.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NEWEST_S = 1.0  # greatest age of the newest sample that is served
 class Samples(PlatformService):
     """Reads samples.
 
-    Anybody may ask for them, so the search of a history for the newest sample is shared by all who
-    ask meanwhile, and asked of the database less often the longer it took.
+    Anybody may request them, so simultaneous requests share the query of the newest sample, and a
+    slow query is repeated less often.
     """
 
     def __init__(self, on: Platform) -> None:
@@ -48,7 +48,7 @@ class Samples(PlatformService):
         return drawn[0]
 
     async def picture(self, drawn: Sampled) -> bytes:
-        """Return the PNG of a sample. Raises NotFound when it is a text."""
+        """Return the PNG of a sample. Raises NotFound if it is a text."""
         if not drawn.sha256:
             raise NotFound(f"the sample of version {drawn.version} is a text")
         path = await self._blobs.local(drawn.sha256)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now: float) -> None:
-    """Set aside a contribution with which merges fail: requeue its task and void its pending
+    """Set aside a contribution that makes merges fail: requeue its task and void its pending
     credit.
     """
     message = f"set aside: the merge failed with it ({why})"[:500]
@@ -49,7 +49,7 @@ def put_back(
     message: str,
     now: float,
 ) -> None:
-    """Return the task of a refused contribution to the queue; `kind` None counts no failure."""
+    """Return a refused contribution's task to the queue; with `kind` None no failure counts."""
     tasks.put_back(
         conn,
         row.task_id,
@@ -64,10 +64,10 @@ def put_back(
 def overtake(
     conn: Connection, run: RunRow, progress: TrainingProgress, phase: int, now: float
 ) -> None:
-    """Settle the contributions that a new version leaves behind: updates that no later merge can
-    use are superseded and paid.
+    """Settle the contributions that a new version overtakes: updates that no later merge can use
+    are superseded and paid.
 
-    Where the plan cancels, whoever still works on an older version is told to stop.
+    If the plan cancels leases, workers on an older version are told to stop.
     """
     head, plan = progress.version, in_phase(definition(run).plan, phase)
     if plan.in_flight == "cancel":
@@ -80,9 +80,7 @@ def overtake(
 
 
 def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
-    """Supersede and pay the accepted, unmerged contributions of an ended run; return their
-    number.
-    """
+    """Supersede and pay an ended run's accepted, unmerged contributions; return their number."""
     count = 0
     while rows := contributions.left_over(conn, run_id):  # in batches
         for row in rows:

@@ -1,6 +1,4 @@
-"""Trial of a run on this machine: two steps or four games and their result, in a process of its
-own.
-"""
+"""Trial of a run on this machine: a few steps or games, in a process of its own."""
 
 from __future__ import annotations
 
@@ -32,17 +30,17 @@ BYTES_A_COUNT = 1 if sys.platform == "darwin" else 1024  # unit of ru_maxrss
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a run's work on this machine; 0 where the time allowed did not tell it."""
+    """Cost of a run's work on this machine; 0 if the time allowed was too short to tell."""
 
-    memory_bytes: int  # most memory that the process held, PyTorch included
+    memory_bytes: int  # most memory of the process, PyTorch included
     update_bytes: int
     step_s: float
     counted: str = ""  # unit of `steps` where nothing is learnt, such as "games"
 
 
 def attempt(stop: Stop, job: Job, data: LocalData, codec_name: str) -> Trial:
-    """Do the steps of a job from fresh weights and encode the result; runs in a process of its
-    own, whose memory is measured.
+    """Do the steps of a job from new weights and encode the result; runs in a process of its own,
+    whose memory is measured.
     """
     import resource
 
@@ -67,7 +65,7 @@ def attempt(stop: Stop, job: Job, data: LocalData, codec_name: str) -> Trial:
 
 
 def _encoded(work: Work, job: Job, base: Weights, codec_name: str) -> int:
-    """Return the bytes of the result that a worker would submit."""
+    """Return the size of the result that a worker would submit, in bytes."""
     result, tensors = work.result()
     if job.update == "games":
         return len(result.games)
@@ -82,8 +80,8 @@ def _encoded(work: Work, job: Job, base: Weights, codec_name: str) -> int:
 async def trial(
     run: RunRow, manifest: DatasetManifest | None, blobs: BlobStore, threads: int
 ) -> Trial | None:
-    """Return the cost of a run's work on this machine, with fresh weights, which cost as much as
-    trained ones; None for a run that does not fit.
+    """Return the cost of a run's work on this machine; None if the run does not fit. New weights
+    cost as much as trained ones.
     """
     about = definition(run)
     file, model = about.file, about.file.model

@@ -47,7 +47,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ways(self) -> tuple[BlobRef, ...]:
-        """Return the blobs of shorter ways to the published weights, including older ones."""
+        """Return the blobs of shorter routes to the published weights, including older ones."""
         links, snapshots = self.downlink.links, self.downlink.snapshots
         return (*(link.blob for link in links), *(each.blob for each in snapshots))
 
@@ -72,7 +72,7 @@ class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """Environment that a version's manifest names: dataset, suites' hashes, head of the record."""
+    """Dataset, hashes of suites, and head of the record that a version's manifest names."""
 
     dataset: DatasetRow | None
     tree: TreeHead
@@ -144,9 +144,9 @@ def signed(key: SigningKey, manifest: VersionManifest) -> SignedManifest:
 
 
 def renewed(key: SigningKey, old: SignedManifest, now: float) -> SignedManifest:
-    """Renew the signature of a version's manifest, whose content is still valid.
+    """Renew the signature of a version's manifest whose content is still valid.
 
-    A run that is paused, or slow, has an old head; only one that was recorded and replayed expires.
+    A paused or slow run has an old head; only a recorded and replayed one must expire.
     """
     manifest = decode(old.payload, VersionManifest)
     return signed(key, msgspec.structs.replace(manifest, expires_at=now + MANIFEST_LIFE_S))

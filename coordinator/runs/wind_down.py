@@ -1,6 +1,6 @@
-"""Deleting, extending, forking and comparing runs.
+"""Wind-down and reuse of runs: delete, extend, fork, compare.
 
-Each method says what it does, and does it when told to; a line of the record tells of it.
+Each method describes its effect, makes it when `yes` is set, and then adds a line to the record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.runs import RunRow
 
-# a version as a run file names one
+# form in which a run file names a version
 VERSION = re.compile(r"(?P<run>[^\s@/]+)@(?P<version>[0-9]{1,9})")
 
 
@@ -111,7 +111,7 @@ class WindDown(PlatformService):
         return await self._do(delete, yes)
 
     async def extend(self, name: str, stop: StopSettings, *, yes: bool) -> Deed:
-        """Move the end of a run; a completed run becomes running again."""
+        """Move the end of a run; a completed run continues."""
 
         def move(conn: Connection) -> tuple[str, ...]:
             now = self._clock.now()
@@ -188,7 +188,7 @@ class _OnlyAsked(Exception):
 
 
 def kept_version(conn: Connection, run: RunRow, version: int) -> str:
-    """Return the blob of the weights of a version. Raises NotFound where it is pruned."""
+    """Return the blob of a version's weights. Raises NotFound if they were pruned."""
     if not 0 <= version <= run.head:
         raise NotFound(f'"{run.name}" has no version {version}: its newest is {run.head}')
     if evaluations.evaluation(conn, run.id, version).pruned:

@@ -51,7 +51,7 @@ class Pipeline:
     async def run(
         self, held: LeaseInWork, on_report: Callable[[TrainingReport], None]
     ) -> Finished[QueuedResult] | Interrupted | None:
-        """Do all wanted parts; None if an earlier process did all of them.
+        """Do all wanted parts; return None if an earlier process did each one.
 
         Raises Gone when the lease is lost, InvalidFrame and other errors when it cannot be done.
         """

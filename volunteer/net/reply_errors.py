@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> VolunteerError:
-    """Return the error sent by the coordinator, or by a proxy in front of it."""
+    """Return the error sent by the coordinator or its proxy."""
     try:
         said = decode(body, ErrorBody)
     except MALFORMED:

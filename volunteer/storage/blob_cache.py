@@ -238,7 +238,7 @@ class Partial:
         self.offset += len(piece)
 
     def restart(self) -> None:
-        """Drop the partial bytes, because the other side sends all of them again."""
+        """Drop the partial bytes, because the other side sends everything again."""
         self._empty(self._file)
 
     def finish(self) -> Path:

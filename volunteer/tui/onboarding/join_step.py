@@ -211,7 +211,7 @@ def _name_cells() -> int:
 
 
 def advice(error: VolunteerError, text: str) -> str:
-    """Return the error as a sentence that says what to try next."""
+    """Return the error as a sentence with the next thing to try."""
     if not isinstance(error, Unreachable) or is_loopback(_host(text)):
         return shown(error.message)
     return _(
