@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from shared.workloads.base import DatasetManifest, DatasetWanted
 from shared.workloads.data import table_rows
 from shared.workloads.data.chat_dataset import build_chat
 from shared.workloads.data.chat_template import NO_TOKENIZER, ChatTemplate
-from shared.workloads.data.dialogue_forms import is_dialogue
+from shared.workloads.data.dialogue_forms import FIELDS, is_dialogue
 from shared.workloads.data.record_files import SUFFIXES, files, records
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.text_dataset import build_text
@@ -71,6 +72,7 @@ def _has_dialogues(sources: tuple[Path, ...]) -> bool:
         if table_rows.is_table(path):
             return is_dialogue(table_rows.columns(path))
         if path.suffix.lower() in SUFFIXES:
-            for _, record in islice(records(path, Skipped()), 1):
-                return is_dialogue(record)
+            with suppress(InvalidRunFile):  # the build says so
+                for record in islice(records(path, FIELDS, Skipped()), 1):
+                    return is_dialogue(record.fields)
     return False

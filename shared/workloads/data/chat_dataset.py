@@ -21,7 +21,7 @@ from shared.errors import InvalidRunFile
 from shared.text import printable
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, Endless
-from shared.workloads.data.dialogue_forms import TRL, Dialogue, read_dialogue
+from shared.workloads.data.dialogue_forms import FIELDS, TRL, Dialogue, read_dialogue
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.record_files import files, records
 from shared.workloads.data.skipped import Skipped
@@ -158,8 +158,8 @@ def _read(
 ) -> dict[bytes, _Dialogue]:
     """Return the dialogues of files by their hash. Raises InvalidRunFile for a bad template."""
     found: dict[bytes, _Dialogue] = {}
-    every = (each for path in files(sources, skipped) for each in records(path, skipped))
-    for place, record in every:
+    every = (each for path in files(sources, skipped) for each in records(path, FIELDS, skipped))
+    for place, _, record in every:
         try:
             read = _fitted(read_dialogue(record), template, notes)
             for each in _encoded(tokenizer, template, read):

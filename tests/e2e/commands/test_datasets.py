@@ -23,7 +23,7 @@ def test_every_line_that_is_left_out_is_named_and_kept_in_the_listing(
     said = run("dataset", "add", "notes", "--text", path, "--vocab-size", "300", *place)
     assert said.code == 0
     assert f"left out: {path} line 5: JSON is malformed" in said.err
-    assert f"left out: {path} line 41: Object missing required field `text`" in said.err
+    assert f'left out: {path} line 41: it has no text in "text"' in said.err
     assert "2 left out" in said.out
     listed = run("dataset", "list", *place).out.splitlines()
     assert "LEFT OUT" in listed[0]
@@ -81,7 +81,7 @@ def test_a_file_without_one_good_line_is_refused_by_name(run: Run, tmp_path: Pat
     path.write_text("{broken\n" * 30)
     said = run("dataset", "add", "notes", "--text", path, json_lines(tmp_path), *place)
     assert (said.code, said.out) == (2, "")
-    assert f"{path}: none of its 30 lines" in said.err
+    assert f"{path}: none of its 30 records" in said.err
     assert run("dataset", "list", *place).out.startswith("No dataset yet")
 
 

@@ -23,6 +23,7 @@ from shared.text_file import BYTES_MAX, read_text
 from shared.workloads.causal_lm.base_settings import _table as base_settings
 from shared.workloads.causal_lm.model_folder import _json as model_settings
 from shared.workloads.data.chat_template import template_beside
+from shared.workloads.data.dialogue_forms import FIELDS
 from shared.workloads.data.documents import read_documents
 from shared.workloads.data.record_files import records
 from shared.workloads.data.skipped import Skipped
@@ -46,7 +47,7 @@ def texts(path: Path) -> list[str]:
 
 def dialogues(path: Path) -> list[object]:
     skipped = Skipped()
-    found = [record for _, record in records(path, skipped)]
+    found = [record.fields for record in records(path, FIELDS, skipped)]
     assert not skipped.count
     return [*found]
 

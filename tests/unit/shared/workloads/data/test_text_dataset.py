@@ -150,12 +150,14 @@ def test_json_lines_without_one_good_line_are_refused_where_a_person_named_them(
     (tmp_path / "good.txt").write_text("good")
     bad = tmp_path / "bad.jsonl"
     bad.write_text("{broken\n" * 30)
-    with pytest.raises(InvalidRunFile, match=r"bad.jsonl: none of its 30 lines .* line 1: JSON is"):
+    with pytest.raises(
+        InvalidRunFile, match=r"bad.jsonl: none of its 30 records .* line 1: JSON is"
+    ):
         list(read_documents([bad], Skipped()))
     skipped = Skipped()
     assert [found.name for found in read_documents([tmp_path], skipped)] == ["good.txt"]
     assert skipped.count == 1
-    assert "bad.jsonl: none of its 30 lines" in skipped.sentences[0]
+    assert "bad.jsonl: none of its 30 records" in skipped.sentences[0]
 
 
 def test_a_text_without_line_ends_is_cut_between_characters() -> None:
@@ -284,8 +286,8 @@ KINDS = [
     ("a.txt", "été\n".encode("utf-16"), ["été\n"]),
     ("a.txt", "\ufeffété\n".encode(), ["été\n"]),
     ("a.json", b'{"text": "one"}', ['{"text": "one"}']),
-    ("a.csv", b"id,words\n1,one\n", 'without a column "text"'),
-    ("a.json", b'[{"words": "one"}]', 'no array of objects with a "text"'),
+    ("a.csv", b"id,words\n1,one\n", 'its keys are "id", "words"; name it .txt'),
+    ("a.json", b'[{"words": "one"}]', 'none of its 1 records has a "text"'),
     ("a.txt.gz", gzip.compress(b"one", mtime=0), "gunzip"),
     ("a.txt", gzip.compress(b"one", mtime=0), "gunzip"),
     ("a.txt", b"PK\x03\x04....", "archive or an office document"),
