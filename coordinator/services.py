@@ -383,7 +383,7 @@ def _examiners(on: Platform, computing: tuple[Compute, ...]) -> Examiners:
     checks, first, aside = computing
     draws = Draws(on.key, ClaimTerms.of(on.settings).drawn)
     return Examiners(
-        games=Harvest(on, checks, draws),
+        harvest=Harvest(on, checks, draws),
         recomputes=Recomputes(on, (first, aside), draws),
         audits=Audits(on, draws),
     )

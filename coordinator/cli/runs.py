@@ -421,8 +421,8 @@ def _suites(run: RunInfo) -> None:
 def _checked(cost: CostOfChecks) -> str | None:
     """Return the checks that were made, their results, and their seconds."""
     made = [f"done again: {cost.drawn.words}"] if cost.drawn.words else []
-    if cost.games:
-        made.append(f"files of actors: {cost.games}")
+    if cost.played:
+        made.append(f"files of actors: {cost.played}")
     if cost.audits:
         made.append(
             f"by volunteers: {cost.audits} ({cost.audits_s:,.1f} s of theirs,"

@@ -30,7 +30,7 @@ from shared.errors import NotFound
 from shared.protocol.base import ContributionState, Reason
 
 STATES = get_args(ContributionState)
-UPDATES = ("delta", "gradient")  # kinds that are merged; games and evaluations are not
+UPDATES = ("delta", "gradient")  # kinds that are merged; experience and evaluations are not
 
 
 class ContributionRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from coordinator.rules.overview import Backlog, DrawCounts
 LISTING_MAX = 1000
 REASONS_MAX = 100
 ACCEPTED = ("accepted", "merged", "superseded")
-PLAYED = ("games", "evaluation")
+PLAYED = ("experience", "evaluation")
 NEWEST = 200  # newest decisions of which the refused share is taken
 
 
@@ -50,7 +50,7 @@ class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
     """Checks of a run's contributions, and their cost relative to the accepted work."""
 
     drawn: DrawCounts
-    games: int  # files that were replayed
+    played: int  # files of actors that were checked
     checked_s: float
     work_s: float
     audits: int = 0  # audits that volunteers answered and were paid for
@@ -142,13 +142,13 @@ def cost(conn: Connection, run_id: int) -> CostOfChecks:
         func.coalesce(func.sum(case((audited, c.price_micro), else_=0)), 0),
         func.coalesce(func.sum(case((audited, c.train_s), else_=0.0)), 0.0),
     )
-    checked_s, work_s, games, *by_volunteers = conn.execute(sums.where(c.run_id == run_id)).one()
+    checked_s, work_s, played, *by_volunteers = conn.execute(sums.where(c.run_id == run_id)).one()
     results = select(recomputes.c.result, func.count()).where(recomputes.c.run_id == run_id)
     rows = conn.execute(results.group_by(recomputes.c.result))
     drawn = Counter({result or "open": int(count) for result, count in rows})
     return CostOfChecks(
         drawn=_checked(drawn),
-        games=int(games),
+        played=int(played),
         checked_s=float(checked_s),
         work_s=float(work_s),
         audits=int(by_volunteers[0]),

@@ -39,7 +39,7 @@ from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.versions import versions
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.run_file import TaskSettings
-from coordinator.rules.sizing import games_bytes_max, upload_bytes_max
+from coordinator.rules.sizing import episodes_bytes_max, upload_bytes_max
 from shared.decoding import decode
 from shared.errors import Cancelled, Gone, NotFound, Unavailable
 from shared.protocol.base import TaskState
@@ -55,7 +55,7 @@ TIMED_OUT_MIN = 2  # volunteers that let a task time out before it is given up
 LATELY_S, LATELY = 3600.0, 256
 MESSAGE_CHARS = 500
 BESIDE = ("learn", "evaluate", AUDIT)  # kinds of tasks that are not cut from a pass
-GAMES = ("selfplay", "evaluate")  # kinds whose contributions are files of games
+GAMES = ("selfplay", "evaluate")  # kinds whose contributions are files of episodes
 FREE: dict[str, Any] = {
     "claim_id": None,
     "renew_by": None,
@@ -180,7 +180,7 @@ def grant_bytes(conn: Connection, row: TaskRow) -> int:
     if row.kind == AUDIT:
         return AUDIT_BYTES
     if row.kind in GAMES:
-        return games_bytes_max(row.stop - row.start)
+        return episodes_bytes_max(row.stop - row.start)
     found = conn.execute(_PARAMETERS, {"its_id": row.run_id}).scalar_one()
     return upload_bytes_max(int(found))
 

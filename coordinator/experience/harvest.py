@@ -61,7 +61,7 @@ DRAWS = 20  # newest draws of an account and a kind whose faults are summed
 TOLERATED_SHARE = 0.05
 
 
-class GamesCase(msgspec.Struct, frozen=True, kw_only=True):
+class HarvestCase(msgspec.Struct, frozen=True, kw_only=True):
     """File of games, and the inputs of its judgement."""
 
     run: RunRow
@@ -86,7 +86,9 @@ class GamesCase(msgspec.Struct, frozen=True, kw_only=True):
         return price_of_flops(self.run.price_micro, self.run.step_flops, flops)
 
 
-def inspect(stop: Stop, case: GamesCase, path: Path, files: Mapping[int | str, Path]) -> Inspection:
+def inspect(
+    stop: Stop, case: HarvestCase, path: Path, files: Mapping[int | str, Path]
+) -> Inspection:
     """Check a file of games; `files` has the weights of every version that may have played, and the
     files of the run.
     """
@@ -139,7 +141,7 @@ class Harvest(PlatformService):
 
         await self._db.write(write)
 
-    def _case(self, conn: Connection, row: ContributionRow) -> GamesCase:
+    def _case(self, conn: Connection, row: ContributionRow) -> HarvestCase:
         run = runs.by_id(conn, row.run_id)
         task = tasks.holder(conn, row.task_id, for_update=False)
         spec = lease_message.read_spec(conn, run.id)
@@ -152,13 +154,13 @@ class Harvest(PlatformService):
             base_sha256=base.published_sha256,
         )
         known = _known(conn, run, task, base.version)
-        return GamesCase(run=run, task=task, job=job, known=known)
+        return HarvestCase(run=run, task=task, job=job, known=known)
 
     def _decide(
         self,
         conn: Connection,
         contribution_id: int,
-        case: GamesCase,
+        case: HarvestCase,
         found: Inspection,
         sha256: str,
     ) -> None:
@@ -185,7 +187,7 @@ class Harvest(PlatformService):
         )
         if judgement.state == "rejected":
             self._reject(conn, row, run, judgement, now)
-            if case.drawn and judgement.reason == Reason.GAMES.value:
+            if case.drawn and judgement.reason == Reason.EXPERIENCE.value:
                 self._proved(conn, row, found, "unproven", judgement.message)
             return
         tasks.finish(conn, row.task_id, now)
@@ -217,7 +219,7 @@ class Harvest(PlatformService):
             f"{faults:,} of {read:,} tokens of {drawn} are not what their versions write with their"
             " seeds"
         )
-        return Judgement(state="rejected", reason=Reason.GAMES.value, message=message)
+        return Judgement(state="rejected", reason=Reason.EXPERIENCE.value, message=message)
 
     def _proved(
         self, conn: Connection, row: ContributionRow, found: Inspection, result: Result, said: str
@@ -233,7 +235,7 @@ class Harvest(PlatformService):
         self,
         conn: Connection,
         row: ContributionRow,
-        case: GamesCase,
+        case: HarvestCase,
         found: Inspection,
         sha256: str,
     ) -> None:
@@ -254,7 +256,7 @@ class Harvest(PlatformService):
                 ),
             )
             return
-        datasets.register(conn, [(sha256, len(found.data), "games")], now)
+        datasets.register(conn, [(sha256, len(found.data), "experience")], now)
         experience.add_harvest(
             conn,
             experience.HarvestRow(
@@ -287,7 +289,7 @@ def experience_of(run: RunRow) -> Experience:
     return found
 
 
-def judge(case: GamesCase, found: Inspection, run_state: str) -> Judgement:
+def judge(case: HarvestCase, found: Inspection, run_state: str) -> Judgement:
     """Return the verdict on a file of games."""
     play = definition(case.run).play
     unit = play.unit if play else "game"
@@ -297,7 +299,7 @@ def judge(case: GamesCase, found: Inspection, run_state: str) -> Judgement:
     if bad > tolerated:
         what = found.complaint or f"the file has {case.asked - missing} {unit}s of {case.asked}"
         message = f"{bad} of {case.asked} {unit}s were refused: {what}"[:500]
-        return Judgement(state="rejected", reason=Reason.GAMES.value, message=message)
+        return Judgement(state="rejected", reason=Reason.EXPERIENCE.value, message=message)
     if not found.episodes:
         return Judgement(state="rejected", reason=Reason.STALE.value, message=found.complaint[:500])
     if run_state not in runs.OPEN:

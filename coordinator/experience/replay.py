@@ -207,7 +207,7 @@ class Replay(PlatformService):
         positions = steps * task.batch_size
         data = DatasetManifest(
             name=f"{run.name} replay",
-            kind="games",
+            kind="experience",
             licence=spec.file.licence,
             source="self-play",
             chunks=tuple(_ref(chunk) for chunk in window),

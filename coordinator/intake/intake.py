@@ -90,7 +90,7 @@ NEVER = (
 class Examiners:
     """Examiners of a contribution before its verdict; all run PyTorch."""
 
-    games: Harvest
+    harvest: Harvest
     recomputes: Recomputes
     audits: Audits
 
@@ -101,7 +101,7 @@ class Intake(PlatformService):
     def __init__(self, on: Platform, examiners: Examiners) -> None:
         super().__init__(on)
         self._recomputes = examiners.recomputes
-        self._harvest = examiners.games
+        self._harvest = examiners.harvest
         self.audits = examiners.audits
         self._under_way: dict[int, asyncio.Task[None]] = {}  # running checks, by contribution
         self.durations = Durations(SLOW_S)  # duration of submissions with their check

@@ -104,9 +104,9 @@ def upload_bytes_max(parameters: int) -> int:
     return parameters * 4 + parameters // 16 + UPLOAD_SLACK_BYTES
 
 
-def games_bytes_max(games: int) -> int:
-    """Return the maximum size of a file of games."""
-    return games * GAME_BYTES_MAX + UPLOAD_SLACK_BYTES
+def episodes_bytes_max(episodes: int) -> int:
+    """Return the maximum size of a file of episodes."""
+    return episodes * GAME_BYTES_MAX + UPLOAD_SLACK_BYTES
 
 
 def pass_seed(seed: int, pass_no: int) -> int:

@@ -313,7 +313,7 @@ class RunQueries:
                 if play.samples
                 else None,
                 behind=experience.reported(conn, run.id, "behind", contributions.UPDATES),
-                tokens_per_s=experience.reported(conn, run.id, "tokens_per_s", ("games",)),
+                tokens_per_s=experience.reported(conn, run.id, "tokens_per_s", ("experience",)),
             )
 
         return await self._db.read(read)

@@ -67,8 +67,8 @@ def attempt(stop: Stop, job: Job, data: LocalData, codec_name: str) -> Trial:
 def _encoded(work: Work, job: Job, base: Weights, codec_name: str) -> int:
     """Return the size of the result that a worker would submit, in bytes."""
     result, tensors = work.result()
-    if job.update == "games":
-        return len(result.games)
+    if job.update == "experience":
+        return len(result.experience)
     schema = load(job.workload).schema(job.config)
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         file = Path(folder) / "update"
@@ -100,7 +100,7 @@ async def trial(
             run=run.name,
             workload=run.workload,
             kind="selfplay" if about.play else "train",
-            update="games" if about.play else about.plan.update,
+            update="experience" if about.play else about.plan.update,
             config=model,
             train=file.train,
             order_seed=run.seed,

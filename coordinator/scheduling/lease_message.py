@@ -20,7 +20,7 @@ from coordinator.rules.sizing import (
     Reached,
     Run,
     RunPace,
-    games_bytes_max,
+    episodes_bytes_max,
     memory_bytes,
     parts_of,
     pass_seed,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shared.workloads.experience import Pacing
 
 UPDATES = {
-    "selfplay": "games",
+    "selfplay": "experience",
     "evaluate": "evaluation",
     "learn": "delta",
     AUDIT: AUDIT,
@@ -225,7 +225,7 @@ def lease(
     spec, plan = base.spec, base.plan
     granted = upload_bytes_max(spec.parameters)
     if task.kind in GAMES:
-        granted = games_bytes_max(task.stop - task.start)
+        granted = episodes_bytes_max(task.stop - task.start)
     data, work = own_data(task), job(base, task)
     return Lease(
         task=task.id,

@@ -46,7 +46,7 @@ class Reason(StrEnum):
     STEPS = "steps"
     MERGE_FAILED = "merge_failed"  # a merge failed with it
     CANCELLED = "cancelled"
-    GAMES = "games"
+    EXPERIENCE = "experience"
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))

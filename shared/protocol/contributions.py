@@ -68,7 +68,6 @@ class SubmitRequest(Message, kw_only=True):
     train_s: float = 0.0
     paused_s: float = 0.0
     metrics: Metrics = msgspec.field(default_factory=dict)
-    games: Word = ""  # sha256 of an uploaded games file, for self-play
     commitment: Commitment = Commitment()
     # Numbers of turns done before each halving of a batch's portions for lack of memory, if halving
     # changes the result; a recompute halves at the same turns.

@@ -47,7 +47,7 @@ HALVINGS_MAX = 8  # most times that a task's portions are halved
 T = TypeVar("T", bound=msgspec.Struct)
 
 TaskKind = Literal["train", "selfplay", "learn", "evaluate"]
-UpdateKind = Literal["delta", "gradient", "games", "evaluation"]
+UpdateKind = Literal["delta", "gradient", "experience", "evaluation"]
 Config: TypeAlias = Mapping[str, Any]  # a `[model]` table with all defaults filled in
 Weights: TypeAlias = "Mapping[str, torch.Tensor]"  # tensors by name
 
@@ -165,7 +165,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     loss_first: float
     loss_last: float  # mean of the last tenth of the steps
     metrics: dict[str, float] = {}
-    games: bytes = b""  # file of self-play or of a match, read only by the workload's own checks
+    # file of episodes or of a match, read only by the workload's own checks
+    experience: bytes = b""
     # Numbers of turns done at each halving of portions for lack of memory; recorded if the result
     # depends
     # on the division of a batch (batch norm). `Job.halved` repeats it.

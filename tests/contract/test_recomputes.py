@@ -86,11 +86,11 @@ async def test_draws_of_another_kind_take_no_places_among_the_newest(database: D
         return row
 
     def play(conn: Connection) -> None:
-        drawn(conn, "games", "passed")
-        row = drawn(conn, "games", "passed")
+        drawn(conn, "experience", "passed")
+        row = drawn(conn, "experience", "passed")
         drawn(conn, "delta", "passed")
         drawn(conn, "delta", "unproven")
-        assert recomputes.passed_of(conn, row, 2) == ['{"of": "games"}'] * 2
+        assert recomputes.passed_of(conn, row, 2) == ['{"of": "experience"}'] * 2
 
     await database.write(play)
 
@@ -100,16 +100,16 @@ async def test_figures_of_reports_are_the_median_of_good_work(database: Database
 
     def play(conn: Connection) -> None:
         told = [
-            ("games", "accepted", 3.0),
-            ("games", "superseded", 5.0),
-            ("games", "accepted", 1e300),
+            ("experience", "accepted", 3.0),
+            ("experience", "superseded", 5.0),
+            ("experience", "accepted", 1e300),
         ]
-        told += [("games", "rejected", 1e300), ("delta", "merged", 1e300)]
+        told += [("experience", "rejected", 1e300), ("delta", "merged", 1e300)]
         for kind, state, value in told:
             report = f'{{"metrics": {{"speed": {value}}}}}'
             add_contribution(conn, run, NEW, state, kind=kind, report=report)
-        assert experience.reported(conn, run, "speed", ("games",)) == 5.0
-        assert experience.reported(conn, run, "other", ("games",)) is None
+        assert experience.reported(conn, run, "speed", ("experience",)) == 5.0
+        assert experience.reported(conn, run, "other", ("experience",)) is None
 
     await database.write(play)
 
@@ -148,7 +148,7 @@ async def test_games_that_a_learner_read_are_kept_until_its_task_was_done_again(
     """Else who reveals when they are gone cannot be refuted."""
     run = await setting(database)
     window = DatasetManifest(
-        name="window", kind="games", licence="", source="",
+        name="window", kind="experience", licence="", source="",
         chunks=(ChunkRef(sha256="d" * 64, size=1, items=1),),
     )  # fmt: skip
 

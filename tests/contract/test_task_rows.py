@@ -20,7 +20,7 @@ from coordinator.rules.audits import AUDIT
 from coordinator.rules.dispatch import Assignment
 from coordinator.rules.fit import Waiter
 from coordinator.rules.run_file import TaskSettings
-from coordinator.rules.sizing import games_bytes_max, task_seed, upload_bytes_max
+from coordinator.rules.sizing import episodes_bytes_max, task_seed, upload_bytes_max
 from shared.errors import Cancelled, Conflict, Gone, NotFound, Unavailable
 from shared.protocol.limits import AUDIT_BYTES, RENEW_S
 from tests.support.run_rows import add_contribution, add_run, add_version, add_worker
@@ -291,7 +291,7 @@ async def test_uploads_are_granted_by_the_kind_of_the_task(rows: Rows) -> None:
         return await rows.db.read(lambda c: tasks.grant_bytes(c, row))
 
     assert await granted(kind=AUDIT) == AUDIT_BYTES
-    assert await granted(kind="selfplay") == await granted(kind="evaluate") == games_bytes_max(8)
+    assert await granted(kind="selfplay") == await granted(kind="evaluate") == episodes_bytes_max(8)
     assert await granted() == await granted(kind="learn") == upload_bytes_max(1000)
 
 

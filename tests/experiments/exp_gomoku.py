@@ -82,7 +82,7 @@ class Replay(Data):
         self._files = [path for path, _ in files]
         self.manifest = DatasetManifest(
             name="replay",
-            kind="games",
+            kind="experience",
             licence="",
             source="self-play",
             chunks=tuple(ChunkRef(sha256="", size=0, items=games) for _, games in files),
@@ -152,12 +152,12 @@ class Experiment:
             window = Window(Path(path), opponent=self._first)
             task = job("evaluate", self._model, MATCH_GAMES, options=self._options)
             work = WORKLOAD.begin(task, self._weights, window, "cpu", None)
-            return score(decode(finish(work)[0].games))
+            return score(decode(finish(work)[0].experience))
 
     def _play(self, turn: int) -> bytes:
         task = job("selfplay", self._model, self.recipe.games, options=self._options)
         task = msgspec.structs.replace(task, seed=1000 * self.recipe.seed + turn)
-        return finish(WORKLOAD.begin(task, self._weights, Replay([]), "cpu", None))[0].games
+        return finish(WORKLOAD.begin(task, self._weights, Replay([]), "cpu", None))[0].experience
 
     def _learn(self, turn: int, games: int, positions: int) -> tuple[float, int]:
         """The loss at the end of the round, and the steps so far."""

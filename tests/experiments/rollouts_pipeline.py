@@ -127,7 +127,7 @@ class Run:
         s, path = self._s, self._folder / "version"
         task = self._job("selfplay", s.problems, 1, version)
         work = WORKLOAD.begin(task, dict(weights), Window(self._folder), "cpu", None)
-        data = finish(work)[0].games
+        data = finish(work)[0].experience
         schema = WORKLOAD.schema(self.model)
         with FrameWriter(path, schema, {}) as writer:
             for spec in schema:

@@ -79,7 +79,9 @@ class Gomoku:
         if not whose:
             return {}
         task = self._job(0, seed, GAMES * (max(whose) + 1))
-        records = decode(finish(WORKLOAD.begin(task, player, self._window, "cpu", None))[0].games)
+        records = decode(
+            finish(WORKLOAD.begin(task, player, self._window, "cpu", None))[0].experience
+        )
         return {who: encode(r for r in records if r.game // GAMES == who) for who in whose}
 
     def _inspect(self, weights: Weights, data: bytes, who: int, seed: int) -> bytes | None:

@@ -106,8 +106,10 @@ class Player:
         while not work.done:
             work.advance()
         report, tensors = work.result()
-        if report.games:
-            return write_games(change(read_games(report.games))) if change else report.games
+        if report.experience:
+            return (
+                write_games(change(read_games(report.experience))) if change else report.experience
+            )
         out = self.home.coordinator.blobs.scratch() / f"made-{secrets.token_hex(4)}"
         arrays = {name: value.numpy() for name, value in tensors.items()}
         codec(lease.grant.codec).encode(delta(frame, arrays, schema), schema, out)

@@ -64,7 +64,7 @@ VERDICTS = {
     Reason.STEPS: N_("its steps or samples are not those of the task"),
     Reason.MERGE_FAILED: N_("it was set aside because the merge failed with it"),
     Reason.CANCELLED: N_("its task was taken back: nothing is counted against you"),
-    Reason.GAMES: N_("some of its games are not valid"),
+    Reason.EXPERIENCE: N_("some of its games or answers are not valid"),
 }
 SAYS = N_('coordinator: "{words}"')  # sentence for an error without a code
 

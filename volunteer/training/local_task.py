@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shared.workloads.training.ranks import Ranks
 
 EXACT = "float32"  # codec of a result that is not an update
-PLAYED = ("games", "evaluation")  # results that are files of games
+PLAYED = ("experience", "evaluation")  # results that are files of episodes
 # Measured on a CPU with GPTs of 10.8 M parameters: at the end of a task the process holds 7.1
 # models of anonymous memory, 7.6 if the next task is loaded.
 CPU_COPIES = 7
@@ -302,8 +302,8 @@ class LocalTask:
         payload = files.outbox.payload(name)
         played = lease.job.update in PLAYED
         if played:
-            write_whole(payload, result.games, durable=True)
-            sha256, size = digest(result.games), len(result.games)
+            write_whole(payload, result.experience, durable=True)
+            sha256, size = digest(result.experience), len(result.experience)
         elif lease.audit is not None:
             answer = self._answer(made, lease.audit)
             write_whole(payload, answer, durable=True)

@@ -132,11 +132,11 @@ def _flows(
         .group_by(n.run_id, n.kind, n.state)
     )
     rows = [tuple(row) for row in conn.execute(query)]
-    plays = {row[0] for row in rows if row[1] == "games"}
+    plays = {row[0] for row in rows if row[1] == "experience"}
     pushed: dict[int, Flow] = {}
     pulled: dict[int, Flow] = {}
     for run, kind, state, count, samples, episodes, drawn in rows:
-        if kind == "games":
+        if kind == "experience":
             _add(pushed, run, an_hour, count, drawn or 0, episodes or 0)
         elif kind != "evaluation":
             if run not in plays:  # a run without self-play counts samples

@@ -161,7 +161,7 @@ _QUEUES = union_all(
     _length("tasks", tasks, _T.state == "todo"),
     _length("overdue", tasks, _T.state == "doing", _T.renew_by < bindparam("now")),
     _length("verdicts", contributions, _C.state.in_(("received", "checking"))),
-    _length("games", harvests, harvests.c.chunk.is_(None), harvests.c.run_id.in_(_OPEN_RUNS)),
+    _length("experience", harvests, harvests.c.chunk.is_(None), harvests.c.run_id.in_(_OPEN_RUNS)),
     _length("evaluations", evaluations, _E.state.in_(("waiting", "running"))),
     _length("recomputes", recomputes, recomputes.c.state.in_(("asked", "revealed"))),
     _length("audits", recomputes, _AUDITED, recomputes.c.answer_id.is_(None)),

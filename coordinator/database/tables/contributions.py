@@ -52,7 +52,7 @@ contributions = Table(
     Column("volunteer_id", String(64), nullable=False),
     # digest of the submit message: the same key with another digest gives 409
     Column("digest", String(64), nullable=False),
-    Column("kind", String(16), nullable=False),  # delta, gradient, games, evaluation
+    Column("kind", String(16), nullable=False),  # delta, gradient, experience, evaluation
     Column("codec", String(32), nullable=False),
     Column("sha256", String(64), nullable=False),
     Column("size", BigInteger, nullable=False),

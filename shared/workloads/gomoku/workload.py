@@ -91,7 +91,7 @@ class GomokuWorkload(Workload):
         from shared.workloads.gomoku.selfplay import SelfPlayWork
         from shared.workloads.gomoku.train import LearnWork
 
-        if (job.kind, job.update) == ("selfplay", "games"):
+        if (job.kind, job.update) == ("selfplay", "experience"):
             return SelfPlayWork(job, weights, device)
         if (job.kind, job.update) == ("learn", "delta"):
             return LearnWork(job, weights, data, device, inner)

@@ -140,7 +140,7 @@ class RolloutWork:
             loss_first=0.0,
             loss_last=0.0,
             metrics=self._metrics(),
-            games=encode(records),
+            experience=encode(records),
         )
         return report, {}
 

@@ -96,7 +96,7 @@ class RolloutsWorkload(Workload):
         from shared.workloads.rollouts.act import RolloutWork
         from shared.workloads.rollouts.learn import RolloutLearnWork, SupervisedWork
 
-        if (job.kind, job.update) == ("selfplay", "games"):
+        if (job.kind, job.update) == ("selfplay", "experience"):
             return RolloutWork(job, weights, data, device)
         if (job.kind, job.update) == ("learn", "delta"):
             if data.manifest.chunks:

@@ -148,8 +148,8 @@ class ForgedAnswers(RolloutWork):
 
     def result(self) -> tuple[Result, dict[str, Tensor]]:
         report, tensors = super().result()
-        games = encode(self._change(decode(report.games)))
-        return msgspec.structs.replace(report, games=games), tensors
+        games = encode(self._change(decode(report.experience)))
+        return msgspec.structs.replace(report, experience=games), tensors
 
 
 def forged(record: GroupRecord) -> GroupRecord:

@@ -134,7 +134,7 @@ async def test_fake_games_cost_trust_and_the_task_goes_to_somebody_else(
     eve, ann = await player(home, "Eve"), await player(home, "Ann")
     lease = await eve.claim("selfplay")
     verdict = await eve.do(lease, flipped)
-    assert (verdict.state, verdict.reason) == ("rejected", "games")
+    assert (verdict.state, verdict.reason) == ("rejected", "experience")
     assert "4 of 4 games were refused: game 0: its outcome is" in verdict.message
     assert FLIPPED in verdict.message
     assert await eve.trust() == pytest.approx(0.9)
@@ -159,7 +159,7 @@ async def test_one_odd_game_is_left_out_and_the_others_count(home: LocalCoordina
 async def test_a_file_with_games_missing_is_refused(home: LocalCoordinator) -> None:
     eve = await player(home, "Eve")
     verdict = await eve.do(await eve.claim("selfplay"), lambda records: records[:2])
-    assert (verdict.state, verdict.reason) == ("rejected", "games")
+    assert (verdict.state, verdict.reason) == ("rejected", "experience")
     assert "the file has 2 games of 4" in verdict.message
 
 
@@ -286,7 +286,7 @@ async def test_only_a_match_that_was_checked_moves_the_best_version(home: LocalC
         return [msgspec.structs.replace(r, outcome=ends[r.game % 2]) for r in records]
 
     verdict = await eve.do(lease, won)
-    assert (verdict.state, verdict.reason) == ("rejected", "games")
+    assert (verdict.state, verdict.reason) == ("rejected", "experience")
     assert await home.coordinator.db.read(lambda conn: experience.matches_of(conn, 1)) == []
     again = await ann.claim("evaluate")
     assert (await ann.do(again)).state == "accepted"

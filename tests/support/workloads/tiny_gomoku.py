@@ -44,7 +44,7 @@ class Window:
     def _describe(self) -> DatasetManifest:
         return DatasetManifest(
             name="replay",
-            kind="games",
+            kind="experience",
             licence="",
             source="",
             chunks=tuple(ChunkRef(sha256="", size=0, items=items) for items in self._items),
@@ -76,7 +76,7 @@ def job(kind: str, model: Mapping[str, Any], steps: int, **changes: Any) -> Job:
         "run": "r",
         "workload": "gomoku",
         "kind": kind,
-        "update": {"selfplay": "games", "learn": "delta", "evaluate": "evaluation"}[kind],
+        "update": {"selfplay": "experience", "learn": "delta", "evaluate": "evaluation"}[kind],
         "config": dict(model),
         "train": TrainSettings(lr=2e-3, warmup_steps=10, beta2=0.99, weight_decay=0.01),
         "order_seed": 0,
@@ -104,7 +104,7 @@ def finish(work: Work) -> tuple[Result, Weights]:
 def play(weights: Mapping[str, Tensor], games: int, path: Path, **changes: Any) -> list[GameRecord]:
     """Games of self-play."""
     task = job("selfplay", changes.pop("model", config()), games, **changes)
-    return decode(finish(WORKLOAD.begin(task, weights, Window(path), "cpu", None))[0].games)
+    return decode(finish(WORKLOAD.begin(task, weights, Window(path), "cpu", None))[0].experience)
 
 
 def lively(seed: int = 1, **changes: Any) -> Weights:

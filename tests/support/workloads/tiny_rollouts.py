@@ -43,7 +43,7 @@ class Window:
     def _describe(self, count: int) -> DatasetManifest:
         chunk = ChunkRef(sha256="", size=0, items=1)
         return DatasetManifest(
-            name="replay", kind="games", licence="", source="", chunks=(chunk,) * count
+            name="replay", kind="experience", licence="", source="", chunks=(chunk,) * count
         )
 
     def chunk(self, index: int) -> Path:
@@ -73,7 +73,7 @@ def job(kind: str, steps: int, **changes: Any) -> Job:
         "run": "r",
         "workload": "rollouts",
         "kind": kind,
-        "update": "delta" if kind == "learn" else "games",
+        "update": "delta" if kind == "learn" else "experience",
         "config": config(),
         "train": TrainSettings(),
         "order_seed": 0,
@@ -100,8 +100,8 @@ def finish(work: Work) -> tuple[Result, dict[str, Tensor]]:
 
 def answers(weights: Mapping[str, Tensor], path: Path, **changes: Any) -> list[GroupRecord]:
     """Answers to some problems."""
-    task = job("selfplay", 8, **changes)
-    return decode(finish(WORKLOAD.begin(task, weights, Window(path), "cpu", None))[0].games)
+    task = job("selfplay", changes.pop("steps", 8), **changes)
+    return decode(finish(WORKLOAD.begin(task, weights, Window(path), "cpu", None))[0].experience)
 
 
 def rewarded(record: GroupRecord) -> JudgedGroup:

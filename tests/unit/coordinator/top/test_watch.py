@@ -76,7 +76,7 @@ def picture(**changes: Any) -> Overview:
                 id=977, run="stdlib-gpt", kind="train", failures=3, timeouts=1, message=HOSTILE
             ),
         ),
-        queues={"tasks": 12, "verdicts": 1, "games": 0, "evaluations": 1},
+        queues={"tasks": 12, "verdicts": 1, "experience": 0, "evaluations": 1},
         merges=(
             MergeLine(
                 run="stdlib-gpt", version=42, state="leased", at=NOW - 1, seconds=1.2,

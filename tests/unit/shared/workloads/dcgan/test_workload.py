@@ -113,7 +113,7 @@ def test_it_trains_on_images_and_nothing_else(data: Folder) -> None:
     with pytest.raises(InvalidRunFile, match="holds tokens, but dcgan learns from images"):
         WORKLOAD.config({}, tokens)
     model = config(data)
-    for changes in ({"kind": "learn"}, {"update": "games"}, {"stop": 25}):
+    for changes in ({"kind": "learn"}, {"update": "experience"}, {"stop": 25}):
         with pytest.raises(BadRequest):
             WORKLOAD.begin(job(model, **changes), WORKLOAD.init(model, 0), data, "cpu", None)
 

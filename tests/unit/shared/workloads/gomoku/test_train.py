@@ -75,7 +75,7 @@ def test_a_restart_goes_on_with_every_game(tmp_path: Path) -> None:
         work.restore(snapshot)
         work.suspend()
         work.resume()
-    assert timeless(decode(finish(work)[0].games)) == timeless(straight)
+    assert timeless(decode(finish(work)[0].experience)) == timeless(straight)
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_a_newer_version_plays_the_games_that_begin_after_it(tmp_path: Path) -> 
     work.advance()
     work.swap(new, 3, "33")
     work.swap(old, 1, "11")  # an older one changes nothing
-    records = decode(finish(work)[0].games)
+    records = decode(finish(work)[0].experience)
     by_version = [record.version for record in records]
     assert set(by_version) == {0, 3}
     assert by_version == sorted(by_version)
@@ -108,7 +108,7 @@ def test_out_of_memory_asks_in_smaller_batches_and_changes_no_game(tmp_path: Pat
     work.advance()
     batch = work.halve()
     assert work.halve() == batch // 2
-    assert timeless(decode(finish(work)[0].games)) == timeless(play(weights, 4, tmp_path))
+    assert timeless(decode(finish(work)[0].experience)) == timeless(play(weights, 4, tmp_path))
     while batch > 1:
         batch = work.halve()
     with pytest.raises(MemoryError):
@@ -255,7 +255,7 @@ def test_a_match_of_a_version_against_itself_is_even(tmp_path: Path) -> None:
     weights = lively()
     window = Window(tmp_path, opponent=weights)
     task = job("evaluate", config(), 12)
-    records = decode(finish(WORKLOAD.begin(task, weights, window, "cpu", None))[0].games)
+    records = decode(finish(WORKLOAD.begin(task, weights, window, "cpu", None))[0].experience)
     found = score(records)
     assert found.games == 12
     assert found.points == 0.5  # each opening is played with both colours

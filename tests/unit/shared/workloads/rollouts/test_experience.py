@@ -42,7 +42,7 @@ def inspected(
     weights = path / "weights"
     save_file({name: value.contiguous() for name, value in tiny.lively().items()}, weights)
     versions = [KnownVersion(number=n, sha256=tiny.SHA256, since_s=100.0 * n) for n in range(known)]
-    task = tiny.job("selfplay", 8, **changes)
+    task = tiny.job("selfplay", changes.pop("steps", 8), **changes)
     return tiny.WORKLOAD.experience.inspect(task, data, versions, lambda _: weights, secret)
 
 
@@ -71,7 +71,7 @@ def test_the_same_task_writes_the_same_answers_whatever_the_slots_and_pauses(
         work.advance()
         work.suspend()
         work.resume()
-    paused = decode(work.result()[0].games)
+    paused = decode(work.result()[0].experience)
     assert [r.tokens for r in paused] == [r.tokens for r in straight]
 
 
@@ -83,7 +83,7 @@ def test_a_restart_keeps_the_groups_that_were_done(tmp_path: Path) -> None:
     again = tiny.WORKLOAD.begin(task, tiny.lively(2), tiny.Window(tmp_path), "cpu", None)
     again.restore(work.snapshot())
     assert again.done
-    assert decode(again.result()[0].games) == decode(work.result()[0].games)
+    assert decode(again.result()[0].experience) == decode(work.result()[0].experience)
     with pytest.raises(InvalidRunFile, match="another task"):
         again.restore({})
 
@@ -102,7 +102,7 @@ def test_a_newer_version_answers_the_problems_begun_from_then_on(tmp_path: Path)
     work.swap(tiny.lively(2), 1, "01")
     while not work.done:
         work.advance()
-    versions = [record.version for record in decode(work.result()[0].games)]
+    versions = [record.version for record in decode(work.result()[0].experience)]
     assert versions == sorted(versions)
     assert set(versions) == {0, 1}
 
