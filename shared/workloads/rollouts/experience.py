@@ -127,7 +127,7 @@ def _check_warm(config: RolloutsConfig, how: RolloutsOptions) -> None:
         )
     else:
         count = config.dataset.without_solution
-        without = f"{count:,} of the dataset's problems" if count else ""
+        without = f"problems of the dataset ({count:,})" if count else ""
         if how.warm_size:
             raise InvalidRunFile(
                 "[task.options] warm_size is of drawn problems, and this run has a dataset: take"
@@ -135,8 +135,8 @@ def _check_warm(config: RolloutsConfig, how: RolloutsOptions) -> None:
             )
     if how.warm_steps and without:
         raise InvalidRunFile(
-            "[task.options] warm_steps: there is no answer to learn from, before the first"
-            f" rollouts, for {without}; set it to 0"
+            f"[task.options] warm_steps: {without} have no answer to learn from before the first"
+            " rollouts; set it to 0"
         )
 
 

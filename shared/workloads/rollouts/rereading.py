@@ -52,7 +52,9 @@ def differing(
     *,
     whole: bool,
 ) -> Reread:
-    """Read some answers again, and complain of records that their version did not write."""
+    """Read some answers again, and complain of records that their version did not write. Where most
+    of a batch are refuted, no more of the file is read: a forged one costs little.
+    """
     problems = Problems.of(RolloutsConfig.from_dict(job.config), file)
     dice = np.random.Generator(np.random.Philox(secret))
     spots: dict[int, list[tuple[int, int]]] = {}
@@ -63,6 +65,8 @@ def differing(
     for version, some in spots.items():
         reader = Rereader(job, file(version), problems)
         for start in range(0, len(some), BATCH):
+            if _most_refuted(seen):
+                break
             batch = some[start : start + BATCH]
             counts = reader.faulty([(records[place], sample) for place, sample in batch])
             for (place, sample), count in zip(batch, counts, strict=True):
@@ -77,7 +81,15 @@ def differing(
         for place, (count, tokens) in groups.items()
         if (all_faulty and count) or any(refuted(*each) for each in [(count, tokens), *seen[place]])
     }
+    complaints |= {
+        place: f"problem {records[place].problem}: not read, since most before it were refused"
+        for place in records.keys() - seen.keys()
+    }
     return Reread(complaints, read, faulty)
+
+
+def _most_refuted(seen: Mapping[int, list[tuple[int, int]]]) -> bool:
+    return 2 * sum(refuted(*_sum(answers)) for answers in seen.values()) > len(seen)
 
 
 def _sum(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:

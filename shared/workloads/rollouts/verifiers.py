@@ -12,12 +12,14 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from fractions import Fraction
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from shared.decoding import convert
 from shared.errors import InvalidRunFile
 from shared.nearest import hint
 from shared.settings import read_table
@@ -145,6 +147,8 @@ def verifier(name: str, arguments: Mapping[str, Any], place: str) -> Verifier:
             f'{place}: there is no verifier "{name[:64]}": {hint(name, VERIFIERS)}'
         )
     kind = VERIFIERS[name]
+    with suppress(msgspec.ValidationError, InvalidRunFile):  # an explanation takes a millisecond
+        return convert(dict(arguments), kind)
     fields = msgspec.structs.fields(kind)
     missing = [f.encode_name for f in fields if f.required and f.encode_name not in arguments]
     if missing:

@@ -260,3 +260,15 @@ def test_the_rate_of_learners_rises_after_the_warm_start(
     task = tiny.job("learn", 1, options=options, train=train, global_step=300)
     work = tiny.WORKLOAD.begin(task, tiny.lively(), tiny.window(tmp_path), "cpu", None)
     assert tiny.finish(work)[0].metrics["lr"] == pytest.approx(rate)
+
+
+def test_a_forged_file_is_read_no_further_than_its_first_batch(tmp_path: Path) -> None:
+    def read(seed: int) -> Inspection:
+        task = {"steps": 40}
+        data = encode(timeless(tiny.answers(tiny.lively(seed), tmp_path, **task)))
+        return inspected(tmp_path, data, **task)
+
+    honest, forged = read(1), read(2)
+    assert (honest.episodes, honest.faults) == (40, 0)
+    assert (forged.episodes, forged.refused) == (0, 40)
+    assert forged.read < honest.read / 2
