@@ -158,8 +158,12 @@ def _member(
 def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[SourceImage]:
     try:
         image = open_image(data, _FORMATS, _PIXELS_MAX, side=2 * side)
+        ImageOps.exif_transpose(image, in_place=True)
     except BadRequest as error:
         skipped.add(f"{name}: cannot be decoded ({error.message})")
+        return
+    except Exception as error:  # damaged EXIF raises any of several errors
+        skipped.add(f"{name}: its EXIF cannot be read ({error})")
         return
     if min(image.size) < _SIDE_MIN:
         skipped.add(f"{name}: {image.width} x {image.height} pixels are too few")
@@ -168,10 +172,8 @@ def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[So
 
 
 def _pixels(image: Image.Image, side: int) -> Pixels:
-    """Return an image upright, 8 bits, grey or colour, on white, with sides of 2 x `side` or
-    more.
-    """
-    found = ImageOps.exif_transpose(image)
+    """Return an image in 8 bits, grey or colour, on white, with sides of 2 x `side` or more."""
+    found = image
     factor = min(found.size) // (2 * side)
     if found.mode.startswith("I;16") or found.mode == "I":  # 16 bits a pixel
         wide = np.asarray(found).astype(np.int64)

@@ -115,6 +115,7 @@ def test_broken_files_are_refused_one_by_one_and_named(tmp_path: Path) -> None:
     (root / "text.png").write_bytes(b"hello")
     (root / "gif.png").write_bytes(encoded(78, "GIF"))
     (root / "thin.png").write_bytes(encoded(79, size=(1, 500)))
+    Image.new("L", (64, 64)).save(root / "exif.png", exif=b"Exif\0\0garbage")
     (root / "bad.zip").write_bytes(b"PK\x03\x04 no archive")
     with zipfile.ZipFile(root / "some.zip", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("fine.png", encoded(80))
@@ -122,9 +123,9 @@ def test_broken_files_are_refused_one_by_one_and_named(tmp_path: Path) -> None:
     skipped = Skipped()
     manifest = build_images("pets", [root], Store().put, skipped=skipped, **OPTIONS)
     assert int(manifest.meta["images"]) + int(manifest.meta["heldout_images"]) == 42
-    assert manifest.meta["skipped"] == skipped.count == 6
+    assert manifest.meta["skipped"] == skipped.count == 7
     text = "\n".join(skipped.sentences)
-    for name in ("cut.jpg", "text.png", "thin.png", "bad.zip", "some.zip/broken.png"):
+    for name in ("cut.jpg", "text.png", "thin.png", "exif.png", "bad.zip", "some.zip/broken.png"):
         assert name in text
     assert (
         "text.png: cannot be decoded (not a PNG or JPEG or WEBP or GIF or BMP or TIFF image)"
