@@ -102,6 +102,12 @@ class Banned(Forbidden):
     code, exit_code = "banned", 78
 
 
+class InvalidCode(Forbidden):
+    """The code of a join link admits nobody, now and later."""
+
+    code, exit_code = "invalid_code", 78
+
+
 class NotFound(VolunteerError):
     """There is no such thing here."""
 

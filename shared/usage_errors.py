@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from itertools import chain
 from typing import Any, Literal, get_args, get_origin
 
@@ -23,6 +24,7 @@ KINDS: dict[Any, Sentence] = {
     int: Sentence("a whole number"),
     float: Sentence("a number"),
     bool: Sentence("yes or no"),
+    datetime: Sentence("a time such as 2026-12-24T18:00"),
 }
 
 

@@ -23,6 +23,7 @@ from shared.errors import (
     Banned,
     Conflict,
     Forbidden,
+    InvalidCode,
     InvalidName,
     TooManyRequests,
     Unauthorized,
@@ -72,7 +73,7 @@ def check(request: RegisterRequest) -> None:
 def register(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registered:
-    """Return this worker's account, or a new one. Raises Forbidden, InvalidName, Unauthorized."""
+    """Return this worker's account, or a new one. Raises Forbidden, InvalidCode, InvalidName, Unauthorized."""
     known = store.credentials(conn, request.worker_id)
     if known is None:
         made = _admit(conn, request, admission, now)
@@ -96,7 +97,9 @@ def _admit(
     if request.code:
         code = code_rows.usable(conn, codes.code_hash(request.code), now)
     elif admission.invite_only:
-        raise Forbidden("this coordinator is by invitation only: ask the organiser for a join link")
+        raise InvalidCode(
+            "this coordinator is by invitation only: ask the organiser for a join link"
+        )
     linking = code is not None and code.kind == "link"
     account = (
         _linked(conn, code) if code and linking else _opened(conn, request, code, admission, now)
@@ -120,7 +123,7 @@ def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
     """Return the account of a link code."""
     account = store.by_id(conn, code.volunteer_id or "")
     if account is None or account.state == "forgotten":
-        raise Forbidden("the account of this code is gone")
+        raise InvalidCode("the account of this code is gone")
     if account.state == "banned":
         raise Banned(codes.BANNED)
     most = MACHINES_MAX if account.standing == "vetted" else PROBATION_MACHINES

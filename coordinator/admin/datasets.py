@@ -217,9 +217,11 @@ def _read(path: Path) -> bytes:
 
     try:
         check_size(path)
-        return unmarked(path.read_bytes())
+        if data := unmarked(path.read_bytes()):
+            return data
     except OSError as error:
         raise BadRequest(f"the tokenizer {path} cannot be read: {why(error)}") from error
+    raise BadRequest(f"the tokenizer {path} is empty")
 
 
 @organiser_command("dataset.list", needs="database")

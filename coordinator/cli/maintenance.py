@@ -328,7 +328,10 @@ def drill_backup(folder: Series, *, where: Where = HERE, json: Json = False) -> 
     else:
         for breach in done.breaches:
             print(f"BREACH  {breach}")
-        heads = ", ".join(f"{run} at version {head}" for run, head in done.heads.items())
+        heads = ", ".join(
+            f"{run} at version {head}" if head >= 0 else f"{run} not started"
+            for run, head in done.heads.items()
+        )
         print(
             f"Restored {done.backup.path} of {when(done.backup.created_at)} in "
             f"{done.seconds:.0f} s: {done.backup.rows:,} rows, {done.backup.blobs:,} blobs; "

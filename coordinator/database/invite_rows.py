@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 
 from coordinator.database.tables.accounts import codes, volunteers
-from shared.errors import Forbidden, NotFound
+from shared.errors import InvalidCode, NotFound
 
 CodeKind = Literal["invite", "link"]
 LISTING_MAX = 10_000
@@ -70,22 +70,22 @@ def add_link(
 
 
 def usable(conn: Connection, code_hash: str, now: float) -> CodeRow:
-    """Return the code with a hash. Raises Forbidden with the reason why it admits nobody."""
+    """Return the code with a hash. Raises InvalidCode with the reason why it admits nobody."""
     row = conn.execute(select(*_COLUMNS).where(codes.c.code_hash == code_hash)).mappings().first()
     if row is None:
-        raise Forbidden("this server does not know this code: check it, or ask for a new one")
+        raise InvalidCode("this server does not know this code: check it, or ask for a new one")
     code = CodeRow(**row)
     if code.revoked_at is not None:
-        raise Forbidden("this code was withdrawn: ask the organiser for a new one")
+        raise InvalidCode("this code was withdrawn: ask the organiser for a new one")
     if code.expires_at is not None and code.expires_at <= now:
-        raise Forbidden("this code has expired: ask for a new one")
+        raise InvalidCode("this code has expired: ask for a new one")
     if code.uses_left < 1:
-        raise Forbidden("this code was used already: ask for a new one")
+        raise InvalidCode("this code was used already: ask for a new one")
     return code
 
 
 def use(conn: Connection, code: CodeRow) -> None:
-    """Count one use of a code. Raises Forbidden when another registration has just taken the last
+    """Count one use of a code. Raises InvalidCode when another registration has just taken the last
     one.
     """
     spent = (
@@ -94,7 +94,7 @@ def use(conn: Connection, code: CodeRow) -> None:
         .values(uses_left=codes.c.uses_left - 1)
     )
     if conn.execute(spent).rowcount != 1:
-        raise Forbidden("this code was used already: ask for a new one")
+        raise InvalidCode("this code was used already: ask for a new one")
 
 
 def invites(conn: Connection) -> list[tuple[CodeRow, tuple[str, ...]]]:

@@ -103,6 +103,13 @@ def _copied(source: Path, target: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+_INSTEAD = {  # of resuming a run that is not paused
+    "draft": ": `coordinator run start` begins it",
+    "completed": ": `coordinator run extend` moves its end",
+    "failed": ": `coordinator run fork` begins from one of its versions",
+}
+
+
 class Runs(PlatformService):
     """Creates, starts, stops and rolls back runs; `queries` reads them."""
 
@@ -345,6 +352,7 @@ class Runs(PlatformService):
         return await self._move(name, "paused", "run.pause", reason)
 
     async def resume(self, name: str, reason: str = "") -> RunInfo:
+        """Hand out the tasks of a paused run again. Raises Conflict for any other."""
         return await self._move(name, "running", "run.resume", reason)
 
     async def stop(self, name: str, reason: str = "stopped by the organiser") -> RunInfo:
@@ -355,6 +363,8 @@ class Runs(PlatformService):
         def move(conn: Connection) -> RunRow:
             now = self._clock.now()
             row = runs.by_name(conn, name)
+            if state == "running" and row.state != "paused":
+                raise Conflict(f'the run "{name}" is {row.state}{_INSTEAD.get(row.state, "")}')
             values: dict[str, Any] = (
                 {"ended_at": now, "stop_reason": reason} if state == "completed" else {}
             )

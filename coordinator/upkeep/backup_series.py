@@ -27,19 +27,20 @@ class DrillReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def folders(series: Path) -> list[Path]:
-    """Return the complete backups of a series, oldest first. Raises BadRequest for no folder."""
+    """Return the complete backups of a series, oldest first, or the one backup that the folder is.
+
+    Raises BadRequest for no folder.
+    """
     if not series.is_dir():
         raise BadRequest(f"{series} is not a folder of backups")
+    if (series / LIST).is_file():
+        return [series]
     found = [path for path in series.iterdir() if IS_NAME.fullmatch(path.name)]
     return sorted(path for path in found if (path / LIST).is_file())
 
 
 def newest(series: Path) -> Path:
-    """Return the newest complete backup of a series; a folder that is a backup itself is
-    returned.
-    """
-    if (series / LIST).is_file():
-        return series
+    """Return the newest complete backup of a series. Raises BadRequest where there is none."""
     found = folders(series)
     if not found:
         raise BadRequest(f"{series} holds no complete backup")
@@ -47,7 +48,12 @@ def newest(series: Path) -> Path:
 
 
 def next_folder(series: Path, now: float) -> Path:
-    """Return the folder for a new backup; a missing folder of the series is made."""
+    """Return the folder for a new backup; a missing folder of the series is made.
+
+    Raises BadRequest for a folder that is a backup itself.
+    """
+    if (series / LIST).is_file():
+        raise BadRequest(f"{series} is a backup itself: name the folder above it")
     series.mkdir(parents=True, exist_ok=True, mode=0o700)
     while (folder := series / time.strftime(NAME, time.gmtime(now))).exists():
         now += 1.0

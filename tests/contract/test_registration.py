@@ -19,6 +19,7 @@ from coordinator.rules import reports
 from shared.errors import (
     BadRequest,
     Forbidden,
+    InvalidCode,
     InvalidName,
     NotFound,
     Unauthorized,
@@ -206,8 +207,9 @@ async def test_by_invitation_only(database: Database, clock: VirtualClock) -> No
     await people.register(newcomer("Mia", code=invite.code.lower().replace("-", " ")))
     await people.register(newcomer("Mia", code=invite.code))  # again: takes no second use
     await people.register(newcomer("Bob", code=invite.code))
-    with pytest.raises(Forbidden, match="used already"):
+    with pytest.raises(InvalidCode, match="used already") as refused:
         await people.register(newcomer("Eve", code=invite.code))
+    assert refused.value.exit_code == 78  # a service that only repeats this is not started again
     await people.register(newcomer("Mia"))  # who is in needs no code
     (info,) = await people.invites.list()
     assert (info.state, info.joined) == ("used", ("Mia", "Bob"))

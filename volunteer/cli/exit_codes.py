@@ -8,7 +8,8 @@ import threading
 from typing import TYPE_CHECKING, NoReturn
 
 from shared.command_hints import completed, options
-from shared.errors import VolunteerError, of_system
+from shared.errors import BadRequest, VolunteerError, of_system
+from shared.sentences import Sentence
 from shared.text import error_line
 from volunteer.i18n.catalogue import _, pgettext, shown
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 FLUSH_S = 2.0
+ASKS_NOTHING = Sentence("--json asks nothing: add --yes")
 
 _as_json = False  # format of printed errors
 
@@ -45,11 +47,18 @@ def at_terminal() -> bool:
 
 
 def agreed(question: str) -> bool:
-    """Ask the person at the terminal. Return False for enter, or any word but yes."""
+    """Ask the person at the terminal. Return False for enter, or any word but yes.
+
+    Raises BadRequest where nobody can answer.
+    """
     import unicodedata
 
     yes, choice = pgettext("answer", "yes"), pgettext("answer", "[y/N]")
-    answer = unicodedata.normalize("NFD", input(f"{_(question)} {choice} ").strip().lower())
+    try:
+        said = input(f"{_(question)} {choice} ")
+    except EOFError as error:
+        raise BadRequest(Sentence("no terminal to confirm in: add --yes")) from error
+    answer = unicodedata.normalize("NFD", said.strip().lower())
     plain = unicodedata.normalize("NFD", yes)
     # also without its accent: not every keyboard has one
     bare = "".join(sign for sign in plain if not unicodedata.combining(sign))

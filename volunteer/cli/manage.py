@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from volunteer.cli.exit_codes import EXIT_FAILURE, EXIT_USAGE, agreed, hinted, remark, say
+from shared.errors import BadRequest
+from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, agreed, hinted, remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.receipt_commands import app as receipts
 from volunteer.i18n.catalogue import N_, _, shown
@@ -166,7 +167,7 @@ def uninstall(
     files = tuple(f.path for f in described.files if f.path.exists()) if described else ()
     items = belongings(places, files, everything=all_)
     if json and not yes:
-        return say(_("--json asks nothing: add --yes"), EXIT_USAGE)
+        raise BadRequest(ASKS_NOTHING)
     if not json:
         _list(items, places)
     if not yes and not _confirmed():

@@ -16,7 +16,7 @@ from shared.text import printable
 from shared.text_file import UTF8
 from shared.units import DAY_S, MIB
 from volunteer.cli.drawings import draw, picture_of, put
-from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark
+from volunteer.cli.exit_codes import ASKS_NOTHING, agreed, at_terminal, hinted, remark
 from volunteer.cli.json_output import print_json, print_table
 from volunteer.i18n.catalogue import N_, _, number
 
@@ -288,9 +288,12 @@ def forfeit(
     """
     from volunteer.i18n.formats import credit
 
+    if json and not yes:
+        raise BadRequest(ASKS_NOTHING)
     me = ask_account(profile, lambda api: api.me())
-    stake = credit(me.escrow_micro + me.pending_micro)
-    if not yes and not agreed(_("Give up {amount} credits at stake?", amount=stake)):
+    stake = me.escrow_micro + me.pending_micro
+    asked = _("Give up {amount} credits at stake?", amount=credit(stake))
+    if stake and not yes and not agreed(asked):
         return 1
     done = ask_account(profile, lambda api: api.forfeit())
     if json:

@@ -136,11 +136,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         return self.problems.get(device.id, device.problem)
 
     def paused(self, device: str = "") -> PauseStatus | None:
-        """Return the pause of a device, or of all without a name; None if it is not paused."""
+        """Return the pause of a device, or of all without a name; None if it is not paused.
+
+        All are paused as soon as each device that holds a task is.
+        """
         for pause in self.pauses:
             if pause.device in ("", device):
                 return pause
-        return None
+        each = [] if device else [self.paused(task.device) for task in self.tasks]
+        return each[0] if each and all(each) else None
 
 
 def fold(status: Status, event: AnyEvent) -> Status:

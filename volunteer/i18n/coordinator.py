@@ -22,6 +22,7 @@ REFUSED = {
     "unauthorized": N_('the coordinator does not know this machine ("{words}")'),
     "bad_signature": N_("the signature does not fit"),
     "forbidden": N_('the coordinator does not allow this ("{words}")'),
+    "invalid_code": N_('the coordinator takes no more people by this link ("{words}")'),
     "banned": N_('the organiser has banned this account ("{words}")'),
     "not_found": N_('the coordinator does not have this ("{words}")'),
     "conflict": N_('this conflicts with what the coordinator has ("{words}")'),

@@ -183,6 +183,9 @@ def test_backups_in_a_row_share_blobs_and_are_drilled(
     listed = json.loads(run("backup", "list", row, "--json").out)
     assert [each["path"] for each in listed] == sorted(map(str, row.iterdir()))
     assert len(listed) == 2
+    one = Path(listed[-1]["path"])
+    assert json.loads(run("backup", "list", one, "--json").out) == listed[-1:]
+    assert f"{one} is a backup itself" in run("backup", one, "--keep", "2", "--data-dir", busy).err
     assert "is whole" in run("backup", "verify", row).out
     drilled = run("backup", "drill", row)
     assert drilled.code == 0, drilled.err

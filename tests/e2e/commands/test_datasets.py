@@ -74,6 +74,11 @@ def test_a_tokenizer_of_500_mb_is_refused_before_it_is_read(run: Run, tmp_path: 
     )
     assert (said.code, said.out) == (2, "")
     assert f"{path} has 500 MB: a tokenizer of more than 67 MB is not read" in said.err
+    path.write_bytes(b"")
+    said = run(
+        "dataset", "add", "notes", "--text", json_lines(tmp_path), "--tokenizer", path, *place
+    )
+    assert (said.code, f"the tokenizer {path} is empty" in said.err) == (2, True), said
 
 
 def test_a_file_without_one_good_line_is_refused_by_name(run: Run, tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ def test_what_was_paid_for_one_contribution_is_taken_back_once(
 
 def test_a_volunteer_is_reversed_since_an_instant(here: Run, busy: Path, run: Run) -> None:
     words = ("volunteer", "reverse", "Ann", "--reason", "copies")
+    said = run(*words, "--since", "yesterday", "--data-dir", busy)
+    assert (said.code, said.out) == (2, "")
+    assert '--since: "yesterday" is not a time such as 2026-12-24T18:00' in said.err
     assert "Nothing was left" in here(*words, "--since", "2100-01-01").out
     asyncio.run(spent(busy, "Ann"))
     done = here(*words, "--since", "2001-01-01").out

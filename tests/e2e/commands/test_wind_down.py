@@ -65,6 +65,22 @@ def test_a_completed_run_is_extended_and_goes_on(run: Run, here: Run, busy: Path
     assert here("check").code == 0
 
 
+def test_only_a_paused_run_is_resumed(run: Run, here: Run, busy: Path) -> None:
+    def refused(name: str) -> str:
+        said = run("run", "resume", name, "--data-dir", busy)
+        assert said.code == 1
+        return said.err
+
+    assert 'the run "tiny" is running' in refused("tiny")
+    here("run", "pause", "tiny")
+    here("run", "resume", "tiny")
+    here("run", "stop", "tiny", "--yes")
+    assert "is completed: `coordinator run extend" in refused("tiny")
+    here("run", "fork", "again", "--from", "tiny@1", "--yes")
+    assert "is draft: `coordinator run start" in refused("again")
+    assert actions(here).count("run.resume") == 1
+
+
 def test_a_fork_begins_from_a_version_with_the_file_of_its_run(
     run: Run, here: Run, busy: Path
 ) -> None:

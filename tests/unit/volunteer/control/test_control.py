@@ -45,13 +45,13 @@ def training(task: int = 1, step: int = 1) -> events.Training:
     )
 
 
-def claimed(task: int = 1) -> events.Claimed:
+def claimed(task: int = 1, device: str = "cpu") -> events.Claimed:
     return events.Claimed(
         task=task,
         attempt=1,
         run="r",
         workload="gpt",
-        device="cpu",
+        device=device,
         steps=10,
         samples=80,
         price_micro=5,
@@ -112,6 +112,18 @@ def test_every_reason_for_a_pause_is_kept_until_it_ends() -> None:
     assert left is not None
     assert left.by == "temperature"
     assert status.paused("cpu") is None
+
+
+def test_all_is_paused_where_each_device_with_a_task_is() -> None:
+    claims = [claimed(task=number, device=name) for number, name in ((1, "cpu"), (2, "cuda:0"))]
+    held = [events.Paused(device=name, by="you", message="paused") for name in ("cpu", "cuda:0")]
+    assert told(*claims, held[0]).paused() is None
+    status = told(*claims, *held)
+    pause = status.paused()
+    assert pause is not None
+    assert (pause.device, pause.by) == ("cpu", "you")
+    assert fold(status, events.Resumed(device="", by="you")).paused() is None
+    assert told(*held).paused() is None  # others may work: nothing is known of them
 
 
 def test_the_newest_of_a_kind_counts() -> None:
