@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import (
     BadRequest,
     Configuration,
@@ -212,7 +212,7 @@ def _good(response: http.client.HTTPResponse, data: bytes) -> bytes:
         return data
     try:
         said = decode(data, ErrorBody)
-    except msgspec.DecodeError:
+    except MALFORMED:
         raise Internal(f"the server answered with HTTP status {response.status}") from None
     raise from_wire(said.code, said.message, said.retry_after_s)
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import convert, decode
+from shared.decoding import MALFORMED, convert, decode
 from shared.errors import InvalidRunFile
 from shared.text_file import unmarked
 
@@ -82,5 +82,5 @@ def _table(path: Path) -> dict[str, Any]:
         return {}
     try:
         return decode(unmarked(path.read_bytes()), dict[str, Any])
-    except (ValueError, RecursionError) as error:
+    except MALFORMED as error:
         raise InvalidRunFile(f"{path} is not a JSON object: {error}") from error

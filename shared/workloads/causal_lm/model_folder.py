@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile, VolunteerError
 from shared.tensors.header import HEADER_BYTES_MAX, LENGTH_BYTES, header_length, parse_header
 from shared.tensors.spec import Schema
@@ -280,7 +280,7 @@ def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
         raise InvalidRunFile(f"{path} is larger than {limit >> 20} MiB, so it is not read")
     try:
         found = decode(unmarked(path.read_bytes()), dict[str, Any])
-    except ValueError as error:
+    except MALFORMED as error:
         raise InvalidRunFile(f"{path} is not a JSON object: {escaped(error, 200)}") from error
     return found
 

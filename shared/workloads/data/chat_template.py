@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import msgspec
 
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile
 from shared.text import escaped
 from shared.text_file import read_text, unmarked
@@ -258,7 +258,7 @@ def _settings(path: Path) -> dict[str, Any]:
         return {}
     try:
         return decode(unmarked(path.read_bytes()), dict[str, Any])
-    except ValueError as error:
+    except MALFORMED as error:
         raise InvalidRunFile(f"{path} is not a JSON object: {escaped(error, 200)}") from error
 
 

@@ -118,6 +118,10 @@ def header(**entries: Any) -> bytes:
 INDEX = "model.safetensors.index.json"
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda folder: (folder / "config.json").unlink(), "there is no"),
+    "deep JSON": (
+        lambda folder: replaced(folder, "config.json", b'{"a":' + b"[" * 100_000 + b"]" * 100_000),
+        "not a JSON",
+    ),
     "no JSON": (lambda folder: replaced(folder, "config.json", b"\x80\x04pickle"), "not a JSON"),
     "endless": (lambda folder: replaced(folder, "config.json", b" " * (2 << 20)), "larger than"),
     "code": (lambda folder: edit(folder, auto_map={"A": "x.B"}), "code of its own"),
