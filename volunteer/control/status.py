@@ -239,7 +239,7 @@ def _of_task(status: Status, event: AnyEvent) -> Status:
             return _change(status, task, phase="fetch", **_shared(event, TaskStatus))
         case events.Training(task=task):
             told = _shared(event, TaskStatus)
-            del told["samples"]  # those done by now: a task's are those in all
+            del told["steps"], told["samples"]  # a task's are those that it was given with
             return _change(status, task, phase="train", **told)
         case events.Uploading(task=task):
             return _change(status, task, phase="upload", **_shared(event, TaskStatus))
