@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.database import record
 from coordinator.database.ledger import payments as store
 from coordinator.database.ledger import record_tree
 from coordinator.database.ledger.payments import Balances
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from coordinator.database.engine.open_database import Database
     from shared.protocol.listings import LedgerRow
 
@@ -23,7 +20,7 @@ ROWS = 100
 
 
 class Ledger:
-    """Reads, checks and seals the ledger."""
+    """Reads and checks the ledger."""
 
     def __init__(self, db: Database) -> None:
         self._db = db
@@ -42,18 +39,7 @@ class Ledger:
         return tuple(rows)
 
     async def check(self) -> tuple[str, ...]:
-        """Return a sentence for each breach in ledger, record and their tree; empty if none."""
-
-        def read(conn: Connection) -> tuple[str, ...]:
-            chains = store.check_ledger(conn) + record.check(conn)
-            return (*chains, *record_tree.check(conn))
-
-        return await self._db.read(read)
-
-    async def seal(self) -> int:
-        """Chain all unsealed events and record lines; return their number."""
-        total = 0
-        for seal in (store.seal, record.seal):
-            while count := await self._db.write(seal):
-                total += count
-        return total
+        """Return a sentence for each breach in the ledger and the record; empty if none."""
+        return await self._db.read(
+            lambda conn: (*store.check_ledger(conn), *record_tree.check(conn))
+        )

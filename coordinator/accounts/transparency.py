@@ -66,8 +66,7 @@ class Transparency:
             await pause(self._clock, SEAL_S, stop)
 
     async def seal(self) -> int:
-        """Chain new rows of ledger and record and add them to the tree; return the number of new
-        leaves.
+        """Add new rows of ledger and record to the tree; return their number.
 
         Writes nothing and locks nothing where nothing is new.
         """
@@ -75,8 +74,6 @@ class Transparency:
         for _ in range(BATCHES_MAX):
             if not await self._db.read(store.behind):
                 break
-            await self._db.write(payments.seal)
-            await self._db.write(record.seal)
             total += await self._db.write(store.extend)
         return total
 
@@ -85,7 +82,7 @@ class Transparency:
         return tuple(await self._db.read(lambda conn: record.entries(conn, before, limit)))
 
     async def verify(self) -> RecordReport:
-        """Compute the chains of ledger and record and their tree again; changes nothing."""
+        """Compute the tree of ledger and record again; changes nothing."""
 
         def read(conn: Connection) -> RecordReport:
             tree, (events, lines) = store.head(conn), store.counted(conn)
@@ -95,11 +92,7 @@ class Transparency:
                 size=tree.size,
                 root=tree.root,
                 waiting=max(0, events + lines - tree.size),
-                breaches=(
-                    *payments.check_ledger(conn),
-                    *record.check(conn),
-                    *store.check(conn),
-                ),
+                breaches=(*payments.check_ledger(conn), *store.check(conn)),
             )
 
         return await self._db.read(read)

@@ -47,7 +47,7 @@ def listing(
 
 @app.command
 def verify(*, where: Where = HERE, json: Json = False) -> int:
-    """Compute hash chains and the Merkle tree of ledger and record again from their rows.
+    """Compute the Merkle tree of ledger and record again from their rows.
 
     Exit code 1 where anything was changed, removed or swapped.
     """

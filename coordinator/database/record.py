@@ -1,4 +1,4 @@
-"""Record: actions of organisers, the coordinator and volunteers, append-only and chained.
+"""Record: actions of organisers, the coordinator and volunteers, append-only.
 
 Rows name people by id, never by nickname, host or address, because they outlive `volunteer forget`.
 """
@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, insert, select
 
-from coordinator.database.ledger import hash_chain
-from coordinator.database.tables.record import RECORD_SEALED, record_lines
+from coordinator.database.tables.record import record_lines
 
 DETAIL_CHARS_MAX = 4000
 LISTING_MAX = 500
@@ -67,13 +66,3 @@ def about(conn: Connection, subject: str, actions: Collection[str], limit: int) 
     fits = (record_lines.c.subject == subject, record_lines.c.action.in_(actions))
     query = select(*columns).where(*fits).order_by(record_lines.c.id.desc()).limit(limit)
     return [RecordLine(**row) for row in conn.execute(query).mappings()]
-
-
-def seal(conn: Connection, limit: int = hash_chain.SEAL_BATCH) -> int:
-    """Chain the next lines; return their number. Alone in its transaction (see hash_chain.py)."""
-    return hash_chain.seal(conn, record_lines, RECORD_SEALED, limit)
-
-
-def check(conn: Connection) -> list[str]:
-    """Return a sentence on where the chain is broken; "" where it is whole."""
-    return list(hash_chain.check(conn, record_lines, RECORD_SEALED))

@@ -229,7 +229,6 @@ async def test_no_more_breaches_are_told_than_a_person_reads(
 async def test_every_leaf_and_every_older_tree_is_proved(database: Database) -> None:
     def write(conn: Connection) -> None:
         payments.post_pending_many(conn, [pay(n, n) for n in range(1, 8)], 1.0)
-        payments.seal(conn)
 
     await database.write(write)
     assert await database.read(record_tree.behind)
@@ -277,7 +276,6 @@ async def test_paid_entries_of_a_volunteer_are_listed_with_their_leaves(
             one = Payment(volunteer_id=who, contribution_id=number, run_id=run, amount_micro=price)
             payments.post_pending_many(conn, [one], 1.0)
             payments.post_earned_many(conn, [one], 2.0)
-        payments.seal(conn)
         record_tree.extend(conn)
         return run, mine
 

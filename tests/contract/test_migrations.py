@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 from coordinator.database.engine import open_database as opening
 from coordinator.database.engine.open_database import Database, migrate
-from coordinator.database.migrations.triggers import FROZEN, SEALED
+from coordinator.database.migrations.triggers import FROZEN
 from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.record import record_lines
@@ -27,15 +27,13 @@ def run(conn: Connection, statement: Executable) -> None:
 
 def _event(conn: Connection) -> None:
     values = {"key": "k", "digest": "d", "kind": "earn", "memo": "", "at": 1.0}
-    conn.execute(insert(events).values(**values, run_id=None, contribution_id=None, chain=None))
+    conn.execute(insert(events).values(**values, run_id=None, contribution_id=None))
     conn.execute(insert(accounts).values(owner="system", kind="mint", balance_micro=-5))
     event = conn.execute(select(events.c.id)).scalar_one()
     account = conn.execute(select(accounts.c.id)).scalar_one()
     conn.execute(insert(postings).values(event_id=event, account_id=account, amount_micro=5))
     conn.execute(
-        insert(record_lines).values(
-            at=1.0, actor="a", action="b", subject="c", detail="d", chain=None
-        )
+        insert(record_lines).values(at=1.0, actor="a", action="b", subject="c", detail="d")
     )
 
 
@@ -45,8 +43,7 @@ def _event(conn: Connection) -> None:
         update(postings).values(amount_micro=6),
         delete(postings),
         update(events).values(memo="other"),
-        update(events).values(chain="x", memo="other"),
-        update(events).values(chain=None),
+        update(events).values(digest="other"),
         delete(events),
         update(record_lines).values(detail="other"),
         delete(record_lines),
@@ -59,14 +56,6 @@ async def test_history_cannot_be_rewritten(database: Database, statement: Execut
         await database.write(partial(run, statement=statement))
 
 
-async def test_the_chain_is_sealed_once(database: Database) -> None:
-    await database.write(_event)
-    for seal in (update(events), update(record_lines)):
-        await database.write(partial(run, statement=seal.values(chain="sealed")))
-        with pytest.raises(DBAPIError, match="never change"):
-            await database.write(partial(run, statement=seal.values(chain="again")))
-
-
 async def test_no_trigger_is_missing(database: Database) -> None:
     """Versions need a run to exist, so their triggers are looked up instead of tried."""
     catalogue = {
@@ -74,9 +63,7 @@ async def test_no_trigger_is_missing(database: Database) -> None:
         "postgresql": "SELECT DISTINCT trigger_name FROM information_schema.triggers",
     }[database.dialect]
     found = await database.read(lambda conn: set(conn.execute(text(catalogue)).scalars()))
-    wanted = {
-        f"{table}_no_{change}" for table in (*FROZEN, *SEALED) for change in ("update", "delete")
-    }
+    wanted = {f"{table}_no_{change}" for table in FROZEN for change in ("update", "delete")}
     assert wanted <= found
     assert versions.name in metadata.tables
 

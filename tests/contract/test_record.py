@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from coordinator.accounts.ledger import Ledger
 from coordinator.database import record
 from coordinator.database.engine.open_database import Database
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import payments, record_tree
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
@@ -36,13 +36,12 @@ async def test_the_database_itself_refuses_changes_of_history(database: Database
 
 async def test_sealing_goes_on_where_it_stopped(database: Database) -> None:
     await database.write(lambda conn: earn(conn, *(pay(n) for n in range(1, 8))))
-    assert await database.write(lambda conn: payments.seal(conn, 5)) == 5
+    assert await database.write(lambda conn: record_tree.extend(conn, 5)) == 5
     await database.write(lambda conn: earn(conn, pay(20)))
-    books = Ledger(database)
     await database.write(lambda conn: record.append(conn, "organiser", "x", "y", {"n": 1}, 1.0))
-    assert await books.seal() == 11 + 1
-    assert await books.seal() == 0
-    assert await books.check() == ()
+    assert await database.write(record_tree.extend) == 11 + 1
+    assert await database.write(record_tree.extend) == 0
+    assert await Ledger(database).check() == ()
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -54,7 +53,7 @@ async def test_writers_do_not_wait_while_rows_are_sealed(database: Database) -> 
     await database.write(lambda conn: earn(conn, pay()))
 
     def sealed(conn: Connection) -> tuple[int, int]:
-        return payments.seal(conn), conn.execute(held).scalar_one()
+        return record_tree.extend(conn), conn.execute(held).scalar_one()
 
     assert await database.write(sealed) == (2, 0)
 
@@ -64,13 +63,13 @@ async def test_writers_do_not_wait_while_two_replicas_seal(
     database: Database, database_url: str
 ) -> None:
     await database.write(lambda conn: earn(conn, pay()))
-    await database.write(payments.seal)
+    await database.write(record_tree.extend)
     server = create_async_engine(database_url)
     waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
     async with server.connect() as other, server.connect() as watch:
-        await other.execute(text("LOCK TABLE events IN ROW EXCLUSIVE MODE"))  # it writes hashes
-        await other.execute(text("SELECT value FROM meta WHERE key = 'chain.events' FOR UPDATE"))
-        sealing = asyncio.create_task(database.write(payments.seal))
+        await other.execute(text("LOCK TABLE events IN ROW EXCLUSIVE MODE"))  # it writes rows
+        await other.execute(text("SELECT value FROM meta WHERE key = 'tree' FOR UPDATE"))
+        sealing = asyncio.create_task(database.write(record_tree.extend))
         while not (await watch.execute(waits)).scalar_one():
             await asyncio.sleep(0.01)
         async with asyncio.timeout(30):
@@ -81,17 +80,15 @@ async def test_writers_do_not_wait_while_two_replicas_seal(
 
 
 async def test_sealing_while_others_post_leaves_no_gap(database: Database) -> None:
-    books = Ledger(database)
-
     def submit(number: int) -> Callable[[Connection], None]:
         return lambda conn: earn(conn, pay(number, 1))
 
     jobs = [database.write(submit(n)) for n in range(1, 41)]
-    await asyncio.gather(*jobs[:20], books.seal(), *jobs[20:], books.seal())
-    await books.seal()
-    assert await books.check() == ()
-    unsealed = select(func.count()).where(events.c.chain.is_(None))
-    assert await database.read(lambda conn: conn.execute(unsealed).scalar()) == 0
+    seals = [database.write(record_tree.extend) for _ in range(2)]
+    await asyncio.gather(*jobs[:20], seals[0], *jobs[20:], seals[1])
+    await database.write(record_tree.extend)
+    assert await Ledger(database).check() == ()
+    assert not await database.read(record_tree.behind)
 
 
 # What a person with the database in hands might do, and what the check then says.
@@ -100,15 +97,15 @@ TAMPERING = {
     "UPDATE postings SET amount_micro = amount_micro + 2 WHERE id = "
     "1": "all accounts together hold 2 instead of 0",
     "UPDATE postings SET amount_micro = amount_micro * 2 WHERE event_id = 1": "not what was posted",
-    "DELETE FROM meta WHERE key = 'chain.events'": "rows behind row 0 say they were sealed",
+    "DELETE FROM meta WHERE key = 'tree'": "up to row 0 there are other rows than the tree has",
+    "INSERT INTO events (id, key, digest, kind, memo, at) "
+    "VALUES (0, 'earn:0', 'x', 'earn', '', 1)": "events: up to row 3 there are other rows",
     "UPDATE accounts SET balance_micro = balance_micro + 5 WHERE kind = "
     "'earned'": "its postings sum to",
     "UPDATE events SET contribution_id = 77 WHERE id = 1": "not what was posted",
-    "UPDATE events SET at = at - 1 WHERE id = 2": "changed or removed",
-    "UPDATE events SET chain = NULL WHERE id = 2": "changed or removed",
-    "DELETE FROM postings WHERE event_id = 2; DELETE FROM events WHERE id = "
-    "2": "changed or removed",
-    "DELETE FROM postings WHERE event_id = 3; DELETE FROM events WHERE id = 3": "rows were removed",
+    "UPDATE events SET at = at - 1 WHERE id = 2": "not what the tree says",
+    "DELETE FROM postings WHERE event_id = 2; DELETE FROM events WHERE id = 2": "was removed since",
+    "DELETE FROM postings WHERE event_id = 3; DELETE FROM events WHERE id = 3": "was removed since",
     "UPDATE accounts SET owner = 'volunteer-eve-00001' WHERE kind = "
     "'earned'": "not what was posted",
 }
@@ -121,8 +118,8 @@ async def test_tampering_is_found(database: Database, statements: str, sentence:
         payments.post_pending_many(conn, [pay(2, 50)], 3.0)
 
     await database.write(prepare)
-    await Ledger(database).seal()
-    assert await breaches(database) == []
+    await database.write(record_tree.extend)
+    assert await Ledger(database).check() == ()
 
     def tamper(conn: Connection) -> None:
         names = ("events", "postings")
@@ -136,7 +133,7 @@ async def test_tampering_is_found(database: Database, statements: str, sentence:
             conn.execute(text(statement))
 
     await database.write(tamper)
-    assert any(sentence in said for said in await breaches(database))
+    assert any(sentence in said for said in await Ledger(database).check())
 
 
 # Contributions and ledger must tell the same story.
@@ -202,11 +199,11 @@ async def test_the_record_notices_a_changed_line(database: Database) -> None:
         record.append(conn, "organiser", "volunteer.unban", MIA, "mended", 2.0)
 
     await database.write(write)
-    await Ledger(database).seal()
+    await database.write(record_tree.extend)
     lines = await database.read(record.entries)
     assert [line.action for line in lines] == ["volunteer.unban", "volunteer.ban"]
     assert len(lines[1].detail) <= record.DETAIL_CHARS_MAX
-    assert await database.read(record.check) == []
+    assert await Ledger(database).check() == ()
 
     def tamper(conn: Connection) -> None:
         off = "ALTER TABLE record DISABLE TRIGGER USER"
@@ -215,7 +212,7 @@ async def test_the_record_notices_a_changed_line(database: Database) -> None:
         conn.execute(text("UPDATE record SET actor = 'nobody' WHERE action = 'volunteer.ban'"))
 
     await database.write(tamper)
-    assert "changed or removed" in (await database.read(record.check))[0]
+    assert "not what the tree says" in (await Ledger(database).check())[0]
 
 
 async def test_postings_are_never_left_without_their_event(database: Database) -> None:

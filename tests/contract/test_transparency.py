@@ -16,7 +16,7 @@ from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.transparency import Transparency
 from coordinator.database import record as lines
 from coordinator.database.engine.open_database import Database
-from coordinator.database.ledger import payments, record_tree
+from coordinator.database.ledger import record_tree
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.record import meta
 from coordinator.database.tables.transparency import merkle_leaves, merkle_nodes
@@ -71,7 +71,7 @@ def receipts_of(found: tuple[SignedReceipt, ...], key: SigningKey) -> list[Recei
     return [decode(each.payload, Receipt) for each in found]
 
 
-async def test_the_tree_grows_behind_the_chain_and_every_head_is_proved(
+async def test_the_tree_grows_and_every_head_is_proved(
     database: Database, record: Transparency, key: SigningKey
 ) -> None:
     assert (await head(record, key)).root == merkle.EMPTY.hex()
@@ -92,13 +92,10 @@ async def test_the_tree_grows_behind_the_chain_and_every_head_is_proved(
             assert not continues(old, heads[0], proof) or old == new == heads[0]
 
 
-async def test_a_history_from_before_the_tree_becomes_leaves_in_batches(
-    database: Database, record: Transparency
-) -> None:
+async def test_a_long_history_becomes_leaves_in_batches(database: Database) -> None:
     for number in range(1, 12):
         await database.write(paying(number))
         await database.write(line(number))
-    await Ledger(database).seal()
     sizes = []
     while await database.read(record_tree.behind):
         await database.write(lambda conn: record_tree.extend(conn, 5))
@@ -184,8 +181,7 @@ async def test_a_history_sealed_anew_contradicts_the_head_that_was_kept(
     def rewrite(conn: Connection) -> None:
         unguarded(conn)
         conn.execute(update(events).where(events.c.id == 2).values(at=77.0))
-        conn.execute(update(events).values(chain=None))
-        conn.execute(delete(meta).where(meta.c.key.in_(("tree", "chain.events"))))
+        conn.execute(delete(meta).where(meta.c.key == "tree"))
         conn.execute(delete(merkle_leaves))
         conn.execute(delete(merkle_nodes))
 
@@ -193,7 +189,7 @@ async def test_a_history_sealed_anew_contradicts_the_head_that_was_kept(
     await database.write(line(1))
     await record.seal()
     now = await head(record, key)
-    assert await Ledger(database).check() == ()  # the chain alone does not notice
+    assert await Ledger(database).check() == ()  # the rows alone do not tell
     assert now.size == kept.size + 1
     assert not continues(kept, now, await record.consistency(kept.size, now.size))
 
@@ -229,7 +225,6 @@ async def test_the_database_refuses_changes_of_the_tree(
 ) -> None:
     await database.write(lambda conn: earn(conn, pay(1)))
     await record.seal()
-    await database.write(lambda conn: payments.seal(conn))
     for table in ("merkle_leaves", "merkle_nodes"):
         for statement in (f"DELETE FROM {table}", f"UPDATE {table} SET place = 9"):
             with pytest.raises(DBAPIError, match="never change"):

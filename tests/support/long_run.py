@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from coordinator.database.engine.dump import reset_sequences
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import record_tree
 from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import events, postings
 from coordinator.database.tables.merges import merges
@@ -81,7 +81,6 @@ def grow(conn: Connection, run_id: int, rounds: int) -> None:
     copy(
         events, events.c.id.in_(told),
         id=beside, key=lambda k, key: f"{key}-{k}", contribution_id=beside,
-        chain=lambda k, was: None,
     )  # fmt: skip
     copy(postings, postings.c.event_id.in_(told), id=beside, event_id=beside)
     at_head = (versions.c.run_id == run_id) & (versions.c.version == head)
@@ -94,7 +93,7 @@ def grow(conn: Connection, run_id: int, rounds: int) -> None:
     copy(merges, begun, id=beside, base=later)
     conn.execute(update(runs).where(runs.c.id == run_id).values(head=head + rounds))
     reset_sequences(conn)
-    while payments.seal(conn):
+    while record_tree.extend(conn, 5000):
         pass
 
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from coordinator.database import runs
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import record_tree
 from shared.decoding import decode as parsed
 from shared.protocol.versions import VersionManifest
 from tests.support.local_coordinator import LocalCoordinator, Worker
@@ -51,7 +51,7 @@ class MergeRounds:
         await self._took("expire leases", inside.queue.expire())
         await self._took("prune", inside.upkeep.prune())
         await self._took("sweep", inside.upkeep.sweep())
-        await self._took("seal", inside.db.write(payments.seal))
+        await self._took("seal", inside.db.write(record_tree.extend))
         for path in ("/contributions", "/me/ledger", "/runs", f"/runs/{self._run}"):
             answer = await self._took(f"GET {path}", self._workers[0].get(path))
             assert answer.status_code == 200, answer.text

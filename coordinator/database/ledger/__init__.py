@@ -1,1 +1,1 @@
-"""The double-entry ledger: postings, payments, spending, its hash chain and its check."""
+"""The double-entry ledger: postings, payments, spending, the tree over it and its check."""

@@ -27,7 +27,7 @@ from sqlalchemy import Connection, bindparam, case, func, select
 
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import its, one_of
-from coordinator.database.ledger.check import check_ledger, seal
+from coordinator.database.ledger.check import check_ledger
 from coordinator.database.ledger.postings import (
     AMOUNT_MAX,
     BALANCE_MAX,
@@ -57,7 +57,6 @@ __all__ = [
     "post_pending_many",
     "post_reversal_many",
     "post_void",
-    "seal",
 ]
 
 HISTORY_MAX = 500

@@ -1,8 +1,8 @@
-"""Record as a Merkle tree: leaves after the hash chains, heads, proofs.
+"""Record as a Merkle tree: leaves, heads, proofs.
 
-Rows become leaves after they were sealed (see `hash_chain`), in that order, under a lock of the
-tree's own: writers of the ledger and the record never wait for it. All leaves of one log are in
-the order of their numbers.
+Rows become leaves after they were written, a batch at a time, under a lock of the tree's own:
+writers of the ledger and the record never wait for it. All leaves of one log are in the order of
+their numbers. A changed, dropped, added or swapped row breaks the tree.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import Column, Connection, Table, func, insert, select, update
+from sqlalchemy import Column, Connection, Table, func, insert, select, text, update
 
 from coordinator.database.engine.statements import among, its
 from coordinator.database.ledger import check as ledger
-from coordinator.database.ledger import hash_chain
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import accounts, events, postings
@@ -83,7 +82,7 @@ def counted(conn: Connection) -> tuple[int, int]:
 
 
 def behind(conn: Connection) -> bool:
-    """Return True if rows wait to be sealed or added to the tree; locks nothing."""
+    """Return True if rows wait to be added to the tree; locks nothing."""
     tree = head(conn)
     done = {"events": tree.events, "record": tree.record}
     return any(
@@ -93,7 +92,10 @@ def behind(conn: Connection) -> bool:
 
 
 def extend(conn: Connection, limit: int = BATCH) -> int:
-    """Add the next sealed rows to the tree; return their number."""
+    """Add the next rows to the tree; return their number. Must be the first statement of its
+    transaction.
+    """
+    # first: another that extends the tree must not wait where writers queue
     conn.execute(insert_new(conn, meta, "key").values(key=KEY, value="{}"))
     locked = select(meta.c.value).where(meta.c.key == KEY).with_for_update()
     tree = _read(conn.execute(locked).scalar())
@@ -102,7 +104,7 @@ def extend(conn: Connection, limit: int = BATCH) -> int:
     leaves: list[dict[str, Any]] = []
     last = {"events": tree.events, "record": tree.record}
     for name in LOGS:
-        for row in _sealed(conn, name, last[name], limit - len(leaves)):
+        for row in _next(conn, name, last[name], limit - len(leaves)):
             leaves.append({"place": edge.size, "log": name, "row_id": row[0]})
             for level, place, hashed in edge.append_leaf(leaf_hash(name, row)):
                 nodes.append({"level": level, "place": place, "hash": hashed})
@@ -218,6 +220,12 @@ def check(conn: Connection) -> Iterator[str]:
             return
     if edge.root().hex() != tree.root:
         yield f"the root of the record of {tree.size} entries is not that of its rows"
+    last = {"events": tree.events, "record": tree.record}
+    for name, (table, _) in LOGS.items():
+        there = select(func.count()).select_from(table).where(table.c.id <= last[name])
+        known = select(func.count()).select_from(merkle_leaves).where(merkle_leaves.c.log == name)
+        if conn.execute(there).scalar_one() != conn.execute(known).scalar_one():
+            yield f"{name}: up to row {last[name]} there are other rows than the tree has"
 
 
 def _read(stored: str | None) -> RecordRoot:
@@ -230,13 +238,29 @@ def _check_size(conn: Connection, size: int) -> None:
         raise NotFound(f"the record has {present} entries now, so there is no proof for {size}")
 
 
-def _sealed(conn: Connection, name: str, after: int, limit: int) -> list[list[Any]]:
-    """Return the next rows of a log that the chain covers, as they are hashed."""
+def _settled(conn: Connection, table: Table) -> int:
+    """Return the id up to which no row can appear any more, 0 for an empty table.
+
+    PostgreSQL gives numbers before a transaction commits, so a lower one could still appear. The
+    table is closed to writers for this one look, which waits for those under way; rolling back to
+    the savepoint opens it again.
+    """
+    newest = select(func.coalesce(func.max(table.c.id), 0))
+    if conn.dialect.name != "postgresql":
+        return int(conn.execute(newest).scalar_one())
+    point = conn.begin_nested()
+    conn.execute(text(f'LOCK TABLE "{table.name}" IN SHARE ROW EXCLUSIVE MODE'))
+    settled = int(conn.execute(newest).scalar_one())
+    point.rollback()
+    return settled
+
+
+def _next(conn: Connection, name: str, after: int, limit: int) -> list[list[Any]]:
+    """Return the next rows of a log, as they are hashed."""
     table, columns = LOGS[name]
-    upto = hash_chain.end(conn, table).id
     query = (
         select(table.c.id, *columns)
-        .where(table.c.id > after, table.c.id <= upto)
+        .where(table.c.id > after, table.c.id <= _settled(conn, table))
         .order_by(table.c.id)
         .limit(limit)
     )

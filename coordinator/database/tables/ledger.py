@@ -42,7 +42,6 @@ events = Table(
     Column("contribution_id", Key, nullable=True),
     Column("memo", Text, nullable=False),
     Column("at", Double, nullable=False, index=True),
-    Column("chain", String(64), nullable=True),  # hash chain, sealed by upkeep
 )
 
 postings = Table(

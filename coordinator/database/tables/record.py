@@ -1,4 +1,4 @@
-"""The record, sealed by a chain of hashes, and single values by key."""
+"""The record, and single values by key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ record_lines = Table(
     Column("action", String(64), nullable=False),
     Column("subject", String(255), nullable=False),
     Column("detail", Text, nullable=False),
-    Column("chain", String(64), nullable=True),  # hash chain, sealed in the background
 )
 RECORD_SEALED = (
     record_lines.c.at,

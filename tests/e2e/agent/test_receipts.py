@@ -153,9 +153,7 @@ def rewrite(data_dir: Path, *statements: str) -> None:
                 connection.execute(f"DROP TRIGGER IF EXISTS {table}_no_{what}")
         for statement in statements:
             connection.execute(statement)
-        connection.execute("UPDATE events SET chain = NULL")
-        connection.execute("UPDATE record SET chain = NULL")
-        connection.execute("DELETE FROM meta WHERE key IN ('tree', 'chain.events', 'chain.record')")
+        connection.execute("DELETE FROM meta WHERE key = 'tree'")
         connection.execute("DELETE FROM merkle_leaves")
         connection.execute("DELETE FROM merkle_nodes")
     connection.close()
