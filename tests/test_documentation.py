@@ -15,13 +15,13 @@ from typing import get_args, get_type_hints
 import pytest
 from cyclopts import App
 
-from coordinator.http.openapi import tables
 from coordinator.http.routes.handlers import HANDLERS
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import RunFile
 from coordinator.services import Coordinator
 from coordinator.upkeep.alert_conditions import Kind
 from shared.protocol.endpoints import ENDPOINTS
+from tests.support.endpoint_tables import tables
 from tests.support.sources import ROOT
 
 MODULES = {"volunteer": "volunteer.settings.settings", "coordinator": "coordinator.config"}
@@ -217,7 +217,7 @@ def test_tables_below_the_heading_of_a_section_hold_its_keys() -> None:
 def test_documented_endpoints_are_the_list_of_endpoints() -> None:
     page = _text(ROOT / "docs" / "http-api.md")
     assert page == tables(page), (
-        "run `python -m coordinator.http.openapi docs/http-api.md`, which writes its tables"
+        "run `python -m tests.support.endpoint_tables docs/http-api.md`, which writes its tables"
     )
     for endpoint in ENDPOINTS:
         assert f"| {endpoint.method} `{endpoint.path}` |" in page

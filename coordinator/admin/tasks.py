@@ -1,15 +1,12 @@
-"""Commands about tasks: their history, and the tasks that failed too often."""
+"""Commands about tasks: the open ones, and those that failed too often."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Meta
 
 from coordinator.admin.command import CommandRequest, organiser_command, reason
-from coordinator.database.monitoring import task_history
-from coordinator.database.monitoring.task_history import TaskShown
 from coordinator.database.tasks import TaskLine
 from shared.errors import BadRequest, NotFound
 
@@ -22,10 +19,6 @@ class ListTasks(CommandRequest, frozen=True, kw_only=True):
 
     run: str = ""
     failed: bool = False
-
-
-class ShowTask(CommandRequest, frozen=True, kw_only=True):
-    id: Annotated[int, Meta(ge=1, le=2**63 - 1)]
 
 
 class Requeue(CommandRequest, frozen=True, kw_only=True):
@@ -46,11 +39,6 @@ class Requeued(msgspec.Struct, frozen=True, kw_only=True):
 @organiser_command("task.list", needs="database")
 async def listing(coordinator: Coordinator, ask: ListTasks) -> tuple[TaskLine, ...]:
     return tuple(await coordinator.queue.lines(ask.run or None, failed=ask.failed))
-
-
-@organiser_command("task.show", needs="database")
-async def show(coordinator: Coordinator, ask: ShowTask) -> TaskShown:
-    return await coordinator.db.read(lambda conn: task_history.show(conn, ask.id))
 
 
 @organiser_command("task.requeue", needs="database")

@@ -6,9 +6,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.listing import as_json, facts, table, when
 from coordinator.cli.runs import Json, Reason
-from coordinator.cli.target import HERE, Where, call, listed, tell
+from coordinator.cli.target import HERE, Where, listed, tell
 
 app = App(name="task", help="Tasks: list open and failed ones, requeue failed ones.")
 
@@ -37,44 +36,6 @@ def listing(
     }
     empty = "No task has failed for good." if failed else "No task is open."
     listed(where, "task.list", json, columns, empty, run=run, failed=failed)
-
-
-@app.command
-def show(
-    number: Annotated[int, Parameter(help="Number of the task.")],
-    *,
-    where: Where = HERE,
-    json: Json = False,
-) -> None:
-    """Show one task with its history: holders, failures, submissions and verdicts."""
-    found = call(where, "task.show", id=number)
-    if json:
-        as_json(found)
-        return
-    facts(
-        [
-            ("task", found.id),
-            ("run", found.run),
-            ("kind", found.kind),
-            ("state", found.state),
-            ("samples", f"{found.start}-{found.stop} of pass {found.pass_no}"),
-            ("steps", found.steps),
-            ("attempt", found.attempt),
-            ("failures", f"{found.failures}, and {found.timeouts} timeouts"),
-            ("with", " on ".join(text for text in (found.volunteer, found.worker) if text)),
-            ("base version", found.base_version),
-        ]
-    )
-    print()
-    columns = {
-        "at": lambda e: when(e.at),
-        "what": lambda e: e.what,
-        "attempt": lambda e: e.attempt,
-        "volunteer": lambda e: e.volunteer,
-        "machine": lambda e: e.worker,
-        "detail": lambda e: e.text[:100],
-    }
-    table(found.events, columns, "Nothing happened to it yet.")
 
 
 @app.command

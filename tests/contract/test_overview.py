@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from coordinator.accounts.authentication import Principal
 from coordinator.database import record, runs
 from coordinator.database.engine.open_database import Database
-from coordinator.database.monitoring import census, overview_rows, replicas, task_history
+from coordinator.database.monitoring import census, overview_rows, replicas
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.merges import merges
@@ -22,7 +22,6 @@ from coordinator.database.tables.versions import evaluations, versions
 from coordinator.rules import health
 from coordinator.rules.overview import Flow, ReplicaFigures
 from coordinator.upkeep.overview_cache import Beats, Overviews
-from shared.errors import NotFound
 from tests.support.local_coordinator import local_coordinator
 from tests.support.long_run import effort, look_again
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
@@ -153,20 +152,6 @@ async def test_the_overview_says_what_is_under_way(database: Database) -> None:
     assert seen.database.bytes > 0
     assert seen.verdict.level == "bad"
     assert "no server is running" in seen.verdict.text
-
-
-async def test_a_task_tells_its_history(database: Database) -> None:
-    def make(conn: Connection) -> None:
-        run = add_run(conn, "busy")
-        add_worker(conn)
-        lived(conn, run, 1)
-
-    await database.write(make)
-    shown = await database.read(lambda conn: task_history.show(conn, 11))
-    assert (shown.run, shown.state, shown.steps) == ("busy", "done", 4)
-    assert [event.what for event in shown.events] == ["received", "created"]
-    with pytest.raises(NotFound, match="there is no task 99"):
-        await database.read(lambda conn: task_history.show(conn, 99))
 
 
 async def test_who_serves_is_seen_until_it_stops(database: Database, tmp_path: Path) -> None:
