@@ -42,7 +42,6 @@ from coordinator.inference.volunteer_engine import VolunteerEngine
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.uploads import Uploads
 from coordinator.merging.evaluation import Evaluation
-from coordinator.merging.healing import Healing
 from coordinator.merging.merger import Merger
 from coordinator.platform import Platform
 from coordinator.rate_limit import Rates
@@ -240,7 +239,6 @@ class Coordinator(Platform):
         """Return the background jobs of a server, by name."""
         return (self._computing_jobs() if Compute.possible() else {}) | {
             "queue": self.queue.run,
-            "healing": Healing(self.db, self.signals, self.runs).run,
             "audits": self.audits.run,
             "alerts": self.alerts.run,
             "replay": self.replay.run,

@@ -107,9 +107,6 @@ class TrustSettings(Settings):
     """`[trust]`: least recomputed share of contributions; on open servers at least 0.03."""
 
     recompute: Share = 0.0
-    # Share of a version's weight from accounts suspended later that leads to a proposed rollback.
-    heal_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
-    auto_rollback: bool = False  # make the rollback instead of proposing it
 
 
 class RetentionSettings(Settings):

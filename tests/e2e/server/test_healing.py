@@ -1,22 +1,21 @@
-"""Versions made with the work of accounts that were suspended since: a way back is proposed, or
-taken.
-"""
+"""Versions made with the work of accounts that were suspended since: a way back is proposed."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from coordinator.admin import runs as admin
 from coordinator.admin.command import Named
 from coordinator.cli.runs import _healed
 from coordinator.cli.target import HERE
-from coordinator.database import record, versions
+from coordinator.database import versions
 from coordinator.database.versions import VersionRow
-from coordinator.merging.healing import Healing, Proposal
+from coordinator.merging import healing
+from coordinator.merging.healing import Proposal
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
 
-HEAL = RUN + "[trust]\n{keys}\n"
 REASON = "a recompute of its work failed"
 
 
@@ -34,9 +33,9 @@ async def row(home: LocalCoordinator, number: int) -> VersionRow:
     return await home.coordinator.db.read(lambda conn: versions.get(conn, 1, number))
 
 
-async def spoilt(home: LocalCoordinator, keys: str = "", *, bad: int = 1, of: int = 3) -> str:
+async def spoilt(home: LocalCoordinator) -> str:
     """Three versions of which the second has work of Eve in it, who is suspended then."""
-    run = await home.start_run(HEAL.format(keys=keys))
+    run = await home.start_run(RUN)
     ann, ben, cat = [await home.join(name) for name in ("Ann", "Ben", "Cat")]
     eve = await home.join("Eve")
     await version(home, ann, ben, cat, seed=1)
@@ -46,17 +45,12 @@ async def spoilt(home: LocalCoordinator, keys: str = "", *, bad: int = 1, of: in
     return run
 
 
-def healing_of(home: LocalCoordinator) -> Healing:
-    inside = home.coordinator
-    return Healing(inside.db, inside.signals, inside.runs)
-
-
 async def proposed(home: LocalCoordinator, run: str) -> Proposal | None:
     shown: admin.RunShown = await admin.show.run(home.coordinator, Named(name=run))
     return shown.heal
 
 
-async def test_the_organiser_is_shown_the_one_command(tmp_path: Path, capfd: Any) -> None:
+async def test_the_organiser_is_shown_the_one_command(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "coordinator") as home:
         run = await spoilt(home)
         found = await proposed(home, run)
@@ -64,39 +58,22 @@ async def test_the_organiser_is_shown_the_one_command(tmp_path: Path, capfd: Any
         assert (found.version, found.to) == (2, 1)
         assert 0.3 < found.share < 0.4
         assert "`coordinator run rollback tiny --to 1`" in _healed(found, HERE)
-        healing = healing_of(home)
-        assert await healing.heal() == 0
-        assert await healing.heal() == 0
-        assert capfd.readouterr().out.count("rollback proposed") == 1  # logged once
         info = await home.coordinator.runs.rollback(run, found.to)
         assert info.version == 4
         assert (await row(home, 4)).master_sha256 == (await row(home, 1)).master_sha256
         assert await proposed(home, run) is None  # what was left behind asks for nothing
 
 
-async def test_with_auto_rollback_it_happens_once(tmp_path: Path) -> None:
+async def test_a_small_share_is_let_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(healing, "SHARE", 0.4)
     async with local_coordinator(tmp_path / "coordinator") as home:
-        run = await spoilt(home, "auto_rollback = true")
-        healing = healing_of(home)
-        assert await healing.heal() == 1
-        assert await healing.heal() == 0
-        info = await home.coordinator.runs.queries.info(run)
-        assert info.version == 4
-        assert (await row(home, 4)).master_sha256 == (await row(home, 1)).master_sha256
-        said = await home.coordinator.db.read(lambda conn: record.entries(conn, limit=1)[0])
-        assert said.actor == "coordinator"
-        assert "33% of version 2 came from suspended accounts" in said.detail
-
-
-async def test_a_small_share_is_let_be(tmp_path: Path) -> None:
-    async with local_coordinator(tmp_path / "coordinator") as home:
-        run = await spoilt(home, "heal_share = 0.4")
+        run = await spoilt(home)
         assert await proposed(home, run) is None
 
 
 async def test_what_was_taken_back_counts_like_a_suspension(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "coordinator") as home:
-        run = await home.start_run(HEAL.format(keys=""))
+        run = await home.start_run(RUN)
         ann, ben, eve = [await home.join(name) for name in ("Ann", "Ben", "Eve")]
         await version(home, ann, ben, eve, seed=1)
         assert await proposed(home, run) is None

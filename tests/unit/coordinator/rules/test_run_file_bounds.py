@@ -32,9 +32,7 @@ SHORT = 'name = "r"\nworkload = "gpt"\ndataset = "d"\n'
         ("retention", "every = 99999999999999999999"),
         ("stop", "tokens = 99999999999999999999"),
         ("validation", "norm_room = 0.0"),
-        ("trust", "heal_share = 0.0"),
-        ("trust", "heal_share = 1.5"),
-        ("trust", "auto_rollback = 1"),
+        ("trust", "recompute = 1.5"),
     ],
 )
 def test_a_value_out_of_its_bounds_is_refused_by_its_key(table: str, line: str) -> None:
