@@ -28,6 +28,7 @@ from coordinator.rules import codes, networks, nicknames
 from coordinator.rules import reports as machines
 from coordinator.signals import Signals
 from coordinator.ttl_cache import REST, KeyedCache
+from shared.copying import copying
 from shared.errors import BadRequest, Banned, Forbidden, NotFound
 from shared.protocol.accounts import (
     BenchmarkRequest,
@@ -241,27 +242,15 @@ class Volunteers:
             row, has = found.volunteer, found.balances
             new = statistics.since_verdict(conn, who, old.verdict)
             done = statistics.joined(old.work, new)
-            me = Me(
+            me = copying(Me, done, has, row)(
                 volunteer_id=who,
-                nickname=row.nickname,
-                public=row.public,
                 state="active" if row.state == "active" else "banned",
-                trust=row.trust,
                 earned_micro=has.total_micro,
-                pending_micro=has.pending_micro,
-                spent_micro=has.spent_micro,
                 today_micro=old.today_micro + found.earned_micro,
                 rank=rank,
-                accepted=done.accepted,
                 rejected=done.refused,
-                merged=done.merged,
-                device_s=done.device_s,
                 workers=tuple(statistics.machines(conn, who, now)),
-                escrow_micro=has.escrow_micro,
                 **_proving(conn, who, now),
-                held_micro=has.held_micro,
-                debt_micro=has.debt_micro,
-                standing=row.standing,
                 standing_reason=self._explained(row),
                 at=now,
             )

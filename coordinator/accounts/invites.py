@@ -10,6 +10,7 @@ import msgspec
 from coordinator.database import invite_rows as store
 from coordinator.database import key_values, record
 from coordinator.rules import codes, nicknames, reports
+from shared.copying import copying
 from shared.errors import BadRequest, Forbidden
 from shared.units import DAY_S
 
@@ -182,12 +183,7 @@ def _info(row: CodeRow, joined: tuple[str, ...], now: float) -> InviteInfo:
         state = "used"
     elif row.expires_at is not None and row.expires_at <= now:
         state = "expired"
-    return InviteInfo(
-        id=row.id,
-        label=row.label,
+    return copying(InviteInfo, row)(
         state=state,
-        uses_left=row.uses_left,
         joined=joined,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
     )

@@ -18,6 +18,7 @@ from coordinator.database import runs, statistics
 from coordinator.database.ledger.payments import last_event
 from coordinator.database.statistics import LeaderboardStanding
 from coordinator.ttl_cache import REST, KeyedCache
+from shared.copying import copying
 from shared.errors import BadRequest
 from shared.protocol.listings import LeaderRow
 from shared.units import DAY_S, HOUR_S
@@ -84,13 +85,8 @@ class Leaderboard:
             rows = found.raised(me, await self._earned_since(me, found.event, run))
         shown = self._places(rows, me)
         return tuple(
-            LeaderRow(
+            copying(LeaderRow, s)(
                 rank=place,
-                nickname=s.nickname,
-                earned_micro=s.earned_micro,
-                accepted=s.accepted,
-                device_s=s.device_s,
-                workers=s.workers,
                 me=s.volunteer_id == me,
             )
             for index, (place, s) in enumerate(shown)

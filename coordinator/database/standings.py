@@ -14,6 +14,7 @@ from coordinator.database.tables.trust import escrow, recomputes
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.checks import unprovable
 from coordinator.rules.overview import Backlog, DrawCounts
+from shared.copying import copying
 
 LISTING_MAX = 1000
 REASONS_MAX = 100
@@ -94,14 +95,8 @@ def report(conn: Connection, now: float) -> TrustReport:
         drawn=_checked(sum(drawn.values(), Counter())),
         backlog=backlog(conn, now),
         accounts=tuple(
-            AccountTrust(
+            copying(AccountTrust, row)(
                 volunteer_id=row["id"],
-                nickname=row["nickname"],
-                standing=row["standing"],
-                invited=row["invited"],
-                trust=row["trust"],
-                accepted=row["accepted"],
-                proofs=row["proofs"],
                 stake_micro=stakes.get(row["id"], 0),
                 drawn=_checked(drawn[row["id"]]),
                 reason=row["suspended_reason"],

@@ -33,6 +33,7 @@ from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.volunteers import VolunteerRow, worker_state
+from shared.copying import copying
 from shared.protocol.accounts import WorkerInfo
 from shared.units import DAY_S
 
@@ -331,18 +332,11 @@ def people(conn: Connection, who: Iterable[str] | None = None) -> list[Volunteer
     if who is not None:
         query = query.where(volunteers.c.id.in_(list(who)))
     return [
-        VolunteerSummary(
+        copying(VolunteerSummary, row)(
             volunteer_id=row["id"],
-            nickname=row["nickname"],
             label=row["label"] or "",
-            state=row["state"],
-            public=row["public"],
-            trust=row["trust"],
             machines=int(row["machines"]),
             first_seen=row["created_at"],
-            last_seen=row["last_seen"],
-            standing=row["standing"],
-            proofs=row["proofs"],
             reason=row["suspended_reason"],
         )
         for row in conn.execute(query).mappings()

@@ -14,6 +14,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import api_keys
 from coordinator.database.tables.tasks import failures
 from coordinator.rules.standing import State, moved
+from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import NotFound
 from shared.protocol.accounts import Device, Hardware
@@ -112,15 +113,9 @@ def credentials(conn: Connection, worker_id: str) -> Credentials | None:
     row = conn.execute(query).first()
     if row is None:
         return None
-    return Credentials(
-        worker_id=row.worker_id,
-        secret_hash=row.secret_hash,
+    return copying(Credentials, row)(
         revoked=row.revoked_at is not None,
         left=row.machine == "left",
-        volunteer_id=row.volunteer_id,
-        nickname=row.nickname,
-        state=row.state,
-        trust=row.trust,
     )
 
 

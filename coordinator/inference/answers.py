@@ -29,6 +29,7 @@ from coordinator.rate_limit import PerMinute
 from coordinator.rules import serving
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.runs.definition import definition
+from shared.copying import copying
 from shared.errors import BadRequest, Forbidden, NotFound, Unavailable
 from shared.nearest import nearest
 from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
@@ -346,15 +347,9 @@ class Answers:
 
 
 def _order(model: Servable, kind: str, tokens_in: int, most: int) -> MeteredRequest:
-    return MeteredRequest(
-        asker=model.asker,
-        run_id=model.version.run_id,
-        version=model.version.version,
+    return copying(MeteredRequest, model.version, model)(
         model=model.name,
         kind=kind,
-        serve=model.serve,
-        tier=model.tier,
-        unit_nano=model.unit_nano,
         tokens_in=tokens_in,
         tokens_max=most,
         house_share=model.serve.house_share,

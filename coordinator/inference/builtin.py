@@ -48,6 +48,7 @@ from coordinator.inference.messages import (
 )
 from coordinator.runs.definition import definition
 from shared.clock import Clock
+from shared.copying import copying
 from shared.errors import BY_CODE, Internal, Unavailable
 from shared.workloads.base import ChunkRef
 from shared.workloads.data.chat_template import TEMPLATE
@@ -278,17 +279,8 @@ _Events = asyncio.Queue[Event | None]
 
 
 def _sequence(request: Generation) -> Wanted:
-    return Wanted(
+    return copying(Wanted, request)(
         id=_id(),  # an id of its own, since the caller chooses the names of requests
-        prompt=request.prompt,
-        max_tokens=request.max_tokens,
-        seed=request.seed,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        stop=request.stop,
-        ends=request.ends,
-        logprobs=request.logprobs,
-        place=request.place,
     )
 
 

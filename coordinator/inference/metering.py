@@ -28,6 +28,7 @@ from coordinator.inference.stream_log import FOLDER, OrphanStreams, StreamLog
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.rules.serving import cost_micro
 from coordinator.traffic import SLOW_S, Durations
+from shared.copying import copying
 from shared.errors import (
     BadRequest,
     Forbidden,
@@ -192,22 +193,14 @@ class Meter:
             raise BadRequest("this would cost more than can be paid: ask for fewer tokens")
         if worst:
             self._check_caps(conn, order, open_now, worst, now)
-        row = OpenRow(
+        row = copying(OpenRow, order)(
             id=request_id,
             volunteer_id=account.id,
             key_id=asker.key_id,
-            run_id=order.run_id,
-            version=order.version,
-            model=order.model,
-            kind=order.kind,
             free=free,
-            unit_nano=order.unit_nano,
-            tokens_in=order.tokens_in,
-            tokens_max=order.tokens_max,
             held_micro=worst,
             replica=self._replica,
             at=now,
-            house_share=order.house_share,
         )
         request_rows.begin(conn, row, f"{order.kind} of {order.model}")
 

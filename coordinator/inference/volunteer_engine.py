@@ -27,6 +27,7 @@ from coordinator.inference.inference_engine import (
     TokenPrompt,
     Turns,
 )
+from shared.copying import copying
 from shared.protocol.inference import AnswerTask
 from shared.workloads.generation.prompt_text import PromptText
 from shared.workloads.generation.text_stream import TextStream
@@ -129,15 +130,9 @@ class VolunteerEngine:
     async def _begin(self, answer: _Answer, text: PromptText, tried: set[str]) -> AnswerPart | None:
         rest = answer.rest()
         model = rest.model
-        task = AnswerTask(
+        task = copying(AnswerTask, rest)(
             id="",
             manifest=await self._manifest(model.run, model.version),
-            prompt=rest.prompt,
-            max_tokens=rest.max_tokens,
-            seed=rest.seed,
-            place=rest.place,
-            temperature=rest.temperature,
-            top_p=rest.top_p,
             end=rest.ends[0] if rest.ends else text.end,
         )
         return self._answerers.begin(model.run, task, but=tried | self._draws.busy)

@@ -29,6 +29,7 @@ from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
 from coordinator.storage.staging import end
 from coordinator.traffic import SLOW_S, Durations
+from shared.copying import copying
 from shared.errors import (
     BadRequest,
     Conflict,
@@ -186,15 +187,9 @@ class Uploads(PlatformService):
     ) -> tuple[UploadRow, bool]:
         """Return the upload, and whether it is new."""
         now = self._clock.now()
-        row = UploadRow(
+        row = copying(UploadRow, request, principal)(
             id=secrets.token_hex(16),
             task_id=request.task,
-            attempt=request.attempt,
-            part=request.part,
-            tries=request.tries,
-            worker_id=principal.worker_id,
-            sha256=request.sha256,
-            size=request.size,
             complete=False,
             created_at=now,
             expires_at=now + UPLOAD_TTL_S,

@@ -34,6 +34,7 @@ from coordinator.runs.model_card import PICTURE, CardFacts, card
 from coordinator.runs.queries import suite_courses
 from coordinator.runs.version_files import read_weights
 from coordinator.storage import folders
+from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, NotFound, StorageFull
 from shared.protocol.versions import SuiteCourse
@@ -314,28 +315,16 @@ def _facts(
 ) -> CardFacts:
     data = source.dataset.manifest if source.dataset else None
     traits = about.workload.traits
-    return CardFacts(
+    return copying(CardFacts, source.version, source.measured, about.file, source.run, traits)(
         run=source.run.name,
-        version=source.version.version,
-        description=about.file.description,
-        workload=source.run.workload,
-        workload_version=source.run.workload_version,
         parameters=about.parameters,
-        measure=traits.measure,
-        unit=traits.unit,
-        loss=source.measured.loss,
         trained_on=_data(data.name, data.licence, data.source) if data else "self-play",
-        global_step=source.version.global_step,
-        items=traits.items,
         count=source.version.tokens,
-        licence=about.file.licence,
-        contact=about.file.contact,
         library="" if files.format == PLAIN else files.format,
         base_model=_base_model(about),
         dataset=_hub_dataset(data) if data else "",
         packages=made.needs,
         code=made.code,
-        sample=source.measured.sample,
         pictured=files.picture is not None,
         bits=decode(source.measured.metrics, dict[str, float]).get("bits_per_byte"),
         suites=source.suites,

@@ -29,6 +29,7 @@ from coordinator.runs.landmarks import Landmarks, landmarks
 from coordinator.runs.version_files import MANIFEST_LIFE_S, renewed
 from coordinator.ttl_cache import REST, KeyedCache
 from shared.clock import Clock
+from shared.copying import copying
 from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, RunInfo, WorkerInfo
 from shared.protocol.heartbeat import RunBeat
@@ -115,31 +116,17 @@ class RunQueries:
         about = definition(run)
         dataset = datasets.of_run(conn, run)
         beat = self._beat(conn, run)
-        return RunInfo(
-            name=run.name,
-            state=run.state,
-            workload=run.workload,
-            workload_version=run.workload_version,
-            description=about.file.description,
-            licence=about.file.licence,
-            contact=about.file.contact,
+        return copying(RunInfo, run, about.file, beat, about.workload.traits)(
             dataset=dataset.name if dataset else "",
             dataset_licence=dataset.manifest.licence if dataset else "",
-            parameters=run.parameters,
             version=run.head,
-            loss=beat.loss,
             loss_first=evaluations.first_loss(conn, run.id),
-            workers=beat.workers,
             progress=_progress(run, about),
             credits_per_step=run.price_micro / 1e6,
-            step_flops=run.step_flops,
             memory_bytes=_memory(run, about),
             libraries=tuple(about.workload.libraries(about.file.model)),
             steps=run.global_step,
-            tokens=run.tokens,
             merging=merging_text(beat.needs, beat.merge_in_s) if run.state == "running" else "",
-            items=about.workload.traits.items,
-            measure=about.workload.traits.measure,
             outer_scale=versions.outer_scale(conn, run.id, run.head),
             suites=suite_courses(conn, run),
             **_bits(conn, run, about),
@@ -444,20 +431,9 @@ def _version_info(
     rated: Mapping[int, Mapping[str, float]],
 ) -> VersionInfo:
     metrics = decode(seen.metrics, dict[str, float])
-    return VersionInfo(
-        version=row.version,
-        kind=row.kind,
-        created_at=row.created_at,
+    return copying(VersionInfo, row, seen)(
         contributions=len(decode(row.contributions)),
-        global_step=row.global_step,
-        tokens=row.tokens,
-        published_sha256=row.published_sha256,
-        loss=seen.loss,
         evaluation=seen.state,
         best=run.best == row.version,
         metrics=metrics | dict(rated.get(row.version, {})),
-        sample=seen.sample,
-        update_norm=row.update_norm,
-        heading=row.heading,
-        outer_scale=row.outer_scale,
     )

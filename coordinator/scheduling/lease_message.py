@@ -28,6 +28,7 @@ from coordinator.rules.sizing import (
     upload_bytes_max,
 )
 from coordinator.runs.definition import price_of_flops
+from shared.copying import copying
 from shared.decoding import convert, decode
 from shared.protocol.leases import Grant, Lease
 from shared.protocol.limits import AUDIT_BYTES
@@ -122,19 +123,10 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
     row = runs.by_id(conn, run_id)
     file = run_file.decode(row.file)
     named = datasets.by_id(conn, row.dataset_id).name if row.dataset_id is not None else ""
-    return Spec(
-        id=row.id,
-        name=row.name,
-        workload=row.workload,
-        workload_version=row.workload_version,
-        seed=row.seed,
-        step_flops=row.step_flops,
-        price_micro=row.price_micro,
-        parameters=row.parameters,
+    return copying(Spec, row)(
         fixed_bytes=_fixed_bytes(row.workload, file),
         libraries=_libraries(row.workload, file),
         counts=decode(row.samples_per_chunk, tuple[int, ...]),
-        sample_size=row.sample_size,
         dataset=named,
         file=file,
         plan=read_plan(file.plan),
@@ -165,25 +157,12 @@ def phase(spec: Spec, line: LiveRun) -> Plan:
 def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) -> Run:
     """Return a run in the form that dispatching reads."""
     plan, play = phase(spec, line), spec.play
-    run = Run(
-        id=spec.id,
-        name=spec.name,
-        workload=spec.workload,
-        workload_version=spec.workload_version,
-        kind=spec.kind,
+    run = copying(Run, spec, line)(
         codec=plan.codec,
         memory_bytes=memory_bytes(spec.parameters, spec.fixed_bytes),
-        libraries=spec.libraries,
-        weight=line.weight,
         settings=spec.file.task,
         local_steps=plan.local_steps or spec.file.task.local_steps,
         passes=spec.file.stop.passes,
-        step_flops=spec.step_flops,
-        price_micro=spec.price_micro,
-        seed=spec.seed,
-        pass_no=line.pass_no,
-        cursor=line.cursor,
-        samples_total=line.samples_total,
         pace=pace,
         lately=lately,
     )

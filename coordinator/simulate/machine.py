@@ -23,6 +23,7 @@ from coordinator.database import contributions
 from coordinator.simulate.labour import SETTLED, Handed, Labour
 from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.scenario import Server, Workers
+from shared.copying import copying
 from shared.decoding import decode
 from shared.download_plan import routes
 from shared.errors import Cancelled, Gone, VolunteerError
@@ -367,18 +368,11 @@ class SimulatedMachine:
         await self._move("up", made.size * self._world.scale)
         await coordinator.uploads.write(who, upload.upload_id, upload.offset, _read(made))
         await self._request()
-        request = SubmitRequest(
-            attempt=lease.attempt,
-            part=turn.part,
-            tries=turn.tries,
+        request = copying(SubmitRequest, turn, made, lease)(
             base_version=begun.version,
             codec=lease.grant.codec,
-            sha256=made.sha256,
-            size=made.size,
             steps=lease.job.steps,
             samples=lease.job.stop - lease.job.start,
-            loss_first=made.loss_first,
-            loss_last=made.loss_last,
             train_s=lease.job.steps / self.speed,
         )
         return await coordinator.intake.submit(who, lease.task, request)

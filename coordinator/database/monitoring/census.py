@@ -32,6 +32,7 @@ from coordinator.rules.overview import (
     RefusalCount,
     WorkerLine,
 )
+from shared.copying import copying
 
 WINDOW_S = 3600.0
 WINDOW_MAX = 2000  # newest contributions that are looked at
@@ -315,12 +316,8 @@ def failed_tasks(conn: Connection) -> tuple[FailedLine, ...]:
         .limit(FAILED_MAX)
     )
     return tuple(
-        FailedLine(
-            id=row.id,
+        copying(FailedLine, row)(
             run=row.name,
-            kind=row.kind,
-            failures=row.failures,
-            timeouts=row.timeouts,
             message=row.message[:TEXT_MAX],
         )
         for row in conn.execute(query)

@@ -35,6 +35,7 @@ from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import evaluations, versions
 from coordinator.database.versions import PACE_VERSIONS
 from coordinator.rules.overview import Flow, MergeLine, RunLine, TaskCount
+from shared.copying import copying
 from shared.decoding import decode
 
 RUNS_MAX = 100  # runs that are listed, the open ones first
@@ -104,22 +105,15 @@ def listing(conn: Connection, now: float) -> tuple[list[OpenRun], tuple[TaskCoun
     found = []
     for row in map(dict, conn.execute(_RUNS).mappings()):
         mine = [each for each in opened if each[0] == row["id"]]
-        line = RunLine(
-            name=row["name"],
-            state=row["state"],
-            workload=row["workload"],
+        line = copying(RunLine, row)(
             version=row["head"],
             versions_an_hour=_pace(row, now),
-            loss=row["loss"],
-            started_at=row["started_at"],
-            head_at=row["head_at"],
             workers=max((int(each[4]) for each in mine if each[2] == "doing"), default=0),
             todo=sum(int(each[3]) for each in mine if each[2] == "todo"),
             doing=sum(int(each[3]) for each in mine if each[2] == "doing"),
             failed=failed.get(row["id"], 0),
             checking=checking.get(row["id"], 0),
             steps=row["global_step"],
-            tokens=row["tokens"],
             accepted=_unmerged(conn, row["id"]) if row["state"] in _OPEN else 0,
             pushed=Flow(),
             pulled=Flow(),

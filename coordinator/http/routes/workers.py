@@ -17,6 +17,7 @@ from coordinator.request_body import (
     until_gone,
 )
 from coordinator.storage.disk_space import RETRY_S
+from shared.copying import copying
 from shared.errors import BadRequest, Unavailable
 from shared.links import format_link
 from shared.protocol.accounts import (
@@ -42,11 +43,7 @@ STOPPING_S = 3.0  # about the time that a restart takes
 async def register(call: Call[RegisterRequest]) -> RegisterReply:
     coordinator = call.coordinator
     registered = await coordinator.volunteers.register(call.body, call.address)
-    return RegisterReply(
-        volunteer_id=registered.volunteer_id,
-        worker_id=registered.worker_id,
-        nickname=registered.nickname,
-        created=registered.created,
+    return copying(RegisterReply, registered)(
         server=await coordinator.server.info(),
     )
 
@@ -117,15 +114,10 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
     )
     begun = await _while_wanted(beginning, call.receive, coordinator.stopping)
     known = begun.version in (body.known, body.base)
-    return BeginReply(
-        version=begun.version,
-        global_step=begun.global_step,
-        finish_by=begun.finish_by,
+    return copying(BeginReply, begun)(
         manifest=None
         if known
         else await coordinator.runs.queries.manifest(begun.run, begun.version),
-        part=begun.part,
-        tries=begun.tries,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from shared.copying import copying
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Config, Job
 from shared.workloads.experience import (
@@ -39,21 +40,13 @@ class RolloutExperience(Experience):
     def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:
         checked, how = RolloutsConfig.from_dict(config), RolloutsOptions.from_dict(options)
         _check_warm(checked, how)
-        return Pacing(
+        return copying(Pacing, how)(
             episodes=how.problems,
             episode_flops=checked.token_flops * how.group * checked.answer,
             evaluation_flops=checked.token_flops,
-            chunk=how.chunk,
-            window=how.window,
-            window_min=how.window_min,
-            reuse=how.reuse,
-            queue=how.queue,
-            lag=how.lag,
             fresh=how.lag,
-            learners=how.learners,
             unit="problem",
             samples=how.group,
-            warm_steps=how.warm_steps,
         )
 
     def inspect(
