@@ -5,14 +5,14 @@ Foreign text (names, reasons, messages) is made printable here, and is a cell, n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from coordinator.rules.health import alive
-from coordinator.rules.overview import Level, MergeLine, Overview, ReplicaLine, RunLine, WorkerLine
-from shared.text import cells, duration, left, printable, right, size
+from coordinator.rules.overview import Level, MergeLine, Overview, ReplicaLine, WorkerLine
+from shared.text import duration, left, printable, size, table_lines
 from shared.units import DAY_S
 
 MARKS: dict[Level, str] = {"good": "✓", "watch": "!", "bad": "✗"}
@@ -30,25 +30,6 @@ class MonitorColumn:
     of: Callable[[Any], str]
     number: bool = False
     from_width: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class MonitorRow:
-    """Row of a table: its cells and its level of trouble."""
-
-    cells: tuple[str, ...]
-    level: Level = "good"
-
-
-@dataclass(frozen=True, slots=True)
-class MonitorTable:
-    """Titled table; `empty` is its text without rows."""
-
-    title: str
-    names: tuple[str, ...]
-    numbers: tuple[bool, ...]
-    rows: tuple[MonitorRow, ...]
-    empty: str
 
 
 def count(number: float) -> str:
@@ -83,43 +64,41 @@ def _text(text: str, limit: int = 80) -> str:
     return printable(text, limit)
 
 
-def _made(
+def _table(
     title: str,
     columns: Sequence[MonitorColumn],
-    found: Sequence[tuple[Any, MonitorRow]],
+    found: Iterable[tuple[Any, Level]],
     empty: str,
     width: int,
-) -> MonitorTable:
+) -> Iterator[str]:
+    """Yield the lines of a titled table of items with their levels; `empty` stands for no item."""
+    yield title
     shown = [column for column in columns if column.from_width <= width]
-    rows = tuple(
-        MonitorRow(_marked([column.of(item) for column in shown], row.level), row.level)
-        for item, row in found
-    )
-    names = tuple(column.name for column in shown)
-    return MonitorTable(title, names, tuple(column.number for column in shown), rows, empty)
+    rows = [_marked([column.of(item) for column in shown], level) for item, level in found]
+    if not rows:
+        yield f"  {empty}"
+        return
+    numbers = [at for at, column in enumerate(shown) if column.number]
+    for line in table_lines([column.name for column in shown], rows[:ROWS_MAX], numbers):
+        yield f"  {line}"
+    if len(rows) > ROWS_MAX:
+        yield f"  ... {len(rows) - ROWS_MAX} more"
 
 
-def _marked(cells: list[str], level: Level) -> tuple[str, ...]:
+def _marked(cells: list[str], level: Level) -> list[str]:
     """Return the cells with a mark for the level, which is never shown by colour alone."""
     if level != "good" and cells[0]:
         cells[0] = f"{MARKS[level]} {cells[0]}"
-    return tuple(cells)
+    return cells
 
 
-def _row(level: Level = "good") -> MonitorRow:
-    return MonitorRow((), level)
-
-
-def runs(seen: Overview, width: int = 1000) -> MonitorTable:
+def runs(seen: Overview, width: int = 1000) -> Iterator[str]:
     """Return every run, the open ones first."""
-
-    def of(get: Callable[[RunLine], str]) -> Callable[[RunLine], str]:
-        return get
 
     now = seen.at
     name_cells = 32 if width >= 110 else 14
     columns = [
-        MonitorColumn("run", of(lambda r: _text(r.name, name_cells))),
+        MonitorColumn("run", lambda r: _text(r.name, name_cells)),
         MonitorColumn("workers", lambda r: count(r.workers), True),
         MonitorColumn("todo", lambda r: count(r.todo), True),
         MonitorColumn("doing", lambda r: count(r.doing), True),
@@ -137,13 +116,13 @@ def runs(seen: Overview, width: int = 1000) -> MonitorTable:
         ),
     ]
     told = {trouble.subject: trouble.level for trouble in reversed(seen.troubles)}
-    found = [(run, _row(told.get(run.name, "good"))) for run in seen.runs]
+    found = [(run, told.get(run.name, "good")) for run in seen.runs]
     more = seen.runs_total - len(seen.runs)
     title = "Runs" + (f" ({more:,} more)" if more else "")
-    return _made(title, columns, found, "No run yet: coordinator run create --example", width)
+    return _table(title, columns, found, "No run yet: coordinator run create --example", width)
 
 
-def workers(seen: Overview, width: int = 1000) -> MonitorTable:
+def workers(seen: Overview, width: int = 1000) -> Iterator[str]:
     """Return the workers: failing ones first, then by newest heartbeat."""
     now = seen.at
     columns = [
@@ -158,10 +137,10 @@ def workers(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("task", lambda w: "-" if w.task is None else str(w.task), True, 90),
         MonitorColumn("run", lambda w: _text(w.run, 24) or "-", False, 72),
     ]
-    found = [(one, _row(_standing(one))) for one in seen.machines]
+    found = [(one, _standing(one)) for one in seen.machines]
     total = sum(seen.workers.values())
     title = "Workers" + (f" ({len(found)} of {total:,})" if total > len(found) else "")
-    return _made(title, columns, found, "No worker yet: coordinator invite create", width)
+    return _table(title, columns, found, "No worker yet: coordinator invite create", width)
 
 
 def _standing(worker: WorkerLine) -> Level:
@@ -171,7 +150,7 @@ def _standing(worker: WorkerLine) -> Level:
     return "bad" if bad > worker.good else "watch"
 
 
-def merges(seen: Overview, width: int = 1000) -> MonitorTable:
+def merges(seen: Overview, width: int = 1000) -> Iterator[str]:
     """Return the newest merges of all runs."""
     now = seen.at
 
@@ -195,11 +174,11 @@ def merges(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("message", lambda m: _text(m.message, 60), False, 100),
     ]
     levels: dict[str, Level] = {"failed": "bad", "abandoned": "watch"}
-    found = [(one, _row(levels.get(one.state, "good"))) for one in seen.merges]
-    return _made("Merges", columns, found, "Nothing was merged yet", width)
+    found = [(one, levels.get(one.state, "good")) for one in seen.merges]
+    return _table("Merges", columns, found, "Nothing was merged yet", width)
 
 
-def refusals(seen: Overview, width: int = 1000) -> MonitorTable:
+def refusals(seen: Overview, width: int = 1000) -> Iterator[str]:
     """Return the refused contributions by reason."""
     now = seen.at
     columns = [
@@ -208,11 +187,11 @@ def refusals(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("newest", lambda r: age(r.at, now), True),
         MonitorColumn("it said", lambda r: _text(r.newest, 100), False, 72),
     ]
-    found = [(one, _row("watch")) for one in seen.refusals]
-    return _made("Refusals", columns, found, "None was refused", width)
+    found: list[tuple[Any, Level]] = [(one, "watch") for one in seen.refusals]
+    return _table("Refusals", columns, found, "None was refused", width)
 
 
-def task_counts(seen: Overview, width: int = 1000) -> MonitorTable:
+def task_counts(seen: Overview, width: int = 1000) -> Iterator[str]:
     """Return the open tasks by kind and state."""
     kinds = sorted({each.kind for each in seen.tasks})
     counted = {(each.kind, each.state): each.count for each in seen.tasks}
@@ -221,10 +200,10 @@ def task_counts(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("todo", lambda kind: count(counted.get((kind, "todo"), 0)), True),
         MonitorColumn("doing", lambda kind: count(counted.get((kind, "doing"), 0)), True),
     ]
-    return _made("Open tasks", columns, [(kind, _row()) for kind in kinds], "No open task", width)
+    return _table("Open tasks", columns, [(kind, "good") for kind in kinds], "No open task", width)
 
 
-def failed_tasks(seen: Overview, width: int = 1000) -> MonitorTable:
+def failed_tasks(seen: Overview, width: int = 1000) -> Iterator[str]:
     """Return the discarded tasks, the newest first."""
     columns = [
         MonitorColumn("task", lambda t: str(t.id), True),
@@ -234,11 +213,11 @@ def failed_tasks(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("timeouts", lambda t: str(t.timeouts), True, 72),
         MonitorColumn("last", lambda t: _text(t.message, 100)),
     ]
-    found = [(one, _row("watch")) for one in seen.failed]
-    return _made("Failed tasks", columns, found, "No task has failed for good", width)
+    found: list[tuple[Any, Level]] = [(one, "watch") for one in seen.failed]
+    return _table("Failed tasks", columns, found, "No task has failed for good", width)
 
 
-def replicas(seen: Overview, width: int = 1000) -> MonitorTable:
+def replicas(seen: Overview, width: int = 1000) -> Iterator[str]:
     """Return the serving processes."""
     now = seen.at
 
@@ -258,15 +237,15 @@ def replicas(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("claims", lambda r: count(r.figures.claims_waiting), True, 90),
         MonitorColumn("version", lambda r: _text(r.figures.software, 16), False, 110),
     ]
-    found = [(one, _row(_heard(one, now))) for one in seen.replicas]
-    return _made("Servers", columns, found, "No server is running", width)
+    found = [(one, _heard(one, now)) for one in seen.replicas]
+    return _table("Servers", columns, found, "No server is running", width)
 
 
 def _heard(replica: ReplicaLine, now: float) -> Level:
     return "good" if alive(replica, now) else "bad"
 
 
-def troubles(seen: Overview, width: int = 1000) -> MonitorTable:
+def troubles(seen: Overview, width: int = 1000) -> Iterator[str]:
     """Return the troubles behind the verdict."""
     columns = [
         MonitorColumn("", lambda t: WORDS[t.level]),
@@ -274,8 +253,8 @@ def troubles(seen: Overview, width: int = 1000) -> MonitorTable:
         MonitorColumn("what is wrong", lambda t: _text(t.text, 160)),
         MonitorColumn("what to do", lambda t: _text(t.todo, 160), False, 100),
     ]
-    found = [(one, _row(one.level)) for one in seen.troubles]
-    return _made("Health", columns, found, "Nothing is wrong", width)
+    found = [(one, one.level) for one in seen.troubles]
+    return _table("Health", columns, found, "Nothing is wrong", width)
 
 
 def verdict_line(seen: Overview) -> str:
@@ -381,7 +360,7 @@ def lines(seen: Overview, width: int = 1000) -> Iterator[str]:
     yield verdict_line(seen)
     yield ""
     for table in (troubles, runs):
-        yield from table_lines(table(seen, width))
+        yield from table(seen, width)
         yield ""
     known = [(name, value) for name, value in facts(seen) if value]
     room = max(len(name) for name, _ in known)
@@ -389,23 +368,4 @@ def lines(seen: Overview, width: int = 1000) -> Iterator[str]:
         yield f"{left(name, room)}  {value}"
     for table in (workers, merges, refusals, task_counts, failed_tasks, replicas):
         yield ""
-        yield from table_lines(table(seen, width))
-
-
-def table_lines(table: MonitorTable) -> Iterator[str]:
-    """Return the lines of one table, aligned by cells."""
-    yield table.title
-    if not table.rows:
-        yield f"  {table.empty}"
-        return
-    shown = [table.names, *(row.cells for row in table.rows[:ROWS_MAX])]
-    widths = [max(map(cells, column)) for column in zip(*shown, strict=True)]
-    for number, row in enumerate(shown):
-        placed = [
-            right(cell, width) if is_number else left(cell, width)
-            for cell, width, is_number in zip(row, widths, table.numbers, strict=True)
-        ]
-        line = "  " + "  ".join(placed).rstrip()
-        yield line.upper() if number == 0 else line
-    if len(table.rows) > ROWS_MAX:
-        yield f"  ... {len(table.rows) - ROWS_MAX} more"
+        yield from table(seen, width)
