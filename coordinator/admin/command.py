@@ -31,6 +31,12 @@ class Named(CommandRequest, frozen=True, kw_only=True):
     name: str
 
 
+class Numbered(CommandRequest, frozen=True, kw_only=True):
+    """Request about one thing with a number."""
+
+    id: int
+
+
 class Reasoned(CommandRequest, frozen=True, kw_only=True):
     """Request about one named thing, with a reason for the record."""
 

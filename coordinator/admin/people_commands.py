@@ -11,9 +11,17 @@ from coordinator.accounts.api_keys import Granted
 from coordinator.accounts.invites import InviteInfo, NewCode
 from coordinator.accounts.reversals import Reversal
 from coordinator.accounts.suspension import reason_of
-from coordinator.admin.command import CommandRequest, Named, Nothing, organiser_command
+from coordinator.admin.command import (
+    CommandRequest,
+    Named,
+    Nothing,
+    Numbered,
+    Reasoned,
+    organiser_command,
+)
 from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import VolunteerSummary
+from shared.copying import copying
 from shared.links import format_link
 from shared.protocol.heartbeat import Announcement
 
@@ -30,18 +38,9 @@ class CreateInvites(CommandRequest, frozen=True, kw_only=True):
     expires_s: float | None = None
 
 
-class RevokeInvite(CommandRequest, frozen=True, kw_only=True):
-    id: int
-
-
 class Rename(CommandRequest, frozen=True, kw_only=True):
     name: str
     to: str
-
-
-class Suspend(CommandRequest, frozen=True, kw_only=True):
-    name: str
-    reason: str
 
 
 class Ban(CommandRequest, frozen=True, kw_only=True):
@@ -98,8 +97,7 @@ class BanDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _link(coordinator: Coordinator, code: NewCode) -> InviteLink:
-    link = format_link(coordinator.server.link(code.code))
-    return InviteLink(id=code.id, label=code.label, link=link, expires_at=code.expires_at)
+    return copying(InviteLink, code)(link=format_link(coordinator.server.link(code.code)))
 
 
 class Announce(CommandRequest, frozen=True, kw_only=True):
@@ -108,10 +106,6 @@ class Announce(CommandRequest, frozen=True, kw_only=True):
     text: str
     run: str = ""
     until: float | None = None
-
-
-class Withdraw(CommandRequest, frozen=True, kw_only=True):
-    id: int
 
 
 @organiser_command("announce")
@@ -125,7 +119,7 @@ async def announce_list(coordinator: Coordinator, ask: Nothing) -> tuple[Announc
 
 
 @organiser_command("announce.withdraw")
-async def announce_withdraw(coordinator: Coordinator, ask: Withdraw) -> Announcement:
+async def announce_withdraw(coordinator: Coordinator, ask: Numbered) -> Announcement:
     return await coordinator.heartbeats.announcements.withdraw(ask.id)
 
 
@@ -143,7 +137,7 @@ async def invite_list(coordinator: Coordinator, ask: Nothing) -> tuple[InviteInf
 
 
 @organiser_command("invite.revoke", needs="database")
-async def invite_revoke(coordinator: Coordinator, ask: RevokeInvite) -> InviteInfo:
+async def invite_revoke(coordinator: Coordinator, ask: Numbered) -> InviteInfo:
     return await coordinator.volunteers.invites.revoke(ask.id)
 
 
@@ -197,13 +191,13 @@ async def unban(coordinator: Coordinator, ask: Named) -> ActionDone:
 
 
 @organiser_command("volunteer.suspend", needs="database")
-async def suspend(coordinator: Coordinator, ask: Suspend) -> ActionDone:
+async def suspend(coordinator: Coordinator, ask: Reasoned) -> ActionDone:
     name = await coordinator.volunteers.suspend(ask.name, ask.reason)
     return ActionDone(done="suspended", name=name)
 
 
 @organiser_command("volunteer.unsuspend", needs="database")
-async def unsuspend(coordinator: Coordinator, ask: Suspend) -> ActionDone:
+async def unsuspend(coordinator: Coordinator, ask: Reasoned) -> ActionDone:
     name = await coordinator.volunteers.unsuspend(ask.name, ask.reason)
     return ActionDone(done="no longer suspended", name=name)
 

@@ -162,9 +162,9 @@ async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[RunInfo, ...]
 async def show(coordinator: Coordinator, ask: Named) -> RunShown:
     run = await coordinator.runs.queries.info(ask.name)
     versions = await coordinator.runs.queries.versions(ask.name, after=run.version - SHOWN_VERSIONS)
-    plan = await coordinator.runs.queries.plan(ask.name)
-    file = await coordinator.runs.queries.file(ask.name)
-    heal = await coordinator.db.read(lambda conn: proposal(conn, runs.by_name(conn, ask.name)))
+    row = await coordinator.db.read(lambda conn: runs.by_name(conn, ask.name))
+    plan, file = definition(row).plan, definition(row).file
+    heal = await coordinator.db.read(lambda conn: proposal(conn, row))
     leaders = await coordinator.volunteers.leaderboard(ask.name, seldom=True)
     return RunShown(
         run=run,

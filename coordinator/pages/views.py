@@ -16,6 +16,7 @@ from coordinator.pages.templates import render
 from coordinator.runs.definition import definition
 from coordinator.runs.public import HISTORY_REST, News, PublicRuns, may_be_had
 from coordinator.ttl_cache import KeyedCache
+from shared.copying import copying
 from shared.errors import NotFound, VolunteerError
 from shared.links import format_link
 from shared.protocol.limits import process_on
@@ -318,18 +319,14 @@ class Views:
         leaders = await board(name, seldom=True)
         rated = await self._public.strength(row)
         marks = [(phase.version, phase.plan) for phase in sums.landmarks.phases]
-        return RunPage(
+        return copying(RunPage, sums)(
             info=info,
             live=live(info, sums.figures, sums.checks.work_s),
-            figures=sums.figures,
-            checks=sums.checks,
-            landmarks=sums.landmarks,
             curve=charts.line([_point(each, info.measure) for each in losses], marks),
             strength=charts.line([Point(*found) for found in rated], marks),
             columns=_columns(stretches, lambda each: each.volunteers),
             crowd=max((stretch.volunteers for stretch in stretches), default=0),
             began_at=row.started_at,
-            news=sums.news,
             versions=newest[::-1][:VERSIONS],
             leaders=leaders[:LEADERS],
             story=story,

@@ -20,7 +20,6 @@ from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
-from coordinator.plan.plan_tables import Plan
 from coordinator.rules.advice import advice, too_large
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs import phases
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open_database import Database
-    from coordinator.rules.run_file import RunFile
     from shared.signing import SigningKey
 
 LIVE_S = 4 * HEARTBEAT_S
@@ -98,16 +96,6 @@ class RunQueries:
     async def info(self, name: str) -> RunInfo:
         """Return one run. Raises NotFound."""
         return await self.describe(await self._db.read(lambda conn: runs.by_name(conn, name)))
-
-    async def plan(self, name: str) -> Plan:
-        """Return the whole plan of a run. Raises NotFound."""
-        row = await self._db.read(lambda conn: runs.by_name(conn, name))
-        return definition(row).plan
-
-    async def file(self, name: str) -> RunFile:
-        """Return the run file with every default filled in. Raises NotFound."""
-        row = await self._db.read(lambda conn: runs.by_name(conn, name))
-        return definition(row).file
 
     async def describe(self, run: RunRow) -> RunInfo:
         return await self._db.read(lambda conn: self._info(conn, run))

@@ -11,7 +11,7 @@ import hashlib
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,7 @@ class Hooks:
     # called before anybody works
     on_start: Callable[[Coordinator, str], Awaitable[None]] | None = None
     on_version: Callable[[MergedHead], None] | None = None
-    jobs: tuple[str, ...] = JOBS
     tick_s: float | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResult:  # frozen
@@ -99,7 +97,6 @@ async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResu
             data_dir=folder,
             space_floor_bytes=0,
             constants=Constants(merge_threads=1),
-            **hooks.settings,
         )
         coordinator = await Coordinator.build(settings, clock, database=in_memory())
         try:
@@ -210,7 +207,7 @@ class _Simulation:
         coordinator = self._coordinator
         jobs = coordinator.jobs()
         tasks: list[asyncio.Future[None]] = [
-            asyncio.ensure_future(jobs[name](coordinator.stopping)) for name in self._hooks.jobs
+            asyncio.ensure_future(jobs[name](coordinator.stopping)) for name in JOBS
         ]
         tasks += [asyncio.create_task(machine.run()) for machine in self._machines]
         self._tasks = tasks

@@ -32,6 +32,7 @@ from coordinator.upkeep.alert_conditions import (
     in_database,
 )
 from shared.clock import Clock, pause
+from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError, why
 from shared.text import duration, printable
@@ -351,14 +352,7 @@ def advance(
 def _seen(condition: Condition, known: StandingAlert | None, now: float) -> StandingAlert:
     """Return the alert of a condition that a check has found."""
     if known is None:
-        return StandingAlert(
-            kind=condition.kind,
-            about=condition.about,
-            message=condition.message,
-            todo=condition.todo,
-            since=now,
-            seen_at=now,
-        )
+        return copying(StandingAlert, condition)(since=now, seen_at=now)
     return msgspec.structs.replace(known, seen_at=now) if known.kind in LOCAL_KINDS else known
 
 
@@ -382,15 +376,7 @@ def _stands(unseen: StandingAlert, now: float, machine: str) -> bool:
 def _alert(
     each: StandingAlert, state: Literal["on", "over"], message: str, server: str, now: float
 ) -> Alert:
-    return Alert(
-        kind=each.kind,
-        state=state,
-        about=each.about,
-        message=message,
-        server=server,
-        since=each.since,
-        at=now,
-    )
+    return copying(Alert, each)(state=state, message=message, server=server, at=now)
 
 
 async def deliver(webhook: str, alert: Alert) -> str:
