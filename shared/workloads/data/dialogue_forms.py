@@ -79,8 +79,10 @@ def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
         )
     messages, form = _turns(row, unread)
     system = row.get("system")
-    if system and messages[:1] and messages[0].role != "system":
+    if system and messages and messages[0].role != "system":
         messages = [DialogueTurn("system", _text(row, "system")), *messages]
+    elif system and messages and messages[0].content != system:
+        unread.add("system")
     return Dialogue(
         messages=tuple(messages),
         tools=tuple(_listed(row, "tools")) if row.get("tools") else (),

@@ -272,6 +272,12 @@ def test_turns_that_mix_two_forms_are_read(turns: list[Any]) -> None:
     ]
 
 
+def test_a_second_system_prompt_is_named_as_not_read() -> None:
+    turns = [{"role": "system", "content": "be short"}, *TURNS]
+    assert read_dialogue({"messages": turns, "system": "be long"}).unread == ("system",)
+    assert read_dialogue({"messages": turns, "system": "be short"}).unread == ()
+
+
 def test_calls_in_a_text_are_read() -> None:
     calls = json.dumps(CALLING["messages"][1]["tool_calls"])
     turn = {"role": "assistant", "tool_calls": calls}
