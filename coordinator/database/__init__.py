@@ -1,3 +1,1 @@
-"""SQL of the coordinator: the engine, the tables, the migrations and one file of functions
-a noun.
-"""
+"""SQL of the coordinator: engine, tables, migrations, and one file of functions a noun."""

@@ -1,6 +1,7 @@
 """Audits: waiting recomputes that vetted volunteers make, as paid tasks.
 
-A recompute with a seed can be one. Its row names the task, who gave it back, and the answer.
+A recompute with a seed may become one. Its row names the task, the accounts that gave it back, and
+the answer.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from shared.protocol.versions import BlobRef
 from shared.workloads.base import DatasetManifest, Job
 
 NONE, OTHER = -1, -2  # invite of an account without one, and of one that must differ from it
-SEEN_S = 86_400.0  # an auditor's machine must have been heard from within this time
+SEEN_S = 86_400.0  # an auditor's machine must have sent a heartbeat within this time
 
 
 class AuditLease(msgspec.Struct, frozen=True, kw_only=True):
-    """Audit-specific part of a lease."""
+    """Part of a lease that only audits have."""
 
     job: Job
     chunks: tuple[int, ...]
@@ -88,7 +89,7 @@ _ABOUT = _MARKS.add_columns(_V.accepted).where(among(_V.id, "ids"), _V.standing 
 _HAD = (
     select(_T.volunteer_id, func.count())
     .where(among(_T.volunteer_id, "ids"))
-    .where(one_of(_T.kind, (AUDIT,)))  # also the accounts that gave it back
+    .where(one_of(_T.kind, (AUDIT,)))  # also the accounts that gave the audit back
     .group_by(_T.volunteer_id)
 )
 _CHANGE = update(recomputes).where(its(_R.contribution_id))
@@ -110,7 +111,7 @@ _SIZE = select(uploads.c.size).where(
 
 
 def by_task(conn: Connection, task_id: int, *, lock: bool = False) -> RecomputeRow | None:
-    """Return the recompute that an audit makes."""
+    """Return the recompute behind an audit."""
     query = _BY_TASK.with_for_update() if lock else _BY_TASK
     row = conn.execute(query, {"its_audit_id": task_id}).mappings().first()
     return None if row is None else RecomputeRow(**row)
@@ -126,14 +127,14 @@ def to_open(conn: Connection, now: float) -> list[int]:
 
 
 def is_anybody(conn: Connection, row: VolunteerRow, now: float) -> bool:
-    """Return True if another account may audit the work of this one."""
+    """Return True if an account may audit this one's work."""
     invite = OTHER if row.invite_id is None else row.invite_id
     given = {"volunteer": row.id, "invite": invite, "network": row.network}
     return conn.execute(_ELSEWHERE, given | {"since": now - SEEN_S}).first() is not None
 
 
 def open_task(conn: Connection, row: RecomputeRow, of: ContributionRow, now: float) -> None:
-    """Put a recompute into the queue, as the task of an audit."""
+    """Queue a recompute as an audit task."""
     job = decode(row.work, StoredCase).job
     values = {
         "run_id": row.run_id,
@@ -150,7 +151,7 @@ def open_task(conn: Connection, row: RecomputeRow, of: ContributionRow, now: flo
 
 
 def waiting(conn: Connection, ids: Sequence[int]) -> dict[int, WaitingAudit]:
-    """Return the terms of the audits that are these tasks."""
+    """Return the terms of the audits behind these tasks."""
     return {
         int(row.audit_id): WaitingAudit(
             kind=decode(row.work, StoredCase).job.kind,
@@ -162,7 +163,7 @@ def waiting(conn: Connection, ids: Sequence[int]) -> dict[int, WaitingAudit]:
 
 
 def decline(conn: Connection, task_id: int, volunteer_id: str) -> None:
-    """Bar an account with all its machines from an audit that it gave back or could not do."""
+    """Bar an account and its machines from an audit that it gave back or could not do."""
     row = by_task(conn, task_id, lock=True)
     if row is not None:
         declined = sorted({*decode(row.declined, list[str]), volunteer_id})
@@ -199,12 +200,12 @@ def _work(conn: Connection, row: RecomputeRow) -> AuditLease:
 
 
 def _inner(conn: Connection, contribution_id: int) -> str:
-    """Return the state of the optimiser that a task began with."""
+    """Return the optimiser's initial state of a task."""
     return commitment_of(contributions.by_id(conn, contribution_id)).inner
 
 
 def is_lent(conn: Connection, worker_id: str, sha256: str) -> bool:
-    """Return True if a worker holds an audit that takes this file."""
+    """Return True if a worker holds an audit that needs this file."""
     held = conn.execute(_LENT, {"its_worker_id": worker_id}).scalars()
     return any(_inner(conn, number) == sha256 for number in held.all())
 
@@ -215,5 +216,5 @@ def tidy(conn: Connection, now: float) -> None:
 
 
 def change(conn: Connection, row: RecomputeRow, **values: object) -> None:
-    """Change the recompute that an audit makes."""
+    """Change the row of the recompute behind an audit."""
     conn.execute(_CHANGE, {"its_contribution_id": row.contribution_id, **values})

@@ -1,8 +1,8 @@
 """Claims of many waiters in one transaction: the rows are read, the caller decides, leases are
 written.
 
-`view` locks the rows that `take` changes: the running runs, whose cursors move, and as many waiting
-tasks as may be given out. Two coordinators therefore never hand out one range, and wait for each
+`view` locks the rows that `take` changes: the running runs, whose cursors move, and the waiting
+tasks that may be handed out. Two coordinators therefore never hand out one range, and wait for each
 other only as long as a claim takes.
 """
 
@@ -43,7 +43,7 @@ PAST = 16  # newest tasks of a worker that measure its speed
 
 
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The changing part of a running run."""
+    """Changing part of a running run."""
 
     id: int
     head: int
@@ -59,10 +59,10 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
 class ClaimView(msgspec.Struct, frozen=True, kw_only=True):
     """Complete input of a decision about some claims."""
 
-    live: dict[str, TaskRow]  # claims that were answered before, by claim_id
+    live: dict[str, TaskRow]  # tasks claimed earlier with the same id, by claim_id
     runs: tuple[LiveRun, ...]
     loads: tuple[Load, ...]
-    holdings: tuple[Holding, ...]  # tasks that the asking volunteers hold
+    holdings: tuple[Holding, ...]  # tasks held by the asking volunteers
     todo: tuple[Todo, ...]
 
 
@@ -72,7 +72,7 @@ _RUNS = (
     .order_by(runs.c.id)
     .with_for_update(key_share=True, of=runs)
 )
-# The state is written into the statement, not bound: else SQLite does not use its partial indexes.
+# The state is written into the statement, not bound: otherwise SQLite ignores its partial indexes.
 _DOING = literal_column("tasks.state") == literal_column("'doing'")
 _LOADS = (
     select(
@@ -163,14 +163,14 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     trust: float
     suspended_reason: str
     rest_until: float  # no task is leased before this time; 0 = none
-    asked: int  # contribution that the machine has to prove first; 0 = none
+    asked: int  # contribution that the machine must prove first; 0 = none
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
     """Workloads and devices of a machine, as it registered them."""
 
     workloads: frozenset[str] = frozenset()
-    devices: frozenset[str] = frozenset()  # empty where it told none
+    devices: frozenset[str] = frozenset()  # empty if it reported none
 
 
 def abilities(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Abilities]:
@@ -214,7 +214,7 @@ def _abilities(workloads: str, hardware: str, benchmark: str) -> Abilities:
 
 
 def _holders(conn: Connection, run_id: int) -> frozenset[str]:
-    """Return the workers that do tasks of a run."""
+    """Return the workers that hold tasks of a run."""
     query = select(tasks.c.worker_id).where(tasks.c.run_id == run_id, tasks.c.state == "doing")
     return frozenset(conn.execute(query.distinct()).scalars())
 
@@ -231,7 +231,7 @@ _TODO = (
 
 
 def _todo(conn: Connection, run_ids: Sequence[int], limit: int) -> tuple[Todo, ...]:
-    """Return waiting tasks in claim order: tasks without a failure first, the oldest first."""
+    """Return waiting tasks in claim order: tasks without a failure first, oldest first."""
     found: list[dict[str, Any]] = []
     for run_id in run_ids:
         rows = conn.execute(_TODO, {"its_run_id": run_id, "most": limit}).mappings()
@@ -260,6 +260,6 @@ def states(conn: Connection, names: Sequence[str]) -> dict[str, str]:
 
 
 def move(conn: Connection, moved: dict[int, tuple[int, int]]) -> None:
-    """Store the cursor of the pass of each locked run."""
+    """Store the pass and cursor of each locked run."""
     for run_id, (pass_no, cursor) in sorted(moved.items()):
         passes.move(conn, run_id, pass_no, cursor)

@@ -138,7 +138,7 @@ def mergeable(conn: Connection, run_id: int, limit: int = 1000) -> list[Contribu
 
 
 def left_over(conn: Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
-    """Return accepted updates in the order of a merge, including the unproven."""
+    """Return accepted updates in merge order, including ones that still need proof."""
     rows = conn.execute(_LEFT_OVER, {"its_run_id": run_id, "most": limit}).mappings()
     return [_row(row) for row in rows]
 
@@ -152,7 +152,7 @@ _PROVED = (
 
 
 def wait_for_proof(conn: Connection, contribution_id: int) -> None:
-    """Hold an accepted update back from merging until its recompute has passed."""
+    """Exclude an accepted update from merging until its recompute has passed."""
     conn.execute(_SET_UNPROVEN, {"its_id": contribution_id, "waits": True})
 
 
@@ -177,7 +177,7 @@ _GOOD_OF = (
 )
 _ACCEPTED_OF = (
     select(contributions)
-    .where(its(_C.volunteer_id), _C.state == "accepted", _IS_UPDATE)  # of others nothing waits
+    .where(its(_C.volunteer_id), _C.state == "accepted", _IS_UPDATE)  # others wait for no proof
     .order_by(_C.id)
     .with_for_update()
 )
@@ -203,12 +203,12 @@ _NEWEST_OF = select(func.max(_C.id)).where(its(_C.volunteer_id))
 
 
 def newest_of(conn: Connection, volunteer_id: str) -> int:
-    """Return the number of a volunteer's newest contribution; 0 where there is none."""
+    """Return the number of a volunteer's newest contribution; 0 if it has none."""
     return int(conn.execute(_NEWEST_OF, {"its_volunteer_id": volunteer_id}).scalar() or 0)
 
 
 class PeerContribution(NamedTuple):
-    """One contribution of another worker, with which new ones are compared."""
+    """Another worker's contribution, with which new ones are compared."""
 
     volunteer_id: str
     norm: float
@@ -222,8 +222,9 @@ _COHORT = (
     .join_from(contributions, versions, and_(_V.run_id == _C.run_id, _V.version == _C.base_version))
     .where(its(_C.run_id), its(_C.kind), _C.norm.is_not(None))
     .where(_C.vetted.is_(True))
-    # Contributions refused for their norm count too; else a cohort whose first members were
-    # outliers would never recover.
+    # Contributions refused for their norm count too; otherwise a cohort whose first members were
+    # outliers
+    # would never recover.
     .where(
         one_of(_C.state, ("accepted", "merged", "superseded"))
         | (one_of(_C.state, ("rejected",)) & one_of(_C.reason, (Reason.NORM.value,)))
@@ -236,7 +237,7 @@ _COHORT = (
 def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> Sequence[PeerContribution]:
     """Return vetted accounts' newest contributions: accepted, or refused for their norm."""
     given = {"its_run_id": run_id, "its_kind": kind, "most": limit}
-    # Rows have the struct's fields in order; building structs took as long as the query.
+    # Rows have the struct's fields in order; building structs would take as long as the query.
     return cast_type("Sequence[PeerContribution]", conn.execute(_COHORT, given).all())
 
 
@@ -252,7 +253,7 @@ _DISCREDITED = (
 
 
 def discredited(conn: Connection, run_id: int, first: int) -> dict[int, frozenset[int]]:
-    """Return by version merged work of accounts suspended since, or with reversed pay."""
+    """Return by version the merged contributions of accounts suspended or reversed since."""
     found: dict[int, set[int]] = {}
     for version, number in conn.execute(_DISCREDITED, {"its_run_id": run_id, "first": first}):
         found.setdefault(version, set()).add(number)
@@ -268,7 +269,7 @@ _IS_WAITING = (
 
 
 def is_waiting(conn: Connection, run_id: int, worker_id: str) -> bool:
-    """Return True if something of a worker waits to be merged into a run."""
+    """Return True if a worker has an update that waits to be merged into a run."""
     given = {"its_run_id": run_id, "its_worker_id": worker_id}
     return conn.execute(_IS_WAITING, given).first() is not None
 
@@ -285,14 +286,14 @@ _CHECKED = (
 
 
 def checked(conn: Connection, contribution_id: int, seconds: float) -> None:
-    """Add the seconds that a check of a contribution took."""
+    """Add the duration of a contribution's check."""
     conn.execute(_CHECKED, {"its_id": contribution_id, "seconds": seconds})
 
 
 def merged_by(
     conn: Connection, run_id: int, volunteer_id: str, first: int, last: int
 ) -> dict[int, int]:
-    """Return how many of a volunteer's contributions were merged, by version, from `first` to
+    """Return how many of a volunteer's contributions were merged into each version, from `first` to
     `last`.
     """
     c = contributions.c

@@ -120,7 +120,7 @@ def by_id(conn: Connection, dataset_id: int) -> DatasetRow:
 
 
 def of_run(conn: Connection, run: RunRow) -> DatasetRow | None:
-    """Return the dataset of a run; None for a run that makes its own data."""
+    """Return a run's dataset; None if the run makes its own data."""
     return None if run.dataset_id is None else by_id(conn, run.dataset_id)
 
 
@@ -156,8 +156,7 @@ def register(conn: Connection, rows: Iterable[tuple[str, int, str]], now: float)
         for sha, size, kind in rows
     }
     if noted:
-        # Rows are inserted in one order, so that two transactions never wait for each other in a
-        # circle.
+        # Rows are inserted in one order, so that two transactions cannot deadlock.
         conn.execute(insert_new(conn, blobs, "sha256"), [noted[sha] for sha in sorted(noted)])
 
 

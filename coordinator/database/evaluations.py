@@ -54,7 +54,7 @@ _FIRST_METRICS = _FIRST_LOSS.with_only_columns(_E.metrics)
 
 
 def next_evaluation(conn: Connection) -> EvaluationRow | None:
-    """Return the newest waiting version of the longest-waiting run, its version 0 first."""
+    """Return the newest waiting version of the longest-waiting run, but its version 0 first."""
     row = conn.execute(_NEXT_EVALUATION).mappings().first()
     return None if row is None else EvaluationRow(**row)
 
@@ -122,9 +122,7 @@ def measured(conn: Connection, run_id: int, most: int) -> list[VersionLoss]:
 
 
 def losses_in_phase(conn: Connection, run_id: int, phase: int, limit: int) -> list[float]:
-    """Return the newest measured losses of versions in a phase, at most `limit`, the oldest
-    first.
-    """
+    """Return the newest measured losses of versions in a phase, at most `limit`, oldest first."""
     e, v = evaluations.c, versions.c
     query = select(e.loss).join_from(
         evaluations, versions, (v.run_id == e.run_id) & (v.version == e.version)
@@ -153,7 +151,7 @@ def _shown(run_id: int) -> ColumnElement[bool]:
 
 
 def sample(conn: Connection, run_id: int, version: int | None = None) -> Sampled | None:
-    """Return the sample of a version, or the newest of the run; one row for any history."""
+    """Return the sample of a version, or the newest of the run; reads one row of any history."""
     query = select(_E.version, _E.sample, _E.sample_sha256).where(_shown(run_id))
     if version is not None:
         query = query.where(_E.version == version)
@@ -162,7 +160,7 @@ def sample(conn: Connection, run_id: int, version: int | None = None) -> Sampled
 
 
 def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[VersionLoss]:
-    """Return the losses of these versions, where measured, and of the newest one, oldest first."""
+    """Return the losses of these versions, if measured, and of the newest one, oldest first."""
     columns = select(_E.version, _E.loss, _E.at, _E.state).where(_E.run_id == run_id)
     newest = columns.where(_E.state == "done", _E.loss.is_not(None)).order_by(_E.version.desc())
     # Measured rows are picked here: in the query SQLite would read an index of all losses.
@@ -175,7 +173,7 @@ def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list
 
 
 def some_sampled(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[int]:
-    """Return the versions among these that made a sample, and the first and newest with one."""
+    """Return the versions of `numbers` with a sample, and the first and the newest with one."""
     query = select(_E.version).where(_shown(run_id))
     found = {*conn.execute(query.where(_E.version.in_(numbers))).scalars()}
     for order in (_E.version, _E.version.desc()):
@@ -216,7 +214,7 @@ def first_metrics(conn: Connection, run_id: int) -> str:
 
 
 def best(conn: Connection, run_id: int) -> int | None:
-    """Return the version with the lowest loss, the earliest where several have it."""
+    """Return the version with the lowest loss, the earliest of several."""
     e = evaluations.c
     query = select(e.version).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
     return conn.execute(query.order_by(e.loss, e.version).limit(1)).scalar()
@@ -241,7 +239,7 @@ class SuiteScoreRow(NamedTuple):
 
 
 def put(conn: Connection, run_id: int, scores: list[SuiteScoreRow], now: float) -> None:
-    """Store scores; an older score of the same version on the same suite is replaced."""
+    """Store scores, which replace older ones of the same version and suite."""
     for score in scores:
         its = (_S.run_id == run_id, _S.suite == score.suite, _S.version == score.version)
         conn.execute(delete(suite_scores).where(*its))
@@ -250,7 +248,7 @@ def put(conn: Connection, run_id: int, scores: list[SuiteScoreRow], now: float) 
 
 
 def last_version(conn: Connection, run_id: int) -> int | None:
-    """Return the newest version that was measured on a suite."""
+    """Return the newest version that a suite measured."""
     return conn.execute(select(func.max(_S.version)).where(_S.run_id == run_id)).scalar()
 
 

@@ -25,9 +25,9 @@ from shared.decoding import decode
 from shared.units import DAY_S
 
 KEPT_S = DAY_S  # a retired chunk stays for the learners that still read it
-LATELY = 64  # newest chunks, or reports, from which a figure is measured
-LOOKED_THROUGH = 16 * LATELY  # newest contributions among which the reports are looked for
-CHUNKS_MAX = 4096  # in one window: what a lease can list
+LATELY = 64  # newest chunks, or reports, that a figure is measured from
+LOOKED_THROUGH = 16 * LATELY  # newest contributions that are searched for reports
+CHUNKS_MAX = 4096  # most chunks of one window, as a lease can list
 
 
 class HarvestRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     sealed: int
     samples: int  # sealed
     planned: int  # samples for which learn tasks were made
-    learnt: int  # samples of learn tasks that are done
+    learnt: int  # samples of finished learn tasks
     learning: int  # learn tasks that have not ended
     measuring: int  # match tasks that have not ended
 
@@ -98,8 +98,8 @@ def unsealed(conn: Connection, run_id: int, limit: int) -> list[HarvestRow]:
 
 
 def seal(conn: Connection, row: ChunkRow, contribution_ids: Sequence[int]) -> bool:
-    """Add a chunk and mark its harvests as sealed; False, with nothing changed, if another process
-    has sealed some.
+    """Add a chunk and mark its harvests as sealed. Return False, with nothing changed, if another
+    process has sealed some.
     """
     h = harvests.c
     mine = h.contribution_id.in_(contribution_ids) & h.chunk.is_(None)
@@ -115,8 +115,8 @@ def next_chunk(conn: Connection, run_id: int) -> int:
 
 
 def window(conn: Connection, run_id: int, episodes: int, samples: int) -> list[ChunkRow]:
-    """Return the newest chunks with at least so many episodes and samples, oldest first; of more
-    than `CHUNKS_MAX` only the newest.
+    """Return the newest chunks with at least this many episodes and samples, oldest first; at most
+    the `CHUNKS_MAX` newest.
     """
     query = select(chunks).where(chunks.c.run_id == run_id, chunks.c.retired_at.is_(None))
     query = query.order_by(chunks.c.number.desc()).limit(CHUNKS_MAX)
@@ -162,8 +162,8 @@ def per_hour(conn: Connection, run_id: int, now: float) -> float:
 
 
 def reported(conn: Connection, run_id: int, name: str, kinds: Collection[str]) -> float | None:
-    """Return the median of a figure in the newest reports on good contributions of these kinds;
-    None where none reports it.
+    """Return the median of a figure in the newest reports on accepted contributions of these kinds;
+    None if none reports it.
     """
     c = contributions.c
     ours = select(c.id, c.kind, c.state, c.report).where(c.run_id == run_id)
@@ -247,9 +247,7 @@ def matches_of(conn: Connection, run_id: int) -> list[MatchRow]:
 
 
 def count_matches(conn: Connection, run_id: int) -> tuple[int, int]:
-    """Return the number of matches and the newest version that played one; (0, 0) before
-    the first.
-    """
+    """Return the number of matches and the newest version that played one, or (0, 0)."""
     newest = func.coalesce(func.max(matches.c.version), 0)
     count, version = conn.execute(
         select(func.count(), newest).where(matches.c.run_id == run_id)

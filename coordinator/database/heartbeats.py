@@ -1,4 +1,4 @@
-"""Heartbeats: renewed leases and living workers, written many rows a statement."""
+"""Heartbeats: renewed leases and living workers, many rows a statement."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """Heartbeat of a worker; `state` is "" when it reported none."""
+    """Heartbeat of a worker; `state` is "" if it reported none."""
 
     worker_id: str
     at: float
@@ -49,7 +49,7 @@ def _renewed(beat: CTE) -> ClauseElement:
             tasks.c.id == beat.c.id,
             tasks.c.attempt == beat.c.attempt,
             tasks.c.state == "doing",
-            tasks.c.renew_by.is_not(None),  # no time: the task waits for its verdict
+            tasks.c.renew_by.is_not(None),  # None: the task waits for its verdict
         )
         .values(
             renew_by=case(
@@ -89,7 +89,7 @@ _SEEN = Lines(
 
 
 def seen(conn: Connection, signs: Sequence[Sign]) -> None:
-    """Store the beats of workers: time and state. A worker that left stays so."""
+    """Store the beats of workers: time and state. The state of a worker that left stays."""
     if signs:
         _SEEN.execute(conn, sorted((s.worker_id, s.at, s.state) for s in signs))
 

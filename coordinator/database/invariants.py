@@ -15,7 +15,7 @@ from coordinator.database.tables.versions import versions
 from coordinator.database.tasks import BESIDE
 from shared.decoding import decode
 
-BREACHES_MAX = 1000  # enough to see what is wrong
+BREACHES_MAX = 1000  # enough to see the fault
 
 
 def breaches(conn: Connection) -> list[str]:

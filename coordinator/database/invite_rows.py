@@ -1,4 +1,4 @@
-"""Invites and link codes. Only their hashes are here (see coordinator/rules/codes.py)."""
+"""Invites and link codes. The tables hold only their hashes (see coordinator/rules/codes.py)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def add_link(
 
 
 def usable(conn: Connection, code_hash: str, now: float) -> CodeRow:
-    """Return the code with a hash. Raises InvalidCode with the reason why it admits nobody."""
+    """Return the code with a hash. Raises InvalidCode with the reason why it is not valid."""
     row = conn.execute(select(*_COLUMNS).where(codes.c.code_hash == code_hash)).mappings().first()
     if row is None:
         raise InvalidCode("this server does not know this code: check it, or ask for a new one")
@@ -85,7 +85,7 @@ def usable(conn: Connection, code_hash: str, now: float) -> CodeRow:
 
 
 def use(conn: Connection, code: CodeRow) -> None:
-    """Count one use of a code. Raises InvalidCode when another registration has just taken the last
+    """Count one use of a code. Raises InvalidCode if another registration has just taken the last
     one.
     """
     spent = (
@@ -98,7 +98,7 @@ def use(conn: Connection, code: CodeRow) -> None:
 
 
 def invites(conn: Connection) -> list[tuple[CodeRow, tuple[str, ...]]]:
-    """Return every invite, the oldest first, with the nicknames of the volunteers it admitted."""
+    """Return every invite, oldest first, with the nicknames of the volunteers it admitted."""
     came: dict[int, list[str]] = {}
     query = select(volunteers.c.invite_id, volunteers.c.nickname).where(
         volunteers.c.invite_id.is_not(None)

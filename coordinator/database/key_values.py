@@ -9,16 +9,16 @@ from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.record import meta
 
 KEY = "key"  # fingerprint of the key that signs for this database
-TOKENS = "tokens"  # how often the tokens were made anew
+TOKENS = "tokens"  # number of times that the tokens were made anew
 INVITE = "invite"  # counts the server's invites; the join link has the newest
 RESTORED = "restored"  # signed statement of the last restore, JSON
-ADDRESS = "address"  # where the server was last reached, for join links
-SETTINGS = "settings"  # of the last start of a server, JSON
-OPEN = "open"  # "yes" where the last server admitted strangers
+ADDRESS = "address"  # address of the server's last contact, for join links
+SETTINGS = "settings"  # settings of the server's last start, JSON
+OPEN = "open"  # "yes" if the last server admitted strangers
 ANNOUNCEMENTS = "announcements"  # JSON
 ALERTS = "alerts"  # open alerts, and those still to be delivered, JSON
 BACKUP = "backup"  # time of the newest backup, UTC epoch seconds
-ACCOUNTS = "accounts"  # changes whenever an account is shut out, let in again or renamed
+ACCOUNTS = "accounts"  # changes whenever an account is banned, unbanned or renamed
 
 
 _GET = select(meta.c.value).where(its(meta.c.key))
@@ -31,13 +31,13 @@ def get(conn: Connection, key: str, *, lock: bool = False) -> str | None:
 
 
 def put_new(conn: Connection, key: str, value: str) -> bool:
-    """Write a value under a new name; False if the name has a value."""
+    """Write a value under a new name; return False if the name has a value."""
     fresh = insert_new(conn, meta, "key").values(key=key, value=value).returning(meta.c.key)
     return conn.execute(fresh).first() is not None
 
 
 def locked(conn: Connection, key: str) -> str:
-    """Return a value locked until the transaction ends; "" without one."""
+    """Return a value, locked until the transaction ends; "" without one."""
     conn.execute(insert_new(conn, meta, "key").values(key=key, value=""))
     query = select(meta.c.value).where(meta.c.key == key).with_for_update()
     return str(conn.execute(query).scalar_one())

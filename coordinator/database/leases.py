@@ -1,5 +1,5 @@
-"""Leases: assignments are written as leased tasks, one statement for reissued tasks, one for new
-ones.
+"""Leases: assignments are written as leased tasks, by one statement for reissued tasks and one for
+new ones.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
-    """Write assignments as leases, in their order: one statement for reissued tasks, one for new
-    ones.
-    """
+    """Write assignments as leases, in their order; return the rows."""
     again = [item for item in wanted if item.assignment.task_id is not None]
     fresh = [item for item in wanted if item.assignment.task_id is None]
     made = {row.claim_id: row for row in _reissue(conn, again, now) + _insert(conn, fresh, now)}
@@ -140,7 +138,7 @@ def _line(item: Taken) -> tuple[Any, ...]:
 def _split(conn: Connection, item: Taken, now: float) -> None:
     """Store the rest of a split task as a new task, with the failures counted so far.
 
-    The next claim of the rest settles steps and price, as for every task of a pass.
+    The next claim of the rest sets its steps and price, as for every task of a pass.
     """
     one = item.assignment
     task = conn.execute(select(tasks).where(tasks.c.id == one.task_id)).mappings().one()
@@ -251,9 +249,8 @@ def tell(
 ) -> tuple[Begun, bool]:
     """Bind the reported base version to the attempt, even if the lease has run out.
 
-    When work began nobody knows better than: after the claim.
-
-    Raises NotFound, Gone, Cancelled.
+    The start of work is unknown, except that it was after the claim. Raises NotFound, Gone,
+    Cancelled.
     """
     row = holder(conn, task_id)
     may_submit(row, worker_id, attempt)

@@ -1,6 +1,4 @@
-"""Parts of a merge: one leased, fenced job for each shard, done by any replica with a free
-thread.
-"""
+"""Parts of a merge: one leased, fenced job a shard, done by any replica with a free thread."""
 
 from __future__ import annotations
 
@@ -43,7 +41,8 @@ class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
     state_size: int = 0
     squares: tuple[float, ...] = ()  # squared norm of the update in each piece
     # for each piece with momentum: the momentum's squared norm, the update's, and inner products of
-    # the momentum with each voice
+    # the
+    # momentum with each voice
     voices: tuple[tuple[float, float, tuple[float, ...]], ...] = ()
 
 
@@ -56,7 +55,7 @@ class StateFile(NamedTuple):
 
 
 def begin(conn: Connection, merge_id: int, phases: Sequence[Phase], shards: Sequence[int]) -> None:
-    """Insert the parts of a freshly leased merge; the parts of an earlier try are deleted."""
+    """Insert the parts of a newly leased merge; the parts of an earlier try are deleted."""
     drop(conn, merge_id)
     blank = {"state": "todo", "owner": "", "fence": 0, "lease_until": 0.0, "failures": 0}
     blank |= {"message": "", "result": ""}
@@ -86,12 +85,10 @@ def of_merge(conn: Connection, merge_id: int) -> list[PartRow]:
 def take(
     conn: Connection, owner: str, now: float, lease_s: float, merge_id: int | None = None
 ) -> PartRow | None:
-    """Lease the next part, of one merge or of any running one.
+    """Lease the next part, of one merge or of any running one; None if no part is ready.
 
-    None when there is nothing to do just now.
-
-    A part whose owner was silent for too long may be taken over; no merging begins before every
-    survey is in.
+    A part whose owner was silent for too long may be taken over. Merging begins only after every
+    survey is finished.
     """
     p, other = merge_parts.c, merge_parts.alias("other")
     surveying = (
@@ -122,16 +119,14 @@ def _ours(part: PartRow) -> ColumnElement[bool]:
 
 
 def renew(conn: Connection, part: PartRow, until: float) -> bool:
-    """Renew a part's lease; False when another process took it over, or the merge has ended."""
+    """Renew a part's lease; return False if another process has it, or the merge has ended."""
     return (
         conn.execute(update(merge_parts).where(_ours(part)).values(lease_until=until)).rowcount == 1
     )
 
 
 def finish(conn: Connection, part: PartRow, made: MergedPart) -> bool:
-    """Mark a part done. Return False when another process took it over; its files are then
-    dropped.
-    """
+    """Mark a part done. Return False if another process has it; its files are then dropped."""
     result = msgspec.json.encode(made).decode()
     done = update(merge_parts).where(_ours(part)).values(state="done", result=result)
     return conn.execute(done).rowcount == 1
@@ -147,7 +142,7 @@ def fail(conn: Connection, part: PartRow, message: str, *, content: bool) -> Non
 
 
 def release(conn: Connection, part: PartRow) -> None:
-    """Release a part's lease, with no fault counted."""
+    """Release a part's lease without counting a fault."""
     conn.execute(update(merge_parts).where(_ours(part)).values(state="todo"))
 
 
@@ -157,7 +152,7 @@ def made_by(part: PartRow) -> MergedPart:
 
 
 def files_of(rows: Sequence[PartRow]) -> list[str]:
-    """Return the weights and surveys of finished parts, to which nothing else refers."""
+    """Return the weights and surveys of finished parts; no other rows refer to them."""
     return [made_by(row).sha256 for row in rows if row.state == "done"]
 
 

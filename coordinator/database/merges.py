@@ -36,7 +36,7 @@ class MergeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bid(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for the lease of a merge."""
+    """Request for the lease of a merge."""
 
     run_id: int
     base: int
@@ -56,10 +56,10 @@ _END_MERGE = update(merges).where(its(_M.id), its(_M.fence), _M.state == "leased
 
 
 def take(conn: Connection, bid: Bid, now: float, *, fresh: bool = False) -> MergeRow | None:
-    """Lease the merge of `base`, or take it over when its owner is dead.
+    """Lease the merge of `base`, or take it over if its owner is dead; None if another process has
+    it.
 
-    `fresh` says who has locked the run and saw that nobody has begun it. None when somebody else
-    is at it.
+    `fresh`: the caller has locked the run and seen that the merge has not begun.
     """
     key = {"its_run_id": bid.run_id, "its_base": bid.base, "its_shard": bid.shard}
     row = None if fresh else conn.execute(_MERGE_LOCKED, key).mappings().first()
@@ -98,12 +98,12 @@ def renew(conn: Connection, merge: MergeRow, until: float) -> bool:
 
 
 def end(conn: Connection, merge: MergeRow, state: str, now: float, **values: Any) -> bool:
-    """End a merge that is still leased to this process; False when its fence has moved."""
+    """End a merge that this process still leases; return False if its fence has moved."""
     given = {"its_id": merge.id, "its_fence": merge.fence, "state": state, "ended_at": now}
     return conn.execute(_END_MERGE, given | values).rowcount == 1
 
 
 def abandon(conn: Connection, now: float) -> None:
-    """Abandon every leased merge. Only for a server that has the database for itself."""
+    """Abandon every leased merge. Only for a server that is alone on the database."""
     leased = update(merges).where(merges.c.state == "leased")
     conn.execute(leased.values(state="abandoned", ended_at=now))

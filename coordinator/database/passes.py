@@ -1,4 +1,4 @@
-"""Passes: the cursor of a run's samples, and the pace of the last tasks."""
+"""Passes: the cursor of a run's samples, and the pace of its last tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from coordinator.rules.sizing import RunPace
 from shared.errors import NotFound
 
 LATELY = 64  # newest tasks whose times give the medians
-PACE_MIN = 3  # fewer tasks are not measured
+PACE_MIN = 3  # least number of tasks for a median
 
 
 def open_pass(conn: Connection, run_id: int) -> int:
@@ -36,10 +36,9 @@ def move(conn: Connection, run_id: int, pass_no: int, cursor: int) -> None:
 
 
 def measure(conn: Connection, run_id: int) -> RunPace | None:
-    """Return how fast the last tasks of a run were done, and by how fast workers; None while too
-    few are.
+    """Return the pace of a run's last tasks and of their workers; None if there are too few.
 
-    Each volunteer is one voice, the median of its tasks; vetted ones only, where there are any.
+    Each volunteer is one voice, the median of its tasks; only vetted ones count if there are any.
     """
     t, v = tasks.c, volunteers.c
     query = select(v.id, v.standing, t.steps, t.ended_at - t.begun_at, workers.c.step_flops)
@@ -65,8 +64,9 @@ def measure(conn: Connection, run_id: int) -> RunPace | None:
     pace = median(step_s for step_s, _, _ in voices)
     if min(flops for *_, flops in voices) <= 0:
         return RunPace(step_s=pace, flops=0.0)
-    # Times of unequal machines have no common median: operations a step, by the median speed, give
-    # the time.
+    # Times of unequal machines have no common median: the median operations a step, divided by the
+    # median
+    # speed, give the time.
     speed = median(flops for *_, flops in voices)
     return RunPace(step_s=median(work for _, work, _ in voices) / speed, flops=speed)
 

@@ -1,11 +1,11 @@
 """Recomputes: drawn contributions, from the request for evidence to the result.
 
-    asked ──evidence arrives──> revealed ──done again──> done
+    asked ──evidence arrives──> revealed ──recomputed──> done
 
-What is revealed waits in one line, whoever does it: the server, machines of the organiser's own, or
-volunteers as audits. A place in it is the time at which the recompute would end had its account a
-processor of its own; accounts of one network are one. Unproven accounts get half at most, and at
-least: whoever passed one draw does not wait behind a crowd of fresh accounts.
+All revealed recomputes wait in one queue for the server, the organiser's own machines, or
+volunteers' audits. A place in it is the time at which the recompute would end if its account had a
+processor of its own; accounts of one network count as one. Unproven accounts get exactly half of
+the capacity, so that an account with one passed draw does not wait behind a crowd of new accounts.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from shared.workloads.base import DatasetManifest, Job
 
 FORGOTTEN_S = 30 * 86_400.0  # a checker not seen for this long is deleted
 State = Literal["asked", "revealed", "done"]
-COUNTED = ("accepted", "merged")  # superseded work counts as if it had never been made
-CHAIN_MAX = 64  # newest contributions of a machine among which its state must be found
-SPEED_OF = 32  # newest recomputes by which the time of others is estimated
+COUNTED = ("accepted", "merged")  # superseded work counts as if it had never been done
+CHAIN_MAX = 64  # newest contributions of a machine that are searched for its state
+SPEED_OF = 32  # newest recomputes that estimate the time of others
 
 
 class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +83,7 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
     held_until: float
     tries: int
     seed: int
-    audit_id: int | None  # the task of its audit
+    audit_id: int | None  # task of its audit
     declined: str
     answer_id: int | None
     auditor_id: str
@@ -92,14 +92,14 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredCase(msgspec.Struct, frozen=True, kw_only=True):
-    """Work of a recompute: what its worker was leased."""
+    """Stored task of a recompute, as its worker was leased it."""
 
     job: Job
     base_sha256: str
     chunks: tuple[int, ...]
-    device: str = ""  # the device that the task was leased for
-    model: str = ""  # of that device, as its machine registered it
-    window: DatasetManifest | None = None  # games that it learnt from, in place of a dataset
+    device: str = ""  # device that the task was leased for
+    model: str = ""  # model of that device, as its machine registered it
+    window: DatasetManifest | None = None  # games that the task learnt from, in place of a dataset
 
 
 _R, _V = recomputes.c, volunteers.c
@@ -108,7 +108,7 @@ _OPEN = one_of(_R.state, ("asked", "revealed"))
 _ADD = insert(recomputes).returning(*_R)
 _GET = select(recomputes).where(its(_R.contribution_id))
 
-# --- the line ---
+# --- the queue ---
 
 _NOW: BindParameter[float] = bindparam("now")
 _LOT = case((_V.network == "", _V.id), else_=_V.network)
@@ -145,7 +145,7 @@ _FREE = (_R.state == "revealed") & (_R.held_until <= _NOW)
 
 
 def _line(free: ColumnElement[bool]) -> Select[Any]:
-    """Return the query of waiting recomputes, in the order in which they are done."""
+    """Return the query of waiting recomputes, in queue order."""
     return (
         select(recomputes)
         .join(volunteers, _V.id == _R.volunteer_id)
@@ -168,7 +168,7 @@ _BUSY = exists().where(
 )
 _LEFT = among(_R.kind, "served") & (_R.tries < CHECKER_TRIES_MAX) & ~_BUSY
 _FIRST = _line(_FREE & ~_LEFT & (_R.flops <= RECOMPUTE_FLOPS_MAX))
-# A checker's own class first; then what neither the server nor another checker can compare.
+# A checker's own class first; then ones that neither the server nor another checker can compare.
 _FOR_CHECKER = _line(
     _FREE
     & (_R.tries < CHECKER_TRIES_MAX)
@@ -192,8 +192,9 @@ def first(
     served: Collection[str] = (),
     under_way: RecomputeRow | None = None,
 ) -> RecomputeRow | None:
-    """Return the next recompute for the server while it makes `under_way`: one whose evidence is
-    here, that no checker or auditor has taken, and that is not left to checkers.
+    """Return the next recompute for the server while it makes `under_way`; None without one.
+
+    Its evidence has arrived, no checker or auditor has taken it, and it is not left to checkers.
     """
     given = {"now": now, "served": sorted(served), "newcomers": _turn(conn, now, under_way)}
     row = conn.execute(_FIRST, given).mappings().first()
@@ -224,8 +225,10 @@ _POSTPONE = (
 def hold(
     conn: Connection, holder: str, own: str, served: Collection[str], now: float
 ) -> RecomputeRow | None:
-    """Return the recompute that a checker holds under this name, or lease it the next one: of its
-    own class of devices first, or one that no other machine can compare; None without one.
+    """Return the recompute that a checker holds under this name, or lease it the next one; None
+    without one.
+
+    The checker's own class of devices comes first, or one that no other machine can compare.
     """
     known = conn.execute(_HELD, {"its_hold": holder}).mappings().first()
     if known is not None:
@@ -240,13 +243,13 @@ def hold(
 
 
 def renew(conn: Connection, contribution_id: int, holder: str, now: float) -> bool:
-    """Renew a checker's hold; False if the recompute is another's by now, or done."""
+    """Renew a checker's hold; return False if the recompute is another's by now, or done."""
     given = {"its_contribution_id": contribution_id, "its_hold": holder, "until": now + HOLD_S}
     return bool(conn.execute(_RENEW, given).rowcount)
 
 
 def give_back(conn: Connection, contribution_id: int, holder: str, *, failed: bool) -> bool:
-    """Release a checker's recompute for others; a try is counted where it `failed`."""
+    """Release a checker's recompute for others; `failed` counts the try."""
     given = {"its_contribution_id": contribution_id, "its_hold": holder, "more": int(failed)}
     return bool(conn.execute(_GIVE_BACK, given).rowcount)
 
@@ -268,11 +271,11 @@ class DrawTerms(msgspec.Struct, frozen=True, kw_only=True):
     flops: float
     kind: str
     due_at: float
-    seed: int = 0  # seed of an audit's sums; 0 where nobody may audit
+    seed: int = 0  # seed of an audit's sums; 0 if it must not be audited
 
 
 def add(conn: Connection, row: ContributionRow, order: DrawTerms) -> RecomputeRow:
-    """Store a draw; without files to reveal it may be done at once."""
+    """Store a draw; without files to reveal it can be recomputed at once."""
     values = msgspec.structs.asdict(order) | {
         "contribution_id": row.id,
         "run_id": row.run_id,
@@ -318,7 +321,7 @@ def unwanted(conn: Connection, contribution_id: int, volunteer_id: str, sha256: 
 
 
 def arrive(conn: Connection, contribution_id: int) -> bool:
-    """Count an arrived file of evidence; True when the evidence is complete."""
+    """Count an arrived file of evidence; return True if the evidence is complete."""
     row = get(conn, contribution_id)
     if row is None or row.state != "asked":
         return False
@@ -357,9 +360,10 @@ _OF_MACHINE = (
 
 
 def follows(conn: Connection, row: ContributionRow) -> bool:
-    """Return True if a task's initial state and residual are empty, or left by earlier accepted
-    tasks of the same machine and used by no task since: an invented residual could turn honest work
-    into anything, and one left once must not be used many times.
+    """Return True if a task's initial state and residual are legitimate: empty, or left by earlier
+    accepted tasks of the same machine and not used since.
+
+    An invented residual could turn honest work into anything, and a true one must be used once.
     """
     said = commitment_of(row)
     if not (said.inner or said.residual):
@@ -383,7 +387,7 @@ _FORGET = delete(uploads).where(uploads.c.evidence_of == bindparam("number"))
 def end(
     conn: Connection, contribution_id: int, result: Result, told: tuple[str, str], now: float
 ) -> bool:
-    """Record a result with its sentence and figures; False if there was a result before."""
+    """Record a result with its sentence and figures; return False if there was a result before."""
     message, measured = told
     values = {"result": result, "message": message, "measured": measured, "ended_at": now}
     if conn.execute(_END, {"its_contribution_id": contribution_id} | values).rowcount != 1:
@@ -397,7 +401,7 @@ def end(
 _OPEN_OF = (
     select(_R.contribution_id).where(its(_R.volunteer_id), _OPEN).order_by(_R.contribution_id)
 )
-# An answer to an audit that is compared is an open draw of the auditor's, too.
+# A compared answer to an audit is an open draw of its auditor, too.
 _ANSWERED_OF = select(func.min(_R.answer_id)).where(its(_R.auditor_id), _R.state == "revealed")
 _PROVEN_TO = (
     select(_R.contribution_id)
@@ -421,7 +425,7 @@ NO_ID = 2**62
 
 
 def asked_of(conn: Connection, volunteer_id: str) -> list[RecomputeRow]:
-    """Return the recomputes that wait for an account's evidence, the oldest first."""
+    """Return the recomputes that wait for an account's evidence, oldest first."""
     found = conn.execute(_ASKED_OF, {"its_volunteer_id": volunteer_id})
     return [RecomputeRow(**row) for row in found.mappings()]
 
@@ -459,7 +463,7 @@ def is_fresh(conn: Connection, row: RecomputeRow) -> bool:
     return conn.execute(_SAME_TASK, given | {"but": row.contribution_id}).first() is None
 
 
-# --- reads of other services ---
+# --- reads for other services ---
 
 _WAITING = select(_R.state, func.count()).where(_OPEN).group_by(_R.state)
 _BLOBS = (
@@ -497,7 +501,7 @@ def backlog_s(
     conn: Connection, now: float, served: Collection[str], of: str | None = None
 ) -> float | None:
     """Return the seconds that the recompute backlog takes at the recent speed; None if unknown, or
-    where a draw of the account `of` waits for another machine.
+    if a draw of the account `of` waits for another machine.
     """
     flops, seconds = conn.execute(_DONE_LATELY, {"now": now}).one()
     given = {"served": sorted(served), "its_volunteer_id": of}
@@ -516,7 +520,7 @@ def blobs_in_use(conn: Connection) -> set[str]:
     return found - {""}
 
 
-# --- machines of the organiser's own, which make recomputes ---
+# --- the organiser's own machines, which make recomputes ---
 
 _K = checkers.c
 _SEEN = update(checkers).where(its(_K.name))
@@ -524,7 +528,7 @@ _NEWEST = select(_K.kind, func.max(_K.seen_at)).group_by(_K.kind)
 
 
 def see_checker(conn: Connection, name: str, kind: str, now: float) -> bool:
-    """Store that a checker is at work; True if it is new. Long absent ones are deleted."""
+    """Store that a checker is active; return True if it is new. Long absent ones are deleted."""
     told = {"kind": kind, "seen_at": now}
     if conn.execute(_SEEN.values(**told), {"its_name": name}).rowcount:
         return False

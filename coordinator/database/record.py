@@ -50,7 +50,7 @@ def append(
 
 
 def entries(conn: Connection, before: int | None = None, limit: int = 100) -> list[RecordLine]:
-    """Return lines newest first; `before` (the id of the last line seen) continues the listing."""
+    """Return lines newest first, older than `before` (the id of the last line seen)."""
     columns = [record_lines.c[name] for name in RecordLine.__struct_fields__]
     query = (
         select(*columns).order_by(record_lines.c.id.desc()).limit(max(1, min(limit, LISTING_MAX)))

@@ -45,7 +45,7 @@ TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
     }
 )
 
-LATELY = 4  # newest versions in which a worker that delivers has a part
+LATELY = 4  # newest versions in which a delivering worker has a part
 # states in which contributions are accepted and merged
 OPEN: tuple[RunState, ...] = ("running", "paused")
 
@@ -108,7 +108,7 @@ UNSTARTED: dict[str, Any] = {
 
 
 def remove(conn: Connection, run_id: int) -> None:
-    """Delete a draft, to which nothing refers yet."""
+    """Delete a draft, to which no other row refers yet."""
     conn.execute(delete(runs).where(runs.c.id == run_id, runs.c.state == "draft"))
 
 
@@ -163,7 +163,7 @@ _SET_HEAD = _SET.where(its(runs.c.head))
 
 
 def set_head(conn: Connection, run_id: int, base: int, **values: Any) -> bool:
-    """Compare-and-set the head: False when another process has moved it."""
+    """Compare-and-set the head; return False if another process has moved it."""
     given = {"its_id": run_id, "its_head": base, "head": base + 1}
     return conn.execute(_SET_HEAD, given | values).rowcount == 1
 
@@ -187,13 +187,11 @@ def _at_work() -> ColumnElement[bool]:
 
 
 def _steering(vetted: bool) -> Select[int]:
-    """Return the query of a run's delivering workers; each volunteer at work counts as one at
-    least.
-    """
+    """Return the query of a run's delivering workers, at least one an active volunteer."""
     c, w = contributions.c, workers.c
     good = exists().where(c.volunteer_id == w.volunteer_id, c.worker_id == w.id, its(c.run_id))
     good = good.where(one_of(c.kind, UPDATES))
-    # Two queries, each by an index: one with OR reads all that a volunteer ever sent.
+    # Two queries, each by an index: one with OR would read all contributions of a volunteer.
     lately = good.where(c.version > bindparam("before")) | good.where(c.state == "accepted")
     delivers = func.sum(case((lately, 1), else_=0))
     each = select(delivers.label("workers")).where(_at_work()).group_by(w.volunteer_id)
@@ -224,7 +222,7 @@ class Turnout(msgspec.Struct, frozen=True, kw_only=True):
     oldest_at: float | None
     newest_at: float | None
     workers: int
-    head_at: float | None  # when the newest version was made
+    head_at: float | None  # time of the newest version
 
 
 def _turnout(vetted: bool) -> Select[Any]:
@@ -244,16 +242,18 @@ _TURNOUT = {vetted: _turnout(vetted) for vetted in (True, False)}
 
 
 def live_workers(conn: Connection, run_id: int, since: float) -> int:
-    """Return how many workers heard from since an instant are at work for a run."""
+    """Return how many workers seen since an instant are at work for a run."""
     given = {"its_run_id": run_id, "since": since}
     return int(conn.execute(_LIVE_WORKERS, given).scalar_one())
 
 
 def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Turnout:
     """Return the updates waiting for a run's next merge, and the workers that its trigger and step
-    length count: those of each active volunteer with a part in the newest versions, at least one.
-    Machines that only hold leases do not count. `vetted` counts vetted accounts alone, otherwise
-    also accounts with one proof.
+    length count.
+
+    These are the workers of each active volunteer with a part in the newest versions, at least one
+    a volunteer; machines that only hold leases do not count. `vetted` counts only vetted accounts,
+    otherwise also accounts with one proof.
     """
     given = {"its_run_id": run.id, "since": since, "before": run.head - LATELY, "head": run.head}
     row = dict(conn.execute(_TURNOUT[vetted], given).mappings().one())
@@ -262,7 +262,7 @@ def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Tur
 
 
 def running(conn: Connection) -> list[tuple[RunRow, bool]]:
-    """Return the running runs, oldest first, each with True if something waits for a merge."""
+    """Return the running runs, oldest first, each with True if an update waits for a merge."""
     found = [dict(row) for row in conn.execute(_RUNNING).mappings()]
     waits = [bool(row.pop("waits")) for row in found]
     return [(_row(row), each) for row, each in zip(found, waits, strict=True)]

@@ -20,7 +20,7 @@ LISTING_MAX = 1000
 REASONS_MAX = 100
 ACCEPTED = ("accepted", "merged", "superseded")
 PLAYED = ("experience", "evaluation")
-NEWEST = 200  # newest decisions of which the refused share is taken
+NEWEST = 200  # newest decisions that give the refused share
 
 
 class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
     invited: bool
     trust: float
     accepted: int
-    proofs: int  # draws of different tasks that passed since the last that did not
+    proofs: int  # passed draws of different tasks since the last one that did not pass
     stake_micro: int  # pay that is not free yet
     drawn: DrawCounts
     reason: str = ""  # reason of a suspension
@@ -153,7 +153,7 @@ def cost(conn: Connection, run_id: int) -> CostOfChecks:
 
 
 def registered(conn: Connection, since: float) -> int:
-    """Return how many uninvited accounts were made since an instant."""
+    """Return how many uninvited accounts registered since an instant."""
     query = select(func.count()).where(_V.created_at >= since, _V.invited.is_(False))
     return int(conn.execute(query).scalar_one())
 
@@ -166,7 +166,7 @@ def failed_recomputes(conn: Connection, since: float) -> list[int]:
 
 
 def refusals(conn: Connection) -> tuple[int, int]:
-    """Return how many of the newest decisions refused, and of how many."""
+    """Return how many of the newest decisions are refusals, and the number of these decisions."""
     c = contributions.c
     # The rows are limited first: a long queue of undecided contributions is not read through.
     some = select(c.id, c.state, c.decided_at).order_by(c.id.desc()).limit(2 * NEWEST).subquery()

@@ -1,6 +1,5 @@
-"""Statistics about people: a volunteer's totals, the leaderboard, the report of a class.
-
-Reads only.
+"""Statistics about people: a volunteer's totals, the leaderboard, the report of a class. Reads
+only.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ from shared.protocol.accounts import WorkerInfo
 from shared.units import DAY_S
 
 STRETCHES = 48  # columns of the picture of work over time
-GOOD = ("accepted", "merged", "superseded")  # states of contributions that were found good
+GOOD = ("accepted", "merged", "superseded")  # states of accepted contributions
 LISTING_MAX = 100_000
 
 
 class WorkTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Totals of a volunteer's contributions."""
 
-    accepted: int = 0  # contributions found good: waiting, merged or not needed
+    accepted: int = 0  # good contributions: waiting, merged or not needed
     merged: int = 0
     rejected: dict[str, int] = {}  # by reason
     device_s: float = 0.0  # device time of the good ones
 
     @property
     def refused(self) -> int:
-        """Return the contributions rejected for any reason."""
+        """Return the number of contributions rejected for any reason."""
         return sum(self.rejected.values())
 
 
@@ -84,13 +83,13 @@ class VolunteerSummary(msgspec.Struct, frozen=True, kw_only=True):
     volunteer_id: str
     nickname: str
     label: str  # name that the organiser gave the invite
-    state: str  # active, banned, forgotten; "invited" for an invite that nobody used yet
+    state: str  # active, banned, forgotten; "invited" for an unused invite
     public: bool
     trust: float
     machines: int
     first_seen: float | None
     last_seen: float | None
-    earned_micro: int = 0  # all that was ever earned, spent or not
+    earned_micro: int = 0  # all credits ever earned, spent or not
     pending_micro: int = 0
     escrow_micro: int = 0
     debt_micro: int = 0
@@ -136,7 +135,7 @@ _LAST = (
     .scalar_subquery()
 )
 _THEN = (_B.c.state.label("was"), _B.c.reason.label("was_for"))
-# Contributions with a new verdict, by what they are now and what they were.
+# Contributions with a new verdict, by their present and their former state.
 _CHANGED = (
     select(_C.state, _C.reason, *_THEN, func.count(), func.sum(_C.train_s))
     .select_from(_NEW)
@@ -214,10 +213,10 @@ def stretches(
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
     """Lifetime marks of one volunteer on some runs."""
 
-    first_at: float | None = None  # of the first contribution that was found good
+    first_at: float | None = None  # time of the first good contribution
     versions: int = 0  # versions with work of this volunteer
-    days: int = 0  # longest row of days (UTC) with good work
-    stretches: tuple[Stretch, ...] = ()  # since the first contribution, of at least a day each
+    days: int = 0  # longest run of days (UTC) with good work
+    stretches: tuple[Stretch, ...] = ()  # since the first contribution, at least a day each
 
 
 def marks(conn: Connection, volunteer_id: str, run_ids: Sequence[int], now: float) -> Marks:
@@ -315,7 +314,7 @@ def _machines(conn: Connection) -> dict[str, int]:
 
 
 def people(conn: Connection, who: Iterable[str] | None = None) -> list[VolunteerSummary]:
-    """Return the summaries of all volunteers, or of the given ids, the oldest first."""
+    """Return the summaries of all volunteers, or of the given ids, oldest first."""
     machine = workers.c.revoked_at.is_(None)
     query = (
         select(volunteers, codes.c.label)

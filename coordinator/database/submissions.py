@@ -1,7 +1,8 @@
 """Submissions of a lease, part by part. An accepted part is split off its task, so that no sample
-is submitted twice whatever becomes of the rest.
+is submitted twice, whatever happens to the rest.
 
-    task [start, stop) ──part accepted──> a done task [start, start + n), of this contribution   +   the task [start + n, stop)
+    task [start, stop) ──part accepted──> done task [start, start + n) of this contribution
+                                        + the task [start + n, stop)
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ _STANDS = select(_PARTS, _LATE)
 
 
 def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
-    """Return the part that this attempt submits next, and how many tries of it came too late."""
+    """Return the part that this attempt submits next, and the number of its tries that came too
+    late.
+    """
     mine = {"its_task_id": task.id, "its_attempt": task.attempt}
     number, tries = conn.execute(_STANDS, mine).one()
     return int(number), int(tries)
@@ -61,10 +64,10 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
     run: RunRow
     known: int | None  # number of the contribution, if it was submitted before
-    part: int  # number of the part that is wanted next
+    part: int  # number of the next wanted part
     tries: int  # number of its tries that were refused as too late
     checked: bool  # another part is being checked now
-    uploaded: bool  # the uploaded bytes are complete
+    uploaded: bool  # all bytes have been uploaded
     standing: State  # standing of the account
     network: str
 
@@ -120,7 +123,7 @@ def arrival(
 def _with_run(
     conn: Connection, query: Select[Any], given: dict[str, Any], missing: str
 ) -> dict[str, Any]:
-    """Return the only row that a query joined with a run finds; its "run" is the run's struct."""
+    """Return the only row of a query joined with a run; its "run" is the run's struct."""
     found = conn.execute(query, given).mappings().first()
     if found is None:
         raise NotFound(missing)
@@ -254,7 +257,7 @@ def goes_on(conn: Connection, row: ContributionRow) -> bool:
 
 
 def task_of(conn: Connection, row: ContributionRow) -> int:
-    """Return the task that a contribution completed: that split off for it, else its lease's."""
+    """Return the task that a contribution completed: the one split off for it, else its lease's."""
     query = select(tasks.c.id).where(tasks.c.contribution_id == row.id)
     found = conn.execute(query).scalar()
     return row.task_id if found is None else int(found)

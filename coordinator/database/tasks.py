@@ -6,7 +6,7 @@
      └──(requeue)── discarded <── failed by several workers, or timed out too often          cancelled: the run ended
 
 The attempt grows with every claim. A task whose time ran out is `returned`: its last holder may
-still hand in, until somebody else claims it. A task that waits for its verdict has no `renew_by`:
+still submit until another worker claims it. A task that waits for its verdict has no `renew_by`, so
 it does not expire.
 """
 
@@ -48,10 +48,11 @@ from shared.protocol.limits import AUDIT_BYTES
 FailureKind = Literal["failure", "timeout"]
 
 # A task is also discarded after this many times max_failures by one volunteer, if nobody else works
-# for the run.
+# for
+# the run.
 ALONE_FACTOR = 2
-TIMED_OUT_MIN = 2  # volunteers that let a task time out before it is given up
-# holders of a run's tasks within this time, of the newest so many, count as working for the run
+TIMED_OUT_MIN = 2  # volunteers that must time out on a task before it is discarded
+# Holders of a run's tasks within this time, of the newest so many, count as working for the run.
 LATELY_S, LATELY = 3600.0, 256
 MESSAGE_CHARS = 500
 BESIDE = ("learn", "evaluate", AUDIT)  # kinds of tasks that are not cut from a pass
@@ -108,7 +109,7 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     global_step: int
     finish_by: float
-    part: int = 0  # number of the part that is wanted next
+    part: int = 0  # number of the next wanted part
     tries: int = 0  # number of its tries that were refused as too late
 
 
@@ -230,8 +231,8 @@ def begin(
     *,
     newest: bool = False,
 ) -> tuple[Begun, bool]:
-    """Bind the newest version as the base; a repeated call returns the same, unless `newest` is
-    asked for. True with an earlier base, whose parts may be there.
+    """Bind the newest version as the base; a repeated call returns the earlier base, unless
+    `newest` is set. The flag is True if the base is older and parts on it may exist.
 
     Raises NotFound, Gone, Cancelled.
     """
@@ -292,8 +293,8 @@ _DONE: dict[str, Any] = {"state": "done", "returned": False, **FREE}
 
 
 def finish(conn: Connection, task_id: int, now: float) -> bool:
-    """Move a task from doing (or returned) to done: its contribution was accepted. False if the
-    task had ended.
+    """Move a task from doing (or returned) to done, since its contribution was accepted. Return
+    False if the task had ended.
     """
     return conn.execute(_FINISH, {"its_id": task_id, "ended_at": now} | _DONE).rowcount == 1
 
@@ -308,11 +309,10 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
     now: float,
     settings: TaskSettings,
 ) -> TaskState:
-    """Return a task to todo, or to discarded after failures by several distinct workers; `kind`
-    None counts nothing.
+    """Return a task to todo, or to discarded after failures by several distinct workers; with
+    `kind` None no failure counts. Return the new state.
 
-    A task that others hold by now only has the failure noted. Gives the state it ends in. Raises
-    NotFound.
+    If another worker holds the task by now, only the failure is recorded. Raises NotFound.
     """
     row = holder(conn, task_id)
     values: dict[str, Any] = {}
@@ -342,8 +342,8 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
 def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: float) -> bool:
     """Return True if enough different volunteers have failed a task, or timed out on it.
 
-    One volunteer is one voice, whatever number of machines it has, and only vetted ones count where
-    any works for the run. A vetted volunteer decides alone only where nobody else works for it.
+    One volunteer is one voice, whatever its number of machines, and only vetted ones count if any
+    works for the run. A vetted volunteer decides alone only if nobody else works for it.
     """
     most = settings.max_failures
     alone = row.failures >= ALONE_FACTOR * most
@@ -356,9 +356,7 @@ def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: flo
 def _condemned(
     conn: Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
 ) -> bool:
-    """Return True if `least` volunteers failed a task, or with `alone` all volunteers that are at
-    work.
-    """
+    """Return True if `least` volunteers failed a task, or with `alone` all active ones did."""
     voices = _voices(conn, row.id, kind)
     against = {who for who, is_vetted in voices.items() if is_vetted}
     working = {who for who, is_vetted in _at_work(conn, row.run_id, now).items() if is_vetted}
@@ -380,7 +378,7 @@ def _voices(conn: Connection, task_id: int, kind: FailureKind) -> dict[str, bool
 
 
 def _at_work(conn: Connection, run_id: int, now: float) -> dict[str, bool]:
-    """Return the volunteers that hold or did tasks of a run lately, and which are vetted."""
+    """Return the volunteers that recently held or did tasks of a run, and which are vetted."""
     of_run = select(tasks.c.volunteer_id, tasks.c.claimed_at).where(tasks.c.run_id == run_id)
     held = of_run.where(tasks.c.state == "doing")
     done = of_run.where(tasks.c.state == "done").order_by(tasks.c.id.desc()).limit(LATELY)
@@ -392,7 +390,7 @@ def _at_work(conn: Connection, run_id: int, now: float) -> dict[str, bool]:
 
 
 def expire(conn: Connection, now: float, limit: int) -> list[TaskRow]:
-    """Requeue the tasks whose time ran out, a timeout counted each; holders may submit late."""
+    """Requeue the tasks whose time ran out and count a timeout each; holders may submit late."""
     late = and_(tasks.c.state == "doing", (tasks.c.renew_by < now) | (tasks.c.finish_by < now))
     picked = select(tasks.c.id).where(late).order_by(tasks.c.id).limit(limit)
     ids = conn.execute(picked.with_for_update(skip_locked=True)).scalars().all()
@@ -425,24 +423,23 @@ def cancel_run(conn: Connection, run_id: int, now: float) -> int:
 
 
 def reopen_run(conn: Connection, run_id: int) -> int:
-    """Reopen the tasks that a run's end cancelled, with attempts grown; return their number."""
+    """Reopen the tasks that a run's end cancelled, with higher attempts; return their number."""
     ended = and_(tasks.c.run_id == run_id, tasks.c.state == "cancelled")
     values = {"state": "todo", "attempt": tasks.c.attempt + 1, "ended_at": None}
     return conn.execute(update(tasks).where(ended).values(**values)).rowcount
 
 
 def recall(conn: Connection, run_id: int, *, above: int) -> int:
-    """Cancel the leases on versions above `above`, which a rollback reverts; nothing is counted.
+    """Cancel the leases on versions above `above`, which a rollback reverts, with no failure
+    counted; return their number.
 
-    Gives how many.
-
-    A task that awaits its verdict keeps its place: the verdict decides.
+    A task that awaits its verdict is kept, since the verdict decides.
     """
     return _take_back(conn, run_id, tasks.c.base_version > above)
 
 
 def overtake(conn: Connection, run_id: int, *, head: int) -> int:
-    """Cancel the leases on versions below `head`, which a merge has overtaken, as `recall` does."""
+    """Cancel the leases on versions below `head`, which a merge has overtaken, like `recall`."""
     return _take_back(conn, run_id, tasks.c.base_version < head)
 
 
@@ -499,8 +496,8 @@ def lines(
 
 
 def requeue(conn: Connection, ids: Sequence[int] | None, run_id: int | None = None) -> list[int]:
-    """Requeue discarded tasks with no failure counted: the given ones, or all of a run; return the
-    ids.
+    """Requeue discarded tasks without counting a failure: the given ones, or all of a run; return
+    the ids.
     """
     wanted = [tasks.c.state == "discarded", runs.c.state.in_(("running", "paused"))]
     if ids is not None:

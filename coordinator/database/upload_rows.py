@@ -1,6 +1,6 @@
 """Uploads: grants of a lease, and bytes received.
 
-How many bytes are there is told by the file, not by a row.
+The file, not a row, shows how many bytes have arrived.
 """
 
 from __future__ import annotations
@@ -119,9 +119,9 @@ def finish(conn: Connection, upload_id: str) -> None:
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """Use that a volunteer makes of its quota."""
+    """A volunteer's use of its quota."""
 
-    count: int  # uploads to which no contribution refers yet; `bytes` is their size
+    count: int  # uploads without a contribution yet; `bytes` is their size
     bytes: int
     in_place: int  # uploads for the same part of a lease
     vetted: bool
@@ -151,8 +151,8 @@ def abandoned(conn: Connection, before: float, limit: int) -> list[str]:
 
 
 def arrived(conn: Connection) -> set[str]:
-    """Return the files of complete uploads that may still be submitted: nothing refers to them, but
-    they are no orphans.
+    """Return the files of complete uploads that may still be submitted: no row refers to them, but
+    they are not orphans.
     """
     open_ = uploads.c.evidence_of.is_not(None) | ~_handed_in()
     query = select(uploads.c.sha256).where(uploads.c.complete, open_)

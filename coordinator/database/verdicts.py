@@ -32,7 +32,7 @@ from shared.errors import Conflict
 from shared.protocol.base import ContributionState
 from shared.protocol.contributions import Verdict
 
-# States of a contribution: received -> checking -> accepted -> merged, and the ways out.
+# States of a contribution: received -> checking -> accepted -> merged, and the other ends.
 TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
     {
         ("received", "checking"),
@@ -42,7 +42,7 @@ TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
         ("checking", "rejected"),
         ("accepted", "merged"),
         ("accepted", "superseded"),
-        ("accepted", "rejected"),  # a merge that failed with it set it aside
+        ("accepted", "rejected"),  # set aside after failing merges
     }
 )
 
@@ -52,9 +52,7 @@ _DECIDE = update(contributions).where(its(contributions.c.id), its(contributions
 def decide(
     conn: Connection, row: ContributionRow, state: ContributionState, *, now: float, **values: Any
 ) -> None:
-    """Change the state and record the verdict. Raises Conflict when the state is not that
-    of `row`.
-    """
+    """Change the state and record the verdict. Raises Conflict unless the state is `row`'s."""
     if (row.state, state) not in TRANSITIONS:
         raise Conflict(f"contribution {row.id} is {row.state}, so it cannot become {state}")
     where = {"its_id": row.id, "its_state": row.state}
@@ -78,7 +76,7 @@ _MERGE_ALL = (
 
 
 def merge_all(conn: Connection, rows: Sequence[ContributionRow], version: int, now: float) -> bool:
-    """Mark all rows merged into `version`; False if any was not accepted any more."""
+    """Mark all rows merged into `version`; return False if one was no longer accepted."""
     ids = [row.id for row in rows]
     changed = conn.execute(_MERGE_ALL, {"ids": ids, "into": version, "now": now})
     if changed.rowcount != len(rows):
@@ -89,7 +87,7 @@ def merge_all(conn: Connection, rows: Sequence[ContributionRow], version: int, n
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict to be recorded."""
+    """Verdict to be recorded."""
 
     state: ContributionState
     reason: str = ""
@@ -117,7 +115,7 @@ def record(conn: Connection, rows: Iterable[ContributionRow], ruling: Ruling, no
     )
 
 
-PAID = "the work is paid"  # sentence on work that no merge needed
+PAID = "the work is paid"  # sentence on work that needed no merge
 _C = contributions.c
 _UNPAID = (
     update(verdicts)
@@ -213,10 +211,10 @@ def news(
 ) -> tuple[list[Verdict], int]:
     """Return a worker's unseen verdicts, and the number to continue from.
 
-    Numbers are given before a transaction commits, so one may appear below `since`: what is younger
-    than `recent_at` is sent again and the client drops what it knows.
+    Rows are numbered before their commit, so one may appear below `since`. Verdicts younger than
+    `recent_at` are therefore sent again, and the client drops the known ones.
     """
-    # Rows are read from the newest back to the first that is too old, never through all history.
+    # Rows are read from the newest back to the first too old one, never through all history.
     floor = conn.execute(_OLDER, {"its_worker_id": worker_id, "recent_at": recent_at}).scalar()
     given = {"its_worker_id": worker_id, "since": min(since, floor or 0), "most": limit}
     rows = list(conn.execute(_NEWS, given).mappings())
@@ -227,7 +225,7 @@ def newest_of(
     conn: Connection, worker_id: str, since: int, recent_at: float, limit: int
 ) -> tuple[list[Verdict], int]:
     """Return the newest verdicts of a worker after number `since` that are younger than
-    `recent_at`, in their order, and the number of the last.
+    `recent_at`, in order, and the number of the last.
     """
     given = {"its_worker_id": worker_id, "since": since, "recent_at": recent_at, "most": limit}
     rows = list(conn.execute(_NEWEST, given).mappings())

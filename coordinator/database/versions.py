@@ -22,7 +22,7 @@ from coordinator.database.tables.versions import evaluations, version_blobs, ver
 from coordinator.rules.steadiness import Heading
 from shared.errors import NotFound
 
-PACE_VERSIONS = 20  # newest versions from which the pace of a run is taken
+PACE_VERSIONS = 20  # newest versions that give the pace of a run
 
 
 class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ _ADD_EVALUATION = insert(evaluations)
 def add(
     conn: Connection, values: dict[str, Any], *, evaluate: bool = True, ways: Sequence[str] = ()
 ) -> None:
-    """Insert a version, the blobs of shorter ways to its weights, and a row for its evaluation."""
+    """Insert a version, the blobs of shorter routes to its weights, and its evaluation."""
     conn.execute(_ADD, values)
     if ways:
         key = {"run_id": values["run_id"], "version": values["version"]}
@@ -112,7 +112,7 @@ def _pair(row: Any) -> tuple[VersionRow, EvaluationRow]:
 
 
 def pace(conn: Connection, run_id: int, head: int) -> tuple[float, float]:
-    """Return the newest version's time, and the usual seconds between two; 0 for one."""
+    """Return the newest version's time, and the usual seconds between two versions; 0 for one."""
     v, first = versions.c, max(0, head - PACE_VERSIONS)
     query = select(v.created_at).where(v.run_id == run_id, v.version.in_((first, head)))
     times = [float(at) for at in conn.execute(query.order_by(v.version)).scalars()]
@@ -122,14 +122,14 @@ def pace(conn: Connection, run_id: int, head: int) -> tuple[float, float]:
 
 
 def made_at(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[tuple[int, float]]:
-    """Return when some versions were made, the oldest first."""
+    """Return the times of some versions, oldest first."""
     v = versions.c
     query = select(v.version, v.created_at).where(v.run_id == run_id, v.version.in_(numbers))
     return [(int(version), float(at)) for version, at in conn.execute(query.order_by(v.version))]
 
 
 def phase_starts(conn: Connection, run_id: int) -> list[tuple[int, int]]:
-    """Return each phase that has a version, with the first one; the first phase first."""
+    """Return each phase that has a version, with its first one, in order."""
     v = versions.c
     query = select(v.phase, func.min(v.version)).where(v.run_id == run_id).group_by(v.phase)
     return [(int(phase), int(first)) for phase, first in conn.execute(query.order_by(v.phase))]
@@ -199,7 +199,7 @@ _OUTER_SCALE = select(versions.c.outer_scale).where(its(versions.c.run_id), its(
 
 
 def outer_scale(conn: Connection, run_id: int, version: int) -> float:
-    """Return the factor on the outer rate with which a version was made; 1 without one."""
+    """Return the factor on the outer rate that made a version; 1 without one."""
     given = {"its_run_id": run_id, "its_version": version}
     found: float | None = conn.execute(_OUTER_SCALE, given).scalar()
     return 1.0 if found is None else found
@@ -233,7 +233,7 @@ def prunable(
 
 
 def bytes_kept(conn: Connection, run_id: int) -> int:
-    """Return about how many bytes the files of a run take."""
+    """Return the approximate size of a run's files in bytes."""
     v, e = versions.c, evaluations.c
     kept = versions.join(evaluations, (e.run_id == v.run_id) & (e.version == v.version))
     query = select(func.coalesce(func.sum(v.size), 0)).select_from(kept)
@@ -258,7 +258,7 @@ def blobs_in_use(conn: Connection) -> set[str]:
     return used | set(conn.execute(select(b.sha256).select_from(kept).where(~e.pruned)).scalars())
 
 
-# Each part uses an index of its own, since every download asks this.
+# Each part uses an index of its own, since every download runs this query.
 _PUBLIC = tuple(
     select(column).where(column == bindparam("sha256")).limit(1)
     for column in (version_blobs.c.sha256, versions.c.published_sha256, evaluations.c.sample_sha256)

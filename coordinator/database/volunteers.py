@@ -24,12 +24,12 @@ from shared.protocol.limits import RENEW_S
 VolunteerState = Literal["active", "banned", "forgotten"]
 WorkerState = Literal["online", "training", "paused", "offline", "left"]
 
-# a worker not heard of for this long is offline; its leases expire at the same time
+# a worker silent for this long is offline; its leases expire at the same time
 OFFLINE_S = RENEW_S
 
 
-ORDERS_MAX = 10_000  # orders of owners to their machines that are read at most
-DEVICES_OF = 1000  # workers whose devices are counted, the latest heard of first
+ORDERS_MAX = 10_000  # most orders of owners to their machines that are read
+DEVICES_OF = 1000  # workers whose devices are counted, the latest seen first
 
 
 class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's credentials as they are stored."""
+    """A worker's stored credentials."""
 
     worker_id: str
     secret_hash: str
@@ -90,7 +90,7 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def worker_state(stored: str, last_seen_at: float, now: float) -> WorkerState:
-    """Return the state of a worker: its last heartbeat's, or offline when that is too old."""
+    """Return the state of a worker: its last heartbeat's, or offline if that is too old."""
     if stored == "left":
         return "left"
     if now - last_seen_at > OFFLINE_S:
@@ -154,7 +154,7 @@ _WAITING = update(contributions).where(
 
 
 def vet(conn: Connection, volunteer_id: str) -> None:
-    """Vet an account and its waiting contributions, which would else wait for vetted work."""
+    """Vet an account and its waiting contributions, which would otherwise wait for vetted work."""
     set_volunteer(conn, volunteer_id, standing="vetted", suspended_reason="")
     conn.execute(_WAITING, {"its_volunteer_id": volunteer_id, "vetted": True})
 
@@ -186,12 +186,12 @@ def find(conn: Connection, who: str, key: str) -> VolunteerRow:
 
 
 def taken(conn: Connection, key: str) -> bool:
-    """Return True if somebody has a nickname with this skeleton."""
+    """Return True if an account has a nickname with this skeleton."""
     return bool(conn.execute(select(exists().where(volunteers.c.nickname_key == key))).scalar())
 
 
 def workers_of(conn: Connection, volunteer_id: str) -> list[WorkerRow]:
-    """Return every machine of an account, the oldest first, with the revoked ones."""
+    """Return every machine of an account, oldest first, including revoked ones."""
     query = select(workers).where(workers.c.volunteer_id == volunteer_id)
     rows = conn.execute(query.order_by(workers.c.created_at, workers.c.id)).mappings()
     return [WorkerRow(**row) for row in rows]
@@ -205,7 +205,7 @@ _STRANGERS = select(func.count()).where(
 
 
 def strangers_of(conn: Connection, network: str, since: float) -> int:
-    """Return how many accounts were made from a network without a code since a time."""
+    """Return how many accounts registered from a network without a code since a time."""
     given = {"its_network": network, "since": since}
     return int(conn.execute(_STRANGERS, given).scalar_one())
 
@@ -214,19 +214,19 @@ def strangers_of(conn: Connection, network: str, since: float) -> int:
 
 
 def add(conn: Connection, row: VolunteerRow) -> bool:
-    """Insert an account; False when its id is taken, or a nickname that looks alike."""
+    """Insert an account; return False if its id is taken, or a nickname that looks alike."""
     statement = insert_new(conn, volunteers, "").values(**msgspec.structs.asdict(row))
     return conn.execute(statement.returning(volunteers.c.id)).first() is not None
 
 
 def add_worker(conn: Connection, row: WorkerRow) -> bool:
-    """Insert a machine; False when its id is taken."""
+    """Insert a machine; return False if its id is taken."""
     statement = insert_new(conn, workers, "").values(**msgspec.structs.asdict(row))
     return conn.execute(statement.returning(workers.c.id)).first() is not None
 
 
 def devices_since(conn: Connection, since: float) -> list[Device]:
-    """Return devices of workers heard from since an instant: of the newest thousand."""
+    """Return the devices of the newest thousand workers seen since an instant."""
     w = workers.c
     query = select(w.hardware).where(w.last_seen_at >= since, w.revoked_at.is_(None))
     rows = conn.execute(query.order_by(w.last_seen_at.desc()).limit(DEVICES_OF)).scalars()
@@ -244,7 +244,7 @@ _SET_VOLUNTEER = update(volunteers).where(its(volunteers.c.id))
 
 
 def order(conn: Connection, volunteer_id: str, worker_id: str, order: str, now: float) -> bool:
-    """Store the owner's order for a machine that has not left; False where there is no such
+    """Store the owner's order for a machine that has not left; return False if there is no such
     machine.
     """
     return (
@@ -259,7 +259,7 @@ def order(conn: Connection, volunteer_id: str, worker_id: str, order: str, now: 
 
 
 def orders(conn: Connection, since: float) -> dict[str, OwnOrder]:
-    """Return the newest orders of owners that were given since an instant, by machine."""
+    """Return the newest orders of owners given since an instant, by machine."""
     found = select(workers.c.id, workers.c.ordered, workers.c.ordered_at)
     newest = found.where(workers.c.ordered_at > since).order_by(workers.c.ordered_at.desc())
     rows = conn.execute(newest.limit(ORDERS_MAX))
@@ -277,7 +277,7 @@ def set_volunteer(conn: Connection, volunteer_id: str, **values: Any) -> None:
 
 
 def rename(conn: Connection, volunteer_id: str, nickname: str, key: str) -> bool:
-    """Rename an account; False when another has a nickname that looks alike."""
+    """Rename an account; return False if another has a nickname that looks alike."""
     other = select(
         exists().where(volunteers.c.nickname_key == key, volunteers.c.id != volunteer_id)
     )
@@ -296,7 +296,7 @@ def revoke(conn: Connection, volunteer_id: str, now: float) -> int:
 
 
 def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: float) -> None:
-    """Wipe an account's identifying data; contributions and ledger keep the id."""
+    """Delete an account's identifying data; contributions and ledger keep the id."""
     revoke(conn, volunteer_id, now)
     invite = select(volunteers.c.invite_id).where(volunteers.c.id == volunteer_id).scalar_subquery()
     conn.execute(update(codes).where(codes.c.id == invite).values(label=""))
@@ -320,14 +320,14 @@ def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: fl
 
 
 def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now: float) -> None:
-    """Record the consent to a run's licence; another licence later is recorded anew."""
+    """Record the consent to a run's licence; another licence later is recorded again."""
     c = consents.c
     mine = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
     if conn.execute(select(c.licence).where(mine)).scalar() == licence:
         return
     conn.execute(delete(consents).where(mine))
     given = {"volunteer_id": volunteer_id, "run_id": run_id, "licence": licence, "given_at": now}
-    conn.execute(insert_new(conn, consents, ""), given)  # the same may come twice at once
+    conn.execute(insert_new(conn, consents, ""), given)  # the same consent may arrive twice at once
 
 
 # --- trust ---
@@ -368,8 +368,8 @@ def set_trust(
     """Move the trust of a volunteer. Return the contribution up to which the account has lost its
     pay.
 
-    The pay of an accepted contribution, where there is one, is counted with it: draws go by the
-    mean. The row is locked, so that of two verdicts at one moment none is lost.
+    The pay of an accepted contribution is counted with it, since draws depend on the mean. The row
+    is locked, so that two simultaneous verdicts both count.
     """
     before, count, paid, lost_to = conn.execute(_TRUST, {"its_id": volunteer_id}).one()
     trust = moved(float(before), change)

@@ -73,10 +73,9 @@ class DecodedUpdate(Mapping[str, Array]):
         self._wire: dict[str, Sequence[Array]] = {}  # cached: a merge asks for many small slices
 
     def read(self, name: str, start: int, stop: int, room: F32 | None = None) -> Array:
-        """Return elements [start, stop) of the flat tensor, valid until the same thread reads
-        outside their chunk; `room` is optional scratch space.
+        """Return elements [start, stop) of the flat tensor; `room` is optional scratch space.
 
-        Raises InvalidFrame if they cannot be read, or if scales or positions are invalid.
+        Raises InvalidFrame if scales or positions are invalid.
         """
         spec, wire = self._specs[name], self._flat(name)
         if spec.role != "parameter":

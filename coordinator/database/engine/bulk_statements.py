@@ -1,8 +1,8 @@
 """Statements over many rows at once, compiled once for each number of rows.
 
 SQLAlchemy does not cache a statement with VALUES in it, and compiling one for 64 rows took ten
-times as long as running it. A statement is therefore compiled for 1, 2, 4, ... rows and kept as
-text; what is left over is filled with rows that match nothing.
+times as long as running it. A statement is therefore compiled for 1, 2, 4, ... rows and cached as
+text; blank rows, which match nothing, fill the rest.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from sqlalchemy.types import TypeEngine
 
 
 class _CompiledText(NamedTuple):
-    """A compiled statement and where its parameters come from."""
+    """Compiled statement and the sources of its parameters."""
 
     statement: str
-    others: tuple[str, ...]  # names of the values that are given beside the rows
+    others: tuple[str, ...]  # names of the values given besides the rows
     constants: tuple[Any, ...]  # constants of the statement itself
-    # Returns the parameters in their order out of all cells, the others and the constants.
+    # Returns the parameters in order, from all cells, the others and the constants.
     picked: Callable[[Sequence[Any]], tuple[Any, ...]]
 
 

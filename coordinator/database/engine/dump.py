@@ -18,9 +18,7 @@ BATCH_ROWS = 1000
 
 
 def begin_snapshot(conn: Connection) -> None:
-    """Make a read transaction see one instant over all its statements; must be its first
-    statement.
-    """
+    """Make all statements of a read transaction see one instant; must be its first statement."""
     if conn.dialect.name == "postgresql":
         conn.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
     patiently(conn)
@@ -51,7 +49,7 @@ def check_empty(conn: Connection) -> None:
 
 
 def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows as they were. Raises Configuration for an unknown table or column."""
+    """Insert rows unchanged. Raises Configuration for an unknown table or column."""
     table = metadata.tables.get(name)
     if table is None or any(set(row) - set(table.columns.keys()) for row in batch):
         raise Configuration(

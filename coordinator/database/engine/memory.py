@@ -1,8 +1,7 @@
-"""A database in memory that answers at once, on the caller's own thread: for simulations in virtual
-time.
+"""Database in memory that answers at once on the caller's thread, for simulations in virtual time.
 
-No call waits and no state is kept outside, so the same calls in the same order give the same
-answers. A server never uses it.
+No call waits and no state is outside, so the same calls in the same order give the same answers. A
+server never uses it.
 """
 
 from __future__ import annotations

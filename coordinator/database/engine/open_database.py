@@ -1,8 +1,8 @@
 """Database: one transaction at a time through `write`, a consistent view through `read`, on SQLite
 or PostgreSQL.
 
-Store functions are plain functions of a connection; what runs them differs by database
-(`sqlite.py`, `postgres.py`).
+Functions of the store take a connection; a runner for each database runs them (`sqlite.py`,
+`postgres.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Runner(Protocol):
 
 
 class Database:
-    """An open database. Made by `open`."""
+    """Open database. Made by `open`."""
 
     def __init__(self, runner: Runner, dialect: Dialect, lock: DirectoryLock | None = None) -> None:
         self._runner = runner
@@ -71,8 +71,8 @@ class Database:
         """Open a migrated database; `exclusive` also locks the directory of an SQLite file, for a
         server.
 
-        `clock` then follows PostgreSQL's clock, or never says less than what SQLite has stored.
-        Raises Configuration for a wrong address, a database without tables, one of another version,
+        `clock` then follows PostgreSQL's clock, or never falls below the newest instant in SQLite.
+        Raises Configuration for a wrong address, a database without tables or of another version,
         or a directory that another server holds.
         """
         target = parse(url)
@@ -109,10 +109,10 @@ class Database:
             self.reads.add(time.perf_counter() - began)
 
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
-        """Receive notifications of other processes: `deliver` gets a topic, or None when any may
-        have changed.
+        """Receive notifications of other processes: `deliver` gets a topic, or None if any may have
+        changed.
 
-        Gives the function that tells them a topic. `Signals.connect` is who calls this.
+        Return the function that notifies the other processes. `Signals.connect` calls this.
         """
         return await self._runner.bridge(deliver)
 
@@ -193,7 +193,7 @@ def revision(connection: Connection) -> str | None:
 
 
 def check_revision(connection: Connection) -> None:
-    """Check that the schema is this program's. Raises Configuration."""
+    """Raise Configuration unless the schema is this program's."""
     found = revision(connection)
     if found == REVISIONS[-1]:
         return
@@ -208,9 +208,7 @@ def check_revision(connection: Connection) -> None:
 
 
 async def is_new(url: str) -> bool:
-    """Return True if there are no tables yet. A server makes new tables; older ones need
-    `migrate`.
-    """
+    """Return True if there are no tables. A server makes new tables; older ones need `migrate`."""
     target = parse(url)
     if target.get_backend_name() == "sqlite":
         return await asyncio.to_thread(_is_new_sqlite, _path(target))

@@ -1,9 +1,9 @@
 """PostgreSQL through asyncpg: functions of a connection run inside `run_sync`, one transaction
 each.
 
-A transaction that lost a deadlock or a serialisation race is run again, so a function must have no
-effect but on its connection. A COMMIT that failed is never run again: nobody knows whether it
-happened. Locks end with their transaction.
+A transaction that lost a deadlock or a serialisation race is run again, so a function must affect
+only its connection. A failed COMMIT is never repeated, since it may have happened. Locks end with
+their transaction.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POOL = 12
-# writes at once: the rest of the pool is for reads, and for the connection that listens
+# concurrent writes: the rest of the pool is for reads, and for the connection that listens
 WRITES = 9
 TURN_S = 20.0  # longest wait of a write for a connection
 ATTEMPTS = 8
 RETRY_S = 0.01  # base of the random wait before a retry; doubled each time
-CLOCK_S = 60.0  # how often the database's clock is compared with ours
-ALIVE_S = 20.0  # how often the listening connection is tried
+CLOCK_S = 60.0  # interval of comparing the database's clock with ours
+ALIVE_S = 20.0  # interval of testing the listening connection
 CHANNEL = "volunteer"
-CLOSE_S = 30.0  # how long running functions may take when closing
+CLOSE_S = 30.0  # longest wait for running functions when closing
 TOPICS_MAX = 10_000
 
 SERVER = {
@@ -54,7 +54,7 @@ SERVER = {
     "tcp_keepalives_interval": "2s",
     "tcp_keepalives_count": "3",
 }
-PATIENT_S = 120  # longest idle time of the connection of a read of all rows
+PATIENT_S = 120  # longest idle time of a connection that reads all rows
 POOLER = (
     "something between this server and PostgreSQL (PgBouncer in transaction mode?) does not pass "
     "on settings of a session: name PostgreSQL itself in --database"
@@ -84,7 +84,7 @@ def patiently(conn: Connection) -> None:
 
 
 def check_session(conn: Connection) -> None:
-    """Raise Configuration where the settings of a session do not arrive."""
+    """Raise Configuration if the settings of a session do not arrive."""
     if conn.execute(text("SHOW lock_timeout")).scalar_one() != SERVER["lock_timeout"]:
         raise Configuration(POOLER)
 
@@ -116,7 +116,7 @@ def translate(error: BaseException) -> BaseException:
 
 
 def _may_retry(error: BaseException) -> bool:
-    """Return True if a failure before COMMIT left nothing behind: a lost race or connection."""
+    """Return True if a failure came before COMMIT and left no trace: a lost race or connection."""
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
     return lost or sqlstate(error) in RACES
 
@@ -227,7 +227,7 @@ class PostgresRunner:
         try:
             await asyncio.wait_for(self._idle.wait(), CLOSE_S)
         except TimeoutError:
-            pass  # the connection of a client that is too slow is dropped
+            pass  # the connection of a too slow client is dropped
         await self._engine.dispose()
 
     # --- the clock ---

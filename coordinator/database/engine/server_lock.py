@@ -1,4 +1,4 @@
-"""Lock of a data directory for one server; the system frees the lock when the process dies."""
+"""Lock of a data directory for one server; the system frees it when the process dies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class DirectoryLock:
 
 
 def locked(file: int) -> bool:
-    """Lock an open file; return False where another process holds the lock."""
+    """Lock an open file; return False if another process holds the lock."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -70,7 +70,7 @@ def locked(file: int) -> bool:
 
 
 def _holder(file: int) -> str:
-    """Return the process id in the lock file; "" where it cannot be read."""
+    """Return the process id in the lock file; "" if it cannot be read."""
     try:
         os.lseek(file, 1, os.SEEK_SET)
         return os.read(file, 32).decode("ascii", "replace").strip()

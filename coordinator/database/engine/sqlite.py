@@ -1,8 +1,7 @@
 """SQLite behind one writing thread and a few reading ones.
 
-Functions that wait while the disk is busy are joined into one commit, each in a savepoint of its
-own: one that fails does not spoil the others, and nobody is answered before the commit is on the
-disk.
+Functions that wait while the disk is busy are joined into one commit, each in its own savepoint:
+one that fails does not affect the others, and none is answered before the commit is on the disk.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ JOINED_MAX = 256  # functions in one commit
 JOINED_S = 0.02  # a commit takes the functions that start within this time
 QUEUED_MAX = 10_000
 BUSY_MS = 30_000
-CLOCK_S = 10.0  # how often the highest instant is stored
-PEEK_S = 0.25  # interval of looking for another process's commits
+CLOCK_S = 10.0  # interval of storing the highest instant
+PEEK_S = 0.25  # interval of checking for another process's commits
 
-FAILED_RETRY_S = 60.0  # the organiser has to act before writes can work again
+FAILED_RETRY_S = 60.0  # the organiser must act before writes can work again
 
 CLOCK_KEY = "clock"
 
@@ -47,7 +46,7 @@ log = structlog.get_logger("database")
 
 
 def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
-    """Return an engine whose transactions start with `begin`, without the driver's guesses."""
+    """Return an engine whose transactions start with `begin`, instead of the driver's own way."""
     made = create_engine(
         f"sqlite:///{path}",
         connect_args={
@@ -101,7 +100,7 @@ def translate(error: BaseException) -> BaseException:
     if name in (
         "SQLITE_FULL",
         "SQLITE_IOERR_SHMSIZE",
-    ):  # the second code: the index beside the file cannot grow
+    ):  # the second code: the index next to the file cannot grow
         return StorageFull("no space is left for the database: free some; work goes on by itself")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return Unavailable("the database is held by another program", retry_after_s=5)
@@ -130,7 +129,7 @@ class _WriteJob:
             self.error = error
 
     def deliver(self) -> None:
-        if self.future.done():  # nobody waits for it any more
+        if self.future.done():  # the caller was cancelled
             return
         if self.error is None:
             self.future.set_result(self.result)
@@ -144,7 +143,7 @@ class SqliteRunner:
     def __init__(self, path: Path, clock: SystemClock | None) -> None:
         self._path = path
         self._clock = clock
-        self._highest = 0.0  # instants only rise, whatever the machine's clock does
+        self._highest = 0.0  # instants only rise, even if the machine's clock falls
         self._stored = 0.0
         self._writer = engine(path, begin="BEGIN IMMEDIATE")
         self._reading = engine(path, begin="BEGIN", readers=READERS)
@@ -152,7 +151,7 @@ class SqliteRunner:
         self._mine = threading.local()
         self._views: list[Connection] = []
         self._jobs: queue.Queue[_WriteJob | None] = queue.Queue(QUEUED_MAX)
-        self.failed = ""  # reason why nothing may be written any more
+        self.failed = ""  # reason why writes are refused
         self._file = _identity(path)
         self._closing = False
         self._changed: Callable[[], None] | None = None
@@ -181,7 +180,7 @@ class SqliteRunner:
             raise Unavailable("the coordinator is shutting down")
 
         def run() -> T:
-            self._check_file()  # an old reader would go on with the file that is gone
+            self._check_file()  # an old reader would continue with the deleted file
             connection = self._reader()
             with connection.begin():
                 return fn(connection)
@@ -207,10 +206,10 @@ class SqliteRunner:
             log.error("the database failed", path=str(self._path), error=message)
 
     def _check_file(self) -> None:
-        """Raise Unavailable when the database file was removed or replaced: later writes would be
+        """Raise Unavailable if the database file was removed or replaced: later writes would be
         lost.
 
-        A look at its inode: 2 us, before each read and before each commit is acknowledged.
+        Compares its inode in 2 us, before each read and before each commit is acknowledged.
         """
         found = _identity(self._path)
         if self._file is None:
@@ -250,7 +249,7 @@ class SqliteRunner:
     # --- the clock ---
 
     def rise_to(self, instant: float) -> None:
-        """Raise the clock's lower bound to an instant that is stored already."""
+        """Raise the clock's lower bound to an instant that is already stored."""
         self._highest = max(self._highest, instant)
         self._keep_clock()
 
@@ -309,7 +308,7 @@ class SqliteRunner:
     def _open(self) -> Connection:
         if self._connection is None:
             if self._file is not None:
-                self._check_file()  # to connect would make a new file
+                self._check_file()  # connecting would make a new file
             self._connection = self._writer.connect()
             self._check_file()
         return self._connection
@@ -388,7 +387,7 @@ class SqliteRunner:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode of a file; None without the file."""
+    """Return device and inode of a file; None if it is missing."""
     try:
         found = os.stat(path)
     except OSError:
@@ -405,7 +404,7 @@ def _call(loop: asyncio.AbstractEventLoop, fn: Callable[..., None], *values: Any
     try:
         loop.call_soon_threadsafe(fn, *values)
     except RuntimeError:
-        pass  # the loop has ended; nobody waits any more
+        pass  # the loop has ended, and its callers with it
 
 
 def _deliver(done: list[_WriteJob]) -> None:

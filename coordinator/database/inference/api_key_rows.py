@@ -50,7 +50,7 @@ def add(conn: Connection, values: dict[str, Any]) -> KeyRow:
 
 
 def by_hash(conn: Connection, key_hash: str) -> tuple[KeyRow, bool] | None:
-    """Return a key, and whether its account may ask; None for an unknown key."""
+    """Return a key, and whether its account may send requests; None for an unknown key."""
     row = conn.execute(_BY_HASH, {"its_key_hash": key_hash}).mappings().first()
     if row is None:
         return None
@@ -67,7 +67,7 @@ def locked(conn: Connection, key_id: int) -> KeyRow:
 
 
 def of(conn: Connection, volunteer_id: str) -> list[KeyRow]:
-    """Return every key of an account, the oldest first."""
+    """Return every key of an account, oldest first."""
     query = select(api_keys).where(api_keys.c.volunteer_id == volunteer_id).order_by(api_keys.c.id)
     return [KeyRow(**row) for row in conn.execute(query).mappings()]
 

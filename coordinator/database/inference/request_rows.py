@@ -1,7 +1,6 @@
 """Requests: begun with their hold, ended with its settlement, each in one transaction.
 
-An open request that its process no longer beats for is ended by whoever finds it, for the tokens
-that were last written down.
+If a request's process stops beating, any process ends it, for the tokens last stored.
 """
 
 from __future__ import annotations
@@ -82,12 +81,12 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     roll: Callable[[], float]
     first_s: float | None = None
-    replica: str = ""  # "": the process that answered is gone, so nobody can
+    replica: str = ""  # "": the answering process is gone, so no process can
 
 
 def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -> int:
-    """Settle a request for its generated tokens, release the rest of its hold, put its volunteers'
-    pay at stake; return the price. A repeated call changes nothing.
+    """Settle a request for its generated tokens, release the rest of its hold, and put its
+    volunteers' pay at stake; return the price. A repeated call changes nothing.
 
     Raises NotFound for a request that was never begun.
     """
@@ -123,7 +122,7 @@ def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -
 
 
 def shares(cost: int, out: int, answered: Mapping[str, int], house_share: float) -> dict[str, int]:
-    """Return volunteers' shares of a price by account: by tokens, less the house's share."""
+    """Return volunteers' shares of a price by account: by tokens, without the house's share."""
     whole = math.floor(cost * (1 - house_share))
     left = out
     found: dict[str, int] = {}
@@ -151,8 +150,8 @@ def beat(conn: Connection, streamed: Mapping[str, Streamed], now: float) -> None
 
 
 def abandoned(conn: Connection, before: float, mine: Sequence[str]) -> dict[str, Streamed]:
-    """Return open requests last beaten for before an instant, with the tokens written down;
-    without those that this process answers.
+    """Return open requests without a beat since an instant, with their stored tokens; the requests
+    of this process are left out.
     """
     query = select(_u.id, _u.tokens_out, _u.answered).where(_u.state == "open", _u.beat_at < before)
     query = query.order_by(_u.beat_at).limit(RECOVERED_MAX + len(mine))
@@ -176,7 +175,7 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
     """Sum of an account's open requests, each at its highest price."""
 
     tokens: int
-    key_micro: int  # held for requests with the asked key
+    key_micro: int  # held for requests with this key
 
 
 def under_way(conn: Connection, volunteer_id: str, key_id: int | None) -> UnderWay:
@@ -213,7 +212,7 @@ def spent_since(conn: Connection, volunteer_id: str, since: float) -> int:
 
 
 def free_since(conn: Connection, volunteer_id: str, run_id: int, since: float) -> int:
-    """Return how many free tokens of a run an account used or may still use since an instant."""
+    """Return how many free tokens of a run an account used or reserved since an instant."""
     out = case((_u.state == "open", _u.tokens_max), else_=_u.tokens_out)
     query = select(func.sum(_u.tokens_in + out)).where(
         _u.volunteer_id == volunteer_id, _u.at >= since, _u.run_id == run_id, _u.free
@@ -222,7 +221,7 @@ def free_since(conn: Connection, volunteer_id: str, run_id: int, since: float) -
 
 
 def prune(conn: Connection, before: float) -> int:
-    """Delete requests that began before an instant and have ended; return their number."""
+    """Delete ended requests that began before an instant; return their number."""
     old = delete(usage).where(_u.at < before, _u.state == "done")
     return int(conn.execute(old).rowcount)
 

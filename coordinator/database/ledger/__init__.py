@@ -1,1 +1,1 @@
-"""The double-entry ledger: postings, payments, spending, the tree over it and its check."""
+"""Double-entry ledger: postings, payments, spending, the tree over it and its check."""

@@ -1,17 +1,17 @@
 """Pay of answers: the asker's credits are burnt; each computing volunteer's share is paid once a
 draw agrees.
 
-    answer       mint   -> escrow    tokens of a request were made on this account's machine
+    answer       mint   -> escrow    a machine of this account computed tokens of a request
     answered     escrow -> earned    this answer or a later one of the account was drawn and agreed
-    unanswer     escrow -> mint      one that was drawn did not agree, or the account was suspended:
-                                     all that is at stake goes
-    refund       burn   -> earned    of who asked, with each "unanswer"
+    unanswer     escrow -> mint      a drawn answer did not agree, or the account was suspended: the
+                                     whole stake is forfeited
+    refund       burn   -> earned    the asker's, with each "unanswer"
 
-Nothing else frees what is at stake. A row of `answer_stakes` stands for it, beside the ledger's
-events. A draw waits until it is compared; one that its process cannot compare ("untold") frees
-nothing, and the next answer of the account is drawn for sure.
+Nothing else frees the stake. Besides the ledger's events, a row of `answer_stakes` stands for it. A
+draw waits until it is compared. One that its process cannot compare ("untold") frees nothing, and
+the next answer of the account is certainly drawn.
 
-A change of an account's stakes locks its row of `volunteers` first, as a suspension does.
+A change of an account's stakes locks its row of `volunteers` first, like a suspension.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from coordinator.database.tables.inference import answer_stakes, answerers, api_
 from coordinator.rules.checks import chance
 from coordinator.rules.serving import DRAWN_SHARE, is_of_model, is_other_model
 
-TALLY_MAX = 1024  # tokens of an account that were compared
+TALLY_MAX = 1024  # compared tokens of an account above which the tally is halved
 
 _A, _S, _U, _V = answerers.c, answer_stakes.c, usage.c, volunteers.c
 _LOCK = select(_V.id).where(among(_V.id, "ids")).order_by(_V.id).with_for_update()
@@ -120,9 +120,10 @@ def pay(
 def compared(
     conn: Connection, request_id: str, who: str, found: tuple[int, int], memo: str, now: float
 ) -> bool:
-    """Record how many tokens of an answer were compared, and how many are wrong. A draw that agrees
-    frees the answer's pay and all pay before it; another forfeits all. Return True where the
-    account is proven to use another model.
+    """Record how many tokens of an answer were compared, and how many are wrong.
+
+    A draw that agrees frees the answer's pay and all pay before it; another forfeits all. Return
+    True if the account is proven to use another model.
     """
     lock(conn, [who])
     known, (looked, wrong) = _about(conn, [who])[who], found
@@ -175,8 +176,8 @@ def _tell(conn: Connection, request_id: str, who: str, told: str, now: float) ->
 
 
 def _free(conn: Connection, who: str, now: float) -> None:
-    """Earn the pay of answers up to the newest that agreed, but not beyond a draw that
-    still waits.
+    """Post the pay of answers as earned, up to the newest that agreed but not beyond a waiting
+    draw.
     """
     rows = conn.execute(_OF_ONE, {"its_volunteer_id": who}).all()
     agreed = [n for n, row in enumerate(rows) if row.state == "agreed"]
@@ -199,7 +200,7 @@ def _draft(kind: str, row: Any, moves: tuple[Move, ...], memo: str = "") -> Even
 
 
 def _about(conn: Connection, who: Collection[str]) -> dict[str, Any]:
-    """Return the tallies of answering accounts, by account; missing rows are made."""
+    """Return the tallies of answering accounts, by account; missing rows are inserted."""
     zero = dict.fromkeys(("answers", "paid_micro", "agreed", "looked", "wrong"), 0)
     rows = [{"volunteer_id": each} | zero for each in sorted(who)]
     conn.execute(insert_new(conn, answerers, "volunteer_id"), rows)
@@ -210,7 +211,7 @@ def _remove(conn: Connection, rows: Sequence[Any]) -> None:
     conn.execute(_REMOVE, {"ids": [row.id for row in rows]})
 
 
-# --- draws that wait ---
+# --- waiting draws ---
 
 
 def states(conn: Connection, request_id: str) -> dict[str, str]:
@@ -220,7 +221,7 @@ def states(conn: Connection, request_id: str) -> dict[str, str]:
 
 
 def beat(conn: Connection, replica: str, now: float) -> None:
-    """Store a beat of the process that is to compare draws."""
+    """Store a beat of the process that can compare the draws."""
     mine = update(answer_stakes).where(_S.state == "drawn", _S.replica == replica)
     conn.execute(mine.values(beat_at=now))
 

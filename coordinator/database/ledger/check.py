@@ -1,7 +1,7 @@
 """Check of the ledger from its rows alone: values stored twice must agree, and no forbidden state
 may exist.
 
-Each statement sees committed rows of one moment, so it may run while the coordinator works.
+Each statement sees committed rows of one moment, so the check may run while the coordinator works.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shared.copying import copying
 
 BREACHES_MAX = 100
 READ_BATCH = 2000
-# events of a contribution
+# Events of a contribution.
 STEPS = ("pending", "earn", "void", "escrow", "vest", "forfeit", "reverse")
 GIVEN = ("earn", "void", "escrow", "forfeit")  # one of them follows "pending"
 SEALED = (events.c.key, events.c.digest, events.c.at)  # the digest stands for the rest
@@ -162,8 +162,8 @@ def _unpaid(conn: Connection) -> Iterator[str]:
 
 
 def _holds(conn: Connection) -> Iterator[str]:
-    """Check that a hold ends at most once, and nothing ends that was not held."""
-    # the hold's name follows "settle:" or "release:"
+    """Check that a hold ends at most once, and that only holds end."""
+    # The hold's name follows "settle:" or "release:".
     start = case((events.c.kind == "settle", 8), else_=9)
     name = func.substr(events.c.key, start)
     begun = events.alias("begun")
@@ -198,7 +198,7 @@ def _escrow(conn: Connection) -> Iterator[str]:
 
 
 def _answers(conn: Connection) -> Iterator[str]:
-    """Check that the pay of each answer is at stake, earned, or refunded: exactly once."""
+    """Check that the pay of each answer is at stake, earned, or refunded: exactly one of these."""
     name, stake = func.substr(events.c.key, len("answer:") + 1), answer_stakes.c
     waits = name.in_(select(stake.request_id + ":" + stake.volunteer_id))
     freed, taken, back = (

@@ -1,13 +1,13 @@
 """Debts: reversed credits that were already spent, and work that draws showed to be missing. No
 account but the mint is ever below zero.
 
-    debt     mint   -> earned    what is missing there, so that it can be reversed;
-             mint   -> debt      and as much is owed from now on
-    short    mint   -> debt      a draw showed a share of its work only
-    repay    earned -> mint      later pay settles it first;
-             debt   -> mint      so much less is owed
+    debt     mint   -> earned    the missing credit, so that it can be reversed;
+             mint   -> debt      the same amount is owed from now on
+    short    mint   -> debt      a draw showed only a share of its work
+    repay    earned -> mint      later pay settles the debt first;
+             debt   -> mint      that much less is owed
 
-An account that owes has nothing in `earned`: whatever comes there goes into its debt at once.
+An account that owes has nothing in `earned`: all credit that arrives there repays its debt at once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def repay(conn: Connection, keys: Mapping[str, str], now: float) -> None:
     """Repay accounts' debts from their earnings, each under the key of an event that paid it in
     this transaction.
 
-    One statement where no account owes anything.
+    One statement suffices if no account owes anything.
     """
     owing = [row.owner for row in conn.execute(_OWING, {"owners": sorted(keys)})]
     if not owing:

@@ -2,10 +2,10 @@
 
     vouched for       pending -> earned
     everything else   pending -> escrow; a later draw that passes: escrow -> earned,
-                      one that does not: escrow -> mint
+                      one that does not pass: escrow -> mint
     suspended, distrusted, or of no weight in a merge: pending -> mint
 
-A row of `escrow` stands for what is at stake, beside the ledger's events, which stay. Earned credit
+Besides the ledger's events, which stay, a row of `escrow` stands for each stake. Earned credit
 settles the debt of its account first.
 """
 
@@ -41,7 +41,7 @@ WEIGHTLESS = "not paid: it counts nothing in a merge"
 LOST = "not paid: a draw of this account proved nothing, and all that was at stake is given up"
 
 _V, _E, _C = volunteers.c, escrow.c, contributions.c
-# Events by which a contribution is no longer pending; each is looked up by its unique key.
+# Events after which a contribution is no longer pending; each is looked up by its unique key.
 _SETTLED = exists().where(
     events.c.key.in_(
         [f"{kind}:" + cast(_C.id, String) for kind in ("earn", "void", "escrow", "forfeit")]
@@ -66,9 +66,9 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     """Pay contributions that are merged, or need no merge. Each must be pending, and its verdict
     recorded.
 
-    A handful of statements for hundreds of contributions. No credit is paid for weight 0, to a
-    suspended account, or below the least trust to an uninvited one; what was paid, or taken back
-    while it waited, stays so. Raises Conflict when an account is suspended at this moment.
+    This takes a few statements for hundreds of contributions. No credit is paid for weight 0, to a
+    suspended account, or to an uninvited one below the least trust; pay that was posted or taken
+    back before stays so. Raises Conflict if an account is suspended at this moment.
     """
     if not rows:
         return
@@ -98,16 +98,17 @@ def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
 
 
 def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
-    """Void the pending credit of contributions that are not to be paid."""
+    """Void the pending credit of contributions that are not paid."""
     post_void_many(conn, [Payment.of(row) for row in rows], now)
 
 
 def free(
     conn: Connection, volunteer_id: str, proven: tuple[int, int], bond: int, now: float
 ) -> None:
-    """Free an account's stake up to a passed draw, the oldest first. The bond stays before its
-    oldest open draw: an account that knows that it will fail that draw may have faked the work
-    behind it.
+    """Free an account's stake up to a passed draw, oldest first.
+
+    The bond stays, taken from before its oldest open draw: an account that knows that it will fail
+    that draw may have faked the work behind it.
     """
     last, before = proven
     left = at_stake(conn, volunteer_id, before - 1) - bond
@@ -121,14 +122,14 @@ def free(
 
 
 def free_all(conn: Connection, volunteer_id: str, now: float) -> int:
-    """Free the whole stake of a vouched-for account; return of how many contributions."""
+    """Free the whole stake of a vouched-for account; return the number of contributions."""
     rows = waiting(conn, volunteer_id)
     _free(conn, rows, now)
     return len(rows)
 
 
 def at_stake(conn: Connection, volunteer_id: str, last: int | None = None) -> int:
-    """Return the micro-credits that an account has at stake, up to a contribution or all."""
+    """Return an account's stake in micro-credits, up to a contribution or all."""
     query, given = (_SUM, {}) if last is None else (_SUM_UP_TO, {"last": last})
     return int(conn.execute(query, {"its_volunteer_id": volunteer_id} | given).scalar_one())
 
@@ -140,7 +141,7 @@ def waiting(conn: Connection, volunteer_id: str) -> list[Payment]:
 
 
 def forfeit(conn: Connection, rows: Sequence[Payment], now: float, memo: str = "") -> None:
-    """Forfeit stakes; each must be there."""
+    """Forfeit stakes, each of which must exist."""
     post_forfeit_many(conn, rows, now, memo)
     _remove(conn, rows)
 
@@ -162,8 +163,8 @@ def _free(conn: Connection, rows: Sequence[Payment], now: float) -> None:
 
 
 def _not_suspended(conn: Connection, rows: Sequence[ContributionRow]) -> None:
-    """Raise Conflict if an account was suspended while it was paid: its ledger accounts are locked
-    by now, so a suspension is seen here, or sees this payment.
+    """Raise Conflict if an account was suspended during its payment: its ledger accounts are locked
+    by now, so that a suspension is either seen here or sees this payment.
     """
     paid = sorted({row.volunteer_id for row in rows})
     if paid and conn.execute(_SUSPENDED, {"ids": paid}).first() is not None:

@@ -1,9 +1,9 @@
 """Gifts: credit that an account gets without work.
 
     grant    mint     -> earned    the organiser gives it, for a reason
-    give     earned   -> earned    another volunteer gives of what it earned
+    give     earned   -> earned    another volunteer gives from its earnings
 
-What comes to an account that owes settles its debt (debts.py).
+Credit that arrives at an account with a debt settles the debt (debts.py).
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def grant(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, 
 def give(
     conn: Connection, sides: tuple[str, str], gift: str, amount_micro: int, now: float
 ) -> bool:
-    """Move earned credit from the first account to the second; False if this gift was made before.
+    """Move earned credit from the first account to the second; return False if this gift was made
+    before.
 
-    Raises Forbidden when there is not enough, Conflict for the same gift of another amount.
+    Raises Forbidden if there is not enough, Conflict for the same gift with another amount.
     """
     _check(amount_micro)
     giver, taker = sides

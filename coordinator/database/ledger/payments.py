@@ -3,19 +3,19 @@
     post_pending    mint    -> pending   a contribution was accepted
     post_earned     pending -> earned    it was merged (or needed no merge)
     post_void       pending -> mint      it was accepted, then set aside
-    post_escrow     pending -> escrow    as earned, of an account that nobody vouched for
+    post_escrow     pending -> escrow    like post_earned, for an uninvited account
     post_vested     escrow  -> earned    a later draw of its account passed
     post_forfeit    escrow  -> mint      taken back before it was earned
-    post_withdrawn  pending -> mint      taken back before it was paid; an event "forfeit" as well
+    post_withdrawn  pending -> mint      taken back before it was paid; an event "forfeit" too
     post_reversal   earned  -> mint      taken back on purpose
 
-Spending is in spending.py, what a reversal finds spent in debts.py.
+spending.py posts spending; debts.py handles reversed credit that was spent.
 
-All amounts are integer micro-credits, all accounts but the mint belong to a volunteer (its id,
-which says nothing about a person). Every function takes part in the transaction of its caller, may
-be repeated with the same arguments, and raises Conflict when its contribution was posted otherwise
-before or the step makes no sense after those before it. Call them late in a transaction: the mint
-is one row that every acceptance needs.
+All amounts are integer micro-credits. All accounts but the mint belong to a volunteer, named by its
+id, which identifies no person. Every function joins its caller's transaction and may be repeated
+with the same arguments. It raises Conflict if its contribution was posted otherwise before, or if
+the step does not follow from the earlier ones. Call it late in a transaction: every acceptance
+needs the one row of the mint.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ __all__ = [
 ]
 
 HISTORY_MAX = 500
-SKEW_S = 60.0  # most by which numbers and instants of events may differ in order
-# For each step: the steps of which one must come before it, and the steps that exclude it.
+SKEW_S = 60.0  # largest disorder in time between numbers of events
+# For each step: the steps of which one must precede it, and the steps that exclude it.
 ORDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "earn": (("pending",), ("void", "escrow", "forfeit")),
     "void": (("pending",), ("earn", "escrow", "forfeit")),
@@ -72,7 +72,7 @@ ORDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "reverse": (("earn", "vest"), ()),
 }
 KINDS = {"withdraw": "forfeit"}  # kinds of events whose step has another name
-# What a volunteer reads for each kind of event.
+# Words that a volunteer reads for each kind of event.
 WORDS: Mapping[str, str] = {
     "pending": "pending",
     "earn": "earned",
@@ -96,7 +96,7 @@ WORDS: Mapping[str, str] = {
 }
 
 
-# Kinds of events that sum up to what was earned.
+# Kinds of events that sum up to the earnings.
 EARNING = ("earn", "vest", "answered", "reverse")
 # Kinds whose amount in a listing is their effect on the account "earned".
 BY_EARNED = ("earn", "vest", "answered", "refund", "debt", "short", "repay", "hold", "release")
@@ -128,7 +128,7 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
     earned_micro: int = 0
     held_micro: int = 0
     spent_micro: int = 0
-    escrow_micro: int = 0  # at stake until later work that is drawn agrees
+    escrow_micro: int = 0  # at stake until later work is drawn and agrees
     # credits taken back after they were spent, or not proved; later pay settles it first
     debt_micro: int = 0
 
@@ -188,12 +188,12 @@ def post_pending_many(conn: Connection, rows: Sequence[Payment], now: float) -> 
 
 
 def post_earned_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Post the pay of merged contributions as earned; the pay of each must be pending."""
+    """Post the pending pay of merged contributions as earned."""
     _step(conn, "earn", rows, now)
 
 
 def post_void_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Void the pending credit of accepted contributions that are not to be paid."""
+    """Void the pending credit of accepted contributions that will not be paid."""
     _step(conn, "void", rows, now)
 
 
@@ -263,7 +263,7 @@ def post_void(
 def post_reversal_many(
     conn: Connection, rows: Sequence[Payment], now: float, memo: str = ""
 ) -> None:
-    """Reverse earned credits, on purpose. Raises Forbidden if spent since without a debt."""
+    """Reverse earned credits. Raises Forbidden if they were spent without a debt."""
     _step(conn, "reverse", rows, now, memo)
 
 
@@ -353,8 +353,9 @@ def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> lis
 
 def history(conn: Connection, volunteer_id: str, before: int | None, limit: int) -> list[LedgerRow]:
     """Return a volunteer's ledger lines, newest first, older than the line `before`."""
-    # One side of each kind is summed: both sides of a step between accounts of one volunteer add up
-    # to zero.
+    # One side of each kind is summed: the two sides of a step between a volunteer's own accounts
+    # cancel
+    # out.
     kind, side = events.c.kind, accounts.c.kind
     amount = func.sum(
         case(

@@ -1,12 +1,12 @@
 """Double entry: events whose postings sum to zero, and balances updated in the same transaction.
 
-An event is named by its key. Posting it a second time with the same content changes nothing; with
-other content it is refused. Postings are never altered: what was wrong is answered by another
-event. Balances are a projection of the postings, kept at once so that nobody can spend what is not
-there. The kinds of events stand in payments.py.
+An event is named by its key. Posting it again with the same content changes nothing; other content
+is refused. Postings are never altered: another event corrects a mistake. Balances are a projection
+of the postings, updated at once so that nobody can spend missing credit. payments.py lists the
+kinds of events.
 
-Rows are always touched in one order (events by key, then accounts by owner, the system last,
-because everybody needs it), so two of these calls never wait for each other in a circle.
+Rows are always locked in one order (events by key, then accounts by owner, the system last, because
+all transactions need it), so that two calls cannot deadlock.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Move(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """An event before it is written."""
+    """Event before it is written."""
 
     key: str
     kind: str
@@ -82,7 +82,7 @@ _ACCOUNTS = (
     select(accounts.c.owner, accounts.c.kind, accounts.c.id)
     .where(among(accounts.c.owner, "owners"), among(accounts.c.kind, "kinds"))
     .order_by(accounts.c.owner == SYSTEM, accounts.c.owner, accounts.c.kind)
-    .with_for_update(key_share=True)  # readers of foreign keys need not wait; SQLite leaves it out
+    .with_for_update(key_share=True)  # readers of foreign keys need not wait; SQLite ignores it
 )
 
 
@@ -92,13 +92,11 @@ def post(
     now: float,
     allowed: Callable[[Sequence[EventDraft]], None] | None = None,
 ) -> None:
-    """Write the events that are new and move their balances, in a few statements for any number of
-    drafts.
+    """Write the new events and move their balances, in a few statements for any number of drafts.
 
-    `allowed` sees the new events when their accounts are locked, and may refuse: of two opposite
-    steps at one moment the second sees the first. Raises Conflict when a key was used for something
-    else, Forbidden when an account does not hold that much, BadRequest when an event does not
-    balance.
+    `allowed` sees the new events after their accounts are locked, and may refuse: of two opposite
+    steps at one moment the second sees the first. Raises Conflict if a key was used with other
+    content, Forbidden if an account does not hold enough, BadRequest if an event does not balance.
     """
     by_key = _distinct(drafts)
     ids = _add_events(conn, by_key, now)
@@ -126,10 +124,10 @@ def post(
 
 
 def lock(conn: Connection, names: Iterable[AccountName]) -> dict[AccountName, int]:
-    """Lock accounts, made where missing, until the transaction ends; return their balances.
+    """Lock accounts, inserted if missing, until the transaction ends; return their balances.
 
-    A caller that decides by a balance needs the lock. Name all accounts that the transaction posts
-    to: those of its events are locked in the same order, so that nothing waits in a circle.
+    A caller that decides by a balance needs the lock. It must name all accounts that the
+    transaction posts to: those of its events are locked in the same order, which avoids deadlocks.
     """
     numbers = _lock_accounts(conn, names)
     held: dict[int, int] = {}
@@ -217,8 +215,8 @@ def _order(name: AccountName) -> tuple[bool, AccountName]:
 
 
 def _lock_accounts(conn: Connection, names: Iterable[AccountName]) -> dict[AccountName, int]:
-    """Return the numbers of the accounts, made where missing and locked until the
-    transaction ends.
+    """Return the numbers of the accounts, inserted if missing and locked until the transaction
+    ends.
     """
     wanted = sorted(names, key=_order)
     found = _find(conn, wanted)
@@ -256,7 +254,7 @@ _MOVED = Lines("change", {"id": BigInteger(), "delta": BigInteger()}, _moved, bl
 
 
 def _move(conn: Connection, deltas: Mapping[int, tuple[AccountName, int]]) -> None:
-    """Add to balances. Raises Forbidden where one would fall below zero."""
+    """Add to balances. Raises Forbidden if one would fall below zero."""
     for part in _parts(sorted(deltas)):
         moved = {row.id for row in _MOVED.execute(conn, [(n, deltas[n][1]) for n in part])}
         if short := [number for number in part if number not in moved]:

@@ -1,8 +1,8 @@
 """Record as a Merkle tree: leaves, heads, proofs.
 
-Rows become leaves after they were written, a batch at a time, under a lock of the tree's own:
-writers of the ledger and the record never wait for it. All leaves of one log are in the order of
-their numbers. A changed, dropped, added or swapped row breaks the tree.
+Rows become leaves after they were written, in batches, under the tree's own lock, so that writers of
+the ledger and the record never wait for it. The leaves of one log are in the order of their
+numbers. A changed, dropped, added or swapped row breaks the tree.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _AT_LEVEL = select(merkle_nodes.c.place, merkle_nodes.c.hash).where(
 
 
 class RecordRoot(msgspec.Struct, frozen=True, kw_only=True):
-    """Size and root of the tree, and the last row of each log that is in it."""
+    """Size and root of the tree, and the last row of each log that it contains."""
 
     size: int = 0
     root: str = merkle.EMPTY.hex()
@@ -51,7 +51,7 @@ class RecordRoot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Paid(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the ledger that paid a contribution."""
+    """Ledger entry that paid a contribution."""
 
     entry: LedgerEntry
     run: str
@@ -68,7 +68,7 @@ def head(conn: Connection) -> RecordRoot:
 
 
 def tree_head(conn: Connection, now: float) -> TreeHead:
-    """Return the head of the record's tree, ready to be signed."""
+    """Return the head of the record's tree, ready for its signature."""
     tree = head(conn)
     return TreeHead(size=tree.size, root=tree.root, at=now)
 
@@ -128,14 +128,12 @@ def inclusion(conn: Connection, place: int, size: int) -> list[bytes]:
 
 
 def inclusions(conn: Connection, places: Sequence[int], size: int) -> list[list[bytes]]:
-    """Return the proofs of several leaves that are there, with one read of the tree."""
+    """Return the proofs of several existing leaves, with one read of the tree."""
     return _proofs(conn, [partial(merkle.inclusion, index=at, size=size) for at in places])
 
 
 def consistency(conn: Connection, old: int, new: int) -> list[bytes]:
-    """Return the proof that the tree of `new` entries begins with that of `old`. Raises
-    NotFound.
-    """
+    """Return the proof that the tree of `new` entries begins with the old. Raises NotFound."""
     _check_size(conn, new)
     if not 0 < old <= new:
         raise NotFound(f"a record of {new} entries does not begin with one of {old}")
@@ -285,8 +283,8 @@ def _moves(conn: Connection, ids: Sequence[int]) -> dict[int, list[tuple[str, st
 
 
 def _stored(conn: Connection, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
-    """Return nodes by their keys, one query a level, since a condition on pairs reads the whole
-    table.
+    """Return nodes by their keys, with one query a level, since a condition on pairs would read the
+    whole table.
     """
     levels: dict[int, list[int]] = {}
     for level, place in wanted:
@@ -318,7 +316,7 @@ def _nodes(conn: Connection, wanted: Sequence[tuple[int, int]]) -> merkle.Nodes:
 def _proofs(
     conn: Connection, makers: Sequence[Callable[[merkle.Nodes], list[bytes]]]
 ) -> list[list[bytes]]:
-    """Return proofs: one pass finds the nodes that they need, a second one uses them."""
+    """Return proofs: a first pass finds the nodes that they need, a second one uses them."""
     wanted: dict[tuple[int, int], None] = {}
 
     def note(level: int, place: int) -> bytes:

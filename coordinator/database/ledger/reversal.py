@@ -1,10 +1,10 @@
-"""Reversals: everything paid or promised for a contribution returns to the mint.
+"""Reversals: all pay posted or promised for a contribution returns to the mint.
 
     pending, in escrow   an event "forfeit"
-    earned               an event "reverse"; what was spent of it becomes a debt first (debts.py)
+    earned               an event "reverse"; its spent part becomes a debt first (debts.py)
 
-What was taken back before, or never paid, is left as it is: a reversal that was cut off is
-finished by another.
+Pay that was taken back before, or never posted, is unchanged, so that repeating an interrupted
+reversal finishes it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def take_back(conn: Connection, rows: Sequence[Payment], memo: str, now: float) 
     escrow.forfeit(conn, held_back, now, memo)
     missing = max(0, _sum(earned) - held[owner, "earned"])
     if earned:
-        # Each contribution is reversed once, so the key of the last one is free to name the debt.
+        # Each contribution is reversed once, so the last one's key is free to name the debt.
         last = max(row.contribution_id for row in earned)
         debts.owe(conn, owner, str(last), missing, memo, now)
         payments.post_reversal_many(conn, earned, now, memo)

@@ -1,11 +1,11 @@
 """Spending: credit is held before a delivery, and settled or released afterwards.
 
-    hold            earned  -> held      something is about to be paid for
-    settle          held    -> burn      it was delivered; what it did not cost goes back to earned
+    hold            earned  -> held      a delivery is about to be paid
+    settle          held    -> burn      it was delivered; the rest of the hold returns to earned
     release         held    -> earned    it was not delivered
 
-The id of a hold is its caller's, so each step may be repeated; with other numbers it is refused.
-Credit released to an account settles its debt (debts.py).
+The caller chooses the id of a hold, so that each step may be repeated; other numbers under the same
+id are refused. Credit released to an account settles its debt (debts.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shared.errors import BadRequest, Conflict, Forbidden, NotFound
 def hold(
     conn: Connection, volunteer_id: str, hold_id: str, amount_micro: int, memo: str, now: float
 ) -> None:
-    """Hold credit for a delivery. Raises Forbidden when there is not enough."""
+    """Hold credit for a delivery. Raises Forbidden if there is not enough."""
     if not 0 < amount_micro <= AMOUNT_MAX:
         raise BadRequest(f"a hold is between 1 and {AMOUNT_MAX} micro-credits")
     have = balances(conn, volunteer_id).earned_micro

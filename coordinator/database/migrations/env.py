@@ -1,4 +1,4 @@
-"""Run by alembic: migrates the connection that `upgrade` hands over."""
+"""Script run by alembic: migrates the connection that `upgrade` passes on."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def settings(connection: Connection) -> Config:
 
 
 def upgrade(connection: Connection) -> None:
-    """Apply the missing migrations, inside the caller's transaction."""
+    """Apply the missing migrations within the caller's transaction."""
     from alembic import command
 
     command.upgrade(settings(connection), "head")

@@ -1,7 +1,7 @@
 """Census: all workers and volunteers, and the newest contributions by result.
 
-The cost grows with the workers, and not with past work: of contributions, failures and checks it
-reads the newest.
+The cost grows with the workers, not with past work: only the newest contributions, failures and
+checks are read.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from coordinator.rules.overview import (
 from shared.copying import copying
 
 WINDOW_S = 3600.0
-WINDOW_MAX = 2000  # newest contributions that are looked at
+WINDOW_MAX = 2000  # newest contributions that are read
 FAILURES_MAX = 1000  # newest failures that are counted
 CHECKS_MAX = 500
-MACHINES_MAX = 100  # machines that are listed: those with failures first, then those heard of last
+MACHINES_MAX = 100  # listed machines: failing ones first, then by last heartbeat
 FAILED_MAX = 50
 REASONS_MAX = 12
 SPAN_MIN_S = 60.0  # shortest time over which a rate is measured
@@ -123,7 +123,7 @@ def _window(conn: Connection, newest: CTE, now: float) -> ContributionWindow:
 def _flows(
     conn: Connection, newest: CTE, an_hour: float
 ) -> tuple[dict[int, Flow], dict[int, Flow]]:
-    """Return volunteers' pushed and versions' pulled work by run; of self-play, positions."""
+    """Return volunteers' pushed and versions' pulled work by run, for self-play in positions."""
     n, h = newest.c, harvests.c
     query = (
         select(n.run_id, n.kind, n.state, func.count(), func.sum(n.samples))
@@ -302,7 +302,7 @@ def _counted(rows: Iterable[tuple[str, float | None]]) -> CheckCounts:
 
 
 def failed_tasks(conn: Connection) -> tuple[FailedLine, ...]:
-    """Return discarded tasks of runs that are open, the newest first."""
+    """Return discarded tasks of open runs, newest first."""
     f = failures.c
     of = select(runs.c.id).where(runs.c.state.in_(("running", "paused")))
     some = select(_T.id).where(_T.state == "discarded", _T.run_id.in_(of)).limit(FAILURES_MAX)
@@ -325,7 +325,7 @@ def failed_tasks(conn: Connection) -> tuple[FailedLine, ...]:
 
 
 def _bytes(conn: Connection) -> int:
-    """Return the size of the database, its write-ahead log left out."""
+    """Return the size of the database, without its write-ahead log."""
     if conn.dialect.name == "sqlite":
         pages, size = conn.exec_driver_sql("PRAGMA page_count"), "PRAGMA page_size"
         return int(pages.scalar_one()) * int(conn.exec_driver_sql(size).scalar_one())
@@ -333,6 +333,6 @@ def _bytes(conn: Connection) -> int:
 
 
 def last_backup(conn: Connection) -> float | None:
-    """Return when the last backup was made; None where none was."""
+    """Return the time of the last backup; None without one."""
     stored = key_values.get(conn, key_values.BACKUP)
     return float(stored) if stored else None

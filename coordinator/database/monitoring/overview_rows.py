@@ -1,7 +1,7 @@
 """Live rows of the overview: runs, open tasks, queues, merges.
 
-Reads rows of what is open, and the newest of what grows, so that it costs the same after 50,000
-versions.
+Only rows of open things, and the newest of growing tables, are read, so that the cost is the same
+after 50,000 versions.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from coordinator.rules.overview import Flow, MergeLine, RunLine, TaskCount
 from shared.copying import copying
 from shared.decoding import decode
 
-RUNS_MAX = 100  # runs that are listed, the open ones first
+RUNS_MAX = 100  # listed runs, the open ones first
 MERGES_MAX = 20
-COUNTED_MAX = 10_000  # rows of one queue that are counted at most
+COUNTED_MAX = 10_000  # most rows of one queue that are counted
 
 _OPEN = ("running", "paused")
 
 
 class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with its number, which joins it with the census."""
+    """Run with its number, which joins it with the census."""
 
     id: int
     line: RunLine
@@ -131,14 +131,14 @@ def _unmerged(conn: Connection, run_id: int) -> int:
 
 
 def _pace(row: Mapping[str, Any], now: float) -> float:
-    """Return the newest versions made in an hour; the rate falls while nothing is merged."""
+    """Return the newest versions made in an hour; the rate falls while no version is made."""
     if row["state"] != "running" or row["first_at"] is None or row["head"] <= row["first"]:
         return 0.0
     return float(3600 * (row["head"] - row["first"]) / max(1.0, now - row["first_at"]))
 
 
 def runs_total(conn: Connection) -> int:
-    """Return how many runs there are in all."""
+    """Return the number of all runs."""
     return int(conn.execute(select(func.count()).select_from(runs)).scalar_one())
 
 
@@ -186,7 +186,7 @@ _MERGES = (
 def newest_merges(
     conn: Connection, staleness: Mapping[str, Sequence[float]], now: float
 ) -> tuple[MergeLine, ...]:
-    """Return the newest merges, with the staleness of their contributions where known."""
+    """Return the newest merges, with the staleness of their contributions if known."""
     found = []
     for row in conn.execute(_MERGES):
         mean, most = staleness.get(f"{row.name} {row.base + 1}", (None, None))

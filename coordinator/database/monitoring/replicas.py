@@ -12,7 +12,7 @@ from coordinator.rules.overview import ReplicaFigures, ReplicaLine
 from shared.decoding import decode
 from shared.units import DAY_S
 
-FORGOTTEN_S = DAY_S  # a replica silent for this long is forgotten
+FORGOTTEN_S = DAY_S  # a replica silent for this long is deleted
 LISTING_MAX = 50
 
 _R = replicas.c
@@ -22,9 +22,7 @@ _ALL = select(_R.id, _R.started_at, _R.beat_at, _R.figures).order_by(_R.beat_at.
 
 
 def begin(conn: Connection, replica_id: str, place: str, now: float) -> None:
-    """Register a serving process; it replaces the former process with the same machine and
-    folder.
-    """
+    """Register a serving process; it replaces the former process of the same machine and folder."""
     conn.execute(delete(replicas).where(_R.place == place))
     row = {"id": replica_id, "place": place, "started_at": now, "beat_at": now, "figures": "{}"}
     conn.execute(insert_new(conn, replicas, "id").values(**row))
@@ -33,7 +31,7 @@ def begin(conn: Connection, replica_id: str, place: str, now: float) -> None:
 def beat(conn: Connection, replica_id: str, figures: ReplicaFigures, now: float) -> bool:
     """Store a beat, and delete the processes that were silent for a day.
 
-    Returns False where the row is deleted: another process took its place, or expired it.
+    Return False if the row is gone: another process replaced it, or deleted it for silence.
     """
     forget(conn, now - FORGOTTEN_S)
     said = msgspec.json.encode(figures).decode()
@@ -58,7 +56,7 @@ def end(conn: Connection, replica_id: str) -> None:
 
 
 def listing(conn: Connection) -> tuple[ReplicaLine, ...]:
-    """Return the serving processes, the newest beat first."""
+    """Return the serving processes, newest beat first."""
     return tuple(
         ReplicaLine(
             id=row.id,

@@ -40,10 +40,10 @@ volunteers = Table(
     Column("accepted", BigInteger, nullable=False, server_default="0"),
     # pay of the accepted contributions
     Column("accepted_micro", BigInteger, nullable=False, server_default="0"),
-    # draws that were made, and draws of different tasks that passed since the last that did not
+    # draws that were made, and passed draws of different tasks since the last one that did not pass
     Column("draws", Integer, nullable=False, server_default="0"),
     Column("proofs", Integer, nullable=False, server_default="0"),
-    # the stake of contributions up to this one was given up
+    # the stake of contributions up to this one was forfeited
     Column("lost_to", Key, nullable=False, server_default="0"),
     Column("suspended_reason", Text, nullable=False, server_default=""),
 )
@@ -81,8 +81,8 @@ codes = Table(
     Column("id", Key, primary_key=True, autoincrement=True),
     Column("code_hash", String(64), nullable=False, unique=True),
     Column("kind", String(16), nullable=False),  # invite, link
-    Column("label", String(255), nullable=False),  # whom it is for
-    Column("volunteer_id", ForeignKey("volunteers.id"), nullable=True),  # link codes: whose account
+    Column("label", String(255), nullable=False),  # recipient's name
+    Column("volunteer_id", ForeignKey("volunteers.id"), nullable=True),  # link codes: the account
     Column("uses_left", Integer, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, nullable=True),

@@ -1,8 +1,8 @@
-"""The metadata that all tables share, and its 64-bit key.
+"""Metadata shared by all tables, and its 64-bit key.
 
 Instants (`*_at`) are UTC epoch seconds as doubles, from the Clock; money is integer micro-credits;
-JSON is text written by msgspec. Rows that must never change (postings, events, audit, versions)
-have triggers against it, made by the migrations. SQLite and PostgreSQL share every statement.
+JSON is text written by msgspec. Rows that must never change (postings, events, record, versions)
+are guarded by triggers, made by the migrations. SQLite and PostgreSQL share every statement.
 """
 
 from __future__ import annotations

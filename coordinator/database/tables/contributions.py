@@ -57,14 +57,14 @@ contributions = Table(
     Column("sha256", String(64), nullable=False),
     Column("size", BigInteger, nullable=False),
     Column("base_version", Integer, nullable=False),
-    Column("steps", Integer, nullable=False),  # as the task says
-    Column("samples", BigInteger, nullable=False),  # as the task says
+    Column("steps", Integer, nullable=False),  # fixed by the task
+    Column("samples", BigInteger, nullable=False),  # fixed by the task
     Column("price_micro", BigInteger, nullable=False),
     Column("loss_first", Double, nullable=True),  # as reported
     Column("loss_last", Double, nullable=True),
     Column("train_s", Double, nullable=False),
     Column("norm", Double, nullable=True),  # as measured
-    Column("clip", Double, nullable=False),  # factor <= 1 that bounds it to its cohort
+    Column("clip", Double, nullable=False),  # factor <= 1 that scales it to its cohort
     Column("weight", Double, nullable=True),  # staleness x trust, used at the merge
     Column("state", String(16), nullable=False),
     Column("reason", String(32), nullable=False),
@@ -74,18 +74,19 @@ contributions = Table(
     Column("received_at", Double, nullable=False),
     Column("decided_at", Double, nullable=True),
     Column("merged_at", Double, nullable=True),
-    # standing of its account when it was received; here, so that statistics need no join
+    # standing of its account at arrival; here, so that statistics need no join
     Column("vetted", Boolean, nullable=False, server_default=true()),
     Column("network", String(64), nullable=False, server_default=""),
     # drawn from an account on probation, and merged only once its recompute has passed
     Column("unproven", Boolean, nullable=False, server_default=false()),
-    # seconds that its checks took
+    # duration of its checks
     Column("checked_s", Double, nullable=False, server_default="0"),
     UniqueConstraint("task_id", "attempt", "part", "tries"),
 )
 _c = contributions.c
 Index("ix_contributions_pending", _c.state, _c.run_id, _c.id)
-# Every decision compares with the newest of its kind, and looks whether the same bytes came before.
+# Every decision compares a contribution with the newest of its kind, and searches for the same
+# bytes.
 Index(
     "ix_contributions_newest",
     _c.run_id,
@@ -96,7 +97,8 @@ Index(
 )
 Index("ix_contributions_seen", _c.sha256, _c.run_id)
 Index("ix_contributions_volunteer", _c.volunteer_id, _c.run_id, _c.version)
-# Of what a machine began with; partial, or SQLite would take it for the search of uploads, too.
+# Initial states of a machine's tasks; partial, or SQLite would use it for the search of uploads,
+# too.
 Index(
     "ix_contributions_machine",
     _c.worker_id,

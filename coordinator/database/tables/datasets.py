@@ -27,7 +27,7 @@ datasets = Table(
     Column("created_at", Double, nullable=False),
 )
 
-# Which blobs a dataset keeps alive, and whether a volunteer may fetch them.
+# Blobs that a dataset keeps alive, and whether a volunteer may fetch them.
 dataset_blobs = Table(
     "dataset_blobs",
     metadata,

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, Integer, S
 
 from coordinator.database.tables.base import Key, metadata
 
-# The good episodes of one accepted contribution, until they are sealed into a chunk.
+# Good episodes of one accepted contribution, until they are sealed into a chunk.
 harvests = Table(
     "harvests",
     metadata,
@@ -16,13 +16,12 @@ harvests = Table(
     Column("size", BigInteger, nullable=False),
     Column("episodes", Integer, nullable=False),
     Column("samples", Integer, nullable=False),
-    Column("chunk", Integer, nullable=True),  # number of the chunk that it was sealed into
+    Column("chunk", Integer, nullable=True),  # number of its chunk after sealing
     Column("at", Double, nullable=False),
 )
 Index("ix_harvests_open", harvests.c.run_id, harvests.c.chunk)
 
-# The replay window: immutable files of episodes, in the order in which they were sealed. No row is
-# ever deleted.
+# Replay window: immutable files of episodes, in the order of sealing. No row is ever deleted.
 chunks = Table(
     "chunks",
     metadata,
@@ -33,7 +32,7 @@ chunks = Table(
     Column("episodes", Integer, nullable=False),
     Column("samples", Integer, nullable=False),
     Column("sealed_at", Double, nullable=False),
-    Column("retired_at", Double, nullable=True),  # left the window; the file goes a day later
+    Column("retired_at", Double, nullable=True),  # out of the window; the file goes a day later
 )
 
 # Matches between versions that the coordinator has checked.

@@ -42,7 +42,7 @@ usage = Table(
     Column("key_id", ForeignKey("api_keys.id"), nullable=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     Column("version", Integer, nullable=False),
-    Column("model", String(160), nullable=False),  # as it was asked for
+    Column("model", String(160), nullable=False),  # as the request named it
     Column("kind", String(16), nullable=False),  # completion, chat, image
     Column("state", String(16), nullable=False),  # open, done
     Column("free", Boolean, nullable=False),  # within the run's free quota: nothing is held
@@ -52,14 +52,13 @@ usage = Table(
     Column("tokens_out", BigInteger, nullable=False),  # generated so far
     Column("held_micro", BigInteger, nullable=False),
     Column("cost_micro", BigInteger, nullable=False),
-    Column("replica", String(64), nullable=False),  # process that answers
+    Column("replica", String(64), nullable=False),  # answering process
     Column("at", Double, nullable=False),
-    # last time at which that process was known to be alive
+    # last beat of that process
     Column("beat_at", Double, nullable=False),
     Column("first_token_s", Double, nullable=True),
     Column("ended_at", Double, nullable=True),
-    # Tokens that volunteers' machines generated, by account, as JSON; and the share that the house
-    # keeps.
+    # Tokens that volunteers' machines generated, by account, as JSON; and the house's share.
     Column("answered", Text, nullable=False, server_default="{}"),
     Column("house_share", Double, nullable=False, server_default="0"),
 )
@@ -69,7 +68,7 @@ Index("ix_usage_key", _u.key_id)
 _open = _u.state == "open"
 Index("ix_usage_open", _u.beat_at, sqlite_where=_open, postgresql_where=_open)
 
-# Answers and draws of an account, counted.
+# Counts of an account's answers and draws.
 answerers = Table(
     "answerers",
     metadata,
@@ -82,7 +81,7 @@ answerers = Table(
     Column("wrong", BigInteger, nullable=False),
 )
 
-# Pay of answers that is at stake; a row goes when its pay is earned or taken. The ledger's events
+# Pay of answers at stake; a row is deleted when its pay is earned or forfeited. The ledger's events
 # stay.
 answer_stakes = Table(
     "answer_stakes",
@@ -94,7 +93,8 @@ answer_stakes = Table(
     Column("run_id", Key, nullable=False),  # a run that may be deleted by now
     Column("amount_micro", BigInteger, nullable=False),
     # "": not drawn; drawn: its comparison waits in the process `replica`, which was alive at
-    # `beat_at`; agreed; untold: that process could not compare it
+    # `beat_at`;
+    # agreed; untold: that process could not compare it
     Column("state", String(16), nullable=False),
     Column("replica", String(64), nullable=False),
     Column("beat_at", Double, nullable=False),

@@ -38,7 +38,7 @@ merges = Table(
     UniqueConstraint("run_id", "base", "shard"),
 )
 
-# The jobs of a merge under way, one for each shard and phase; deleted when the merge ends.
+# Jobs of a running merge, one for each shard and phase; deleted when the merge ends.
 merge_parts = Table(
     "merge_parts",
     metadata,
@@ -50,15 +50,14 @@ merge_parts = Table(
     Column("owner", String(64), nullable=False),
     Column("fence", Integer, nullable=False),
     Column("lease_until", Double, nullable=False),
-    Column("failures", Integer, nullable=False),  # of disks and networks; content fails at once
+    Column("failures", Integer, nullable=False),  # of disks and networks; bad content fails at once
     Column("message", Text, nullable=False),
     Column("result", Text, nullable=False),  # JSON of the files that the job made
     UniqueConstraint("merge_id", "phase", "shard"),
 )
 Index("ix_merge_parts_open", merge_parts.c.state, merge_parts.c.merge_id)
 
-# The files that a server-optimiser state in shards consists of, by the hash of the list that
-# versions refer to.
+# Files of a server-optimiser state in shards, by the hash of the list that versions refer to.
 state_parts = Table(
     "state_parts",
     metadata,

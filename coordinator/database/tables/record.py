@@ -1,4 +1,4 @@
-"""The record, and single values by key."""
+"""Record, and single values by key."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ replicas = Table(
     "replicas",
     metadata,
     Column("id", String(64), primary_key=True),
-    # machine and data directory: a process that starts there again takes the place of the one
-    # before
+    # machine and data directory: a process that restarts there replaces the previous one
     Column("place", String(255), nullable=False),
     Column("started_at", Double, nullable=False),
     Column("beat_at", Double, nullable=False),

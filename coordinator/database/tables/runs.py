@@ -12,7 +12,7 @@ runs = Table(
     Column("id", Key, primary_key=True, autoincrement=True),
     Column("name", String(128), nullable=False, unique=True),
     Column("state", String(16), nullable=False),
-    # the run file, validated, with every default written out (JSON)
+    # run file, validated, with every default filled in (JSON)
     Column("file", Text, nullable=False),
     Column("workload", String(64), nullable=False),
     Column("workload_version", Integer, nullable=False),
@@ -22,7 +22,7 @@ runs = Table(
     Column("best", Integer, nullable=True),
     Column("global_step", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
-    # index of the phase of the plan that holds at the head
+    # index of the plan's phase at the head
     Column("phase", Integer, nullable=False, server_default="0"),
     Column("parameters", BigInteger, nullable=False),
     Column("samples_total", BigInteger, nullable=False),  # in one pass

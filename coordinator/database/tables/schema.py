@@ -1,4 +1,4 @@
-"""All tables there are, in one metadata."""
+"""All tables, in one metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue: tasks, and the failures that were counted against them."""
+"""Queue: tasks, and the failures counted against them."""
 
 from __future__ import annotations
 
@@ -49,18 +49,20 @@ tasks = Table(
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double, nullable=True),
     Column("options", Text, nullable=False),  # options of the workload, JSON
-    # Terms of the lease: the kind of update ("" = by the kind of task), and after how many steps a
-    # part is submitted (0 = only at the end).
+    # Terms of the lease: the kind of update ("" = by the kind of task), and the steps of a part (0
+    # = one
+    # submission at the end).
     Column("update_kind", String(16), nullable=False, server_default=""),
     Column("part_steps", Integer, nullable=False, server_default="0"),
     # Contribution of an accepted part that was split off; it was submitted for the task that holds
-    # the rest.
+    # the
+    # rest.
     Column("contribution_id", Key, nullable=True, index=True),
     CheckConstraint("stop > start", name="range"),
 )
 Index("ix_tasks_pick", tasks.c.run_id, tasks.c.state, tasks.c.id)
 Index("ix_tasks_holder", tasks.c.worker_id, tasks.c.state)
-# Indexes that every claim reads: how much of a run is open, and who holds it.
+# Indexes that every claim reads: the open tasks of a run, and their holders.
 Index(
     "ix_tasks_open",
     tasks.c.run_id,

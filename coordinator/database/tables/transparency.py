@@ -1,7 +1,7 @@
-"""The Merkle tree over the ledger and the record: one tree for both.
+"""Merkle tree over the ledger and the record: one tree for both.
 
-One head covers everything, so one number and one hash in each manifest hold the whole record. Both
-tables only grow; the size and the root of the tree are the value `tree` of `meta`.
+One head covers all entries, so that one number and one hash in each manifest stand for the whole
+record. Both tables only grow; size and root of the tree are the value `tree` of `meta`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ merkle_leaves = Table(
     "merkle_leaves",
     metadata,
     Column("place", BigInteger, primary_key=True, autoincrement=False),
-    Column("log", String(16), nullable=False),  # events or audit
+    Column("log", String(16), nullable=False),  # events or record
     Column("row_id", BigInteger, nullable=False),
     UniqueConstraint("log", "row_id"),
 )

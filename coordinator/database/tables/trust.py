@@ -18,7 +18,7 @@ from sqlalchemy import (
 
 from coordinator.database.tables.base import Key, metadata
 
-# Pay at stake; a row goes when it is freed or forfeit. The ledger's events stay.
+# Pay at stake; a row is deleted when it is freed or forfeited. The ledger's events stay.
 escrow = Table(
     "escrow",
     metadata,
@@ -29,8 +29,7 @@ escrow = Table(
 )
 Index("ix_escrow_volunteer", escrow.c.volunteer_id, escrow.c.contribution_id)
 
-# Draws: contributions whose task is done again by the server, a checker or an auditor, one row
-# each.
+# Draws: contributions that the server, a checker or an auditor recomputes, one row each.
 recomputes = Table(
     "recomputes",
     metadata,
@@ -46,21 +45,21 @@ recomputes = Table(
     Column("flops", Double, nullable=False),  # operations of the task
     Column("kind", String(16), nullable=False),  # class of the task's device
     Column("result", String(16), nullable=False),  # of rules/checks.py; "" until it is done
-    Column("measured", Text, nullable=False),  # Redone, JSON; "{}" where nothing was measured
+    Column("measured", Text, nullable=False),  # Redone, JSON; "{}" without a measurement
     Column("message", Text, nullable=False),  # sentence on the result, or why the recompute waits
     Column("asked_at", Double, nullable=False),
     Column("due_at", Double, nullable=False),
     Column("ended_at", Double, nullable=True),
-    # name of the hold by which a checker has taken it; "" = none
+    # name under which a checker holds it; "" = none
     Column("hold", String(32), nullable=False, server_default=""),
     Column("held_until", Double, nullable=False, server_default="0"),
     Column("tries", Integer, nullable=False, server_default="0"),  # failed tries of checkers
-    Column("seed", BigInteger, nullable=False),  # seed of an audit's sums; 0 where nobody may audit
-    # task of the volunteer that audits
+    Column("seed", BigInteger, nullable=False),  # seed of an audit's sums; 0: must not be audited
+    # task of the auditing volunteer
     Column("audit_id", ForeignKey("tasks.id"), nullable=True, unique=True),
     # accounts that gave the audit back, JSON
     Column("declined", Text, nullable=False, server_default="[]"),
-    Column("answer_id", Key, nullable=True),  # the contribution with the sums
+    Column("answer_id", Key, nullable=True),  # contribution with the sums
     Column("auditor_id", String(64), nullable=False, server_default="", index=True),
     Column("sums", LargeBinary, nullable=True),
     Column("agrees", Boolean, nullable=True),  # True if the auditor's answer agrees with the update
@@ -75,7 +74,7 @@ Index(
 Index("ix_recomputes_machine", recomputes.c.worker_id, recomputes.c.state)
 Index("ix_recomputes_ended", recomputes.c.ended_at)
 
-# Machines of the organiser's own that make recomputes, by machine and device.
+# The organiser's own machines that make recomputes, by machine and device.
 checkers = Table(
     "checkers",
     metadata,

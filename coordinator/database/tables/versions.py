@@ -36,7 +36,7 @@ versions = Table(
     # index of the plan's phase from this version to the next
     Column("phase", Integer, nullable=False, server_default="0"),
     Column("update_norm", Double, nullable=True),
-    Column("heading", Double, nullable=True),  # cosine of the update to the momentum before it
+    Column("heading", Double, nullable=True),  # cosine of the update with the momentum before it
     # share of the plan's outer rate that the merge used
     Column("outer_scale", Double, nullable=False, server_default="1"),
     Column("created_at", Double, nullable=False),
@@ -55,7 +55,7 @@ evaluations = Table(
     Column("sample_sha256", String(64), nullable=True, index=True),
     Column("message", Text, nullable=False),
     Column("at", Double, nullable=True),
-    Column("pruned", Boolean, nullable=False),  # its blobs are gone (retention)
+    Column("pruned", Boolean, nullable=False),  # its blobs were deleted (retention)
 )
 _e = evaluations.c
 Index("ix_evaluations_waiting", _e.state, _e.run_id, _e.version)
@@ -77,12 +77,13 @@ suite_scores = Table(
     Column("suite", String(64), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("correct", Integer, nullable=False),
-    Column("examples", Integer, nullable=False),  # examples for which there was time
+    Column("examples", Integer, nullable=False),  # number of answered examples
     Column("cut", Integer, nullable=False),  # examples that are too long for the model
     Column("at", Double, nullable=False),
 )
 
-# Shorter ways to a version's published weights (links, snapshots), as its manifest lists them; they
+# Shorter routes to a version's published weights (links, snapshots), as its manifest lists them;
+# they
 # are deleted with it.
 version_blobs = Table(
     "version_blobs",

@@ -71,7 +71,8 @@ def build_text(
 ) -> DatasetManifest:
     """Store a token dataset through `put` and return its manifest.
 
-    A source is a file, a directory or a `Document`. Long documents are cut, exact copies dropped.
+    A source is a file, a directory or a `Document`; `options` are fields of `TextSettings`. Long
+    documents are cut, exact copies dropped.
     The parts with the smallest SHA-256 are held out up to `heldout_share` of the bytes, so that the
     split depends only on the text. Unreadable texts are added to `skipped`. Raises InvalidRunFile.
     """

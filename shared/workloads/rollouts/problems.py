@@ -1,7 +1,7 @@
 """Problems: a prompt, and the verifier that rewards its answers.
 
-A seed draws a problem. A hash of the prompt assigns it to the training or the held-out part, so
-that the two never share a problem.
+A seed draws a problem, or a dataset contains it (`problem_dataset`). A hash of the prompt assigns a
+drawn problem to the training or the held-out part, so that the two never share a problem.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every table that the code declares, and the triggers that guard history.
+"""All declared tables, and the triggers that guard history.
 
-The revision follows the declared tables until the first release. The release writes them out
-here, and every later change is a revision of its own.
+The revision follows the declared tables until the first release. The release writes them out here,
+and every later change is a revision of its own.
 """
 
 from __future__ import annotations
