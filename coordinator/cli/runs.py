@@ -381,12 +381,14 @@ def _experience(found: ExperienceFigures | None) -> str | None:
         return None
     each, used = found.samples / max(1, found.made), found.learnt / max(1, found.samples)
     signal = None if found.signal is None else f"{found.signal:.0%} of them teach something"
+    cut = f"{found.cut:.0%} of answers cut off unended" if found.cut else None
     behind = None if found.behind is None else f"{found.behind:.1f} versions behind"
     speed = None if found.tokens_per_s is None else f"{found.tokens_per_s:,.0f} tokens/s an actor"
     parts = (
         f"{found.made:,} {found.unit}s, {found.an_hour:,.0f} an hour",
         signal or f"{each:.1f} samples each",
         f"learnt from {used:.1f} times",
+        cut,
         behind,
         speed,
     )

@@ -75,6 +75,7 @@ class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
     signal: float | None = None  # share of episodes that learners can learn from
     # versions between the one that made a sample and the one that learns from it
     behind: float | None = None
+    cut: float | None = None  # share of answers that did not end
     tokens_per_s: float | None = None  # tokens a second of one actor that generates text
 
 
@@ -288,6 +289,7 @@ class RunQueries:
                 if play.samples
                 else None,
                 behind=experience.reported(conn, run.id, "behind", contributions.UPDATES),
+                cut=experience.reported(conn, run.id, "cut", ("experience",)),
                 tokens_per_s=experience.reported(conn, run.id, "tokens_per_s", ("experience",)),
             )
 

@@ -25,7 +25,7 @@ from shared.workloads.rollouts.config import (
     RolloutsOptions,
     answer_seed,
 )
-from shared.workloads.rollouts.problems import Problem, decoded, encoded, reward
+from shared.workloads.rollouts.problems import END, Problem, decoded, encoded, reward
 from shared.workloads.training.device_differences import release
 
 ADVANCE_S = 0.25
@@ -98,6 +98,7 @@ class RolloutWork:
         self._records: dict[int, GroupRecord] = {}
         self._elapsed_s = 0.0
         self._tokens = 0
+        self._cut = 0  # answers that did not end
         self._solved: list[float] = []  # share of correct answers by group, as judged here
         self._shown = self._best = ""
 
@@ -244,6 +245,7 @@ class RolloutWork:
             right = texts[rewards.index(max(rewards))]
             self._best = f"best: {prompt} {right}  ({share:.0%} of its answers were right)"
         self._solved.append(share)
+        self._cut += sum(answer[-1].token != END for answer in group.answers)
         lines = [f"{won:4.1f}  {text}" for won, text in zip(rewards, texts, strict=True)]
         self._shown = "\n".join([prompt, *lines, self._best])
 
@@ -252,6 +254,7 @@ class RolloutWork:
         solved = sum(self._solved) / max(1, len(self._solved))
         return {
             "solved": solved,
+            "cut": self._cut / max(1, len(self._solved) * self._options.group),
             "tokens": float(self._tokens),
             "tokens_per_s": self._tokens / took,
             "problems_per_hour": 3600 * len(self._records) / took,

@@ -147,8 +147,7 @@ class Problems:
 
     def first(self, most: int) -> list[Problem]:
         """Return the first problems, all different, and so many at most."""
-        count = min(most, len(self._listed) or most)
-        return [self.get(number) for number in range(count)]
+        return [self.get(number) for number in range(min(most, len(self._listed) or most))]
 
     def get(self, number: int, size: int = 0) -> Problem:
         """Return a problem, or one of another size. Raises InvalidRunFile for one that leaves no

@@ -114,22 +114,18 @@ class _Task(NamedTuple):
 
 def _check_warm(config: RolloutsConfig, how: RolloutsOptions) -> None:
     """Raise InvalidRunFile for a warm start on problems without solutions."""
-    if config.dataset is None:
-        without = (
-            f"problems of {config.problems}" if solution(Problems(config).get(0)) is None else ""
-        )
-    else:
-        count = config.dataset.without_solution
-        without = f"problems of the dataset ({count:,})" if count else ""
-        if how.warm_size:
-            raise InvalidRunFile(
-                "[task.options] warm_size is of drawn problems, and this run has a dataset: take"
-                " the line out"
-            )
-    if how.warm_steps and without:
+    listed = config.dataset
+    if listed and how.warm_size:
         raise InvalidRunFile(
-            f"[task.options] warm_steps: {without} have no answer to learn from before the first"
-            " rollouts; set it to 0"
+            "[task.options] warm_size is of drawn problems, and this run has a dataset: take the"
+            " line out"
+        )
+    drawn = not listed and solution(Problems(config).get(0)) is None
+    if how.warm_steps and (drawn or (listed and listed.without_solution)):
+        which = f"the dataset ({listed.without_solution:,})" if listed else config.problems
+        raise InvalidRunFile(
+            f"[task.options] warm_steps: problems of {which} have no answer to learn from before"
+            " the first rollouts; set it to 0"
         )
 
 

@@ -65,7 +65,7 @@ def differing(
     for version, some in spots.items():
         reader = Rereader(job, file(version), problems)
         for start in range(0, len(some), BATCH):
-            if _most_refuted(seen):
+            if 2 * sum(refuted(*_sum(answers)) for answers in seen.values()) > len(seen):
                 break
             batch = some[start : start + BATCH]
             counts = reader.faulty([(records[place], sample) for place, sample in batch])
@@ -86,10 +86,6 @@ def differing(
         for place in records.keys() - seen.keys()
     }
     return Reread(complaints, read, faulty)
-
-
-def _most_refuted(seen: Mapping[int, list[tuple[int, int]]]) -> bool:
-    return 2 * sum(refuted(*_sum(answers)) for answers in seen.values()) > len(seen)
 
 
 def _sum(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:

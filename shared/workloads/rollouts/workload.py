@@ -69,11 +69,7 @@ class RolloutsWorkload(Workload):
 
     def files(self, config: Config) -> Mapping[str, ChunkRef]:
         listed = RolloutsConfig.from_dict(config).dataset
-        return (
-            {FILE: ChunkRef(sha256=listed.sha256, size=listed.size, items=listed.items)}
-            if (listed)
-            else {}
-        )
+        return {FILE: listed} if listed else {}
 
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         return msgspec.structs.asdict(RolloutsOptions.from_dict(raw))

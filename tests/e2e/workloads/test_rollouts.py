@@ -78,6 +78,10 @@ async def test_two_volunteers_go_on_after_one_was_killed_among_its_answers(tmp_p
         assert found.samples % 16 == 0
         rows = await home.coordinator.runs.queries.versions("rollouts")
         assert {"solved", "cut", "loss"} <= set(rows[0].metrics)
+        shown = await home.coordinator.runs.queries.experience("rollouts")
+        assert shown is not None
+        assert shown.cut is not None
+        assert 0 <= shown.cut <= 1
         assert (await home.coordinator.runs.queries.decided("rollouts")).rejected == 0
         assert await sound(home)
 
