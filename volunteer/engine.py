@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from shared.clock import Clock, SystemClock
+from shared.copying import copying
 from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
 from shared.links import JoinLink, format_link, parse_link
 from shared.proof_of_work import work_words
@@ -322,14 +323,9 @@ class Engine:
 def setting_rows_of(loaded: LoadedSettings) -> tuple[SettingRow, ...]:
     """Return every setting with its value and its source."""
     return tuple(
-        SettingRow(
-            name=row.name,
+        copying(SettingRow, row)(
             value=config.TABLE.value(loaded.settings, row.name),
             source=loaded.sources[row.name],
-            type=row.type,
-            default=row.default,
-            unit=row.unit,
-            help=row.help,
         )
         for row in config.TABLE.rows()
     )

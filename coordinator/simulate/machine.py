@@ -356,14 +356,7 @@ class SimulatedMachine:
     ) -> Verdict:
         coordinator, who = self._world.coordinator, self._who
         await self._request()
-        announced = UploadRequest(
-            task=lease.task,
-            attempt=lease.attempt,
-            part=turn.part,
-            tries=turn.tries,
-            sha256=made.sha256,
-            size=made.size,
-        )
+        announced = copying(UploadRequest, turn, made, lease)()
         upload = await coordinator.uploads.create(who, announced)
         await self._move("up", made.size * self._world.scale)
         await coordinator.uploads.write(who, upload.upload_id, upload.offset, _read(made))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shared.clock import Clock
+from shared.copying import copying
 from shared.workloads.base import Job
 from volunteer.account.profile import Home
 from volunteer.control import events
@@ -71,15 +72,10 @@ def machine_of(device: str, settings: Settings, torch: str) -> tuple[str, ...]:
 
 def step_of(measured: StepFigures, job: Job, device: str, key: str, now: float) -> ModelStep:
     """Return a measured step with its run and device."""
-    return ModelStep(
+    return copying(ModelStep, measured)(
         run=job.run,
         device=device,
         key=key,
-        step_s=measured.step_s,
-        steps=measured.steps,
-        peak_bytes=measured.peak_bytes,
-        micro_batch=measured.micro_batch,
         batch_size=job.batch_size,
-        halved=measured.halved,
         at=now,
     )

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.copying import copying
 from shared.errors import VolunteerError
 from shared.protocol.leases import Lease
 from shared.protocol.versions import VersionManifest
@@ -149,22 +150,14 @@ class StretchRunner:
     def _announce(self, held: LeaseInWork, report: TrainingReport, task: LocalTask) -> None:
         lease, begun = held.lease, held.stored.begun
         self.hub.emit(
-            events.Training(
+            copying(events.Training, report)(
                 task=lease.task,
                 run=lease.run,
                 device=self.device.id,
-                step=report.step,
-                steps=report.steps,
-                samples=report.samples,
-                loss=report.loss,
-                steps_per_s=report.steps_per_s,
                 tokens_per_s=report.samples_per_s * task.items_per_sample,
-                eta_s=report.eta_s,
                 version=begun.version if begun else 0,
-                preview=report.preview,
                 metrics=dict(report.metrics),
                 items=task.items,
-                counted=report.counted,
             )
         )
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shared.copying import copying
 from shared.errors import Cancelled, Gone, OffsetMismatch, Unreachable, VolunteerError
 from shared.protocol.contributions import SubmitReply, UploadRequest
 from shared.sentences import Sentence
@@ -89,13 +90,8 @@ class Submitter:
         if entry.early:
             base = submit.base_version
             await announce_base(self.api, (entry.task, submit.attempt), base, patience_s=0)
-        request = UploadRequest(
+        request = copying(UploadRequest, submit)(
             task=entry.task,
-            attempt=submit.attempt,
-            part=submit.part,
-            tries=submit.tries,
-            sha256=submit.sha256,
-            size=submit.size,
         )
         payload = self.outbox.payload(entry.name)
         try:

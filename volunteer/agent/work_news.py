@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shared.clock import Clock, ServerClock
+from shared.copying import copying
 from shared.sentences import Sentence
 from volunteer.agent.claimer import IdleReason
 from volunteer.agent.held_leases import LeaseInWork
@@ -56,18 +57,13 @@ class WorkNews:
         """Announce a lease."""
         lease, job = held.lease, held.lease.job
         self.hub.emit(
-            events.Claimed(
-                task=lease.task,
-                attempt=lease.attempt,
-                run=lease.run,
+            copying(events.Claimed, lease)(
                 workload=job.workload,
                 device=self.device,
                 steps=job.steps,
                 samples=job.stop - job.start,
-                price_micro=lease.price_micro,
                 finish_by=self.server_clock.local(lease.finish_by),
                 kind=job.kind if lease.audit is None else events.AUDIT,
-                counted=lease.counted,
             )
         )
 

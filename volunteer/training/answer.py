@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shared.copying import copying
 from shared.errors import InvalidFrame
 from shared.protocol.inference import AnswerTask
 from shared.sentences import Sentence
@@ -54,17 +55,7 @@ class AnswerModel:
             )
         decoder.end = task.end
         batch = Batch(decoder)
-        batch.add(
-            Sequence(
-                id=task.id,
-                prompt=task.prompt,
-                max_tokens=task.max_tokens,
-                seed=task.seed,
-                place=task.place,
-                temperature=task.temperature,
-                top_p=task.top_p,
-            )
-        )
+        batch.add(copying(Sequence, task)())
         while len(batch):
             yield from batch.step()
 
