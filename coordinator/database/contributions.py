@@ -223,8 +223,7 @@ _COHORT = (
     .where(its(_C.run_id), its(_C.kind), _C.norm.is_not(None))
     .where(_C.vetted.is_(True))
     # Contributions refused for their norm count too; otherwise a cohort whose first members were
-    # outliers
-    # would never recover.
+    # outliers would never recover.
     .where(
         one_of(_C.state, ("accepted", "merged", "superseded"))
         | (one_of(_C.state, ("rejected",)) & one_of(_C.reason, (Reason.NORM.value,)))

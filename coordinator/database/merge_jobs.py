@@ -41,8 +41,7 @@ class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
     state_size: int = 0
     squares: tuple[float, ...] = ()  # squared norm of the update in each piece
     # for each piece with momentum: the momentum's squared norm, the update's, and inner products of
-    # the
-    # momentum with each voice
+    # the momentum with each voice
     voices: tuple[tuple[float, float, tuple[float, ...]], ...] = ()
 
 

@@ -65,8 +65,7 @@ def measure(conn: Connection, run_id: int) -> RunPace | None:
     if min(flops for *_, flops in voices) <= 0:
         return RunPace(step_s=pace, flops=0.0)
     # Times of unequal machines have no common median: the median operations a step, divided by the
-    # median
-    # speed, give the time.
+    # median speed, give the time.
     speed = median(flops for *_, flops in voices)
     return RunPace(step_s=median(work for _, work, _ in voices) / speed, flops=speed)
 

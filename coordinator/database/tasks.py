@@ -48,8 +48,7 @@ from shared.protocol.limits import AUDIT_BYTES
 FailureKind = Literal["failure", "timeout"]
 
 # A task is also discarded after this many times max_failures by one volunteer, if nobody else works
-# for
-# the run.
+# for the run.
 ALONE_FACTOR = 2
 TIMED_OUT_MIN = 2  # volunteers that must time out on a task before it is discarded
 # Holders of a run's tasks within this time, of the newest so many, count as working for the run.

@@ -35,8 +35,7 @@ _RESERVED = (
 _BESIDE_LATIN = frozenset({"CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"})
 
 # Every character on the left looks like the one on the right, in lower or upper case, in some
-# common
-# typeface.
+# common typeface.
 _ALIKE_ROWS = {
     "a": "аαɑⲁᎪ", "b": "ЬьвΒβƅʙᏏ", "c": "сϲⲥᏟ", "d": "ԁժᎠ", "e": "еєεҽɛᎬ", "f": "ғƒꞙϝ",
     "g": "ɡցԍᏀ", "h": "һհнηʜᎻ", "j": "јϳյᎫ", "k": "кκĸᏦ", "l": "1i|ıіιӏΙІɩɪӀᎥӀլⲓǀ!", "m": "мμʍᎷⲙ",

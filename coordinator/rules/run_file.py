@@ -97,8 +97,7 @@ class EvaluationSettings(Settings):
     prompt: Text = ""
     sample_every: Versions = 1
     # Task suites, by the names of their datasets. They measure version 0, each version evaluated
-    # after
-    # `suites_every` more, and the last version of the run.
+    # after `suites_every` more, and the last version of the run.
     suites: Annotated[tuple[Line, ...], Meta(max_length=SUITES_MAX)] = ()
     suites_every: Versions = 10  # 0 = only the first and the last version
 
@@ -159,8 +158,7 @@ class ServeSettings(Settings):
         _tier(1_000_000, 300, 2048),
     )
     # Machines that compute answers: the organiser's alone, or also vetted volunteers', whose owners
-    # can
-    # read the prompts.
+    # can read the prompts.
     answered_by: Literal["organiser", "volunteers"] = "organiser"
     # share of an asker's price that volunteers do not get
     house_share: Annotated[float, Meta(ge=0, le=1)] = 0.1

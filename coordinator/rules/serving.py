@@ -16,8 +16,7 @@ FORWARD_SHARE = 1 / 3  # of the FLOPs of a step: backward costs twice the forwar
 # least number and share of wrong tokens in a compared answer that may prove another model
 WRONG_MIN, WRONG_SHARE = 3, 0.05
 # share of odd tokens that an honest account may have among its compared ones: one wrong token
-# proves
-# nothing
+# proves nothing
 ODD_SHARE = 0.01
 TOKEN_FLOPS = 2.0  # operations a parameter
 DRAWN_SHARE = 0.1  # least probability of a draw, for an account that has often agreed

@@ -36,8 +36,7 @@ ADAM_REACH = 4.0
 COHORT, COHORT_MIN = 32, 8
 VOICE_OF = 8  # newest norms of a volunteer, whose median counts in the cohort
 # A random walk of Adam's steps has the norm lr sqrt(steps parameters). A hundredth of that means
-# that
-# only one of ten thousand parameters was trained.
+# that only one of ten thousand parameters was trained.
 ADAM_LEAST = 0.01
 COHORT_LEAST = 0.02  # share of the cohort's median that every honest update reaches
 

@@ -44,8 +44,7 @@ class RunBeat(Message):
     merge_in_s: float | None  # deadline of the next merge
     workers: int
     # Games, or other episodes, that all machines together make in an hour; None in a run that makes
-    # no
-    # data of its own.
+    # no data of its own.
     episodes_per_hour: float | None = None
     episodes: str = "games"
     measure: str = ""  # meaning of the loss; empty: loss on held-out data

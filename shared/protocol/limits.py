@@ -25,8 +25,7 @@ TRIES_MAX = 64
 NEWS_MAX = 50  # verdicts in one heartbeat reply
 
 # Memory for training, bytes a parameter: weights, gradients, two Adam moments, base, activations;
-# on
-# a CPU also snapshots and results (28 measured with a GPT of 10.8 M parameters).
+# on a CPU also snapshots and results (28 measured with a GPT of 10.8 M parameters).
 DEVICE_BYTES, CPU_BYTES = 18, 30
 PROCESS_BYTES = 350_000_000  # of a worker's process before any model (measured: 299 to 370 MB)
 

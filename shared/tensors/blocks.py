@@ -172,8 +172,7 @@ class Blocks:
             codes[high - low :] = 0
             rows = codes.reshape(-1, self.block)
             # The products are integers below 2^24 in any order, and a scale has eight digits, so
-            # every block's
-            # square is exact.
+            # every block's square is exact.
             sums = np.vecdot(rows, rows).astype(np.float64)
             sums *= here * here
             total += float(sums.sum())
@@ -227,8 +226,7 @@ def block_peaks(numbers: F32, block: int) -> F32:
     for start, stop in grid(numbers.size, SPAN):
         bits = _scratch(stop - start).view(np.int32)
         # Without the sign, the bits of float32 as integers have the order of the numbers; infinity
-        # and NaN
-        # come last.
+        # and NaN come last.
         np.bitwise_and(numbers[start:stop].view(np.int32), np.int32(0x7FFFFFFF), out=bits)
         edges = np.arange(0, stop - start, block)
         np.maximum.reduceat(bits, edges, out=peaks[start // block : -(-stop // block)])

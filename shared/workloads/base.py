@@ -168,8 +168,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     # file of episodes or of a match, read only by the workload's own checks
     experience: bytes = b""
     # Numbers of turns done at each halving of portions for lack of memory; recorded if the result
-    # depends
-    # on the division of a batch (batch norm). `Job.halved` repeats it.
+    # depends on the division of a batch (batch norm). `Job.halved` repeats it.
     halved: tuple[int, ...] = ()
 
 

@@ -312,8 +312,7 @@ class DeviceLoop:
         else:
             with self._rest():
                 # A missing workload, or one of another version, is not the task's fault. Neither is
-                # the failure of
-                # an audit, since another machine has done that task.
+                # the failure of an audit, since another machine has done that task.
                 own = held.lease.audit is None and not isinstance(error, NotFound)
                 how = "failed" if own else "released"
                 await ends.without_result(held, how, message)

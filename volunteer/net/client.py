@@ -124,8 +124,7 @@ class Client:
                 trust_env=False,
                 headers=HEADERS,
                 # Connections are unlimited, so that none waits for another: the volunteer's work
-                # bounds their
-                # number.
+                # bounds their number.
                 limits=httpx.Limits(max_keepalive_connections=KEPT_ALIVE, keepalive_expiry=IDLE_S),
                 follow_redirects=False,
             )

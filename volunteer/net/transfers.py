@@ -271,8 +271,7 @@ async def _body(info: UploadInfo, file: BinaryIO, on_bytes: OnBytes) -> AsyncIte
     done, stop = info.offset, _stop(info)
     while done < stop:
         # Read on the event loop: the file was just written and lies in memory. Measured for 256
-        # KiB:
-        # 0.04 ms of CPU this way, 0.17 ms through a thread.
+        # KiB: 0.04 ms of CPU this way, 0.17 ms through a thread.
         piece = file.read(min(SEND_BYTES, stop - done))
         if not piece:
             raise Internal(

@@ -354,8 +354,7 @@ def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> lis
 def history(conn: Connection, volunteer_id: str, before: int | None, limit: int) -> list[LedgerRow]:
     """Return a volunteer's ledger lines, newest first, older than the line `before`."""
     # One side of each kind is summed: the two sides of a step between a volunteer's own accounts
-    # cancel
-    # out.
+    # cancel out.
     kind, side = events.c.kind, accounts.c.kind
     amount = func.sum(
         case(

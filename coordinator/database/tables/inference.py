@@ -93,8 +93,7 @@ answer_stakes = Table(
     Column("run_id", Key, nullable=False),  # a run that may be deleted by now
     Column("amount_micro", BigInteger, nullable=False),
     # "": not drawn; drawn: its comparison waits in the process `replica`, which was alive at
-    # `beat_at`;
-    # agreed; untold: that process could not compare it
+    # `beat_at`; agreed; untold: that process could not compare it
     Column("state", String(16), nullable=False),
     Column("replica", String(64), nullable=False),
     Column("beat_at", Double, nullable=False),

@@ -50,13 +50,11 @@ tasks = Table(
     Column("ended_at", Double, nullable=True),
     Column("options", Text, nullable=False),  # options of the workload, JSON
     # Terms of the lease: the kind of update ("" = by the kind of task), and the steps of a part (0
-    # = one
-    # submission at the end).
+    # = one submission at the end).
     Column("update_kind", String(16), nullable=False, server_default=""),
     Column("part_steps", Integer, nullable=False, server_default="0"),
     # Contribution of an accepted part that was split off; it was submitted for the task that holds
-    # the
-    # rest.
+    # the rest.
     Column("contribution_id", Key, nullable=True, index=True),
     CheckConstraint("stop > start", name="range"),
 )

@@ -83,8 +83,7 @@ suite_scores = Table(
 )
 
 # Shorter routes to a version's published weights (links, snapshots), as its manifest lists them;
-# they
-# are deleted with it.
+# they are deleted with it.
 version_blobs = Table(
     "version_blobs",
     metadata,

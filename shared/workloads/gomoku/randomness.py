@@ -40,8 +40,7 @@ def dirichlet(seed: int, ply: int, legal: NDArray[np.bool_]) -> NDArray[np.float
     raw = words(seed, 2 * ply, cells * (3 * _TRIES + 1)).reshape(3 * _TRIES + 1, cells)
     u = fractions(raw)
     # Marsaglia and Tsang 2000: gamma of shape alpha + 1, then reduced to alpha by a power of a
-    # uniform
-    # number.
+    # uniform number.
     d = alpha + 1 - 1 / 3
     radius = np.sqrt(-2 * np.log(u[:_TRIES]))
     normal = radius * np.cos(2 * np.pi * u[_TRIES : 2 * _TRIES])

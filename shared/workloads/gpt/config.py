@@ -40,8 +40,7 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
     n_head: Annotated[int, Meta(ge=1, le=512)] = 6
     n_embd: Annotated[int, Meta(ge=1, le=1 << 15)] = 384
     # dropout of embeddings and residual branches, not of attention weights, so that fused kernels
-    # stay
-    # usable
+    # stay usable
     dropout: float = 0.1
     tie_head: bool = True  # the head is the token embedding
     bias: bool = False

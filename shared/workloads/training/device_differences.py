@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 # PyTorch without oneDNN (macOS) convolves by NNPACK, whose transforms turn zeros into small
-# numbers:
-# an untrained Gomoku network was off by a third after 30 steps.
+# numbers: an untrained Gomoku network was off by a third after 30 steps.
 torch.backends.nnpack.set_flags(False)  # type: ignore[no-untyped-call]
 # TF32 of newer cards keeps ten bits of a convolution's factors, which changes an update by a
-# hundredth
-# compared with older cards; `precision = "bfloat16"` is the setting for speed.
+# hundredth compared with older cards; `precision = "bfloat16"` is the setting for speed.
 torch.backends.cudnn.allow_tf32 = False
 
 

@@ -9,9 +9,8 @@ from shared.workloads.base import TrainSettings
 LOOKS = 32  # points at which a long stretch of the schedule is sampled
 
 # Small batches of an untrained model give random directions, and Adam follows each at its full
-# rate:
-# with 40 of 1,200 steps of warm-up, two of six seeds stayed behind for the whole run, with a tenth
-# none did (docs/experiments.md).
+# rate: with 40 of 1,200 steps of warm-up, two of six seeds stayed behind for the whole run, with a
+# tenth none did (docs/experiments.md).
 WARMUP_SHARE = 0.1
 WARMUP_LEAST, WARMUP_MOST = 20, 500
 WARMUP_UNKNOWN = 100  # warm-up of a run without an end
