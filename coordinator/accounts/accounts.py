@@ -56,7 +56,7 @@ __all__ = ["Principal", "Shown", "Volunteers"]
 T = TypeVar("T")
 
 LINK_S = 600.0
-REISSUE_S = DAY_S  # valid for longer, since the organiser passes the link on
+REISSUE_S = DAY_S  # long, since the organiser passes the link on
 ORDERS_A_MINUTE = 60  # orders that an account may send to its machines
 WORK_MAX = 4096  # volunteers whose counts are cached
 # time between two full counts of an account; changes since then are added each time
@@ -107,7 +107,7 @@ class Volunteers:
     # --- coming and going ---
 
     async def register(self, request: RegisterRequest, address: str = "") -> Registered:
-        """Register a worker, or repeat an earlier reply. Raises as `registration` does."""
+        """Register a worker, or repeat an earlier reply. Raises like `registration`."""
         registration.check(request)
         now = self._clock.now()
         settings = self._settings
@@ -139,7 +139,7 @@ class Volunteers:
     async def challenge(self, volunteer: str, nickname: str) -> Challenge:
         """Return the proof of work that the registration of this account requires.
 
-        Raises BadRequest for what can be no id, InvalidName for a name that cannot be had.
+        Raises BadRequest for an invalid id, InvalidName for a nickname that is not available.
         """
         codes.check_id("volunteer", volunteer)
         if nickname:
@@ -203,7 +203,7 @@ class Volunteers:
         await self._db.write(lambda conn: store.set_worker(conn, principal.worker_id, **values))
 
     async def consent(self, principal: Principal, run: str) -> None:
-        """Record that this volunteer saw the run's licence and agreed. Raises NotFound."""
+        """Record that this volunteer accepted the run's licence. Raises NotFound."""
         now = self._clock.now()
         await self._db.write(
             lambda conn: registration.agree(conn, principal.volunteer_id, run, now)
@@ -415,7 +415,7 @@ class Volunteers:
         )
 
     async def _shut_out(self, change: Callable[[Connection], T]) -> T:
-        """Write a change that may shut machines out, and end their waiting claims at once."""
+        """Write a change that may ban machines, and end their waiting claims at once."""
         done = await self._write(change)
         self._signals.notify("volunteers")
         return done
@@ -474,9 +474,7 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
 
 
 def _proving(conn: Connection, who: str, now: float) -> dict[str, Any]:
-    """Return the number of an account's draws without a result, and about how long they
-    will take.
-    """
+    """Return the number of an account's draws without a result, and their estimated time."""
     count, served = len(recomputes.open_of(conn, who)), recomputes.served(conn, now)
     until = recomputes.backlog_s(conn, now, served, who) if count else None
     return {"proving": count, "proved_in_s": until}

@@ -22,7 +22,7 @@ CHARS_MAX = 300
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """Standing announcements, the oldest first, and the number of the next."""
+    """Standing announcements, oldest first, and the number of the next."""
 
     next_id: int = 1
     standing: tuple[Announcement, ...] = ()
@@ -39,8 +39,8 @@ class Announcements:
         """Announce a sentence to everybody, until an instant (UTC epoch seconds) or for good; `run`
         is its subject.
 
-        Raises BadRequest for a text that is empty, too long or holds control characters, and for an
-        end that has passed; NotFound for the run; Conflict while too many stand.
+        Raises BadRequest for an empty, too long or unprintable text and for a past end, NotFound
+        for an unknown run, Conflict while too many announcements stand.
         """
         now = self._clock.now()
         if not text.strip() or line(text, CHARS_MAX) != text.strip():

@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 PREFIX = "vk-"  # prefix of every key
 SHOWN_CHARS = 10
 NAME_CHARS_MAX = 64
-# keys that an account may make, revoked ones included, since each stays in the record of use
+# Most keys of an account, including revoked ones, which stay in the record of use.
 KEYS_A_DAY = 20
-GIFTS_A_DAY = 100  # gifts that an account may make, since each stays in the ledger
-RETRY_S = HOUR_S  # wait of an account that made too many today
+GIFTS_A_DAY = 100  # most gifts of an account, which stay in the ledger
+RETRY_S = HOUR_S  # wait after the day's limit
 MICRO = 1_000_000
 
 WRONG_KEY = "this key is wrong: `volunteer key list` shows yours, `volunteer key create` makes one"

@@ -1,9 +1,9 @@
 """Bearer tokens of workers: checked against the database, and cached.
 
-A heartbeat comes every 30 s from every worker: read anew each time, its secret would cost more than
-all the rest of it. A verified token is therefore cached for a minute, and a stamp in the database,
-read twice a second for all tokens, tells whether an account was shut out meanwhile: a ban or a
-withdrawn secret works within half a second, whichever process wrote it.
+Every worker sends a heartbeat each 30 s; reading its secret from the database each time would cost
+more than the rest of the request. A verified token is therefore cached for a minute. A stamp in the
+database, read twice a second for all tokens, shows whether an account was banned meanwhile, so that
+a ban or a revoked secret works within half a second on every process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Tokens:
         self._db = db
         self._clock = clock
         # Workers by the SHA-256 of the header: no secret stays in memory, and the time of a look-up
-        # tells nothing about one.
+        # reveals
+        # nothing about one.
         self._known: dict[bytes, _Remembered] = {}
         self._stamp = CachedValue(self._read_stamp, CACHE_S, clock)
 
@@ -107,5 +108,5 @@ class Tokens:
 
 
 def changed(conn: Connection) -> None:
-    """Make all processes read the accounts anew; called in the transaction that shuts one out."""
+    """Make all processes read the accounts again; called in the transaction that bans one."""
     key_values.put(conn, key_values.ACCOUNTS, secrets.token_hex(8))

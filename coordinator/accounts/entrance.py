@@ -1,8 +1,8 @@
 """Proof of work of registrations without a code: made, verified and used once.
 
-Nothing is stored until a challenge is solved: it carries its expiry and the MAC of the server. A
-solved one is good for the account that it was made for, so using it again makes nothing new;
-those used are remembered until they expire all the same, a bounded number of them.
+A challenge carries its expiry and the server's MAC, so that nothing is stored until it is solved. A
+solved one is valid only for its account, so that using it again makes nothing new. Used ones are
+still stored until they expire, in a bounded number.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 # least validity of a challenge; a hard one is valid for longer, so that a slow machine can solve it
 CHALLENGE_S = 600.0
-SLOW_HASH_S = 16e-6  # 30 times as long as on the machine on which it was measured
+SLOW_HASH_S = 16e-6  # 30 times the measured time
 USED_MAX = 100_000
 _NONCE = re.compile(r"[0-9a-f]{1,16}")
 
 
 class Entrance:
-    """Challenges of one server. `bits` is their difficulty; 0 asks for none."""
+    """Challenges of one server. `bits` is their difficulty; 0 turns them off."""
 
     def __init__(self, secret: bytes, bits: int, clock: Clock) -> None:
         self._secret = secret
@@ -51,7 +51,7 @@ class Entrance:
     def check(self, request: RegisterRequest) -> None:
         """Check the proof of a registration, without the database.
 
-        Raises Forbidden where there is none, BadRequest where it is wrong, expired or used.
+        Raises Forbidden if there is none, BadRequest if it is wrong, expired or used.
         """
         if not self.bits:
             return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shared.signing import SigningKey
 
 COUNT_MAX = 1000  # invites made at once
-USES_MAX = 10_000  # people whom one invite lets in
+USES_MAX = 10_000  # most accounts that one invite admits
 ALIKE_SHOWN = 5  # equal names that an error lists
 EXPIRES_S_MAX = 10 * 365 * DAY_S
 
@@ -92,9 +92,8 @@ class Invites:
     async def of_server(self, key: SigningKey, *, uses: int, expires_s: float) -> ServerInvite:
         """Return the invite of the join link that `serve` prints, the same on every replica.
 
-        A restart finds the same one while it is usable; one that was used up, withdrawn or has
-        expired is replaced. The code is derived from the key and the invite's number; the database
-        knows the number and the hash.
+        A restarted server uses the same one while it is valid, else a new one. The code is derived
+        from the key and the invite's number; the database holds the number and the hash.
         """
         now = self._clock.now()
 

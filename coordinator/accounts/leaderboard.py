@@ -1,10 +1,9 @@
-"""Leaderboard: credits earned by each volunteer in a window of days.
+"""Leaderboard: credits earned by each volunteer in a window of days; spending does not change them,
+a reversal does.
 
-Spending changes nothing here, a reversal does.
-
-A hidden volunteer is neither shown nor counted, except to itself. Computed at most every five
-seconds for a window; what somebody earned since is added to their own row, so that it agrees with
-their account.
+A hidden volunteer is shown and counted only to itself. A window is computed at most every five
+seconds; a reader's own later earnings are added to its row, so that the row agrees with its
+account.
 """
 
 from __future__ import annotations

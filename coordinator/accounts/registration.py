@@ -1,7 +1,7 @@
 """Registration of a volunteer: one transaction that may be repeated.
 
-The client has made its ids and its secret before it sends, so a lost reply costs nothing: the same
-worker with the same secret is the same worker. A link code adds the machine to the code's account,
+The client makes its ids and its secret before it sends, so that a lost reply does no harm: the same
+worker with the same secret is registered once. A link code adds the machine to the code's account,
 whatever account the client named.
 """
 
@@ -79,7 +79,7 @@ def register(
         made = _admit(conn, request, admission, now)
         if made is not None:
             return made
-        # the same request may have arrived a moment ago
+        # the same request may have just arrived
         known = store.credentials(conn, request.worker_id)
         if known is None:
             raise Unauthorized(
@@ -133,7 +133,7 @@ def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
 
 
 def _no_room(most: int) -> str:
-    """Return the refusal for an account with too many machines, and the way to more room."""
+    """Return the refusal for an account with too many machines, with the remedy."""
     said = f"this account has at most {most} machines, those that left among them"
     if most < MACHINES_MAX:
         return f"{said}, until its work passed checks or the organiser vouches for it"
@@ -239,8 +239,8 @@ def _again(
 
 
 def authorise(known: Credentials | None, secret: str) -> Credentials:
-    """Raise Unauthorized or Banned unless this is the worker's secret; an unknown worker takes as
-    long.
+    """Raise Unauthorized or Banned unless this is the worker's secret; an unknown worker takes
+    equally long.
     """
     stored = known.secret_hash if known else codes.secret_hash("")
     right = codes.same(codes.secret_hash(secret), stored)
@@ -260,6 +260,6 @@ def _agree(conn: Connection, volunteer_id: str, accepts: tuple[str, ...], now: f
 
 
 def agree(conn: Connection, volunteer_id: str, run: str, now: float) -> None:
-    """Record consent to the licence that the run has now. Raises NotFound."""
+    """Record consent to the run's present licence. Raises NotFound."""
     row = runs.by_name(conn, run)
     store.consent(conn, volunteer_id, row.id, run_file.decode(row.file).licence[:255], now)

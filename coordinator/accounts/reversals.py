@@ -1,7 +1,7 @@
 """Reversals by the organiser: of one contribution, or of a volunteer's since an instant.
 
-A volunteer's are taken back in batches, each with its line in the record in one transaction:
-after a kill in between, the same command takes back the rest.
+A volunteer's contributions are reversed in batches, each in one transaction with its line in the
+record; after an interruption, the same command reverses the rest.
 """
 
 from __future__ import annotations

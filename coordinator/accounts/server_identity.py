@@ -89,7 +89,7 @@ class ServerIdentity(PlatformService):
         await self._db.write(start)
 
     def _log_settings(self, conn: Connection) -> None:
-        """Write a line of the record for each setting that differs from the last start's."""
+        """Record each setting that differs from the last start's."""
         now = {
             name: without_password(value) if isinstance(value, str) and "://" in value else value
             for name, value in msgspec.structs.asdict(self._settings).items()

@@ -1,7 +1,6 @@
-"""Suspension or ban of an account until the organiser lifts it, and the forfeit of its stake
-without either.
+"""Suspension or ban of an account until the organiser lifts it, and the forfeit of a stake alone.
 
-For the organiser's command and for draws; both take part in the transaction of their caller.
+The organiser's commands and draws call these functions within their own transactions.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def suspend(
 
 def unsuspend(conn: Connection, volunteer_id: str, reason: str, now: float) -> None:
     """Let a suspended or distrusted account work again: with a new account's trust, on probation
-    unless vouched for. Forfeited pay stays forfeit. Raises NotFound, Conflict.
+    unless vouched for. Forfeited pay stays forfeited. Raises NotFound, Conflict.
     """
     row = store.existing(conn, volunteer_id)
     if row.standing != "suspended" and row.trust >= TRUST_MIN:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from coordinator.admin.remote_server import RemoteServer
 
 CACHE_BYTES = 8 << 30  # blobs that may be used again
-TRIES, AGAIN_S = 9, 1.0  # tries of a server that cannot be reached: four minutes in all
+TRIES, AGAIN_S = 9, 1.0  # retries of an unreachable server: four minutes in all
 POLL_S = 10.0  # interval of asking for work
 RENEW_S = HOLD_S / 6
 GIVEN_BACK = "given back"
@@ -135,7 +135,7 @@ class Checker:
         self._tell = tell
         self._results = dict.fromkeys(RESULTS, 0)
         self._seconds = 0.0
-        self._trouble = ""  # fault of this checker itself with its newest task
+        self._trouble = ""  # this checker's own fault in its newest task
 
     @property
     def summary(self) -> CheckerSummary:
@@ -219,7 +219,7 @@ class Checker:
             self._tell(CheckerStep(contribution=contribution, run=run, step=step, steps=steps))
 
         try:
-            lacking = missing_library(task.case)  # a library of an extra of the workload
+            lacking = missing_library(task.case)  # a library of the workload's extra
             if lacking is not None:
                 raise Unavailable(f"the library {lacking} is not installed here")
             files = await RecomputeFiles.of(task.case, task.given, self._blobs)

@@ -85,7 +85,7 @@ class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
     chunks: int
     size: int  # bytes
     meta: dict[str, str | int | float] = {}
-    # files that could not be used, with the reasons: the first thousand
+    # Skipped files, with the reasons: the first thousand.
     skipped: tuple[str, ...] = ()
 
 

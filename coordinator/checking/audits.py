@@ -1,13 +1,13 @@
-"""Audits: recomputes that a vetted volunteer makes for another, as paid tasks, where the server's
+"""Audits: recomputes that a vetted volunteer makes for another, as paid tasks, when the server's
 backlog is long.
 
-    open       the task waits for an auditor, whom a lot chooses, or for the server
-    answered   by sums of what came out, which the server compares with those of the update: what
-               agrees has passed; what differs, and a share of what agrees, the organiser does
-               again, and that settles both: the work by the usual rule, the answer beside its own
+    open       the task waits for a randomly chosen auditor, or for the server
+    answered   with sums of the result, which the server compares with the update's. An agreeing
+               one passes. The organiser recomputes a differing one, and a share of the agreeing
+               ones, which settles both the work and the answer
 
-The pay of an answer is at stake like all other, and taken back where the organiser's own recompute
-shows that it was made up.
+The pay of an answer is at stake like any other, and is taken back if the organiser's own recompute
+shows that the answer was made up.
 """
 
 from __future__ import annotations
@@ -237,10 +237,11 @@ def _sums(path: Path) -> bytes | None:
 def judge(
     conn: Connection, audit: RecomputeRow, found: Redone | None, proved: Result, now: float
 ) -> None:
-    """Judge an answer by the organiser's recompute. An answer is made up only where a second result
-    contradicts it: the update that the recompute confirmed, or a made-up update with which the
-    answer agrees. Where all three differ, the task amplifies rounding, by chance or because its
-    state was made for it.
+    """Judge an answer by the organiser's recompute.
+
+    An answer is made up only if a second result contradicts it: the update that the recompute
+    confirmed, or a made-up update that the answer agrees with. If all three differ, the task
+    amplifies rounding, by chance or by a forged state.
     """
     assert audit.answer_id is not None
     assert audit.sums is not None

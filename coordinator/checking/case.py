@@ -1,4 +1,4 @@
-"""Case of a contribution to recompute: job, base and data as its worker had them; the draws."""
+"""Case of a contribution to recompute: job, base and data as its worker had them; draws."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _dataset(conn: Connection, run: RunRow) -> DatasetManifest | None:
 
 
 class Draws:
-    """Draws of one server, made with its secret. `usual` is the least probability where a run file
+    """Draws of one server, made with its secret. `usual` is the least probability if a run file
     names none.
     """
 

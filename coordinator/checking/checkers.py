@@ -1,11 +1,11 @@
-"""Checkers: machines of the organiser's that make recomputes, anywhere.
+"""Checkers: the organiser's own machines that make recomputes, anywhere.
 
-    taken      held for ten minutes, and longer by renewing; a checker that dies lets it go
-    reported   figures, which the same rules judge as those of the server's own recomputes
-    given back what a checker could not do goes to another, and after two to the server
+    taken      held for ten minutes, or longer by renewing; a dead checker's hold expires
+    reported   figures, judged by the rules of the server's own recomputes
+    given back to another checker, and after two failures to the server
 
-A checker is believed: it has the organiser's token. A checker gets the inputs of a comparison and
-computes all of it, so that it returns a few numbers.
+A checker is trusted, since it has the organiser's token. It gets the inputs of a comparison,
+computes all of it, and returns a few numbers.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Checkers(PlatformService):
             return None
 
     async def renew(self, contribution: int, hold: str) -> bool:
-        """Renew a checker's hold; False where another holds the recompute by now."""
+        """Renew a checker's hold; return False if another holds the recompute by now."""
         now = self._clock.now()
         return await self._db.write(lambda conn: recomputes.renew(conn, contribution, hold, now))
 
@@ -104,7 +104,7 @@ class Checkers(PlatformService):
         self, contribution: int, hold: str, on: ComputeDevice, made: CheckerOutcome
     ) -> CheckerVerdict:
         """Settle a recompute by its figures or its useless evidence, or release it for others.
-        Raises Conflict where another holds it by now.
+        Raises Conflict if another holds it by now.
         """
         row = await self._held(contribution, hold)
         if made.found is None and not made.unusable:

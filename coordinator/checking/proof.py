@@ -1,10 +1,10 @@
 """Effects of a draw's result on an account, its pay and its update, in one transaction.
 
-passed    frees what was accepted up to it but for a bond, unless an older draw is open; ten vet.
-          Where it shows a share of the work only, the rest of the bond is owed
-failed    suspends: all that is at stake is forfeit, and so is the pay of this contribution
-unproven  all that is at stake is given up, and the account begins its probation again, unless
-          the organiser vouched for it
+passed    frees the pay accepted up to it except for a bond, unless an older draw is open; ten
+          vet the account. If it shows only a share of the work, the rest of the bond is owed
+failed    suspends the account and forfeits its stake and the pay of this contribution
+unproven  forfeits the stake and restarts the account's probation, unless the organiser vouched
+          for it
 """
 
 from __future__ import annotations

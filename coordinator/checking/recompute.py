@@ -1,15 +1,14 @@
 """Recomputes: drawn tasks done again from the exact state that their worker had.
 
-    drawn      with the verdict; its machine gets no other lease until it has revealed the files
+    drawn      with the verdict; the machine gets no other lease until it has revealed the files
                that it committed to
-    revealed   they are here: the task is done again in a process of its own
+    revealed   the files have arrived: the task is recomputed in a process of its own
     done       passed, failed or unproven (see `proof`)
 
-What has a place before a much larger one that is under way is made at once, in a second process,
-while that one waits between two of its steps: who fills the line with huge tasks delays nobody. No
-verdict waits for a recompute. Work of a class of devices that one of the organiser's checkers has
-is left to it (see `checkers`). A recompute that is impossible here now waits, with a reason for the
-organiser; no draw is ever dropped.
+A recompute ahead of a running, much larger one starts at once in a second process, while the larger
+one pauses between two steps, so that huge tasks in the queue delay nobody. No verdict waits for a
+recompute. A checker's class of devices is left to the checker (see `checkers`). A recompute that is
+impossible here now waits, with a reason for the organiser; no draw is ever dropped.
 """
 
 from __future__ import annotations
@@ -216,7 +215,7 @@ class Recomputes(PlatformService):
         return RecomputeTask(contribution=contribution.id, case=case, given=given)
 
     async def _make(self, row: RecomputeRow, compute: Compute) -> str:
-        """Do a recompute here and judge it; return why it has to wait, else ""."""
+        """Do a recompute here and judge it; return the reason if it must wait, else ""."""
         task = await self.prepare(row)
         if task is None:
             return ""

@@ -282,7 +282,7 @@ def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:
 
 def state_cosine(ours: Weights, theirs: Weights) -> float:
     """Return the least likeness over the kinds of state ("exp_avg", "exp_avg_sq"): cosine less
-    excess length; -1 where one is missing or of another shape.
+    excess length; -1 if one is missing or has another shape.
     """
     sums: dict[str, list[float]] = {}
     for name, mine in ours.items():

@@ -189,7 +189,7 @@ def background(conn: Connection, row: ContributionRow) -> Background:
 
 
 def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
-    """Return the part that this submission must be. Raises Conflict for another part."""
+    """Return the next part, which this submission must match. Raises Conflict otherwise."""
     if found.checked:
         raise Conflict(f"another submission of task {task.id} is still being checked")
     if (request.part, request.tries) != (found.part, found.tries):

@@ -32,7 +32,7 @@ from shared.errors import Conflict
 from shared.protocol.base import ContributionState
 from shared.protocol.contributions import Verdict
 
-# States of a contribution: received -> checking -> accepted -> merged, and the other ends.
+# States of a contribution: received -> checking -> accepted -> merged, or another end.
 TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
     {
         ("received", "checking"),
@@ -99,7 +99,7 @@ _RECORD = insert(verdicts)
 
 
 def record(conn: Connection, rows: Iterable[ContributionRow], ruling: Ruling, now: float) -> None:
-    """Append to the history that volunteers read."""
+    """Append verdicts to the history that volunteers read."""
     conn.execute(
         _RECORD,
         [
@@ -214,7 +214,7 @@ def news(
     Rows are numbered before their commit, so one may appear below `since`. Verdicts younger than
     `recent_at` are therefore sent again, and the client drops the known ones.
     """
-    # Rows are read from the newest back to the first too old one, never through all history.
+    # Rows are read from the newest back to the first that is too old, never through all history.
     floor = conn.execute(_OLDER, {"its_worker_id": worker_id, "recent_at": recent_at}).scalar()
     given = {"its_worker_id": worker_id, "since": min(since, floor or 0), "most": limit}
     rows = list(conn.execute(_NEWS, given).mappings())

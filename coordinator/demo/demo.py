@@ -1,7 +1,7 @@
 """Demo: a real coordinator and real volunteers on this machine for two minutes, then a summary.
 
-The demo starts the same server and the same `volunteer --no-ui` processes that people run, in a
-directory of its own, and only watches them: through the database, as the organiser's commands do.
+The demo starts the same server and `volunteer --no-ui` processes that people run, in a directory of
+its own, and watches them through the database, like the organiser's commands.
 """
 
 from __future__ import annotations

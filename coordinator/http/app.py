@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Coordinator", "create_app", "opened"]
 
-# Methods that are counted by name; all others count as one, so that invented names fill no memory.
+# Methods counted by name; others are counted together, so that invented names use no memory.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 STOPPING_S = 5.0  # time after which volunteers retry when this server stops
-BROKEN_S = 60.0  # time after which they retry a failure that the organiser has to mend
+BROKEN_S = 60.0  # retry time after a failure that the organiser must repair
 
 log = structlog.get_logger("http")
 
@@ -87,7 +87,7 @@ class Door:
         error: VolunteerError,
         cause: Exception | None = None,
     ) -> None:
-        if scope.get("status"):  # a reply that has begun is broken off, or it would look complete
+        if scope.get("status"):  # a begun reply is broken off, or it would look complete
             raise cause or error
         if error.status == 500 and cause is None:  # the jobs log the causes of 503 and 507 once
             log.warning(

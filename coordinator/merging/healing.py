@@ -1,8 +1,8 @@
-"""Healing: rollback from versions made with the work of accounts suspended since.
+"""Healing: proposed rollback from versions made with the work of accounts suspended since.
 
-A merge is never undone by itself. Where contributions whose account was suspended, or whose pay was
-taken back, had more than `SHARE` of a version's weight, going back to the version before it is
-proposed to the organiser.
+No merge is undone automatically. If contributions of a suspended account, or with reversed pay, had
+more than `SHARE` of a version's weight, a rollback to the version before it is proposed to the
+organiser.
 """
 
 from __future__ import annotations

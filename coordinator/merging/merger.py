@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from coordinator.merging.evaluation import Evaluation
     from coordinator.runs.runs import Runs
 
-POLL_S = 1.0  # interval of looking for deadlines when nothing else wakes the merger
+POLL_S = 1.0  # interval of checking deadlines when nothing else wakes the merger
 FAILURES_MAX = 2  # failures after which each contribution is tried alone
 # most that the loss of a gated merge may be, as a multiple of the last measured loss
 GATE_RATIO = 1.5
@@ -94,7 +94,7 @@ class Merger(PlatformService):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="merge")
         self._owner = secrets.token_hex(8)
         self._parts = Parts(on, self._owner)
-        self.durations = Durations(SLOW_S)  # durations of committed merges
+        self.durations = Durations(SLOW_S)  # duration of committed merges
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, merged or failed or overtaken
         self.merged: Counter[str] = Counter()  # merged contributions, by run
         self.configure(Constants(merge_threads=1))

@@ -236,7 +236,7 @@ class Views:
         return await self._once(f"volunteer {who} {nickname}", make)
 
     async def statistics(self) -> FinishedPage:
-        """Return what the pages say as JSON, for other sites: runs, and the volunteers of each who
+        """Return the pages' figures as JSON for other sites: runs, and the volunteers of each who
         agreed to be shown.
         """
 

@@ -239,7 +239,7 @@ class DiskBlobs:
         self._root = root
         self._scratch = root / "tmp"
         self._scratch.mkdir(parents=True, exist_ok=True)
-        if root.stat().st_mode & 0o777 != 0o700:  # also done on a disk that takes no writes
+        if root.stat().st_mode & 0o777 != 0o700:  # else a read-only disk would refuse
             root.chmod(0o700)
 
     def _path(self, sha256: str) -> Path:

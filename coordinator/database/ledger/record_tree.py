@@ -1,7 +1,7 @@
 """Record as a Merkle tree: leaves, heads, proofs.
 
-Rows become leaves after they were written, in batches, under the tree's own lock, so that writers of
-the ledger and the record never wait for it. The leaves of one log are in the order of their
+Rows become leaves after they were written, in batches, under the tree's own lock, so that writers
+of the ledger and the record never wait for it. The leaves of one log are in the order of their
 numbers. A changed, dropped, added or swapped row breaks the tree.
 """
 

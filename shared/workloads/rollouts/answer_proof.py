@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shared.workloads.generation.sampling import agrees, uniform
 
 SLACK = 0.1  # nats by which a log-probability may differ on other hardware
-# most faulty tokens of honest arithmetic, and their share
+# An honest machine has at most this many faulty tokens, plus this share of all tokens.
 FAULTS, SHARE = 3, 0.005
 
 
