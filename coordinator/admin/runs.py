@@ -22,14 +22,14 @@ from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks
 from coordinator.database.statistics import VolunteerSummary
 from coordinator.merging.healing import Proposal, proposal
-from coordinator.rules.run_file import StopSettings
+from coordinator.rules.run_file import StopSettings, parse
 from coordinator.runs.definition import definition
 from coordinator.runs.example import example, example_dataset
 from coordinator.runs.export import PLAIN, Exported
 from coordinator.runs.landmarks import Landmarks
 from coordinator.runs.queries import DecidedCounts, ExperienceFigures
 from coordinator.runs.trial import Trial, trial
-from coordinator.runs.wind_down import Deed, Difference
+from coordinator.runs.wind_down import VERSION, Deed, Difference
 from shared.errors import BadRequest
 from shared.machine_limits import threads
 from shared.protocol.accounts import RunInfo
@@ -127,9 +127,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
     if ask.example and ask.text:
         raise BadRequest("give a run file, or --example")
-    if ask.example:
+    text = example() if ask.example else ask.text
+    if ask.example:  # its dataset takes seconds
+        await coordinator.db.read(lambda conn: runs.check_free(conn, parse(text).name))
         await example_dataset(coordinator.datasets)
-    run = await coordinator.runs.create(example() if ask.example else ask.text)
+    run = await coordinator.runs.create(text)
     return Created(run=run, advice=await coordinator.runs.queries.advice(run.name))
 
 
@@ -238,11 +240,13 @@ async def report(coordinator: Coordinator, ask: Named) -> tuple[VolunteerSummary
 
 @organiser_command("run.export")
 async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
-    how = ask.version, ask.format, ask.dtype
+    asked = VERSION.fullmatch(ask.name) if ask.version is None else None
+    name, version = (asked["run"], int(asked["version"])) if asked else (ask.name, ask.version)
+    how = version, ask.format, ask.dtype
     if ask.to:
-        exported = await coordinator.export.export(ask.name, Path(ask.to), *how)
+        exported = await coordinator.export.export(name, Path(ask.to), *how)
         return ExportedRun(exported=exported)
     box = secrets.token_hex(16)
     to = coordinator.boxes.folder(box)
-    exported = await coordinator.export.export(ask.name, to, *how)
+    exported = await coordinator.export.export(name, to, *how)
     return ExportedRun(exported=msgspec.structs.replace(exported, path=""), box=box)

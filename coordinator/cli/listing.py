@@ -66,10 +66,11 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return f"{value:.4g}"
+        text = f"{value:.4g}"
+        return f"{value:,.0f}" if "e+" in text else text
     return "".join(c if c.isprintable() else "?" for c in str(value))
 
 
 def when(at: float | None, never: str = "-") -> str:
     """Return an instant as people read it, UTC."""
-    return never if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
+    return never if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -250,15 +250,16 @@ def rollback(
     json: Json = False,
 ) -> None:
     """Make an old version the newest one again. History and credits stay."""
-    _moved(call(where, "run.rollback", name=name, to=to, reason=reason), json)
+    done = call(where, "run.rollback", name=name, to=to, reason=reason)
+    _moved(done, json, f", which is version {to} again")
 
 
-def _moved(run: RunInfo, json: bool) -> None:
+def _moved(run: RunInfo, json: bool, more: str = "") -> None:
     if json:
         as_json(_plain(run))
     else:
         at = f" at version {run.version}" if run.version >= 0 else ""
-        print(f'The run "{run.name}" is {run.state}{at}.')
+        print(f'The run "{run.name}" is {run.state}{at}{more}.')
 
 
 def _plain(run: RunInfo) -> dict[str, Any]:
@@ -520,8 +521,8 @@ def _reported(person: VolunteerSummary) -> dict[str, object]:
         "nickname": person.nickname,
         "label": person.label,
         "state": person.state,
-        "first_seen": when(person.first_seen, ""),
-        "last_seen": when(person.last_seen, ""),
+        "first_seen": when(person.first_seen, "").removesuffix(" UTC"),
+        "last_seen": when(person.last_seen, "").removesuffix(" UTC"),
         "accepted": work.accepted,
         "merged": work.merged,
         "rejected": work.refused,
@@ -534,7 +535,7 @@ def _reported(person: VolunteerSummary) -> dict[str, object]:
 
 @app.command
 def export(
-    name: Run,
+    name: Annotated[str, Parameter(name="--run", help="A run, or a version of it: my-run@40.")],
     *,
     to: Annotated[str, Parameter(help="A new or empty folder, or hub:OWNER/NAME.")],
     version: Annotated[int | None, Parameter(help="Version to export (default: the best).")] = None,

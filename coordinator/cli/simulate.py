@@ -18,7 +18,9 @@ def simulate(
     example: Annotated[
         bool, Parameter(help="Print a scenario to start from.", negative="")
     ] = False,
-    hours: Annotated[float, Parameter(help="Hours to simulate, instead of the file's.")] = 0.0,
+    hours: Annotated[
+        float | None, Parameter(help="Hours to simulate (default: those of the file).")
+    ] = None,
     json: Annotated[bool, Parameter(help="The figures as JSON.", negative="")] = False,
 ) -> int:
     """Try a run with imagined volunteers in virtual time, before you invite people.

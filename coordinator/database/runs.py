@@ -85,10 +85,15 @@ def _row(mapping: Any) -> RunRow:
     return RunRow(**mapping)
 
 
+def check_free(conn: Connection, name: str) -> None:
+    """Raise Conflict when the name of a run is taken."""
+    if conn.execute(select(runs.c.id).where(runs.c.name == name)).first():
+        raise Conflict(f'there is a run called "{name}" already; choose another name')
+
+
 def add(conn: Connection, values: dict[str, Any]) -> int:
     """Insert a draft. Raises Conflict when the name is taken."""
-    if conn.execute(select(runs.c.id).where(runs.c.name == values["name"])).first():
-        raise Conflict(f'there is a run called "{values["name"]}" already; choose another name')
+    check_free(conn, values["name"])
     return int(conn.execute(insert(runs).values(**values).returning(runs.c.id)).scalar_one())
 
 

@@ -59,9 +59,13 @@ def _said(file: str) -> bool | None:
 
 
 def shown(run: RunRow, settings: Settings) -> bool:
-    """Return True if a run is public."""
+    """Return True if a run is public: a draft never is."""
     said = _said(run.file)
-    return settings.public_page and (not settings.by_invitation if said is None else said)
+    return (
+        run.state != "draft"
+        and settings.public_page
+        and (not settings.by_invitation if said is None else said)
+    )
 
 
 def may_be_had(run: RunRow) -> bool:
@@ -139,7 +143,7 @@ class PublicRuns:
     async def _read(self) -> tuple[tuple[RunRow, ...], bool]:
         rows = await self._db.read(runs.every)
         found = tuple(row for row in rows if shown(row, self._settings))
-        return found, len(found) == len(rows)
+        return found, len(found) == sum(row.state != "draft" for row in rows)
 
     async def listing(self) -> tuple[RunRow, ...]:
         """Return the public runs, newest first; the listing may be a second old."""

@@ -365,6 +365,8 @@ class Runs(PlatformService):
             row = runs.by_name(conn, name)
             if state == "running" and row.state != "paused":
                 raise Conflict(f'the run "{name}" is {row.state}{_INSTEAD.get(row.state, "")}')
+            if state == "completed" and row.state == "draft":
+                raise Conflict(f'"{name}" was never started: `coordinator run delete` removes it')
             values: dict[str, Any] = (
                 {"ended_at": now, "stop_reason": reason} if state == "completed" else {}
             )

@@ -17,7 +17,7 @@ from coordinator.rules.run_file import StopSettings
 from coordinator.runs.definition import definition
 from coordinator.runs.run_ends import why_end
 from shared.errors import BadRequest, Conflict, NotFound
-from shared.text import size
+from shared.text import counted, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,7 +133,9 @@ class WindDown(PlatformService):
             if run.state == "completed":
                 runs.move(conn, run, "running", ended_at=None, stop_reason=None)
                 count = tasks.reopen_run(conn, run.id)
-                says.append(f"it runs again from version {run.head}, with {count} cancelled tasks")
+                says.append(
+                    f"it runs again from version {run.head}, with {counted(count, 'cancelled task')}"
+                )
             self._note(conn, "run.extend", name, changed)
             return tuple(says)
 
@@ -199,8 +201,18 @@ def kept_version(conn: Connection, run: RunRow, version: int) -> str:
     return versions.get(conn, run.id, version).master_sha256
 
 
+_ENDS = {
+    "versions": "version {:,}",
+    "passes": "pass {:,}",
+    "tokens": "{:,} tokens",
+    "date": "{}",
+    "loss": "loss {:g}",
+}
+
+
 def _said(stop: StopSettings) -> str:
-    said = [f"{key} {value}" for key, value in msgspec.structs.asdict(stop).items() if value]
+    found = {key: value for key, value in msgspec.structs.asdict(stop).items() if value}
+    said = [_ENDS[key].format(value) for key, value in found.items()]
     return ", ".join(said) or "the organiser's word"
 
 

@@ -13,7 +13,7 @@ from coordinator.simulate import loop
 from coordinator.simulate.machine import State, Trace
 from coordinator.simulate.scenario import parse
 from coordinator.simulate.simulation import Hooks, MergedHead, SimulationResult, simulate
-from shared.errors import InvalidRunFile, why
+from shared.errors import BadRequest, InvalidRunFile, why
 from shared.text_file import read_text
 
 MB = 1e6
@@ -189,7 +189,11 @@ def _clock(seconds: float) -> str:
 
 
 def run(
-    file: Path, *, hours: float = 0.0, as_json: bool = False, progress: Progress | None = None
+    file: Path,
+    *,
+    hours: float | None = None,
+    as_json: bool = False,
+    progress: Progress | None = None,
 ) -> str:
     """Return a scenario file's prediction as text or JSON. Raises InvalidRunFile, InvalidPlan."""
     try:
@@ -197,7 +201,9 @@ def run(
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRunFile(f"the scenario {file} cannot be read: {why(error)}") from error
     scenario = parse(text, file.parent)
-    if hours > 0:
+    if hours is not None:
+        if hours <= 0:
+            raise BadRequest(f"--hours must be above 0, not {hours:g}")
         scenario = msgspec.structs.replace(scenario, hours=hours)
     configure("error", as_json=False)  # thousands of merges need no line each
     tell = progress or (lambda share, version: None)

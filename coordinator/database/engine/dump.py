@@ -44,7 +44,8 @@ def check_empty(conn: Connection) -> None:
     for name in names():
         if name != "meta" and conn.execute(select(metadata.tables[name]).limit(1)).first():
             raise Conflict(
-                "a backup can only be restored into a new, empty database; name another one"
+                "a backup can only be restored into a new, empty database: name another --data-dir, "
+                "or another --database"
             )
 
 

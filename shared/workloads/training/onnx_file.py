@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 
@@ -49,7 +50,8 @@ def onnx_file(
         raise lacking("an ONNX file", "onnx")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     entry, outputs = names
-    with redirect_stdout(io.StringIO()):  # the exporter prints its steps
+    # the exporter prints its steps, and warns of what it does itself
+    with redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
         program = torch.onnx.export(
             network.eval(),
             (example,),

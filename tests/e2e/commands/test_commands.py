@@ -32,12 +32,15 @@ def test_a_run_from_text_to_files(here: Run, busy: Path, tmp_path: Path) -> None
     assert [version["contributions"] for version in shown["versions"]] == [0, 2]
     assert "paused at version 1" in here("run", "pause", "tiny").out
     assert "running at version 1" in here("run", "resume", "tiny").out
-    assert "running at version 2" in here("run", "rollback", "tiny", "--to", "0").out
+    back = here("run", "rollback", "tiny", "--to", "0").out
+    assert "running at version 2, which is version 0 again" in back
     assert "completed" in here("run", "stop", "tiny", "--yes").out
     done = json.loads(
         here("run", "export", "tiny", "--version", "1", "--to", tmp_path / "out", "--json").out
     )
     assert done["version"] == 1
+    at = json.loads(here("run", "export", "tiny@0", "--to", tmp_path / "first", "--json").out)
+    assert (at["run"], at["version"]) == ("tiny", 0)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert "tok_emb.weight" in tensors or any("tok_emb" in name for name in tensors)
 

@@ -59,7 +59,9 @@ def test_a_completed_run_is_extended_and_goes_on(run: Run, here: Run, busy: Path
     assert "say what to extend to" in run("run", "extend", "tiny", "--yes", *there).err
     assert "end at once" in run("run", "extend", "tiny", "--versions", "1", "--yes", *there).err
     here("run", "stop", "tiny", "--yes")
-    assert "runs again" in here("run", "extend", "tiny", "--versions", "900", "--yes").out
+    extended = here("run", "extend", "tiny", "--versions", "900", "--yes").out
+    assert "ends at version 900 instead of" in extended
+    assert "runs again" in extended
     asyncio.run(worked(busy, "Cleo", "Dan"))
     assert "tiny  running  gpt             2" in here("run", "list").out
     assert here("check").code == 0
@@ -78,6 +80,8 @@ def test_only_a_paused_run_is_resumed(run: Run, here: Run, busy: Path) -> None:
     assert "is completed: `coordinator run extend" in refused("tiny")
     here("run", "fork", "again", "--from", "tiny@1", "--yes")
     assert "is draft: `coordinator run start" in refused("again")
+    stopped = run("run", "stop", "again", "--yes", "--data-dir", busy)
+    assert (stopped.code, "run delete" in stopped.err) == (1, True), stopped
     assert actions(here).count("run.resume") == 1
 
 

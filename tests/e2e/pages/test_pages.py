@@ -119,6 +119,19 @@ async def test_a_private_run_is_told_from_none_by_nobody(tmp_path: Path) -> None
                 assert "Mia" not in answer.text.replace('"Mia"', "").replace("&#34;Mia&#34;", "")
 
 
+async def test_a_draft_is_nobodys_business(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await merged(home)
+        await home.coordinator.runs.create(RUN.replace('"tiny"', '"plans"'))
+        async with home.client() as client:
+            assert (await client.get("/runs/plans")).status_code == 404
+            assert (await client.get("/runs/tiny")).status_code == 200
+            for path in ("/", "/leaderboard", "/statistics.json", "/volunteers/Mia"):
+                answer = await client.get(path)
+                assert answer.status_code == 200
+                assert "plans" not in answer.text
+
+
 @pytest.mark.parametrize(
     ("said", "status"), [("", 404), ("[page]\nvisible = true\n", 200)], ids=["silent", "visible"]
 )

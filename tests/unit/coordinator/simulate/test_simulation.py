@@ -240,9 +240,14 @@ def test_the_command_prints_an_example_that_it_can_play(
     assert len(found["machines"]) == 4
 
 
-def test_the_command_says_what_it_needs() -> None:
+def test_the_command_says_what_it_needs(tmp_path: Path) -> None:
+    file = tmp_path / "scenario.toml"
+    file.write_text(example())
     with pytest.raises(BadRequest, match="--example"):
         app(["simulate"])
+    for hours in ("0", "-1"):
+        with pytest.raises(BadRequest, match="--hours must be above 0"):
+            app(["simulate", "--hours", hours, str(file)])
 
 
 def test_virtual_time_jumps_and_a_deadlock_is_an_error() -> None:
