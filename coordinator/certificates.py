@@ -1,8 +1,8 @@
 """TLS certificate of the coordinator: made once, self-signed, pinned by the SHA-256 in the join
 link.
 
-The join link alone has to trust it, so it names no authority and lives long; a new one needs new
-join links.
+Only the join link has to trust it, so it names no authority and is valid for long; a new one needs
+new join links.
 """
 
 from __future__ import annotations

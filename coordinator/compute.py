@@ -1,8 +1,8 @@
 """Work with PyTorch: in a child process of a server, in a thread of a command.
 
 Importing PyTorch would stop a server's event loop for seconds, its threads would take the cores
-from the sockets, and a version too large for the memory would end the server itself. A child loses
-one computation to each of these.
+from the sockets, and a version too large for the memory would end the server. In a child, each of
+these costs only one computation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 # Reply of the child: (True, the result), or (False, (class of the error, its message)).
 Reply = tuple[bool, Any]
-# long work calls it from time to time, and ends early where it returns True
+# Long work calls it regularly, and ends early when it returns True.
 Stop = Callable[[], bool]
 PAUSE_S = 0.05  # interval of checking whether a pause has ended
 RESTART_S = 1.0  # shortest time before a dead child is started again
@@ -224,8 +224,8 @@ def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
 
 
 def step_back(niceness: int, expendable: str) -> None:
-    """Give the server's process priority: for processors, for memory, and when a process has to be
-    ended.
+    """Yield to the server's process: for processors, for memory, and when the kernel must end a
+    process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when this process ends
     with contextlib.suppress(OSError):

@@ -1,9 +1,8 @@
 """Settings of the coordinator: one frozen struct; flag over environment (`COORDINATOR_*`) over file
 over default.
 
-What a setting means is written once, here, as its metadata: the command line, `docs/settings.md`
-and the error messages are made from it. No secret is a setting: keys and tokens are private files
-in the data directory.
+The metadata of each field describes the setting for the command line, `docs/settings.md` and the
+error messages. No secret is a setting: keys and tokens are private files in the data directory.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """Figures that are constants in production; tests set others."""
 
     merge_threads: int = 0  # threads beside those that write; 0 = half the cores
-    merge_lease_s: float = 15.0  # a merge whose coordinator is silent for so long is taken over
+    merge_lease_s: float = 15.0  # a merge is taken over if its coordinator is silent for this long
     # bytes that one volunteer has uploaded and not yet submitted
     upload_quota_bytes: int = 16 * GIB
     # accounts that a network may make a day without a code; a network is an IPv4 /24 or IPv6 /48

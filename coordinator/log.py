@@ -91,7 +91,7 @@ class Sparing(logging.Filter):
 
 class OnceACause:
     """Lets one line a minute through about each cause, with the number of suppressed ones: an
-    outage hits every job, and each job retries every second.
+    outage affects every job, and each job retries every second.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -128,7 +128,7 @@ def _cause(event: MutableMapping[str, Any]) -> str:
 
 
 def configure(level: str, *, as_json: bool) -> None:
-    """Set up structlog, and the standard library's logging to come out the same way."""
+    """Set up structlog, and make the standard library's logging use it."""
     shared: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -397,7 +397,7 @@ async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> D
 
 
 def _check_alone(settings: Settings) -> None:
-    """Raise Configuration where a coordinator was before, since a new database would hide the loss
+    """Raise Configuration if a coordinator existed here, since a new database would hide the loss
     of the old one.
     """
     file = file_of(settings.database_url)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Signals:
-    """Announces that a topic changed, without content: a waiter that wakes queries for itself."""
+    """Announces that a topic changed, without content: a woken waiter queries for itself."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
@@ -54,11 +54,10 @@ class Signals:
                 future.set_result(None)
 
     def watch(self, *topics: str) -> TopicWatch:
-        """Return a watch, which misses no notification from now on, even before `wait` is
-        called.
+        """Return a watch, which misses no notification from now on, even before `wait` is called.
 
-        A caller that has to read first to know its topics names them later (`TopicWatch.topics`),
-        and misses nothing either.
+        A caller that must read first to know its topics names them later (`TopicWatch.topics`), and
+        misses none either.
         """
         return TopicWatch(self, topics)
 

@@ -1,7 +1,7 @@
 """Counts of this process since its start: requests, bytes, and durations.
 
-Plain numbers, for the summary and for Prometheus: counting costs next to nothing on the way of a
-request. The library that writes them out takes 0.2 s to load; a server loads it when it is asked.
+They are plain numbers, for the summary and for Prometheus, so that counting adds almost nothing to
+a request. The library that writes them takes 0.2 s to load; a server loads it when it is asked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TrafficCounter:
         self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     def answered(self) -> tuple[int, int]:
-        """Return the number of answered requests, and of those with a status of 5xx."""
+        """Return the number of answered requests, and the number answered with 5xx."""
         requests = dict(self.requests)  # copied, since it may grow while it is read
         failed = sum(count for (_, _, status), count in requests.items() if status >= 500)
         return sum(requests.values()), failed

@@ -16,10 +16,10 @@ AHEAD = 0.75  # share of its age from which on the next value is loaded, while t
 
 
 class CachedValue(Generic[T]):
-    """Cached value of `load`, at most `age_s` old, or `rest` times as old as loading took: a slow
+    """Cached value of `load`, at most `age_s` old, or `rest` times the duration of the load: a slow
     load is repeated less often.
 
-    A failed load is told to all who waited for it, and not kept.
+    A failed load is reported to all its waiters, and not kept.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Decoding into types: all of the program's typed decoding by msgspec goes through here.
+"""Decoding into types: all typed decoding by msgspec in this program uses this module.
 
-msgspec describes a type to itself when the type is first decoded, and remembers the description
-before it is complete. A second thread that decodes the same type at that moment reads the half of
-it and the process dies of a segmentation fault (measured with 0.22: 4 threads and a new type,
-within the first hundred types; a busy coordinator that was killed and started again and again, in 1
-of 15 starts). Here a type is described once, under a lock, before anybody decodes it.
+msgspec builds the description of a type when the type is first decoded, and stores it before it is
+complete. A second thread that decodes the same type at that moment reads an incomplete description,
+and the process dies of a segmentation fault (measured with 0.22: 4 threads and a new type, within
+the first hundred types; a busy coordinator that was killed and restarted again and again, in 1 of
+15 starts). Here a type is described once, under a lock, before any decoding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ways to the published weights of a version, and their bytes."""
+"""Routes to the published weights of a version, and their bytes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LINK_CODECS = frozenset({"int8", "topk-int8"})  # codecs that a link may use
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Way from a base or a snapshot over links to the wanted weights."""
+    """Route from a base or a snapshot over links to the wanted weights."""
 
     base: str = ""  # SHA-256 of weights that this machine holds
     snapshot: Snapshot | None = None
-    links: tuple[Link, ...] = ()  # in the order in which they are followed
+    links: tuple[Link, ...] = ()  # in the order of application
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
@@ -25,7 +25,7 @@ class Route:
 
     @property
     def hashes(self) -> tuple[str, ...]:
-        """Return the hashes of all blobs needed and weights made on the way."""
+        """Return the hashes of all blobs needed and weights made on the route."""
         made = (self.snapshot.weights,) if self.snapshot else (self.base,)
         return (
             *made,
@@ -40,8 +40,8 @@ class Route:
 
 
 def routes(manifest: VersionManifest, held: Collection[str]) -> list[Route]:
-    """Return all ways that are shorter than the whole file, the best first; `held` are hashes of
-    held weights.
+    """Return the routes shorter than the whole file, best first; `held` are hashes of held
+    weights.
     """
     links = {link.weights: link for link in manifest.downlink.links}
     packed = {each.weights: each for each in manifest.downlink.snapshots}

@@ -12,8 +12,8 @@ SERVER_THRESHOLDS = (50_000, 10, 5)  # a full one after 2.5 million objects that
 def spare() -> None:
     """Exclude all present objects from later collections.
 
-    It lives as long as the process. A full collection with PyTorch loaded held up every thread for
-    150 ms; of a busy coordinator's time they took 8 %.
+    They then live as long as the process. A full collection with PyTorch loaded stopped every
+    thread for 150 ms; such collections took 8 % of a busy coordinator's time.
     """
     gc.freeze()
 

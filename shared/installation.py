@@ -52,7 +52,7 @@ def torch_line(build: str) -> str:
 
 
 def extra_line(extra: str) -> str:
-    """Return the line that brings the packages of an extra."""
+    """Return the command line that installs the packages of an extra."""
     try:
         wanted = distribution(PROJECT).requires or []
     except PackageNotFoundError:
@@ -77,7 +77,7 @@ def removal_line() -> str:
 
 
 def in_source_tree() -> bool:
-    """Return True where the program runs from the tree that it is written in."""
+    """Return True if the program runs from its source tree."""
     try:
         told = json.loads(distribution(PROJECT).read_text("direct_url.json") or "{}")
     except PackageNotFoundError:

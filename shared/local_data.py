@@ -11,7 +11,7 @@ from shared.workloads.base import ChunkRef, DatasetManifest
 
 class LocalData:
     """Implementation of `Data`: `files` maps the SHA-256 of a blob to its file. It may hold fewer
-    files than the manifest names, for a worker fetches only the chunks of its task. `more` are the
+    files than the manifest names, since a worker fetches only its task's chunks. `more` are the
     run's further files, by the name of an asset.
     """
 

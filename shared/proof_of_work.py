@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from shared.errors import BadRequest
 
-BITS_MAX = 32  # a harder one would take hours
+BITS_MAX = 32  # a larger one would take hours
 HASH_S = 0.55e-6  # seconds a hash takes, measured: 2.3 s for 2^22
 REPORT = 1 << 16  # hashes between two reports of progress: some 35 ms
 NONCE_MAX = 2**64

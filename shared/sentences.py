@@ -1,9 +1,9 @@
 """Sentence for people, made where their language is unknown: English, with the values that a
 translation needs.
 
-The layers below the screens say what happened by a `Sentence`. A sentence is a `str` and reads in
-English wherever a text does: in logs, in `--json`, in a terminal. A screen looks its message up in
-the language of its owner and puts the values in again. Foreign text is never looked up.
+The layers below the screens return a `Sentence`. It is a `str`, and reads as English in logs, in
+`--json` and in a terminal. A screen looks up its message in the owner's language and inserts the
+values again. Foreign text is never looked up.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class Sentence(str):
-    """A sentence in English, its message in the catalogue, and the values in it.
+    """Sentence in English, with its message in the catalogue and its values.
 
-    The message is empty for words of others, which are shown as they are.
+    The message is empty for words of others, which are shown unchanged.
     """
 
     __slots__ = ("many", "message", "values")

@@ -1,10 +1,10 @@
 """Settings of a program: a frozen struct that is filled in layers, flag over environment over file
 over default.
 
-What a setting means is written once, as the metadata of its field; the command line, the settings
-screen, the messages and the documentation are made from it. A field that is a struct itself holds
-the settings of one subject: in flags, variables and the file all stand side by side under their own
-names. A field without a description is no setting.
+The metadata of each field describes the setting for the command line, the settings screen, the
+messages and the documentation. A field that is itself a struct holds the settings of one subject;
+flags, variables and the file use one flat list of names. A field without a description is not a
+setting.
 
 Tables of a run file, a plan, a workload and a scenario are structs too; `read_table` checks them.
 """

@@ -120,10 +120,10 @@ def fits(public_key: bytes, expected: str) -> bool:
 
 
 def canonical(document: Any) -> bytes:
-    """Return the one JSON form of a value: sorted keys, no spaces.
+    """Return the canonical JSON form of a value: sorted keys, no spaces.
 
-    Sign what this gives and send those very bytes: a receiver of another version may not write them
-    the same way.
+    Sign and send exactly these bytes, since a receiver of another version may encode the value
+    differently.
     """
     return msgspec.json.encode(document, order="sorted")
 
@@ -158,7 +158,7 @@ def _publish(temporary: Path, path: Path) -> None:
     try:
         os.link(temporary, path)
     except FileExistsError:
-        pass  # the other process was first, and its key is loaded next
+        pass  # another process was first, and its key is loaded next
     except OSError:
         temporary.replace(path)  # this file system has no links
 

@@ -1,6 +1,6 @@
 """Numbers and foreign text for people: sizes, credits, durations, table cells.
 
-One home for the command lines, the listings and the screens of both programs. Needs no library of a
+The command lines, listings and screens of both programs use this module. It needs no library of a
 user interface: the width of a text comes from the Unicode tables of the standard library.
 """
 

@@ -1,7 +1,8 @@
 """Wheel of the running program, built from its installed files or its source tree.
 
-A coordinator serves it, so who joins installs the same version from the address that the join link
-names; an update keeps one of the version before, to go back to. The same files give the same bytes.
+A coordinator serves it, so that a joining volunteer installs the same version from the address in
+the join link. An update keeps the wheel of the previous version, to go back to. The same files give
+the same bytes.
 """
 
 from __future__ import annotations

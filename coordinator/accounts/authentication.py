@@ -56,8 +56,7 @@ class Tokens:
         self._db = db
         self._clock = clock
         # Workers by the SHA-256 of the header: no secret stays in memory, and the time of a look-up
-        # reveals
-        # nothing about one.
+        # reveals nothing about one.
         self._known: dict[bytes, _Remembered] = {}
         self._stamp = CachedValue(self._read_stamp, CACHE_S, clock)
 

@@ -23,8 +23,8 @@ EARLY_MOMENTUM: tuple[dict[str, Any], ...] = (
     WARM_UP | {"until_versions": 30},
     {"until_versions": 70, "overrides": {"local_steps": 10}},
 )
-# Asynchronous presets begin in step: an untrained model that merged every arrival learnt no faster
-# than with one worker (docs/experiments.md).
+# Asynchronous presets begin with merges in step: an untrained model that merged every arrival
+# learnt no faster than with one worker (docs/experiments.md).
 _IN_STEP: dict[str, Any] = {
     "quorum": 3,
     "quorum_share": 0.5,
@@ -43,8 +43,8 @@ ASYNC_EARLY_MOMENTUM: tuple[dict[str, Any], ...] = tuple(
 
 _AVERAGING: dict[str, Any] = {"update": "delta", "optimizer": "sgd", "lr": 1.0}
 _OUTER_MOMENTUM: dict[str, Any] = {"update": "delta", "lr": 0.4, "momentum": 0.9}
-# Adam's step on deltas has the size of lr in every coordinate, so lr is about what a coordinate
-# moves in one task.
+# Adam's step on deltas has the size of lr in every coordinate, so lr is about the movement of a
+# coordinate in one task.
 _ADAPTIVE: dict[str, Any] = {
     "update": "delta",
     "lr": 0.003,
@@ -77,8 +77,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedadam": _ADAPTIVE | {"optimizer": "adam", "bias_correction": True},
     "fedyogi": _ADAPTIVE | {"optimizer": "yogi"},
     "diloco": _OUTER_MOMENTUM | {"optimizer": "nesterov", "phases": [*EARLY_MOMENTUM]},
-    # Movement that was not sent stays at the worker and decays by 0.95 a task, which replaces outer
-    # momentum; the rate above 1 makes up for the part that decays before it is sent.
+    # Unsent movement stays at the worker and decays by 0.95 a task, which replaces outer momentum;
+    # the rate above 1 makes up for the part that decays before it is sent.
     "sparseloco": _AVERAGING
     | {"codec": "topk-2bit", "lr": 2.5, "local_steps": 10, "snapshot_every": 1_000_000},
     "fedbuff": _OUTER_MOMENTUM
@@ -93,9 +93,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedasync": _AVERAGING
     | _EVERY_ARRIVAL
     | {"lr": 0.6, "table": "polynomial", "max_staleness": 50, "phases": [ASYNC_WARM_UP]},
-    # Merges of three bring workers into step: one that is out of step waits once. Merged singly,
-    # equal machines stay a round apart for ever, and merged in twos four may stay two pairs.
-    # Nothing is damped, since versions made by a slow machine's short tasks age nobody's work.
+    # Merges of three synchronise workers: one that is late waits once. Merged singly, equal
+    # machines stay a round apart for ever; merged in twos, four may stay two pairs. There is no
+    # damping, since versions made by a slow machine's short tasks make no work outdated.
     "async-diloco": _OUTER_MOMENTUM
     | {
         "optimizer": "delayed-nesterov",
@@ -126,7 +126,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-# What `[task]` says unless the run file or the workload does. A task's gradient is one step of the
-# model, of however many mini-batches it is the mean: with 50 the loss ended far above one worker
-# alone's, with 5 a little below (docs/experiments.md).
+# Defaults of `[task]` unless the run file or the workload sets others. A task's gradient is one
+# step of the model, however many mini-batches it averages: with 50 the loss ended far above one
+# worker alone's, with 5 a little below (docs/experiments.md).
 TASKS: dict[str, dict[str, Any]] = {"gradient-average": {"local_steps": 1}}

@@ -1,6 +1,6 @@
-"""Claims of waiting workers: claims that arrive during a transaction join the next one.
+"""Claims of waiting workers; claims that arrive during a transaction join the next one.
 
-Many claimers thus cost as many statements as one, and only committed leases are ever answered.
+Many claims thus cost as many statements as one, and only committed leases are sent.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Known(msgspec.Struct, frozen=True):
 
     until: float = 0.0
     able: Abilities = Abilities()
-    paces: dict[tuple[str, int], float] = {}  # seconds a step, for a worker nobody vouches for
+    paces: dict[tuple[str, int], float] = {}  # seconds a step, for an uninvited worker
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Claims:
         there is none.
 
         The same `claim_id` gets the same lease while it lives. Raises BadRequest, and Banned or
-        Unauthorized when the worker was shut out while it waited.
+        Unauthorized if the worker was banned while it waited.
         """
         _check(request)
         self._renewals.saw(principal.worker_id)
@@ -198,7 +198,7 @@ class Claims:
             del self._asking[: self.joined_max]
             asks: dict[str, list[_Ask]] = {}  # the same claim sent twice counts as one
             for ask in batch:
-                if not ask.answer.done():  # the client has not hung up
+                if not ask.answer.done():  # the client is still connected
                     asks.setdefault(ask.waiter.claim_id, []).append(ask)
             try:
                 answers = await self._serve([same[0].waiter for same in asks.values()])
@@ -391,8 +391,8 @@ def _check(request: ClaimRequest) -> None:
 
 
 def _spread(claim_id: str) -> float:
-    """Return the share of its wait after which a claim is answered, so that claims that began
-    together end apart.
+    """Return the share of its wait after which a claim is answered, which spreads the ends of
+    claims that began together.
     """
     return 1.0 - SPREAD * zlib.crc32(claim_id.encode()) / 2**32
 
@@ -514,7 +514,7 @@ def _states(conn: Connection, outcome: DispatchResult, able: Sequence[Waiter]) -
 
 
 def _explained(refusal: Refusal, waiter: Waiter, states: Mapping[str, str]) -> Refusal:
-    """Return the reason for no lease, named more exactly where the chosen runs are not running."""
+    """Return the reason for no lease, more exactly if the chosen runs are not running."""
     if refusal.reason != Reason.NO_RUN or not waiter.runs:
         return refusal
     paused = sorted(name for name in waiter.runs if states.get(name) == "paused")

@@ -1,7 +1,7 @@
-"""Replies to heartbeats: orders about tasks, the state of the runs, verdicts not seen yet.
+"""Replies to heartbeats: orders about tasks, the state of the runs, unseen verdicts.
 
-Most heartbeats touch no database: renewals are gathered in memory, the state of the runs is cached
-for a second, and verdicts are only queried when there are new ones at all.
+Most heartbeats read no database: renewals are gathered in memory, the state of the runs is cached
+for a second, and verdicts are queried only if there are new ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SHARED_S = 1.0
 ANNOUNCED_S = 5.0
 ORDER_S = DAY_S  # an owner's order to an absent machine lapses after this time
-# Verdicts younger than this are sent again: a transaction may show an older number late.
+# Verdicts younger than this are sent again: a transaction may commit an older number late.
 RECENT_S = 60.0
 TOLD_MAX = 4096  # workers whose newest verdict is remembered
 
@@ -107,7 +107,7 @@ class Heartbeats:
         )
 
     def untold(self, conn: Connection, principal: Principal) -> tuple[Verdict, ...]:
-        """Return the verdicts of the last minute that no reply to the worker has carried yet, so
+        """Return the verdicts of the last minute that no reply to the worker has contained yet, so
         that the next heartbeat repairs a lost reply.
         """
         worker, recent_at = principal.worker_id, self._clock.now() - RECENT_S

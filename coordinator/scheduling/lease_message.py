@@ -65,8 +65,8 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     step_flops: float
     price_micro: int
     parameters: int
-    fixed_bytes: int  # memory of a device that a task takes beside the model
-    libraries: tuple[str, ...]  # libraries that training needs beside those of the workload
+    fixed_bytes: int  # memory of a task besides the model's
+    libraries: tuple[str, ...]  # libraries that training needs besides the workload's
     counts: tuple[int, ...]  # samples of each chunk
     sample_size: int
     dataset: str
@@ -168,8 +168,8 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) 
     )
     if play is None:
         return run
-    # The pass of such a run is an endless row of episodes, paced by the learners; each episode is a
-    # step.
+    # The pass of such a run is an endless sequence of episodes, paced by the learners; each episode
+    # is a step.
     settings = msgspec.structs.replace(spec.file.task, batch_size=1, min_steps=1)
     return msgspec.structs.replace(
         run,
@@ -198,8 +198,8 @@ def lease(
     *,
     commit: bool = False,
 ) -> Lease:
-    """Return the message for a leased task, to a worker that has these codecs (empty = all) and
-    commits to its states where its work may be recomputed.
+    """Return the message for a leased task, to a worker with these codecs (empty = all), which
+    commits to its states if its work may be recomputed.
     """
     spec, plan = base.spec, base.plan
     granted = upload_bytes_max(spec.parameters)

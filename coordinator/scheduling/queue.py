@@ -51,7 +51,7 @@ AUDITED_MAX = 300  # task numbers in one line of the record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wait:
-    """Merge that has to come before a task begins."""
+    """Merge that must come before a task begins."""
 
     run_id: int
     patience_s: float
@@ -71,7 +71,7 @@ class Queue:
         self._started_at = clock.now()
         self.expired = 0  # leases that this process expired
         self.released: Counter[str] = Counter()  # "failed" or "given back"
-        # Failed tasks in a row of each worker, and until when the worker rests.
+        # Consecutive failed tasks of each worker, and the end of its rest.
         self._failed_in_row: dict[str, tuple[int, float]] = {}
 
     async def begin(
@@ -83,15 +83,14 @@ class Queue:
         newest: bool = False,
         base: int | None = None,
     ) -> Begun:
-        """Bind the newest version as the base of a lease; repeated without `newest`, return the
-        same.
+        """Bind the newest version as the base of a lease; a repeated call without `newest` returns
+        the same.
 
-        Unless the plan lets work overlap, this waits until the worker's last contribution is
-        merged, within bounds. `base` is reported late: work began from that version while the
-        coordinator did not answer. The named version is bound if work from it could still be
-        merged; otherwise the task goes back to the queue, with nothing counted, and this raises
-        Gone. Raises NotFound for a task of another worker, Gone when it was taken away, Cancelled
-        when the run has ended.
+        Unless the plan lets work overlap, this waits (with a limit) until the worker's last
+        contribution is merged. `base` reports a version that work began from while the coordinator
+        did not answer: it is bound if its work could still be merged; otherwise the task is
+        requeued, with nothing counted, and this raises Gone. Raises NotFound for another worker's
+        task, Gone if it was taken away, Cancelled if the run has ended.
         """
         if base is not None:
             await self._still_good(principal, task_id, attempt, base)
@@ -99,9 +98,7 @@ class Queue:
         watch, until = self._signals.watch(), math.inf
 
         def bind(conn: Connection) -> Begun | _Wait:
-            """Check and bind in one transaction: most tasks begin at once, others after the
-            merge.
-            """
+            """Check and bind in one transaction; some tasks must first wait for a merge."""
             if base is not None:
                 begun, again = leases.tell(conn, task_id, who, attempt, base, now())
             elif self._clock.monotonic() < until and (wait := self._in_step(conn, who, task_id)):
@@ -164,9 +161,9 @@ class Queue:
     async def release(self, principal: Principal, task_id: int, request: ReleaseRequest) -> None:
         """Release a lease: nothing is counted, unless the task itself failed.
 
-        A failure counts against the task as one voice of its volunteer; the machine gets no work
-        for a while, longer each time, and an account that nobody invited loses a little trust.
-        Releasing twice is once.
+        A failure counts against the task as one voice of its volunteer. The machine gets no work
+        for a while, longer each time, and an uninvited account loses a little trust. Releasing
+        twice has the effect of once.
         """
         now = self._clock.now()
 
@@ -268,8 +265,8 @@ class Queue:
     # --- the list of tasks ---
 
     async def lines(self, run: str | None = None, *, failed: bool = False) -> list[TaskLine]:
-        """Return the tasks, of a run or of all, that wait, are worked on or are discarded; with
-        `failed` only the discarded ones. Raises NotFound.
+        """Return the waiting, leased and discarded tasks of a run or of all runs; with `failed`
+        only the discarded ones. Raises NotFound.
         """
         states = ("discarded",) if failed else ("todo", "doing", "discarded")
 
@@ -282,9 +279,8 @@ class Queue:
     async def requeue(
         self, run: str | None = None, ids: Sequence[int] | None = None, reason: str = ""
     ) -> list[int]:
-        """Put discarded tasks back: the given ones, or all of a run. Return their ids.
-
-        Raises NotFound.
+        """Requeue discarded tasks: the given ones, or all of a run. Return their ids. Raises
+        NotFound.
         """
 
         def put(conn: Connection) -> list[int]:

@@ -1,8 +1,7 @@
 """Heartbeats, answered from memory and written in one statement a second.
 
 Leases missing from memory are read once. Changes made elsewhere (another replica, a command, the
-end of a run) are seen with the next write, or when the leases in memory are compared with the
-database.
+end of a run) show with the next write, or with the regular comparison with the database.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Renewals:
         self._held.pop(task_id, None)
 
     def saw(self, worker_id: str, state: str = "") -> None:
-        """Note that a worker is alive."""
+        """Record that a worker is alive."""
         if not state and (known := self._signs.get(worker_id)) is not None:
             state = known.state
         self._signs[worker_id] = Sign(worker_id=worker_id, at=self._clock.now(), state=state)
@@ -128,7 +127,7 @@ class Renewals:
         held.dirty = True
 
     async def flush(self) -> None:
-        """Write the renewals since the last flush; from time to time compare all leases with the
+        """Write the renewals since the last flush; at intervals compare all leases with the
         database.
         """
         changed = {task: held for task, held in self._held.items() if held.dirty}

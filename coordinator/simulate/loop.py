@@ -1,8 +1,8 @@
 """Event loop in virtual time: it jumps to the next timer instead of waiting for it.
 
-Whatever would go to a thread runs at once on the loop's own thread. A program that never waits for
-the outside world does the same things in the same order every time, and hours of it pass as fast as
-its work can be done.
+Work for a thread runs at once on the loop's own thread. A program that never waits for the outside
+world therefore does the same things in the same order every time, and hours of it pass as fast as
+its work can be computed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 class LoopClock:
     """Clock of a virtual loop. Sleeps shorter than `tick_s` take `tick_s`, since the server's
-    chores of every second would be most of the work in a long simulation. `nap` sleeps exactly.
+    chores of every second would be most of a long simulation. `nap` sleeps exactly.
     """
 
     def __init__(self, tick_s: float = 0.0) -> None:

@@ -1,8 +1,8 @@
 """Machine of a simulated volunteer: it claims, fetches, trains, uploads and submits in virtual
 time.
 
-The machine calls the coordinator's services directly; what a network and a device would take is
-slept on the virtual clock.
+The machine calls the coordinator's services directly, and sleeps for the time of network and device
+on the virtual clock.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class SimulatedMachine:
         self._let_go(lease)
 
     def _let_go(self, lease: Lease) -> None:
-        """Drop a lease, unless this machine has got the task again meanwhile."""
+        """Drop a lease, unless this machine has claimed the task again meanwhile."""
         if self._held.get(lease.task) == lease.attempt:
             del self._held[lease.task], self._halts[lease.task]
 
@@ -282,7 +282,7 @@ class SimulatedMachine:
             await self._fetch(BlobRef(sha256=chunk.sha256, size=chunk.size), 1.0)
 
     async def _fetch_weights(self, manifest: VersionManifest) -> None:
-        """Fetch the weights by the way with the fewest bytes, as volunteers do."""
+        """Fetch the weights by the route with the fewest bytes, like volunteers."""
         wanted, ways = manifest.weights, routes(manifest, self._cached)
         if ways and wanted.sha256 not in self._cached:
             for blob in ways[0].blobs:
@@ -372,7 +372,7 @@ class SimulatedMachine:
 
 
 class _Vanished(Exception):
-    """Raised when a machine ends suddenly: its lid was shut, or its plug pulled."""
+    """Raised when a machine ends suddenly, as when it is unplugged."""
 
 
 async def _read(made: Handed) -> AsyncIterator[bytes]:

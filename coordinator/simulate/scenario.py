@@ -43,7 +43,7 @@ class Workers(ScenarioTable):
     up_mbit: Positive = 20.0
     down_mbit: Positive = 50.0
     latency_ms: NotNegative = 30.0  # time of one request and its answer
-    overhead_s: NotNegative = 0.2  # time of a task beside training: reading, encoding, loading
+    overhead_s: NotNegative = 0.2  # time of a task besides training: reading, encoding, loading
     join_after_minutes: NotNegative = 0.0
     leave_after_minutes: NotNegative = 0.0  # time after which it leaves for good; 0 = never
     waits: bool = False  # waits for the merge of its last work, however long that takes

@@ -82,7 +82,7 @@ class Hooks:
     dataset: Dataset | None = None
     # called before the run starts
     on_draft: Callable[[Coordinator, str], Awaitable[None]] | None = None
-    # called before anybody works
+    # called before any machine works
     on_start: Callable[[Coordinator, str], Awaitable[None]] | None = None
     on_version: Callable[[MergedHead], None] | None = None
     tick_s: float | None = None

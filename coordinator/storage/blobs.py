@@ -1,10 +1,10 @@
 """Blobs: immutable bytes named by their SHA-256, on a disk or in an S3-compatible store, behind one
 interface.
 
-A blob is durable when `put_*` returns: its file and its directory are synced (POSIX says nothing
-less about a rename). A failed sync is never retried: the kernel may have dropped the pages, so the
-caller must write the bytes again. A store does not know the meaning of a blob, its readers, or its
-end: that is for the datasets and the upkeep.
+A blob is durable when `put_*` returns: its file and its directory are synced, as POSIX requires for
+a rename. A failed sync is never retried: the kernel may have dropped the pages, so the caller must
+write the bytes again. The store does not know the meaning, the readers or the end of a blob;
+datasets and upkeep do.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ class Pieces(Protocol):
 class BlobStore(Protocol):
     """Interface of a blob store.
 
-    Every method raises NotFound for a blob that is not there, StorageFull when space ran out.
-    `staging` is for uploads in progress where replicas share no files; a `public` store is reached
-    by volunteers too.
+    Every method raises NotFound for a missing blob, StorageFull when space ran out. `staging` holds
+    running uploads if replicas share no files; volunteers can reach a `public` store too.
     """
 
     staging: Staging | None

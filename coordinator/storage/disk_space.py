@@ -83,7 +83,7 @@ class Space:
         self.broken = self._try()
         try:
             return not self.broken and self._free(self._path) >= self.floor_bytes
-        except OSError:  # the disk itself fails: refuse rather than guess
+        except OSError:  # the disk itself fails, so refuse
             return False
 
     def _try(self) -> str:

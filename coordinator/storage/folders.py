@@ -1,4 +1,4 @@
-"""Folders named by the organiser: made when missing, or refused with the path and the remedy."""
+"""Folders named by the organiser: made if missing, or refused with the path and the remedy."""
 
 from __future__ import annotations
 

@@ -14,9 +14,8 @@ FETCH_BYTES = 8 * READ_BYTES
 
 
 class SparseCopy(io.FileIO):
-    """File of an object's size with the bytes that were fetched, and holes between.
-
-    What is read is fetched first.
+    """File of an object's size with the fetched bytes, and holes between; reading fetches missing
+    bytes first.
     """
 
     def __init__(self, path: Path, size: int, get: Callable[[int, int], Any]) -> None:

@@ -32,10 +32,10 @@ class Staging:
         self._blobs = blobs
 
     async def pieces(self, upload_id: str) -> list[StagedPiece]:
-        """Return the pieces that follow one another from the beginning.
+        """Return the consecutive pieces from the beginning.
 
-        A request that was given up may have stored a part of what its successor brought: of two
-        at one offset the longer one counts, and one inside another is left out.
+        An abandoned request may have stored a part of its successor's bytes: of two pieces at one
+        offset the longer one counts, and one inside another is left out.
         """
         longest: dict[int, StagedPiece] = {}
         for found in await self._stored(f"{FOLDER}/{upload_id}/"):
@@ -54,11 +54,11 @@ class Staging:
         await self._blobs.put_object(_key(upload_id, offset, size), path, size)
 
     async def url(self, upload_id: str, offset: int, size: int) -> str:
-        """Return the address at which a volunteer stores a piece itself; "" where it cannot."""
+        """Return the address to which a volunteer uploads a piece itself; "" if there is none."""
         return await self._blobs.signed("PUT", _key(upload_id, offset, size))
 
     async def finish(self, upload_id: str, sha256: str, path: Path) -> None:
-        """Make a blob of a complete upload: of its single piece, or of the file that holds all
+        """Make a blob of a complete upload: from its single piece, or from the file that holds all
         pieces.
         """
         pieces = await self.pieces(upload_id)

@@ -1,7 +1,6 @@
-"""Boxes of files on their way between an organiser's command and the server, deleted after a day.
+"""Boxes of files in transit between an organiser's command and the server, deleted after a day.
 
-A dataset's sources come in this way, an exported run goes out; nothing here is reachable by
-volunteers.
+A dataset's sources arrive this way, and an exported run leaves; volunteers cannot reach them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coordinator.rules.overview import Overview
 
 EVERY_S = 1.0
-LATE_S = 6.0  # a picture older than this is marked as old
+LATE_S = 6.0  # an older picture is marked as old
 FORGET, QUIT = "f", "q"
 KEYS = f"{FORGET} forget servers that are gone   {QUIT} quit"
 
@@ -55,7 +55,7 @@ async def pictures(
                 while True:
                     asked = FORGET in typed
                     found: Overview = await ask("top", forget_silent=asked)
-                    if asked:  # else the key came meanwhile
+                    if asked:  # else the key was typed meanwhile
                         typed.discard(FORGET)
                     # an unchanged overview: the server was too busy to make another
                     if seen is None or found.at != seen.at:

@@ -1,8 +1,8 @@
 """Alerts to the organiser: a line in the log, a POST to `alert_webhook`.
 
-Each is said once, and once more when it is over. Standing alerts and undelivered letters are one
-value in the database: a restart says nothing twice and forgets nothing, and of several replicas one
-speaks. A delivery that fails is tried again for some hours.
+Each alert is sent once, and once more when it is over. Standing alerts and undelivered letters are
+one value in the database, so that a restart repeats and forgets nothing, and only one of several
+replicas sends. A failed delivery is retried for some hours.
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ def _seen(condition: Condition, known: StandingAlert | None, now: float) -> Stan
 
 
 def _due(seen: StandingAlert, patience_s: float, now: float) -> bool:
-    """Return True if an alert has to be sent: once its condition outlasts its patience; for an
+    """Return True if an alert is due: once its condition outlasts its patience; for a repeated
     event again after a while.
     """
     if seen.said_at is None:

@@ -73,7 +73,7 @@ class TableFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackupList(msgspec.Struct, frozen=True, kw_only=True):
-    """Manifest of a backup; the bytes signed are the file as it is."""
+    """Manifest of a backup; the signature covers the bytes of its file."""
 
     format: int
     revision: str
@@ -131,7 +131,7 @@ async def backup(
     try:
         at = str(listed.created_at)
         await db.write(lambda conn: key_values.put(conn, key_values.BACKUP, at))
-    except VolunteerError as error:  # the backup goes on, since now it is needed most
+    except VolunteerError as error:  # the backup continues, since it is needed most now
         log.warning("the backup is not noted for the alerts", error=error.message)
     return summary(to, listed)
 
@@ -155,7 +155,7 @@ class FolderPlace:
     async def take(self, sha256: str) -> bool:
         target = self._folder / sha256[:2] / sha256
         if await in_pool(target.is_file):
-            return True  # it was copied for an earlier snapshot
+            return True  # copied for an earlier snapshot
         if self._like is not None:
             old = self._like / "blobs" / sha256[:2] / sha256
             if await in_pool(_linked, old, target):

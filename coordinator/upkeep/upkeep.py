@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 TICK_S = 2.0
 SWEEP_S = 300.0  # interval of retention and of deleting orphans
-# a blob to which nothing refers is kept for this time, since a transaction may be about to refer to
-# it
+# an unreferenced blob is kept for this time, since a transaction may be about to refer to it
 ORPHAN_AGE_S = 3600.0
 
 log = structlog.get_logger("upkeep")
@@ -125,7 +124,7 @@ class Upkeep(PlatformService):
                 kept = {0, run.head, *held, *opponents(conn, run.id)}
                 kept |= {run.best} if run.best is not None else set()
                 newest = run.head - keep.latest + 1
-                if definition(run).play is not None:  # games may be from any newer version
+                if definition(run).play is not None:  # games may come from any newer version
                     newest = min([newest, *held])
                 for row in versions.prunable(conn, run.id, sorted(kept), newest, keep.every):
                     evaluations.set_evaluation(conn, run.id, row.version, pruned=True)
@@ -135,9 +134,7 @@ class Upkeep(PlatformService):
         return await self._db.write(mark)
 
     async def sweep(self) -> int:
-        """Delete blobs to which nothing refers and that are too old to be part of a running
-        transaction.
-        """
+        """Delete unreferenced blobs that are too old to be part of a running transaction."""
         before = self._clock.now() - ORPHAN_AGE_S
         await in_pool(_clear, self._blobs.scratch(), before)
 

@@ -1,5 +1,5 @@
-"""Requests and replies below /v1: strict reading, refusals in OpenAI's shape, and server-sent
-events that a slow or vanished client cannot hold up.
+"""Requests and replies below /v1: strict reading, refusals in OpenAI's form, and server-sent events
+that a slow or vanished client cannot delay.
 """
 
 from __future__ import annotations
