@@ -128,8 +128,10 @@ class Engine:
         """Run to the end, then notify every subscriber."""
         try:
             code = await self._run()
+            if not self._hub.status.stopped:  # before an agent was made
+                self._hub.emit(_stopped(code, "ended"))
         except VolunteerError as error:
-            self._hub.emit(_stopped(error))
+            self._hub.emit(_stopped(error.exit_code, error.message))
             code = error.exit_code
         self._hub.close()
         return code
@@ -331,10 +333,10 @@ def setting_rows_of(loaded: LoadedSettings) -> tuple[SettingRow, ...]:
     )
 
 
-def _stopped(error: VolunteerError) -> events.Stopped:
+def _stopped(code: int, message: str) -> events.Stopped:
     return events.Stopped(
-        code=error.exit_code,
-        message=error.message,
+        code=code,
+        message=message,
         tasks=0,
         credits_micro=0,
         sent_bytes=0,

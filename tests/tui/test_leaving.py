@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from shared.protocol import endpoints
 from shared.protocol.versions import VersionInfo
@@ -97,6 +98,23 @@ async def test_a_volunteer_that_ended_by_itself_stays_on_the_screen(engine: Fake
         await pilot.pause()
     assert app.return_value == 78
     assert not engine.asked
+
+
+@pytest.mark.parametrize("remote", [False, True])
+async def test_a_stop_by_a_command_ends_the_screen_of_its_own_process(
+    engine: FakeEngine, remote: bool
+) -> None:
+    async with opened(engine, scenes.filled()) as (app, pilot):
+        assert app.control is not None
+        app.control.remote = remote
+        ended = [event for event in scenes.error() if isinstance(event, events.Stopped)]
+        await engine.play(replace(event, code=0, message="ended") for event in ended)
+        engine.hub.close()
+        await pilot.pause()
+        await pilot.pause()
+        if remote:
+            assert "the volunteer has ended; q quits" in screen_text(app)
+    assert app.return_value == (None if remote else 0)
 
 
 async def test_an_end_without_a_word_is_told(engine: FakeEngine) -> None:

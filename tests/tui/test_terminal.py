@@ -248,6 +248,16 @@ def test_a_second_start_shows_the_first_and_leaves_it_alone(tmp_path: Path) -> N
         assert first.ended() == 0
 
 
+def test_stop_ends_the_screen_and_frees_the_profile(tmp_path: Path) -> None:
+    place = {"PYTHONPATH": str(ROOT), "VOLUNTEER_HOME": str(tmp_path)}
+    with Terminal(VOLUNTEER, **place) as terminal:
+        terminal.see("paste your join link")
+        while subprocess.call([*VOLUNTEER, "stop"], env={**os.environ, **place}) == 75:
+            assert terminal.child.poll() is None  # the volunteer begins after its screen
+        assert terminal.ended() == 0
+        assert terminal.left_as_found()
+
+
 def test_a_start_while_another_one_ends_waits_for_its_end_and_begins(tmp_path: Path) -> None:
     place = {"PYTHONPATH": str(ROOT), "VOLUNTEER_HOME": str(tmp_path)}
     profile = Profile(directories({"VOLUNTEER_HOME": str(tmp_path)}).profile)

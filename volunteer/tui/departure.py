@@ -77,8 +77,12 @@ class Departure:
         app.redraw()
 
     def over(self) -> None:
-        """End the program after its volunteer, if that was requested here."""
-        if self.how is not None:
+        """End the program after its volunteer, if that was requested here or by a command; a
+        failure stays on the screen, and so does the end of a volunteer of another process.
+        """
+        control, ended = self._app.control, self._app.latest.ended
+        ours = control is not None and not control.remote
+        if self.how is not None or (ours and ended is not None and not ended.code):
             self._app.exit(self.exit_code)
 
     def _exit(self) -> None:
