@@ -13,6 +13,7 @@ from coordinator.database import experience, runs, versions
 from coordinator.experience.replay import ANCHOR, standing
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
+from shared.copying import copying
 from shared.decoding import decode
 from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo
@@ -111,26 +112,18 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Process
     breaches = await services.ledger.check()
     measured = [row for row in await services.runs.queries.versions(name) if row.loss is not None]
     handed_in = decided.accepted + decided.rejected
-    return Report(
-        workload=said.workload,
+    return copying(Report, said, run, decided)(
         run=name,
-        seconds=said.seconds,
         versions=run.version,
         loss_first=measured[0].loss if measured else None,
         loss_last=measured[-1].loss if measured else None,
         sample_prompt=said.prompt,
         sample_first=measured[0].sample if measured else "",
         sample_last=measured[-1].sample if measured else "",
-        tokens=run.tokens,
-        items=run.items,
-        measure=run.measure,
-        accepted=decided.accepted,
-        rejected=decided.rejected,
         credits={row.nickname: row.earned_micro / 1e6 for row in leaders},
         ledger=breaches[0] if breaches else "balanced",
         sent_bytes=sum(item.sent_bytes for item in traffic),
         received_bytes=sum(item.received_bytes for item in traffic),
-        data_dir=said.data_dir,
         complaint="" if handed_in else next((t.complaint for t in traffic if t.complaint), ""),
         history=tuple(measured),
         strength=await strength(services, name),
@@ -151,26 +144,17 @@ async def strength(services: Any, name: str) -> Strength | None:
     paths = [await services.blobs.local(row.published_sha256) for row in (last, first)]
     found = await asyncio.to_thread(_meet, run, paths)
     rows = await services.db.read(lambda conn: experience.matches_of(conn, run.id))
-    own = experience.MatchRow(
+    own = copying(experience.MatchRow, found)(
         contribution_id=0,
         run_id=run.id,
         version=run.head,
         against=ANCHOR,
-        wins=found.wins,
-        draws=found.draws,
-        losses=found.losses,
         at=0.0,
     )
     rating = standing([*rows, own]).ratings[run.head]
-    return Strength(
+    return copying(Strength, found, rating)(
         version=run.head,
-        wins=found.wins,
-        draws=found.draws,
-        losses=found.losses,
-        elo=rating.elo,
-        error=rating.error,
         matches=len(rows),
-        game=found.game,
     )
 
 

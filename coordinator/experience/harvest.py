@@ -44,6 +44,7 @@ from coordinator.runs.definition import definition, price_of_flops
 from coordinator.runs.settlement import put_back
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
+from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import InvalidRunFile, NotFound
 from shared.protocol.base import Reason
@@ -244,14 +245,10 @@ class Harvest(PlatformService):
             against = next(v.number for v in case.known if v.number != row.base_version)
             experience.add_match(
                 conn,
-                experience.MatchRow(
+                copying(experience.MatchRow, found, row)(
                     contribution_id=row.id,
-                    run_id=row.run_id,
                     version=row.base_version,
                     against=against,
-                    wins=found.wins,
-                    draws=found.draws,
-                    losses=found.losses,
                     at=now,
                 ),
             )

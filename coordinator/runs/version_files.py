@@ -10,6 +10,7 @@ import msgspec
 
 from coordinator.rules.sizing import Reached
 from coordinator.runs.definition import Definition, definition
+from shared.copying import copying
 from shared.decoding import decode
 from shared.protocol.transparency import TreeHead
 from shared.protocol.versions import (
@@ -111,26 +112,18 @@ def sign(
     about = definition(run)
     tokenizer = dataset.manifest.assets.get("tokenizer") if dataset else None
     whole = about.total_steps(run, Reached(progress.global_step, progress.tokens))
-    manifest = VersionManifest(
+    manifest = copying(VersionManifest, progress, content, around, run)(
         run=run.name,
-        version=progress.version,
-        workload=run.workload,
-        workload_version=run.workload_version,
         config=about.file.model,
         weights=BlobRef(sha256=content.published_sha256, size=content.size, pieces=content.pieces),
-        master_sha256=content.master_sha256,
         schema_sha256=about.schema_sha256,
         dataset=dataset.name if dataset else "",
         dataset_sha256=dataset.manifest_sha256 if dataset else "",
         tokenizer_sha256=tokenizer.sha256 if tokenizer else "",
-        global_step=progress.global_step,
-        tokens=progress.tokens,
         created_at=now,
         expires_at=now + MANIFEST_LIFE_S,
-        downlink=content.downlink,
         chunks_sha256=chunks_digest(dataset.manifest) if dataset else "",
         suites=dict(around.suites),
-        tree=around.tree,
         total_steps=whole if progress.tokens else 0,
         warmup_steps=warmup(about.file.train, whole) if progress.tokens else 0,
     )
