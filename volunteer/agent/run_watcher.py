@@ -258,17 +258,11 @@ SIDE = 72  # longer side in pixels
 
 def thumbnail(path: Path) -> Picture:
     """Return a PNG's upper left part, at most 72 x 72 pixels. Raises BadRequest if unreadable."""
-    import numpy as np
-
     from shared.workloads.data.image_files import read_png
-    from shared.workloads.data.resize import corner, resize
+    from shared.workloads.data.resize import corner, shrunk
 
-    part = corner(read_png(path.read_bytes()))
-    scale = min(1.0, SIDE / max(part.shape[:2]))
-    height, width = (max(1, round(side * scale)) for side in part.shape[:2])
-    small = resize(part, height, width)
-    colour = np.repeat(small[..., None], 3, axis=-1) if small.ndim == 2 else small
-    return Picture(width=width, height=height, pixels=colour.tobytes())
+    small = shrunk(corner(read_png(path.read_bytes())), SIDE)
+    return Picture(width=small.shape[1], height=small.shape[0], pixels=small.tobytes())
 
 
 # Bytes sent and received, announced every few seconds while they change.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
 
 from shared.clock import SystemClock
 from shared.errors import Unavailable
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
-from shared.text import cells, left, printable
+from shared.text import left, printable, table_lines
 from volunteer.account.join import connector
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import remark
@@ -75,25 +74,23 @@ def _one(
 
 def _lines(devices: tuple[Device, ...], results: list[Benchmark]) -> list[str]:
     names = {device.id: printable(device.name) for device in devices}
+    titles = [_("device"), _("training"), "fp32", "bf16", _("name")]
     rows = [
-        (_("device"), _("training"), "fp32", "bf16", _("name")),
-        *(
-            (
-                b.device,
-                f"{number(b.step_flops / 1e9, ',.0f')} GF/s",
-                f"{number(b.fp32_flops / 1e9, ',.0f')} GF/s",
-                f"{number(b.bf16_flops / 1e9, ',.0f')} GF/s",
-                names.get(b.device, ""),
-            )
-            for b in results
-        ),
+        (
+            b.device,
+            f"{number(b.step_flops / 1e9, ',.0f')} GF/s",
+            f"{number(b.fp32_flops / 1e9, ',.0f')} GF/s",
+            f"{number(b.bf16_flops / 1e9, ',.0f')} GF/s",
+            names.get(b.device, ""),
+        )
+        for b in results
     ]
     unusable = [
         printable(_("{device} cannot be used: {problem}", device=d.name, problem=shown(d.problem)))
         for d in devices
         if not d.usable
     ]
-    return table(rows) + unusable
+    return table_lines(titles, rows) + unusable
 
 
 def _remember(
@@ -122,12 +119,3 @@ async def _publish(identity: Identity, request: BenchmarkRequest) -> None:
         remark(_("not reported to the coordinator: {message}", message=shown(error.message)))
     finally:
         await client.close()
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line for each row, with columns as wide as their widest cell."""
-    wide = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(left(text, width) for text, width in zip(row, wide, strict=True)).rstrip()
-        for row in rows
-    ]

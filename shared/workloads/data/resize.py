@@ -42,6 +42,18 @@ def resize(pixels: Pixels, height: int, width: int) -> Pixels:
     return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR), np.uint8)
 
 
+def coloured(pixels: Pixels) -> Pixels:
+    """Return grey or colour pixels as red, green and blue."""
+    return np.repeat(pixels[..., None], 3, axis=-1) if pixels.ndim == 2 else pixels
+
+
+def shrunk(pixels: Pixels, side: int) -> Pixels:
+    """Return an image in colour, scaled down if its longer side is longer than `side`."""
+    scale = min(1.0, side / max(pixels.shape[:2]))
+    height, width = (max(1, round(each * scale)) for each in pixels.shape[:2])
+    return coloured(resize(pixels, height, width))
+
+
 def square(pixels: Pixels) -> Pixels:
     """Return the middle square of an image."""
     height, width = pixels.shape[:2]
@@ -75,6 +87,5 @@ def braille(pixels: Pixels, columns: int) -> list[str]:
 
 def half_blocks(pixels: Pixels, rows: int, columns: int) -> NDArray[np.uint8]:
     """Return colours for a terminal: (rows, columns, 2, 3), an upper and lower pixel a cell."""
-    small = resize(pixels, rows * 2, columns)
-    colour = np.repeat(small[..., None], 3, axis=-1) if small.ndim == 2 else small
+    colour = coloured(resize(pixels, rows * 2, columns))
     return colour.reshape(rows, 2, columns, 3).transpose(0, 2, 1, 3)

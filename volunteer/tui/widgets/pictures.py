@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
 from volunteer.control.events import Picture
 from volunteer.i18n.catalogue import _
 from volunteer.tui.text import Line, count, left, printable_lines
+
+if TYPE_CHECKING:
+    from shared.workloads.data.image_files import Pixels
 
 UPPER = "▀"
 CELLS_MIN = 8  # smaller pictures are not recognisable
@@ -20,27 +24,35 @@ SIDE_MAX = 1024  # longer side of a shown picture, in pixels
 
 def decoded(png: bytes) -> Picture:
     """Return the pixels of a PNG, scaled down if very large. Raises BadRequest for another file."""
-    import numpy as np
-
     from shared.workloads.data.image_files import read_png
-    from shared.workloads.data.resize import resize
+    from shared.workloads.data.resize import shrunk
 
-    pixels = read_png(png)
-    scale = min(1.0, SIDE_MAX / max(pixels.shape[:2]))
-    height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
-    small = resize(pixels, height, width)
-    colour = np.repeat(small[..., None], 3, axis=-1) if small.ndim == 2 else small
-    return Picture(width=width, height=height, pixels=colour.tobytes())
+    small = shrunk(read_png(png), SIDE_MAX)
+    return Picture(width=small.shape[1], height=small.shape[0], pixels=small.tobytes())
 
 
 def png_of(picture: Picture) -> bytes:
     """Return a picture as a PNG."""
-    import numpy as np
-
     from shared.workloads.data.image_files import write_png
 
+    return write_png(_pixels(picture))
+
+
+def _pixels(picture: Picture) -> Pixels:
+    import numpy as np
+
     shape = (picture.height, picture.width, 3)
-    return write_png(np.frombuffer(picture.pixels, np.uint8).reshape(shape))
+    return np.frombuffer(picture.pixels, np.uint8).reshape(shape)
+
+
+def _shown(picture: Picture, cells: int, rows: int) -> tuple[Pixels, int, int]:
+    """Return the part of a picture that can be told apart in a room, and its cells and rows."""
+    from shared.workloads.data.resize import corner
+
+    pixels = _pixels(picture)
+    while pixels.shape[1] > COARSE * size_in((pixels.shape[1], pixels.shape[0]), cells, rows)[0]:
+        pixels = corner(pixels)
+    return pixels, *size_in((pixels.shape[1], pixels.shape[0]), cells, rows)
 
 
 def size_in(shape: tuple[int, int], cells: int, rows: int) -> tuple[int, int]:
@@ -58,14 +70,9 @@ def half_blocks(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
 
     A sheet of many images is cut to the upper left ones, as many as can be told apart.
     """
-    import numpy as np  # imported with the first picture, not with the first paint
+    from shared.workloads.data import resize  # with the first picture, not with the first paint
 
-    from shared.workloads.data import resize
-
-    pixels = np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3)
-    while pixels.shape[1] > COARSE * size_in((pixels.shape[1], pixels.shape[0]), cells, rows)[0]:
-        pixels = resize.corner(pixels)
-    wide, high = size_in((pixels.shape[1], pixels.shape[0]), cells, rows)
+    pixels, wide, high = _shown(picture, cells, rows)
     pairs = resize.half_blocks(pixels, high, wide).tolist()
     return tuple(
         tuple((UPPER, f"{_hex(ink)}/{_hex(paper)}") for ink, paper in row) for row in pairs
@@ -78,14 +85,9 @@ SHADES = " .:-=+*#%@"  # from black to white
 @lru_cache(maxsize=8)
 def shades(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
     """Return the picture in plain characters, one for each brightness."""
-    import numpy as np
-
     from shared.workloads.data import resize
 
-    pixels = np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3)
-    while pixels.shape[1] > COARSE * size_in((pixels.shape[1], pixels.shape[0]), cells, rows)[0]:
-        pixels = resize.corner(pixels)
-    wide, high = size_in((pixels.shape[1], pixels.shape[0]), cells, rows)
+    pixels, wide, high = _shown(picture, cells, rows)
     small = resize.resize(resize.grey(pixels), high, wide)
     level = small.astype(int) * (len(SHADES) - 1) // 255
     return tuple((("".join(SHADES[n] for n in row), "text"),) for row in level.tolist())
