@@ -35,7 +35,7 @@ from coordinator.inference.messages import ModelFiles
 from coordinator.runs.definition import Definition, of_file
 from coordinator.runs.version_files import write_weights
 from shared.workloads.gpt.config import GptConfig
-from shared.workloads.gpt.model import Gpt, KeyValueCache, build
+from shared.workloads.gpt.model import Gpt, build
 from tests.benchmarks import answering_side, serving_side
 from tests.benchmarks.serving_side import FixedEngine
 from tests.benchmarks.transformers_side import Library
@@ -90,16 +90,32 @@ class TimedEngine(FixedEngine):
 def bare(model: Gpt, layers: int, streams: int, tokens: int) -> tuple[float, float]:
     """Return the same of a loop that does nothing but the model and a draw."""
     began = time.perf_counter()
-    kept = [KeyValueCache() for _ in range(layers)]
+    kept: list[list[torch.Tensor]] = [[] for _ in range(layers)]
     given = torch.stack([torch.arange(seed, seed + PROMPT) for seed in range(streams)])
     first, start = 0.0, 0
     for _ in range(tokens):
-        hidden = model.hidden(given, kept, start)[:, -1]
+        hidden = _hidden(model, given, kept, start)[:, -1]
         start += given.shape[1]
         given = torch.multinomial(torch.softmax(model.logits(hidden), -1), 1)
         given.tolist()
         first = first or time.perf_counter()
     return time.perf_counter() - began, first - began
+
+
+def _hidden(
+    model: Gpt, given: torch.Tensor, kept: list[list[torch.Tensor]], start: int
+) -> torch.Tensor:
+    """Return the last layer's output; keys and values are appended to those that are kept."""
+    x, turn = model.placed(given, slice(start, start + given.shape[1]))
+    blocks: Any = model.blocks
+    for block, before in zip(blocks, kept, strict=True):
+        q, *new = block.attn.split(block.ln1(x), turn)
+        pairs = zip(before, new, strict=True) if before else ()
+        before[:] = [torch.cat(pair, dim=2) for pair in pairs] or new
+        x = x + block.attn.attend(q, *before, causal=not start)
+        x = x + block.mlp(block.ln2(x))
+    found: torch.Tensor = model.ln_f(x)
+    return found
 
 
 def written(name: str, folder: Path) -> tuple[Definition, ModelFiles, Gpt]:

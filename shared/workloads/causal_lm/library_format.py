@@ -16,10 +16,10 @@ from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape, NeoxShape
 from shared.workloads.causal_lm.base_settings import GENERATION, TOKENS
 from shared.workloads.causal_lm.config import HEAD, CausalConfig, Lora, adapted, origin
-from shared.workloads.causal_lm.evaluate import DRAWN, SAMPLE_TOKENS
 from shared.workloads.causal_lm.model import build
 from shared.workloads.data.chat_template import ChatTemplate
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
+from shared.workloads.generation.sample_text import DRAWN, SAMPLE_TOKENS
 from shared.workloads.training.onnx_file import language_model
 
 if TYPE_CHECKING:

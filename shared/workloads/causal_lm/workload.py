@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.errors import BadRequest, NotFound
+from shared.errors import BadRequest
 from shared.tensors.spec import Schema
 from shared.workloads.base import (
     ChunkRef,
@@ -131,17 +131,13 @@ class CausalWorkload(Workload):
     ) -> Sample:
         from shared.workloads.causal_lm.base_model import frozen_of
         from shared.workloads.causal_lm.decoder import CausalDecoder
-        from shared.workloads.causal_lm.evaluate import continued
         from shared.workloads.causal_lm.model import build
+        from shared.workloads.generation.sample_text import text_sample, tokenizer_of
 
-        try:
-            tokenizer = data.asset("tokenizer").read_bytes() if data else None
-        except NotFound:  # a dataset of bare tokens
-            tokenizer = None
         checked = CausalConfig.from_dict(config)
         model = build(checked, weights, frozen_of(checked, data), "cpu")
-        text = continued(CausalDecoder(checked, model, tokenizer, 1, "cpu"), prompt, seed)
-        return Sample(kind="text", title=prompt or "from nothing", text=prompt + text)
+        decoder = CausalDecoder(checked, model, tokenizer_of(data), 1, "cpu")
+        return text_sample(decoder, prompt, seed)
 
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str

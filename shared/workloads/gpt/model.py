@@ -20,22 +20,6 @@ EPSILON = 1e-5  # epsilon of the norms
 ROTARY_BASE = 10_000.0  # the slowest pair turns once in about this many places
 
 
-class KeyValueCache:
-    """Cached keys and values of one attention layer, for generating token by token."""
-
-    def __init__(self) -> None:
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
-
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values; return all so far, each (B, H, T, D)."""
-        if self._keys is not None and self._values is not None:
-            keys = torch.cat([self._keys, keys], dim=2)
-            values = torch.cat([self._values, values], dim=2)
-        self._keys, self._values = keys, values
-        return keys, values
-
-
 class Attention(nn.Module):
     """Causal self-attention."""
 
@@ -70,13 +54,8 @@ class Attention(nn.Module):
         found: Tensor = self.proj(y.transpose(1, 2).flatten(2))
         return found
 
-    def forward(self, x: Tensor, turn: Tensor | None, kept: KeyValueCache | None) -> Tensor:
-        q, k, v = self.split(x, turn)
-        if kept is not None:
-            k, v = kept.extend(k, v)
-        # A single new token may see all earlier ones; several tokens are read only into an empty
-        # cache.
-        return self.attend(q, k, v, causal=kept is None or x.shape[1] > 1)
+    def forward(self, x: Tensor, turn: Tensor | None) -> Tensor:
+        return self.attend(*self.split(x, turn), causal=True)
 
 
 def rotary(places: int, width: int) -> Tensor:
@@ -141,8 +120,8 @@ class Block(nn.Module):
         self.drop_attn = SampleDropout(config.dropout, keys, place)
         self.drop_mlp = SampleDropout(config.dropout, keys, place + 1)
 
-    def forward(self, x: Tensor, turn: Tensor | None, kept: KeyValueCache | None) -> Tensor:
-        x = x + self.drop_attn(self.attn(self.ln1(x), turn, kept))
+    def forward(self, x: Tensor, turn: Tensor | None) -> Tensor:
+        x = x + self.drop_attn(self.attn(self.ln1(x), turn))
         x = x + self.drop_mlp(self.mlp(self.ln2(x)))
         return x
 
@@ -190,17 +169,15 @@ class Gpt(nn.Module):
         turn: Tensor = self.turns[:, places]
         return x, turn if isinstance(places, slice) else turn.unsqueeze(2)  # for all heads
 
-    def hidden(
-        self, tokens: Tensor, kept: list[KeyValueCache] | None = None, start: int = 0
-    ) -> Tensor:
-        """Return the last layer's output (B, T, C) for tokens from position `start` on."""
-        x, turn = self.placed(tokens, slice(start, start + tokens.shape[1]))  # (B, T, C)
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Return the last layer's output (B, T, C)."""
+        x, turn = self.placed(tokens, slice(0, tokens.shape[1]))  # (B, T, C)
         x = self.drop(x)
-        for index, block in enumerate(self.blocks):
+        for block in self.blocks:
             if self.spares and torch.is_grad_enabled():
-                x = checkpoint(block, x, turn, None, use_reentrant=False)
+                x = checkpoint(block, x, turn, use_reentrant=False)
             else:
-                x = block(x, turn, kept[index] if kept is not None else None)
+                x = block(x, turn)
         out: Tensor = self.ln_f(x)
         return out
 

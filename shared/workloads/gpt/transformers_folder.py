@@ -11,9 +11,9 @@ import msgspec
 
 from shared.workloads.base import Converted, FormatWanted, Weights
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
+from shared.workloads.generation.sample_text import DRAWN
 from shared.workloads.gpt import gpt2, llama
 from shared.workloads.gpt.config import GptConfig
-from shared.workloads.gpt.evaluate import DRAWN
 
 _ARCHITECTURES = {"gpt2": gpt2, "llama": llama}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shared.errors import BadRequest, NotFound
+from shared.errors import BadRequest
 from shared.tensors.spec import Schema
 from shared.workloads.base import (
     Config,
@@ -127,15 +127,11 @@ class GptWorkload(Workload):
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
-        from shared.workloads.gpt.evaluate import Sampling, TextGenerator
+        from shared.workloads.generation.sample_text import text_sample, tokenizer_of
+        from shared.workloads.gpt.decoder import GptDecoder
 
-        try:
-            tokenizer = data.asset("tokenizer").read_bytes() if data else None
-        except NotFound:  # a dataset of bare tokens
-            tokenizer = None
-        generator = TextGenerator(GptConfig.from_dict(config), weights, tokenizer)
-        text = "".join(generator.text(prompt, Sampling(), seed))
-        return Sample(kind="text", title=prompt or "from nothing", text=prompt + text)
+        checked = GptConfig.from_dict(config)
+        return text_sample(GptDecoder(checked, weights, tokenizer_of(data), 1, "cpu"), prompt, seed)
 
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str

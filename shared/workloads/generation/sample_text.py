@@ -1,0 +1,46 @@
+"""Sample of a version that writes text."""
+
+from __future__ import annotations
+
+from shared.errors import NotFound
+from shared.workloads.base import Data, Decoder, Sample
+from shared.workloads.generation.batch import Batch, Sequence
+from shared.workloads.generation.text_stream import UNFINISHED
+
+SAMPLE_TOKENS = 160
+_TEMPERATURE, _TOP_P = 0.8, 0.95
+# The same settings in the form of the library transformers.
+DRAWN = f"do_sample=True, temperature={_TEMPERATURE}, top_p={_TOP_P}, top_k=0"
+
+
+def tokenizer_of(data: Data | None) -> bytes | None:
+    """Return a dataset's tokenizer; None for one of bare tokens."""
+    try:
+        return data.asset("tokenizer").read_bytes() if data else None
+    except NotFound:
+        return None
+
+
+def text_sample(decoder: Decoder, prompt: str, seed: int) -> Sample:
+    """Return a prompt and its continuation; where the context ends, it goes on from its half."""
+    tokens = decoder.encode(prompt)
+    begun = len(tokens)
+    batch, left = Batch(decoder), SAMPLE_TOKENS
+    while left > 0:
+        batch.add(
+            Sequence(
+                id="sample",
+                prompt=tuple(tokens[-max(1, decoder.context // 2) :]),
+                max_tokens=left,
+                seed=seed,
+                temperature=_TEMPERATURE,
+                top_p=_TOP_P,
+                place=SAMPLE_TOKENS - left,
+            )
+        )
+        while len(batch):
+            for made in batch.step():
+                tokens += [made.chosen.token] if made.chosen else []
+                left = 0 if made.finish == "stop" else left - 1
+    text = decoder.decode(tokens[begun:]).rstrip(UNFINISHED)
+    return Sample(kind="text", title=prompt or "from nothing", text=prompt + text)
