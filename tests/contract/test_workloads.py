@@ -188,20 +188,38 @@ def subject(
 # -------------------------------------------------------------------------------------- the package
 
 
-def test_its_entry_point_loads_without_torch(subject: Subject) -> None:
-    code = (
-        f"import json, sys; sys.path[:0] = {sys.path!r}\n"
-        "from shared.workloads.base import load\n"
-        f"workload = load({subject.workload.name!r})\n"
-        f"model = workload.config({dict(subject.config)!r}, None)\n"
-        "count = len(workload.schema(model))\n"
-        "print(json.dumps([workload.name, count, 'torch' in sys.modules]))"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
+LOADING = """
+import json, sys
+for line in sys.stdin:
+    path, name, config = json.loads(line)
+    sys.path[:0] = path
+    from shared.workloads.base import load
+    workload = load(name)
+    count = len(workload.schema(workload.config(config, None)))
+    print(json.dumps([workload.name, count, "torch" in sys.modules]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[subprocess.Popen[str]]:
+    """A process without torch that loads one workload after another."""
+    command = [sys.executable, "-c", LOADING]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+
+
+def test_its_entry_point_loads_without_torch(
+    subject: Subject, elsewhere: subprocess.Popen[str]
+) -> None:
+    asked = [sys.path, subject.workload.name, dict(subject.config)]
+    assert elsewhere.stdin is not None
+    assert elsewhere.stdout is not None
+    print(json.dumps(asked), file=elsewhere.stdin, flush=True)
+    said = elsewhere.stdout.readline()
     count = len(subject.workload.schema(subject.config))
-    assert json.loads(said.stdout) == [subject.workload.name, count, False]
+    assert json.loads(said) == [subject.workload.name, count, False]
 
 
 def test_it_says_what_it_is(subject: Subject) -> None:

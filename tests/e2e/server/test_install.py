@@ -80,6 +80,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(index),
         "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_COMPILE": "0",  # so pip spells yes: most of the modules are never imported
         "UV_DEFAULT_INDEX": (index / "simple").as_uri(),
         "UV_TOOL_DIR": str(home / "tools"),
         "UV_TOOL_BIN_DIR": str(home / "bin"),
