@@ -263,6 +263,7 @@ async def survive(served: Sequence[ServedCoordinator], path: Path, text: str) ->
 @pytest.mark.chaos
 @pytest.mark.slow
 @pytest.mark.timeout(300 + 40 * KILLS)
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)  # the other one: below
 async def test_no_check_is_lost_when_the_coordinator_is_killed_at_random_moments(
     served: ServedCoordinator, tmp_path: Path
 ) -> None:

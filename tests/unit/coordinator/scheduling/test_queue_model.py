@@ -329,7 +329,7 @@ def test_the_queue_does_what_the_model_says(world: World, database_url: str) -> 
     run_state_machine_as_test(
         type("WorldlyQueueMachine", (QueueMachine,), {"world": world}),
         settings=settings(
-            max_examples=40 if database_url.startswith("sqlite") else 20,
+            max_examples=20 if database_url.startswith("sqlite") else 10,
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=list(HealthCheck),
