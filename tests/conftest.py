@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -55,8 +56,9 @@ def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take long: at the end no process waits for another's. PostgreSQL
-    is quick in the contracts; whole servers and models of a database that use it are slow ones.
+    """Begin with the files that take long: at the end no process waits for another's. Whole servers,
+    which wait half of their time, take turns with what computes. PostgreSQL is quick in the
+    contracts; whole servers and models of a database that use it are slow ones.
     """
     for item in items:
         callspec = getattr(item, "callspec", None)
@@ -64,7 +66,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if whole and callspec is not None and "postgresql" in callspec.id:
             item.add_marker(pytest.mark.slow)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path not in slow, "e2e" not in item.path.parts))
+    items.sort(key=lambda item: item.path not in slow)
+    files = dict.fromkeys((item.path, "e2e" in item.path.parts) for item in items)
+    places: dict[Path, float] = {}
+    for e2e in (True, False):
+        group = [path for path, is_e2e in files if is_e2e == e2e]
+        places |= {path: number / len(group) for number, path in enumerate(group)}
+    items.sort(key=lambda item: places[item.path])
 
 
 @pytest.fixture(autouse=True, scope="module")
