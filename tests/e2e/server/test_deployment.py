@@ -35,6 +35,7 @@ from tests.support.wayward_store import WaywardStore
 FOLDER = ROOT / "packaging"
 UNITS = ("volunteer-coordinator.service", "volunteer-coordinator.user.service")
 COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
+CONTAINERFILE = (FOLDER / "Containerfile.coordinator").read_text(encoding="utf-8")
 KUBERNETES: list[dict[str, Any]] = list(
     yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))
 )
@@ -60,6 +61,27 @@ def test_every_setting_that_is_named_exists() -> None:
     )
     options = {"COORDINATOR_MEMORY"}  # of the compose file itself
     assert set(re.findall(r"\bCOORDINATOR_[A-Z_]+", text)) <= known | options
+
+
+def test_one_image_without_pytorch_answers_and_one_with_it_computes() -> None:
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", CONTAINERFILE, flags=re.M)
+    one, two = (COMPOSE["services"][f"coordinator-{number}"] for number in (1, 2))
+    assert ("target" not in one["build"], two["build"]["target"] in stages) == (True, True)
+    pods = {
+        each["metadata"]["name"]: each["spec"]["template"]
+        for each in KUBERNETES
+        if each["kind"] == "Deployment"
+    }
+    images = {
+        name: {c["image"] for c in pod["spec"]["initContainers"] + pod["spec"]["containers"]}
+        for name, pod in pods.items()
+    }
+    assert images == {"coordinator": {two["image"]}, "coordinator-compute": {one["image"]}}
+    [service] = (each for each in KUBERNETES if each["kind"] == "Service")
+    assert all(
+        service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+        for pod in pods.values()
+    )
 
 
 def test_the_autoscaler_follows_a_metric_that_is_exported() -> None:
