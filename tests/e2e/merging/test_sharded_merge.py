@@ -14,7 +14,9 @@ import shutil
 import signal
 import threading
 from collections import Counter
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -39,6 +41,7 @@ from tests.support.databases import Postgres
 from tests.support.failpoints import Fault, Faults, fail, faults, install, kill
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
 from tests.support.merged_again import Remerge
+from tests.support.partition import Wire, wire
 from tests.support.virtual_clock import VirtualClock
 from tests.support.wayward_store import WaywardStore
 
@@ -326,7 +329,7 @@ async def test_a_kill_in_the_middle_leaves_the_old_head_or_the_new_one(
             merged = now[-1] != head
             assert merged == (str(point) == str(POINTS[-1])), point
             assert (await home.coordinator.checks.run()).breaches == (), point
-        await home.clock.advance(later + 60.0 - home.clock.now())
+        await home.clock.advance(later + 600.0 - home.clock.now())
         await round_of(crew, len(await heads(home)))
         assert await home.coordinator.merger.merge_if_due(1)
         assert await remade(home, 0) == (2, None)
@@ -346,11 +349,12 @@ MOST_S = 60.0 * float(os.environ.get("CHAOS_MINUTES", STEPS / 20))  # of trouble
 LEASE_S = 0.3
 BACKLOG = 6
 REPLICAS = 3
+TROUBLES = ("freeze", "kill", "store", "database", "cut")
 
 
-def merge_for_ever(settings: dict[str, Any], store: str) -> None:
+def merge_for_ever(settings: dict[str, Any], store: dict[str, str]) -> None:
     """In a process of its own: a coordinator that does nothing but merge."""
-    os.environ["AWS_ENDPOINT_URL"] = store
+    os.environ.update(store)  # its parent was started before there was a store
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -370,8 +374,8 @@ def merge_for_ever(settings: dict[str, Any], store: str) -> None:
 
 
 class Replicas:
-    """Three coordinators that are paused for longer than their leases last, or killed and
-    replaced; their database and their store fail now and then.
+    """Three coordinators that are paused for longer than their leases last, killed and replaced, or
+    cut off from their database, their store or both; these fail now and then.
     """
 
     def __init__(
@@ -381,14 +385,43 @@ class Replicas:
         self._moments = random.Random(4)
         self._processes = processes
         self._home, self._postgres, self._store = home, postgres, store
-        self._living = [self._started(index) for index in range(REPLICAS)]
+        self._wires: list[tuple[Wire, Wire]] = []  # of each, to the database and to the store
+        self._living: list[Any] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start them; they end with the block."""
+        socket = f"{self._postgres.directory}/.s.PGSQL.5432"
+        port = self._store.server_address[1]
+        async with AsyncExitStack() as stack:
+            for _ in range(REPLICAS):
+                to_database = wire(partial(asyncio.open_unix_connection, socket))
+                to_store = wire(partial(asyncio.open_connection, "127.0.0.1", port))
+                self._wires.append(
+                    (
+                        await stack.enter_async_context(to_database),
+                        await stack.enter_async_context(to_store),
+                    )
+                )
+            self._living = [self._started(index) for index in range(REPLICAS)]
+            try:
+                yield
+            finally:
+                for one in self._living:
+                    one.kill()
+                    one.join(30)
 
     def _started(self, index: int) -> Any:
         settings = msgspec.to_builtins(self._home.coordinator.settings)
         folder = Path(settings["data_dir"]).with_name(f"replica{index}")
         folder.mkdir(exist_ok=True)
         shutil.copy(self._home.coordinator.settings.signing_key_file, folder)
-        given = (settings | {"data_dir": str(folder)}, self._store.url)
+        to_database, to_store = self._wires[index]
+        name = settings["database"].partition("@/")[2].partition("?")[0]
+        settings["database"] = f"postgresql+asyncpg://tester@127.0.0.1:{to_database.port}/{name}"
+        store = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        store["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{to_store.port}"
+        given = settings | {"data_dir": str(folder)}, store
         process = self._processes.Process(target=merge_for_ever, args=given, daemon=True)
         process.start()
         return process
@@ -397,7 +430,7 @@ class Replicas:
         """Cause one trouble after another until then, and end each."""
         while monotonic() < until:
             await asyncio.sleep(self._moments.uniform(0.0, 1.0))
-            kind = self._moments.choices(("freeze", "kill", "store", "database"), (55, 35, 7, 3))[0]
+            [kind] = self._moments.choices(TROUBLES, (45, 30, 7, 3, 15))
             index = self._moments.randrange(REPLICAS)
             victim = self._living[index]
             assert victim.exitcode is None, f"a coordinator ended: {victim.exitcode}"
@@ -409,17 +442,16 @@ class Replicas:
             elif kind == "kill":
                 victim.kill()
                 self._living[index] = self._started(index)
+            elif kind == "cut":
+                wires, for_s = self._wires[index], self._moments.uniform(2, 8) * LEASE_S
+                chosen = self._moments.choice((wires[:1], wires[1:], wires))
+                await asyncio.gather(*(each.cut(for_s) for each in chosen))
             elif kind == "store":
                 self._store.refuse = True
                 await asyncio.sleep(1.0)
                 self._store.refuse = False
             else:
                 await self._postgres.crash(down_s=0.5)
-
-    def end(self) -> None:
-        for one in self._living:
-            one.kill()
-            one.join(30)
 
 
 async def handed_in(worker: Worker, seed: int) -> int | None:
@@ -447,23 +479,23 @@ async def test_three_coordinators_in_trouble_never_merge_a_step_twice(
         crew, seeds, acknowledged = await joined(home), itertools.count(), set[int]()
         replicas = Replicas(processes, home, postgres, wayward)
         until, made = monotonic() + MOST_S, 0
-        suffering = asyncio.create_task(replicas.suffer(until))
-        try:
-            async with asyncio.timeout(240 + 5 * STEPS):
-                while made == 0 or (made < STEPS and monotonic() < until):
-                    made = await merged_steps(home)
-                    if suffering.done():
-                        suffering.result()
-                    if await backlog(home) < BACKLOG:
-                        seed = next(seeds)
-                        if (number := await handed_in(crew[seed % 3], seed)) is not None:
-                            acknowledged.add(number)
-                    else:
-                        await asyncio.sleep(0.01)
-        finally:
-            suffering.cancel()
-            replicas.end()
-            print(dict(replicas.suffered), len(acknowledged), "acknowledged")
+        async with replicas.running():
+            suffering = asyncio.create_task(replicas.suffer(until))
+            try:
+                async with asyncio.timeout(240 + 5 * STEPS):
+                    while made == 0 or (made < STEPS and monotonic() < until):
+                        made = await merged_steps(home)
+                        if suffering.done():
+                            suffering.result()
+                        if await backlog(home) < BACKLOG:
+                            seed = next(seeds)
+                            if (number := await handed_in(crew[seed % 3], seed)) is not None:
+                                acknowledged.add(number)
+                        else:
+                            await asyncio.sleep(0.01)
+            finally:
+                suffering.cancel()
+                print(dict(replicas.suffered), len(acknowledged), "acknowledged")
         await postgres.answers("SELECT 1")
         print(made, "steps")
         await merged_once(home)
