@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, get_args
 from typing import cast as cast_type
 
@@ -79,7 +79,7 @@ def _row(mapping: Any) -> ContributionRow:
 
 _C = contributions.c
 _ADD = insert(contributions).returning(*_C)
-_KEEP = update(tasks).where(its(tasks.c.id)).values(renew_by=None, finish_by=None)
+_KEEP = update(tasks).where(among(tasks.c.id, "ids")).values(renew_by=None, finish_by=None)
 _BY_ID = select(contributions).where(its(_C.id))
 _BY_ID_LOCKED = _BY_ID.with_for_update()
 _MERGE_ORDER = (_C.task_id, _C.part, _C.tries)
@@ -95,14 +95,16 @@ _LEFT_BEHIND = (
 )
 
 
-def add(conn: Connection, values: dict[str, Any], *, last: bool = True) -> ContributionRow:
-    """Insert a contribution as `checking`; with the last part its task stops expiring and waits for
-    the verdict.
+def add(
+    conn: Connection, new: Sequence[dict[str, Any]], last: Sequence[int]
+) -> dict[int, ContributionRow]:
+    """Insert contributions as `checking`; return them by task. The tasks in `last`, which have had
+    their last part, stop expiring and wait for the verdict.
     """
-    row = conn.execute(_ADD, values).mappings().one()
+    rows = [_row(row) for row in conn.execute(_ADD, new).mappings()] if new else []
     if last:
-        conn.execute(_KEEP, {"its_id": values["task_id"]})
-    return _row(row)
+        conn.execute(_KEEP, {"ids": last})
+    return {row.task_id: row for row in rows}
 
 
 def by_id(
@@ -119,6 +121,19 @@ def by_id(
 def by_ids(conn: Connection, ids: Sequence[int]) -> list[ContributionRow]:
     """Return contributions in the order of a merge: by task, then part."""
     return [_row(row) for row in conn.execute(_BY_IDS, {"ids": ids}).mappings()]
+
+
+_CHECKING = (
+    select(contributions)
+    .where(among(_C.id, "ids"), _C.state == "checking")
+    .order_by(_C.id)
+    .with_for_update()
+)
+
+
+def undecided(conn: Connection, ids: Iterable[int]) -> list[ContributionRow]:
+    """Lock and return the contributions with these numbers that have no verdict yet."""
+    return [_row(row) for row in conn.execute(_CHECKING, {"ids": sorted(ids)}).mappings()]
 
 
 def in_state(

@@ -7,13 +7,27 @@ is submitted twice, whatever happens to the rest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Select, bindparam, exists, func, insert, select, update
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ClauseElement,
+    Connection,
+    String,
+    exists,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.types import TypeEngine
 
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.statements import its, one_of
+from coordinator.database.engine.bulk_statements import Lines
+from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.evaluations import NEWEST_LOSS
 from coordinator.database.runs import RunRow
 from coordinator.database.tables.accounts import volunteers
@@ -21,7 +35,7 @@ from coordinator.database.tables.contributions import contributions, uploads
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.versions import versions
-from coordinator.database.tasks import FREE, TaskRow, finish, holder
+from coordinator.database.tasks import FREE, TaskRow, finish_all, holder, holders
 from coordinator.rules.sizing import first_part
 from coordinator.rules.standing import State
 from shared.errors import Conflict, NotFound
@@ -60,9 +74,8 @@ def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """Submission and its task: the stored facts of both."""
+    """Stored facts about a submission, its attempt and its account."""
 
-    run: RunRow
     known: int | None  # number of the contribution, if it was submitted before
     part: int  # number of the next wanted part
     tries: int  # number of its tries that were refused as too late
@@ -72,120 +85,117 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     network: str
 
 
-_SAID = _C.attempt == bindparam("said_attempt")
-_KNOWN = select(_C.id).where(its(_C.task_id), _SAID, its(_C.part), its(_C.tries))
-_UPLOADED = exists().where(
-    _U.task_id == bindparam("its_task_id"),
-    _U.attempt == bindparam("said_attempt"),
-    its(_U.worker_id),
-    its(_U.sha256),
-    its(_U.size),
-    _U.complete,
-    _U.evidence_of.is_(None),
-)
-_ARRIVAL = (
-    select(runs)
-    .add_columns(
-        _KNOWN.scalar_subquery().label("known"),
-        _PARTS.label("part"),
-        _LATE.label("tries"),
-        exists().where(_MINE, one_of(_C.state, WAITING)).label("checked"),
-        _UPLOADED.label("uploaded"),
+def _arrivals(given: CTE) -> ClauseElement:
+    g, other = given.c, contributions.alias("other").c
+    mine = (_C.task_id == g.task_id) & (_C.attempt == g.attempt)
+    same = mine & (_C.part == g.part) & (_C.tries == g.tries)
+    theirs = (other.task_id == g.task_id) & (other.attempt == g.attempt)
+    good = select(func.count()).where(theirs, one_of(other.state, GOOD)).correlate(given)
+    late = mine & (_C.part == good.scalar_subquery()) & (_C.state == "rejected")
+    uploaded = exists().where(
+        *(_U[name] == g[name] for name in ("task_id", "attempt", "worker_id", "sha256", "size")),
+        _U.complete,
+        _U.evidence_of.is_(None),
+    )
+    checked = exists().where(mine, one_of(_C.state, WAITING))
+    return select(
+        g.number,
+        select(_C.id).where(same).correlate(given).scalar_subquery().label("known"),
+        good.scalar_subquery().label("part"),
+        select(func.count()).where(late).correlate(given).scalar_subquery().label("tries"),
+        checked.correlate(given).label("checked"),
+        uploaded.correlate(given).label("uploaded"),
         _V.standing,
         _V.network,
-    )
-    .join_from(runs, volunteers, _V.id == bindparam("volunteer"))
-    .where(its(runs.c.id))
-)
+    ).join_from(given, volunteers, _V.id == g.volunteer_id)
 
 
-def arrival(
-    conn: Connection, task: TaskRow, volunteer_id: str, worker_id: str, request: SubmitRequest
-) -> Arrival:
-    """Read the stored facts that judge a submission for a locked task. Raises NotFound."""
-    given = {
-        "its_id": task.run_id,
-        "its_task_id": task.id,
-        "its_attempt": task.attempt,
-        "said_attempt": request.attempt,
-        "its_part": request.part,
-        "its_tries": request.tries,
-        "its_worker_id": worker_id,
-        "its_sha256": request.sha256,
-        "its_size": request.size,
-        "volunteer": volunteer_id,
+_ARRIVED: dict[str, TypeEngine[Any]] = {
+    **dict.fromkeys(("number", "task_id", "attempt", "part", "tries", "size"), BigInteger()),
+    **dict.fromkeys(("worker_id", "sha256", "volunteer_id"), String()),
+}
+_ARRIVALS = Lines("arrived", _ARRIVED, _arrivals, (0, 0, 0, 0, 0, 0, "", "", ""))
+
+
+def arrivals(
+    conn: Connection, asked: Sequence[tuple[str, str, int, SubmitRequest]]
+) -> dict[int, Arrival]:
+    """Read the stored facts that judge submissions for locked tasks, by their place; each is of a
+    volunteer, a worker and a task.
+    """
+    lines = [
+        (
+            place,
+            task,
+            said.attempt,
+            said.part,
+            said.tries,
+            said.size,
+            worker,
+            said.sha256,
+            volunteer,
+        )
+        for place, (volunteer, worker, task, said) in enumerate(asked)
+    ]
+    names = Arrival.__struct_fields__
+    return {
+        row.number: Arrival(**{name: getattr(row, name) for name in names})
+        for row in _ARRIVALS.execute(conn, lines)
     }
-    row = _with_run(conn, _ARRIVAL, given, f'there is no volunteer "{volunteer_id}"')
-    flags = {name: bool(row[name]) for name in ("checked", "uploaded")}
-    return Arrival(**row | flags)
-
-
-def _with_run(
-    conn: Connection, query: Select[Any], given: dict[str, Any], missing: str
-) -> dict[str, Any]:
-    """Return the only row of a query joined with a run; its "run" is the run's struct."""
-    found = conn.execute(query, given).mappings().first()
-    if found is None:
-        raise NotFound(missing)
-    row = dict(found)
-    run = RunRow(**{name: row.pop(name) for name in RunRow.__struct_fields__})
-    return row | {"run": run}
 
 
 class Background(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence about a contribution's account and run; its cohort is read elsewhere."""
 
     run: RunRow
+    loss: float | None  # the newest loss of the run
     trust: float  # trust in the account
     standing: State
     global_step: int  # optimiser steps of the run at its base version
     phase: int
-    loss: float | None  # the newest loss of the run
     replayed: bool  # the same bytes were submitted for another task, or for another part of it
     invited: bool
     lost_to: int  # contributions of the account up to this one are not paid
 
 
 _BASE = versions.alias("base")
-_B = _BASE.c
-_ELSEWHERE = (_C.task_id != bindparam("task")) | (
-    (_C.attempt == bindparam("attempt")) & (_C.part != bindparam("part"))
-)
-_BACKGROUND = (
-    select(runs)
-    .add_columns(
+_B, _O = _BASE.c, contributions.alias("other").c
+_ELSEWHERE = (_O.task_id != _C.task_id) | ((_O.attempt == _C.attempt) & (_O.part != _C.part))
+_RUN = select(runs).add_columns(NEWEST_LOSS.scalar_subquery().label("loss")).where(its(runs.c.id))
+_BACKGROUNDS = (
+    select(
+        _C.id,
         _V.trust,
         _V.standing,
         _V.invited,
         _V.lost_to,
-        _B.global_step.label("base_step"),
-        _B.phase.label("base_phase"),
-        NEWEST_LOSS.scalar_subquery().label("loss"),
-        exists().where(its(_C.sha256), its(_C.run_id), _ELSEWHERE).label("replayed"),
+        _B.global_step,
+        _B.phase,
+        exists()
+        .where(_O.sha256 == _C.sha256, _O.run_id == _C.run_id, _ELSEWHERE)
+        .correlate(contributions)
+        .label("replayed"),
     )
-    .join_from(runs, volunteers, _V.id == bindparam("volunteer"))
-    .join(_BASE, (_B.run_id == runs.c.id) & (_B.version == bindparam("base")))
-    .where(its(runs.c.id))
+    .join_from(contributions, volunteers, _V.id == _C.volunteer_id)
+    .join(_BASE, (_B.run_id == _C.run_id) & (_B.version == _C.base_version))
+    .where(among(_C.id, "ids"))
 )
 
 
-def background(conn: Connection, row: ContributionRow) -> Background:
-    """Read the background of a contribution. Raises NotFound."""
-    given = {
-        "its_id": row.run_id,
-        "its_run_id": row.run_id,
-        "its_sha256": row.sha256,
-        "task": row.task_id,
-        "attempt": row.attempt,
-        "part": row.part,
-        "volunteer": row.volunteer_id,
-        "base": row.base_version,
-    }
-    found = _with_run(conn, _BACKGROUND, given, f"this run has no version {row.base_version}")
-    based = {"global_step": found.pop("base_step"), "phase": found.pop("base_phase")}
-    return Background(
-        **found | based | {name: bool(found[name]) for name in ("replayed", "invited")}
-    )
+def backgrounds(conn: Connection, rows: Sequence[ContributionRow]) -> dict[int, Background]:
+    """Read the backgrounds of contributions, by their numbers. Raises NotFound."""
+    of_run: dict[int, dict[str, Any]] = {}
+    for number in sorted({row.run_id for row in rows}):
+        run = dict(conn.execute(_RUN, {"its_id": number, "its_run_id": number}).mappings().one())
+        of_run[number] = {"loss": run.pop("loss"), "run": RunRow(**run)}
+    known: dict[int, dict[str, Any]] = {}
+    for each in conn.execute(_BACKGROUNDS, {"ids": [row.id for row in rows]}).mappings():
+        flags = {name: bool(each[name]) for name in ("replayed", "invited")}
+        known[each["id"]] = {name: each[name] for name in each if name != "id"} | flags
+    for row in rows:
+        if row.id not in known:
+            raise NotFound(f"this run has no version {row.base_version}")
+    return {row.id: Background(**known[row.id] | of_run[row.run_id]) for row in rows}
 
 
 def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
@@ -208,18 +218,34 @@ def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
     )
 
 
-def held(conn: Connection, row: ContributionRow) -> TaskRow | None:
-    """Return the task of a contribution, locked; None unless its attempt is still current."""
-    task = holder(conn, row.task_id)
-    ours = task.attempt == row.attempt and task.state in ("doing", "todo", "cancelled")
-    return task if ours else None
+def held(conn: Connection, rows: Sequence[ContributionRow]) -> dict[int, TaskRow]:
+    """Lock and return the tasks of contributions, by the contributions' numbers; a task whose
+    attempt is not current any more is left out.
+    """
+    known = holders(conn, [row.task_id for row in rows])
+    return {
+        row.id: task
+        for row in rows
+        if (task := known[row.task_id]).attempt == row.attempt
+        and task.state in ("doing", "todo", "cancelled")
+    }
 
 
-def through(conn: Connection, row: ContributionRow, task: TaskRow, now: float) -> None:
-    """Advance a locked task past an accepted part; the last part finishes it."""
-    if row.steps >= task.steps or task.state not in ("doing", "todo"):
-        finish(conn, row.task_id, now)
-        return
+def through(conn: Connection, parts: Sequence[tuple[ContributionRow, TaskRow]], now: float) -> None:
+    """Advance locked tasks past accepted parts; the last part finishes its task."""
+    whole = {
+        task.id
+        for row, task in parts
+        if row.steps >= task.steps or task.state not in ("doing", "todo")
+    }
+    if whole:
+        finish_all(conn, sorted(whole), now)
+    for row, task in parts:
+        if task.id not in whole:
+            _split_off(conn, row, task, now)
+
+
+def _split_off(conn: Connection, row: ContributionRow, task: TaskRow, now: float) -> None:
     until = task.start + row.samples
     done = msgspec.structs.asdict(task) | {
         "stop": until,

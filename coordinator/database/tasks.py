@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import its, one_of
+from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
@@ -149,6 +149,14 @@ def holder(conn: Connection, task_id: int, *, for_update: bool = True) -> TaskRo
     if row is None:
         raise NotFound(f"there is no task {task_id} of yours")
     return row_of(row)
+
+
+_BY_IDS = select(tasks).where(among(tasks.c.id, "ids")).order_by(tasks.c.id).with_for_update()
+
+
+def holders(conn: Connection, task_ids: Sequence[int]) -> dict[int, TaskRow]:
+    """Lock and return the existing tasks with their holders, by number."""
+    return {row.id: row for row in rows_of(conn.execute(_BY_IDS, {"ids": sorted({*task_ids})}))}
 
 
 def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
@@ -286,16 +294,22 @@ def awaits_merge(conn: Connection, task_id: int, worker_id: str) -> tuple[int, i
 
 
 _FINISH = update(tasks).where(
-    its(tasks.c.id), (tasks.c.state == "doing") | and_(tasks.c.state == "todo", tasks.c.returned)
+    among(tasks.c.id, "ids"),
+    (tasks.c.state == "doing") | and_(tasks.c.state == "todo", tasks.c.returned),
 )
 _DONE: dict[str, Any] = {"state": "done", "returned": False, **FREE}
 
 
-def finish(conn: Connection, task_id: int, now: float) -> bool:
-    """Move a task from doing (or returned) to done, since its contribution was accepted. Return
-    False if the task had ended.
+def finish_all(conn: Connection, task_ids: Sequence[int], now: float) -> int:
+    """Move tasks from doing (or returned) to done, since their contributions were accepted. Return
+    how many had not ended before.
     """
-    return conn.execute(_FINISH, {"its_id": task_id, "ended_at": now} | _DONE).rowcount == 1
+    return conn.execute(_FINISH, {"ids": task_ids, "ended_at": now} | _DONE).rowcount
+
+
+def finish(conn: Connection, task_id: int, now: float) -> bool:
+    """Move one task to done, see `finish_all`. False if the task had ended."""
+    return finish_all(conn, [task_id], now) == 1
 
 
 def put_back(  # noqa: PLR0913 - each is a word of the verdict

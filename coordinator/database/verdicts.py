@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import msgspec
 from sqlalchemy import (
     Connection,
     String,
@@ -46,6 +45,7 @@ TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
     }
 )
 
+
 _DECIDE = update(contributions).where(its(contributions.c.id), its(contributions.c.state))
 
 
@@ -53,19 +53,29 @@ def decide(
     conn: Connection, row: ContributionRow, state: ContributionState, *, now: float, **values: Any
 ) -> None:
     """Change the state and record the verdict. Raises Conflict unless the state is `row`'s."""
-    if (row.state, state) not in TRANSITIONS:
-        raise Conflict(f"contribution {row.id} is {row.state}, so it cannot become {state}")
-    where = {"its_id": row.id, "its_state": row.state}
-    changed = conn.execute(_DECIDE, where | {"state": state, "decided_at": now} | values)
-    if changed.rowcount != 1:
+    if decide_all(conn, [(row, {"state": state} | values)], now) != 1:
         raise Conflict(f"contribution {row.id} has just been decided")
-    ruling = Ruling(
-        state=state,
-        reason=str(values.get("reason", "")),
-        message=str(values.get("message", "")),
-        version=values.get("version"),
-    )
-    record(conn, [row], ruling, now)
+
+
+def decide_all(
+    conn: Connection, decided: Sequence[tuple[ContributionRow, dict[str, Any]]], now: float
+) -> int:
+    """Change the states of contributions, several of them locked, and record the verdicts. Return
+    how many a database that counts them has changed.
+    """
+    if not decided:
+        return 0
+    for row, values in decided:
+        if (row.state, values["state"]) not in TRANSITIONS:
+            to = values["state"]
+            raise Conflict(f"contribution {row.id} is {row.state}, so it cannot become {to}")
+    changes = [
+        {"its_id": row.id, "its_state": row.state, "decided_at": now} | values
+        for row, values in decided
+    ]
+    changed = conn.execute(_DECIDE, changes if len(changes) > 1 else changes[0])
+    record(conn, decided, now)
+    return changed.rowcount
 
 
 _MERGE_ALL = (
@@ -82,37 +92,27 @@ def merge_all(conn: Connection, rows: Sequence[ContributionRow], version: int, n
     if changed.rowcount != len(rows):
         return False
     message = f"merged into version {version}"
-    record(conn, rows, Ruling(state="merged", message=message, version=version), now)
+    merged = {"state": "merged", "message": message, "version": version}
+    record(conn, [(row, merged) for row in rows], now)
     return True
-
-
-class Ruling(msgspec.Struct, frozen=True, kw_only=True):
-    """Verdict to be recorded."""
-
-    state: ContributionState
-    reason: str = ""
-    message: str = ""
-    version: int | None = None
 
 
 _RECORD = insert(verdicts)
 
 
-def record(conn: Connection, rows: Iterable[ContributionRow], ruling: Ruling, now: float) -> None:
+def record(
+    conn: Connection, decided: Iterable[tuple[ContributionRow, dict[str, Any]]], now: float
+) -> None:
     """Append verdicts to the history that volunteers read."""
-    conn.execute(
-        _RECORD,
-        [
-            {
-                "contribution_id": row.id,
-                "worker_id": row.worker_id,
-                "volunteer_id": row.volunteer_id,
-                **msgspec.structs.asdict(ruling),
-                "at": now,
-            }
-            for row in rows
-        ],
-    )
+    blank = {"reason": "", "message": "", "version": None}
+    lines = [
+        blank
+        | {name: values[name] for name in ("state", *blank) if name in values}
+        | {"contribution_id": row.id, "worker_id": row.worker_id, "at": now}
+        | {"volunteer_id": row.volunteer_id}
+        for row, values in decided
+    ]
+    conn.execute(_RECORD, lines)
 
 
 PAID = "the work is paid"  # sentence on work that needed no merge

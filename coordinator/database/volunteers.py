@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
 
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import among, its
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.contributions import contributions
@@ -21,6 +22,8 @@ from shared.protocol.accounts import Device, Hardware
 from shared.protocol.heartbeat import OwnOrder
 from shared.protocol.limits import RENEW_S
 
+# account, change of trust, pay of its accepted contribution if there is one
+TrustChange = tuple[str, float, int | None]
 VolunteerState = Literal["active", "banned", "forgotten"]
 WorkerState = Literal["online", "training", "paused", "offline", "left"]
 
@@ -350,31 +353,42 @@ def is_suspended(conn: Connection, volunteer_id: str) -> bool:
     return bool(conn.execute(_STANDING, {"its_id": volunteer_id}).scalar() == "suspended")
 
 
+_V = volunteers.c
 _TRUST = (
-    select(volunteers.c.trust, volunteers.c.accepted, volunteers.c.accepted_micro)
-    .add_columns(volunteers.c.lost_to)
-    .where(its(volunteers.c.id))
+    select(_V.id, _V.trust, _V.accepted, _V.accepted_micro, _V.lost_to)
+    .where(among(_V.id, "ids"))
+    .order_by(_V.id)
     .with_for_update(key_share=True)
 )
+_SET_TRUST = update(volunteers).where(its(_V.id))
+
+
+def set_trusts(conn: Connection, changes: Sequence[TrustChange]) -> dict[str, int]:
+    """Move the trust of volunteers. Return the contributions up to which the accounts have lost
+    their pay.
+
+    The pay of an accepted contribution is counted with it, since draws depend on the mean. The
+    rows are locked, so that simultaneous verdicts all count.
+    """
+    if not changes:
+        return {}
+    found = conn.execute(_TRUST, {"ids": sorted({who for who, _, _ in changes})})
+    known = {row.id: row for row in found}
+    new = {who: (row.trust, row.accepted, row.accepted_micro) for who, row in known.items()}
+    for who, change, accepted_micro in changes:
+        trust, count, paid = new[who]
+        if accepted_micro is not None:
+            count, paid = count + 1, paid + accepted_micro
+        new[who] = moved(float(trust), change), count, paid
+    columns = ("its_id", "trust", "accepted", "accepted_micro")
+    conn.execute(
+        _SET_TRUST, [dict(zip(columns, (who, *to), strict=True)) for who, to in sorted(new.items())]
+    )
+    return {who: int(row.lost_to) for who, row in known.items()}
 
 
 def set_trust(
-    conn: Connection,
-    volunteer_id: str,
-    change: float,
-    *,
-    accepted_micro: int | None = None,
+    conn: Connection, volunteer_id: str, change: float, *, accepted_micro: int | None = None
 ) -> int:
-    """Move the trust of a volunteer. Return the contribution up to which the account has lost its
-    pay.
-
-    The pay of an accepted contribution is counted with it, since draws depend on the mean. The row
-    is locked, so that two simultaneous verdicts both count.
-    """
-    before, count, paid, lost_to = conn.execute(_TRUST, {"its_id": volunteer_id}).one()
-    trust = moved(float(before), change)
-    counted: dict[str, int] = {}
-    if accepted_micro is not None:
-        counted = {"accepted": count + 1, "accepted_micro": paid + accepted_micro}
-    set_volunteer(conn, volunteer_id, trust=trust, **counted)
-    return int(lost_to)
+    """Move the trust of one volunteer, see `set_trusts`."""
+    return set_trusts(conn, [(volunteer_id, change, accepted_micro)])[volunteer_id]

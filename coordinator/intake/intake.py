@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import structlog
@@ -36,9 +36,11 @@ from coordinator.database.contributions import UPDATES as MERGED
 from coordinator.database.contributions import ContributionRow, PeerContribution
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
-from coordinator.database.submissions import Background, NextPart
+from coordinator.database.submissions import Arrival, Background
 from coordinator.database.tasks import FailureKind, TaskRow
+from coordinator.database.volunteers import TrustChange
 from coordinator.experience.harvest import Harvest
+from coordinator.joiner import Joiner
 from coordinator.plan.plan import in_phase
 from coordinator.plan.plan_tables import Plan
 from coordinator.platform import Platform, PlatformService
@@ -68,6 +70,7 @@ log = structlog.get_logger("intake")
 
 HISTORY_MAX = 200
 RECHECK_MAX = 100
+JOINED_MAX = 64  # contributions in one transaction
 REDO_MAX = 3  # times that a late gradient may be recomputed; then its task fails
 COHORT_ROWS = 4  # rows that are read for each volunteer of the cohort
 # Reasons that are not the volunteer's fault, which do not count against it.
@@ -95,6 +98,9 @@ class Examiners:
     audits: Audits
 
 
+_Received = tuple[ContributionRow, bool]  # and whether it is new
+
+
 class Intake(PlatformService):
     """Receives, checks and decides contributions."""
 
@@ -106,6 +112,8 @@ class Intake(PlatformService):
         self._under_way: dict[int, asyncio.Task[None]] = {}  # running checks, by contribution
         self.durations = Durations(SLOW_S)  # duration of submissions with their check
         self.decided: Counter[tuple[str, str, str]] = Counter()  # run, state, reason
+        self._arriving = Joiner(self._receive_all, JOINED_MAX)
+        self._deciding = Joiner(self._decide_all, JOINED_MAX)
         self._abouts: dict[int, Definition] = {}  # unchanging definition of each run, read once
 
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
@@ -129,9 +137,7 @@ class Intake(PlatformService):
             raise BadRequest("part or tries is out of range")
         quantize.codec(request.codec)
         with self.durations.timed():
-            row, fresh = await self._db.write(
-                lambda conn: self._receive(conn, principal, task_id, request)
-            )
+            row, fresh = await self._arriving.ask(_Submission(principal, task_id, request))
             if row.state == "checking":
                 await self._check(row)
             elif row.state == "rejected":
@@ -142,49 +148,46 @@ class Intake(PlatformService):
         """Count a verdict for the metrics, once, at the first submission of its contribution."""
         self.decided[verdict.run, verdict.state, verdict.reason] += 1
 
+    async def _receive_all(self, asked: Sequence[_Submission]) -> list[_Received | Exception]:
+        return await self._db.write(lambda conn: self._receive(conn, asked))
+
     def _receive(
-        self, conn: Connection, principal: Principal, task_id: int, request: SubmitRequest
-    ) -> tuple[ContributionRow, bool]:
-        """Return the contribution, and whether it is new."""
-        now = self._clock.now()
-        content = digest(canonical(msgspec.to_builtins(request)))
+        self, conn: Connection, asked: Sequence[_Submission]
+    ) -> list[_Received | Exception]:
+        """Return contributions, and whether each is new, or errors."""
         # locked first, since the same request may be sent twice at once
-        task = tasks.holder(conn, task_id)
-        found = submissions.arrival(
-            conn, task, principal.volunteer_id, principal.worker_id, request
-        )
-        if found.known is not None:
-            known = contributions.by_id(conn, found.known)
-            if known.volunteer_id != principal.volunteer_id:
-                raise NotFound(f"there is no task {task_id} of yours")
-            if known.digest != content:
-                raise Conflict(f"task {task_id} was submitted before with other content")
-            return known, False
-        tasks.may_submit(task, principal.worker_id, request.attempt)
-        if task.base_version is None:
-            raise Conflict(f"task {task_id} has not begun: there is no base version yet")
-        run, now_holds = found.run, phases.at_head(found.run)
-        part = submissions.expect(task, request, found)
-        base = task.base_version
-        # a part may begin from an older version than the newest, if it asked for that
-        if task.part_steps or now_holds.pull_every:
-            base = min(base, max(0, request.base_version))
-        if not found.uploaded:
-            raise OffsetMismatch(
-                f"the bytes {request.sha256[:12]}... were not uploaded for task {task_id}: begin "
-                "the upload again"
-            )
-        values = _values(principal, task, request, part, now) | {
-            "base_version": base,
-            "vetted": found.standing == "vetted",
-            "network": found.network,
+        held = tasks.holders(conn, [each.task_id for each in asked])
+        found = submissions.arrivals(conn, [each.named for each in asked])
+        again = [arrival.known for arrival in found.values() if arrival.known is not None]
+        known = {row.id: row for row in contributions.by_ids(conn, again)} if again else {}
+        of = {
+            number: runs.by_id(conn, number) for number in {task.run_id for task in held.values()}
         }
-        kind = UPDATES.get(task.kind) or task.update_kind or now_holds.update
-        row = contributions.add(conn, values | {"kind": kind}, last=part.last)
-        if not _is_late(row, run, now_holds):
-            return row, True
-        self._too_late(conn, row, run)
-        return contributions.by_id(conn, row.id), True
+        answers: list[_Received | Exception | None] = []
+        new: list[dict[str, Any]] = []
+        for place, each in enumerate(asked):
+            task, arrival = held.get(each.task_id), found.get(place)
+            before = known.get(arrival.known or 0) if arrival is not None else None
+            try:
+                if task is None or arrival is None:
+                    raise NotFound(f"there is no task {each.task_id} of yours")
+                if before is not None:
+                    answers.append((each.same(before), False))
+                    continue
+                new.append(_values(each, task, arrival, of[task.run_id], self._clock.now()))
+                answers.append(None)
+            except VolunteerError as error:
+                answers.append(error)
+        last = [values["task_id"] for values in new if values.pop("last")]
+        rows = contributions.add(conn, new, last)
+        for row in list(rows.values()):
+            if _is_late(row, of[row.run_id], phases.at_head(of[row.run_id])):
+                self._too_late(conn, row, of[row.run_id])
+                rows[row.task_id] = contributions.by_id(conn, row.id)
+        return [
+            (rows[each.task_id], True) if answer is None else answer
+            for each, answer in zip(asked, answers, strict=True)
+        ]
 
     async def _check(self, row: ContributionRow) -> None:
         """Check a contribution once for all requests; cancelling one does not stop the check."""
@@ -229,117 +232,89 @@ class Intake(PlatformService):
                 problem=f'the update is encoded as "{row.codec}", which this run does not accept; '
                 f"accepted: {', '.join(sorted(granted))}"
             )
-        await self._db.write(lambda conn: self._decide(conn, row.id, measured))
+        await self._deciding.ask((row.id, measured))
 
-    def _decide(self, conn: Connection, contribution_id: int, measured: Measurement) -> None:
+    async def _decide_all(self, asked: Sequence[tuple[int, Measurement]]) -> list[None]:
+        await self._db.write(lambda conn: self._decide(conn, dict(asked)))
+        return [None] * len(asked)
+
+    def _decide(self, conn: Connection, measured: Mapping[int, Measurement]) -> None:
+        """Decide measured contributions in one transaction."""
         now = self._clock.now()
         # The rows are locked: after a restart both the sender and the recheck may decide.
-        row = contributions.by_id(conn, contribution_id, lock=True)
-        if row.state != "checking":
-            return  # another process decided
-        found = submissions.background(conn, row)
-        plan = phases.at_head(found.run)
-        if plan.in_flight == "redo":  # the head must not move any more
-            runs.by_id(conn, row.run_id, lock=True)
-            found = submissions.background(conn, row)  # the lock may have waited for a merge
-            plan = phases.at_head(found.run)
-        judgement = self._judge(conn, row, found, plan, measured)
-        if judgement.state != "rejected" and found.standing == "suspended":
-            judgement = validation.SUSPENDED
-        if judgement.reason == Reason.STALE and _is_late(row, found.run, plan):
-            self._too_late(conn, row, found.run)
-            return
-        task = submissions.held(conn, row)
-        if task is None:
-            judgement = LOST
-        verdicts.decide(
-            conn,
-            row,
-            judgement.state,
-            now=now,
-            reason=judgement.reason,
-            message=judgement.message,
-            weight=judgement.weight,
-            clip=judgement.clip,
-            norm=measured.norm if measured.finite and not measured.problem else None,
-        )
-        if task is None:
-            return
-        if judgement.state == "rejected":
-            self._reject(conn, row, found.run, judgement, now)
-            return
-        drawn: Drawn = ""
-        # the recompute must be ordered before the part is split off its task
-        if judgement is not validation.SUSPENDED:
-            drawn = self._recomputes.order(conn, row, found.run)
-        submissions.through(conn, row, task, now)
-        self._take(conn, row, found, judgement, drawn)
+        rows = contributions.undecided(conn, measured)
+        found = submissions.backgrounds(conn, rows)
+        steady = {row.run_id for row in rows if _plan(found[row.id]).in_flight == "redo"}
+        for run_id in sorted(steady):  # the head must not move any more
+            runs.by_id(conn, run_id, lock=True)
+        if steady:  # the locks may have waited for a merge
+            found = submissions.backgrounds(conn, rows)
+        held = submissions.held(conn, rows)
+        judged: list[tuple[ContributionRow, Judgement]] = []
+        peers = {
+            (run_id, kind): contributions.cohort(
+                conn, run_id, kind, COHORT_ROWS * validation.COHORT
+            )
+            for run_id, kind in sorted({(row.run_id, row.kind) for row in rows})
+        }
+        for row in rows:
+            its = found[row.id]
+            judgement = _judge(row, its, measured[row.id], peers[row.run_id, row.kind])
+            if judgement.state != "rejected" and its.standing == "suspended":
+                judgement = validation.SUSPENDED
+            if judgement.reason == Reason.STALE and _is_late(row, its.run, _plan(its)):
+                self._too_late(conn, row, its.run)
+            else:
+                judged.append((row, judgement if row.id in held else LOST))
+        decided = [(row, each.stored(measured[row.id])) for row, each in judged]
+        verdicts.decide_all(conn, decided, now)
+        changes, taken = list[TrustChange](), list[_Taken]()
+        for row, judgement in judged:
+            if row.id not in held:
+                continue
+            if judgement.state == "rejected":
+                changes += self._reject(conn, row, found[row.id].run, judgement, now)
+                continue
+            drawn: Drawn = ""
+            # the recompute must be ordered before the part is split off its task
+            if judgement is not validation.SUSPENDED:
+                drawn = self._recomputes.order(conn, row, found[row.id].run)
+            taken.append(_Taken(row, found[row.id], judgement, drawn))
+        submissions.through(conn, [(each.row, held[each.row.id]) for each in taken], now)
+        self._take(conn, taken, changes)
 
     def _take(
-        self,
-        conn: Connection,
-        row: ContributionRow,
-        found: Background,
-        judgement: Judgement,
-        drawn: Drawn,
+        self, conn: Connection, taken: Sequence[_Taken], changes: Sequence[TrustChange]
     ) -> None:
-        """Post the pending credit of an accepted contribution; kinds that are never merged are paid
-        at once.
+        """Post the pending credit of accepted contributions, and change trust; kinds that are never
+        merged are paid at once.
         """
-        now, accepted, lost_to = self._clock.now(), judgement.state == "accepted", found.lost_to
-        if accepted:
-            who, price = row.volunteer_id, row.price_micro
-            lost_to = accounts.set_trust(conn, who, GAIN, accepted_micro=price)
-        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
-        if judgement is validation.SUSPENDED:
-            escrow.withhold(conn, [row], now)
-            return
-        if drawn and accepted and not row.vetted:
-            contributions.wait_for_proof(conn, row.id)
-        never = drawn == "never" and not found.invited
-        if never or row.id <= lost_to:
-            escrow.withhold(conn, [row], now)
-            verdicts.unpaid(conn, [row.id], NEVER if never else escrow.LOST)
-        elif not accepted:
-            escrow.pay(conn, [row], now)
-
-    def _judge(
-        self,
-        conn: Connection,
-        row: ContributionRow,
-        found: Background,
-        plan: Plan,
-        measured: Measurement,
-    ) -> Judgement:
-        """Judge a contribution, its content first: good but superseded work is paid. `plan` is the
-        plan at the head.
-        """
-        run = found.run
-        about = definition(run)
-        comparable = about.workload.traits.loss_is_measured
-        effort = _effort(about, run, row.kind, found.global_step, row.steps)
-        evidence = Evidence(
-            submit=decode(row.report, SubmitRequest),
-            measurement=measured,
-            task_steps=row.steps,
-            task_samples=row.samples,
-            head=run.head,
-            base_version=row.base_version,
-            trust=found.trust,
-            effort=effort,
-            cohort=_cohort(conn, about, run, row.kind, effort),
-            loss=found.loss if comparable else None,
-            parameters=about.parameters,
-            replayed=found.replayed,
-        )
-        file, then = about.file, in_phase(about.plan, found.phase)
-        judgement = validation.judge(evidence, file.validation, file.train, then)
-        if judgement.state == "accepted" and run.state not in OPEN:
-            return validation.TOO_LATE
-        if judgement.state == "accepted" and row.kind != plan.update:
-            message = f"the run merges another kind of update by now; {verdicts.PAID}"
-            return Judgement(state="superseded", reason=Reason.STALE, message=message)
-        return judgement
+        now = self._clock.now()
+        gains = [
+            (each.row.volunteer_id, GAIN, each.row.price_micro) for each in taken if each.accepted
+        ]
+        lost_to = accounts.set_trusts(conn, [*changes, *gains])
+        payments.post_pending_many(conn, [payments.Payment.of(each.row) for each in taken], now)
+        withheld: dict[str, list[ContributionRow]] = {}
+        paid: list[ContributionRow] = []
+        for each in taken:
+            row = each.row
+            if each.judgement is validation.SUSPENDED:
+                withheld.setdefault("", []).append(row)
+                continue
+            if each.drawn and each.accepted and not row.vetted:
+                contributions.wait_for_proof(conn, row.id)
+            if each.drawn == "never" and not each.found.invited:
+                withheld.setdefault(NEVER, []).append(row)
+            elif row.id <= lost_to.get(row.volunteer_id, each.found.lost_to):
+                withheld.setdefault(escrow.LOST, []).append(row)
+            elif not each.accepted:
+                paid.append(row)
+        for why, unpaid in withheld.items():
+            escrow.withhold(conn, unpaid, now)
+            if why:
+                verdicts.unpaid(conn, [row.id for row in unpaid], why)
+        escrow.pay(conn, paid, now)
 
     def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow) -> None:
         """Refuse an overtaken update and have it recomputed from the newer version, a few times;
@@ -362,13 +337,14 @@ class Intake(PlatformService):
 
     def _reject(
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
-    ) -> None:
-        """Reject a contribution and requeue its task; only bad content counts as a failure."""
+    ) -> list[TrustChange]:
+        """Requeue the task of a rejected contribution; only bad content counts as a failure;
+        return what it does to trust.
+        """
         at_fault = judgement.reason not in NO_FAULT
         kind: FailureKind | None = "failure" if at_fault else None
         put_back(conn, row, run, kind, judgement.message, now)
-        if at_fault and judgement.certain:
-            accounts.set_trust(conn, row.volunteer_id, LOSS)
+        return [(row.volunteer_id, LOSS, None)] if at_fault and judgement.certain else []
 
     async def recheck(self) -> int:
         """Decide the contributions that an earlier process left unchecked; return their number."""
@@ -420,36 +396,125 @@ class Intake(PlatformService):
         )
 
 
-def _cohort(
-    conn: Connection, about: Definition, run: RunRow, kind: str, effort: float
-) -> list[float]:
-    """Return the norms by effort of volunteers with recently accepted vetted work, one for each."""
-    most, total = validation.COHORT, about.total_steps(run)
-    peers = contributions.cohort(conn, run.id, kind, COHORT_ROWS * most)
+class _Taken(NamedTuple):
+    """Contribution whose verdict is not "rejected"."""
+
+    row: ContributionRow
+    found: Background
+    judgement: Judgement
+    drawn: Drawn
+
+    @property
+    def accepted(self) -> bool:
+        return self.judgement.state == "accepted"
+
+
+def _plan(found: Background) -> Plan:
+    """Return the plan at the head."""
+    return phases.at_head(found.run)
+
+
+def _judge(
+    row: ContributionRow,
+    found: Background,
+    measured: Measurement,
+    peers: Sequence[PeerContribution],
+) -> Judgement:
+    """Judge a contribution, its content first: good but superseded work is paid. `peers` are
+    the run's recent contributions of vetted volunteers.
+    """
+    run, plan = found.run, _plan(found)
+    about = definition(run)
+    total = about.total_steps(run)
+    effort = validation.effort(row.kind, about.file.train, found.global_step, row.steps, total)
 
     def norm(peer: PeerContribution) -> float:
-        its = validation.effort(kind, about.file.train, peer.global_step, peer.steps, total)
+        train = about.file.train
+        its = validation.effort(row.kind, train, peer.global_step, peer.steps, total)
         return validation.by_effort(peer.norm, its, effort)
 
-    return validation.voices(peers, most, norm)
+    evidence = Evidence(
+        submit=decode(row.report, SubmitRequest),
+        measurement=measured,
+        task_steps=row.steps,
+        task_samples=row.samples,
+        head=run.head,
+        base_version=row.base_version,
+        trust=found.trust,
+        effort=effort,
+        cohort=validation.voices(peers, validation.COHORT, norm),
+        loss=found.loss if about.workload.traits.loss_is_measured else None,
+        parameters=about.parameters,
+        replayed=found.replayed,
+    )
+    file, then = about.file, in_phase(about.plan, found.phase)
+    judgement = validation.judge(evidence, file.validation, file.train, then)
+    if judgement.state == "accepted" and run.state not in OPEN:
+        return validation.TOO_LATE
+    if judgement.state == "accepted" and row.kind != plan.update:
+        message = f"the run merges another kind of update by now; {verdicts.PAID}"
+        return Judgement(state="superseded", reason=Reason.STALE, message=message)
+    return judgement
+
+
+class _Submission(NamedTuple):
+    """Request to submit a contribution."""
+
+    principal: Principal
+    task_id: int
+    request: SubmitRequest
+
+    @property
+    def named(self) -> tuple[str, str, int, SubmitRequest]:
+        return self.principal.volunteer_id, self.principal.worker_id, self.task_id, self.request
+
+    @property
+    def digest(self) -> str:
+        return digest(canonical(msgspec.to_builtins(self.request)))
+
+    def same(self, known: ContributionRow) -> ContributionRow:
+        """Return the contribution that was submitted before. Raises NotFound, Conflict."""
+        if known.volunteer_id != self.principal.volunteer_id:
+            raise NotFound(f"there is no task {self.task_id} of yours")
+        if known.digest != self.digest:
+            raise Conflict(f"task {self.task_id} was submitted before with other content")
+        return known
 
 
 def _values(
-    principal: Principal, task: TaskRow, request: SubmitRequest, part: NextPart, now: float
+    each: _Submission, task: TaskRow, found: Arrival, run: RunRow, now: float
 ) -> dict[str, Any]:
-    """Return the values of a submission to store, except kind and base."""
+    """Return the values of a new submission to store, and whether it is its task's last. Raises the
+    errors of `Intake.take_in`.
+    """
+    request, plan = each.request, phases.at_head(run)
+    tasks.may_submit(task, each.principal.worker_id, request.attempt)
+    if task.base_version is None:
+        raise Conflict(f"task {task.id} has not begun: there is no base version yet")
+    part = submissions.expect(task, request, found)
+    base = task.base_version
+    # a part may begin from an older version than the newest, if it asked for that
+    if task.part_steps or plan.pull_every:
+        base = min(base, max(0, request.base_version))
+    if not found.uploaded:
+        raise OffsetMismatch(
+            f"the bytes {request.sha256[:12]}... were not uploaded for task {task.id}: begin "
+            "the upload again"
+        )
     return {
         "run_id": task.run_id,
         "task_id": task.id,
         "attempt": request.attempt,
         "part": request.part,
         "tries": request.tries,
-        "worker_id": principal.worker_id,
-        "volunteer_id": principal.volunteer_id,
-        "digest": digest(canonical(msgspec.to_builtins(request))),
+        "worker_id": each.principal.worker_id,
+        "volunteer_id": each.principal.volunteer_id,
+        "digest": each.digest,
+        "kind": UPDATES.get(task.kind) or task.update_kind or plan.update,
         "codec": request.codec,
         "sha256": request.sha256,
         "size": request.size,
+        "base_version": base,
         "steps": part.steps,
         "samples": part.samples,
         "price_micro": part.price_micro,
@@ -467,6 +532,9 @@ def _values(
         "received_at": now,
         "decided_at": None,
         "merged_at": None,
+        "vetted": found.standing == "vetted",
+        "network": found.network,
+        "last": part.last,
     }
 
 
@@ -474,7 +542,3 @@ def _is_late(row: ContributionRow, run: RunRow, plan: Plan) -> bool:
     """Return True if a gradient's version is too old for a run that merges one at a time."""
     gap = run.head - row.base_version
     return row.kind == "gradient" and plan.in_flight == "redo" and gap > plan.max_staleness
-
-
-def _effort(about: Definition, run: RunRow, kind: str, first: int, steps: int) -> float:
-    return validation.effort(kind, about.file.train, first, steps, about.total_steps(run))

@@ -59,6 +59,12 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     clip: float = 1.0  # factor that scales the update to its cohort
     certain: bool = True  # False: refused by comparison with others, which proves nothing
 
+    def stored(self, of: Measurement) -> dict[str, Any]:
+        """Return the stored form, with the norm if others can be compared with it."""
+        columns = ("state", "reason", "message", "weight", "clip")
+        norm = of.norm if of.finite and not of.problem else None
+        return {name: getattr(self, name) for name in columns} | {"norm": norm}
+
 
 TOO_LATE = Judgement(
     state="superseded",

@@ -5,12 +5,11 @@ Many claims thus cost as many statements as one, and only committed leases are s
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
@@ -22,6 +21,7 @@ from coordinator.database.audits import AuditLease
 from coordinator.database.claim_rows import Abilities, ClaimView, Rights
 from coordinator.database.leases import Taken
 from coordinator.database.tasks import TaskRow
+from coordinator.joiner import Joiner
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules import codes
 from coordinator.rules.audits import AUDIT, AccountMarks, Auditor
@@ -81,15 +81,7 @@ RETRY_S = {
 }
 
 
-@dataclass(slots=True, eq=False)
-class _Ask:
-    """One claim within a transaction."""
-
-    waiter: Waiter
-    answer: asyncio.Future[Lease | Refusal]
-
-
-Answer = Lease | Refusal | VolunteerError
+Answer = Lease | Refusal
 
 
 class _Known(msgspec.Struct, frozen=True):
@@ -147,8 +139,7 @@ class Claims:
         self._signals = signals
         self._renewals = renewals
         self._terms = terms
-        self._asking: list[_Ask] = []
-        self._joiner: asyncio.Task[None] | None = None
+        self.joiner: Joiner[Waiter, Answer] = Joiner(self._serve, JOINED_MAX)
         self._specs: dict[int, Spec] = {}
         self._paces: dict[int, tuple[float, RunPace | None]] = {}
         self._known: dict[str, _Known] = {}  # by worker
@@ -156,7 +147,6 @@ class Claims:
         self._machines = Machines()
         self.durations = Durations()  # durations of transactions, one for all claims that joined it
         self.leases: Counter[str] = Counter()  # leases given, by run
-        self.joined_max = JOINED_MAX
         self.waiting = 0  # unanswered claims
 
     async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
@@ -175,7 +165,7 @@ class Claims:
         self.waiting += 1
         try:
             while True:
-                answer = await self._ask(waiter)
+                answer = await self.joiner.ask(waiter)
                 if isinstance(answer, Lease):
                     return ClaimReply(lease=answer)
                 left_s = until - self._clock.monotonic()
@@ -184,41 +174,18 @@ class Claims:
         finally:
             self.waiting -= 1
 
-    async def _ask(self, waiter: Waiter) -> Lease | Refusal:
-        ask = _Ask(waiter, asyncio.get_running_loop().create_future())
-        self._asking.append(ask)
-        if self._joiner is None or self._joiner.done():
-            self._joiner = asyncio.create_task(self._join())
-        return await ask.answer
-
-    async def _join(self) -> None:
-        """Run one transaction after the other, each for all waiting claims."""
-        while self._asking:
-            batch = self._asking[: self.joined_max]
-            del self._asking[: self.joined_max]
-            asks: dict[str, list[_Ask]] = {}  # the same claim sent twice counts as one
-            for ask in batch:
-                if not ask.answer.done():  # the client is still connected
-                    asks.setdefault(ask.waiter.claim_id, []).append(ask)
-            try:
-                answers = await self._serve([same[0].waiter for same in asks.values()])
-            except Exception as error:
-                _tell(batch, error)
-                continue
-            for claim_id, same in asks.items():
-                _tell(same, answers[claim_id])
-
-    async def _serve(self, waiters: Sequence[Waiter]) -> dict[str, Answer]:
-        """Return leases, refusals or errors by the claim's key, committed."""
-        if not waiters:
-            return {}
+    async def _serve(self, asking: Sequence[Waiter]) -> list[Answer | Exception]:
+        """Return leases, refusals or errors, committed; a lease whose reply is lost is found again
+        by its claim_id.
+        """
         now = self._clock.now()
+        speaks = {waiter.claim_id: waiter for waiter in asking}  # a claim sent twice counts as one
+        waiters = list(speaks.values())
         with self.durations.timed():
             served = await self._db.write(lambda conn: self._transact(conn, waiters, now))
         self._shares.note(served.given)
-        answers: dict[str, Answer] = {**served.refusals, **served.shut_out}
+        answers: dict[str, Answer | Exception] = {**served.refusals, **served.shut_out}
         committed = {at for at, run in served.runs.items() if self._may_recompute(run.spec)}
-        speaks = {waiter.claim_id: waiter for waiter in waiters}
         for claim_id, row in served.rows.items():
             self._renewals.hold(row)
             run, waiter = served.runs[row.run_id], speaks[claim_id]
@@ -231,7 +198,7 @@ class Claims:
             answers[claim_id] = given
         if served.more:
             self._signals.deliver("queue")
-        return answers
+        return [answers[waiter.claim_id] for waiter in asking]
 
     def _transact(self, conn: Connection, waiters: Sequence[Waiter], now: float) -> _ClaimResults:
         view = claim_rows.view(conn, waiters, 2 * len(waiters) + TODO_SPARE)
@@ -363,17 +330,6 @@ class Claims:
             pace = passes.measure(conn, run_id)
             self._paces[run_id] = (now, pace)
         return pace
-
-
-def _tell(asks: Iterable[_Ask], answer: Answer | Exception) -> None:
-    """Answer the waiting claims; a lease whose reply is lost is found again by its claim_id."""
-    for ask in asks:
-        if ask.answer.done():
-            continue
-        if isinstance(answer, Exception):
-            ask.answer.set_exception(answer)
-        else:
-            ask.answer.set_result(answer)
 
 
 # --- a request and its answer ---

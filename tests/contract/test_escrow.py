@@ -17,7 +17,6 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.tables import accounts as tables
-from coordinator.database.verdicts import Ruling
 from coordinator.rules.checks import Result
 from coordinator.rules.standing import PROOFS_MIN, State
 from shared.errors import BadRequest, Conflict
@@ -44,7 +43,8 @@ def merged(conn: Connection, run: int, who: str, now: float, weight: float = 1.0
     row = contributions.by_id(conn, number)
     volunteers.set_trust(conn, who, 0.0, accepted_micro=PRICE)
     payments.post_pending_many(conn, [Payment.of(row)], now)
-    verdicts.record(conn, [row], Ruling(state="merged", message="merged into version 1"), now)
+    merged = {"state": "merged", "message": "merged into version 1"}
+    verdicts.record(conn, [(row, merged)], now)
     escrow.pay(conn, [row], now)
     return number
 

@@ -35,7 +35,6 @@ from coordinator.database.ledger.reversal import TakenBack
 from coordinator.database.tables import ledger as tables
 from coordinator.database.tables.accounts import volunteers as volunteers_table
 from coordinator.database.tables.trust import escrow as escrow_table
-from coordinator.database.verdicts import Ruling
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound
 from tests.support.account_rows import add_contribution, add_run, breaches, earn, pay
 
@@ -578,7 +577,7 @@ async def test_the_account_and_the_weight_say_where_the_pay_of_finished_work_goe
         number = add_contribution(conn, run, who, "merged", 10, weight=weight, version=1)
         row = contributions.by_id(conn, number)
         payments.post_pending_many(conn, [Payment.of(row)], 1.0)
-        verdicts.record(conn, [row], Ruling(state="merged", message="merged"), 1.0)
+        verdicts.record(conn, [(row, {"state": "merged", "message": "merged"})], 1.0)
         for _ in range(2):
             escrow.pay(conn, [row], 2.0)
         return run, number

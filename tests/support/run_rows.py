@@ -154,42 +154,45 @@ def add_worker(
 
 def add_contribution(conn: Connection, task: TaskRow) -> int:
     """Store a contribution as the intake does: it waits for its verdict."""
-    row = contributions.add(
+    made = contributions.add(
         conn,
-        {
-            "run_id": task.run_id,
-            "task_id": task.id,
-            "attempt": task.attempt,
-            "part": 0,
-            "tries": 0,
-            "worker_id": task.worker_id,
-            "volunteer_id": task.volunteer_id,
-            "digest": f"digest-{next(_numbers)}",
-            "kind": "delta",
-            "codec": "int8",
-            "sha256": "0" * 64,
-            "size": 1,
-            "base_version": task.base_version,
-            "steps": task.steps,
-            "samples": task.stop - task.start,
-            "price_micro": task.price_micro,
-            "loss_first": None,
-            "loss_last": None,
-            "train_s": 0.0,
-            "norm": None,
-            "clip": 1.0,
-            "weight": None,
-            "state": "checking",
-            "reason": "",
-            "message": "",
-            "version": None,
-            "report": "{}",
-            "received_at": 0.0,
-            "decided_at": None,
-            "merged_at": None,
-        },
+        [
+            {
+                "run_id": task.run_id,
+                "task_id": task.id,
+                "attempt": task.attempt,
+                "part": 0,
+                "tries": 0,
+                "worker_id": task.worker_id,
+                "volunteer_id": task.volunteer_id,
+                "digest": f"digest-{next(_numbers)}",
+                "kind": "delta",
+                "codec": "int8",
+                "sha256": "0" * 64,
+                "size": 1,
+                "base_version": task.base_version,
+                "steps": task.steps,
+                "samples": task.stop - task.start,
+                "price_micro": task.price_micro,
+                "loss_first": None,
+                "loss_last": None,
+                "train_s": 0.0,
+                "norm": None,
+                "clip": 1.0,
+                "weight": None,
+                "state": "checking",
+                "reason": "",
+                "message": "",
+                "version": None,
+                "report": "{}",
+                "received_at": 0.0,
+                "decided_at": None,
+                "merged_at": None,
+            }
+        ],
+        [task.id],
     )
-    return row.id
+    return made[task.id].id
 
 
 def queue_of(db: Database, clock: Clock, leases_max: int = 64) -> Queue:

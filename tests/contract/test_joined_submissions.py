@@ -1,0 +1,182 @@
+"""Submissions that are received and decided together: each has its own answer, and the books are
+those of one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from sqlalchemy import Engine, event
+
+from coordinator.database import contributions
+from coordinator.database.tables.accounts import volunteers
+from coordinator.database.tables.contributions import contributions as contributions_table
+from coordinator.database.tables.tasks import tasks
+from shared.protocol.contributions import SubmitRequest, Verdict
+from shared.protocol.leases import Lease
+from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, decode, local_coordinator
+
+SLOW = RUN.replace("quorum = 2", "quorum = 1000")  # nothing is merged
+NAMES = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Fay", "Gil", "Hal")
+Ready = tuple[Worker, Lease, SubmitRequest]
+
+
+async def uploaded(worker: Worker, seed: int, *, broken: bool = False) -> Ready:
+    """Claim, begin and upload one task; return what is to be submitted."""
+    lease = await worker.claim()
+    begun = await worker.begin(lease)
+    data = await worker.update(lease.job.run, seed)
+    if broken:
+        data = data[:-4] + np.float32(np.nan).tobytes()
+    await worker.upload(lease, data)
+    return worker, lease, worker.submission(lease, begun, data)
+
+
+async def submit(ready: Ready) -> httpx.Response:
+    worker, lease, said = ready
+    return await worker.post(f"/tasks/{lease.task}/submit", said)
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """Statements that reach a database inside the block."""
+    seen: list[str] = []
+
+    def note(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        seen.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield seen
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+async def books(home: LocalCoordinator) -> list[tuple[Any, ...]]:
+    """States of contributions and tasks, and trust and pay of accounts, without their numbers."""
+    c, t, v = contributions_table.c, tasks.c, volunteers.c
+    queries = (
+        contributions_table.select().with_only_columns(c.sha256, c.state, c.reason, c.price_micro),
+        tasks.select().with_only_columns(t.state, t.start, t.failures).where(t.attempt > 0),
+        volunteers.select().with_only_columns(v.nickname, v.trust, v.accepted, v.accepted_micro),
+    )
+
+    def read(conn: Any) -> list[tuple[Any, ...]]:
+        return [tuple(row) for query in queries for row in conn.execute(query)]
+
+    assert await home.coordinator.ledger.check() == ()
+    assert (await home.coordinator.checks.run()).breaches == ()
+    return sorted(await home.coordinator.db.read(read), key=repr)
+
+
+async def crew(home: LocalCoordinator) -> list[Worker]:
+    await home.start_run(SLOW)
+    return [await home.join(name) for name in NAMES]
+
+
+async def work_of_all(home: LocalCoordinator) -> list[Ready]:
+    """One upload of each, every third broken."""
+    return [
+        await uploaded(worker, seed, broken=seed % 3 == 1)
+        for seed, worker in enumerate(await crew(home))
+    ]
+
+
+async def test_submissions_at_one_moment_have_the_books_of_one_after_the_other(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path / "alone") as home:
+        for ready in await work_of_all(home):
+            await submit(ready)
+        wanted = await books(home)
+    async with local_coordinator(tmp_path / "together", database=database_url) as home:
+        work = await work_of_all(home)
+        with counted() as statements:
+            replies = await asyncio.gather(*map(submit, work))
+        verdicts = [decode(reply, Verdict) for reply in replies]
+        assert [each.state for each in verdicts] == [
+            "rejected" if seed % 3 == 1 else "accepted" for seed in range(len(work))
+        ]
+        assert await books(home) == wanted
+        posted = [each for each in statements if each.startswith("INSERT INTO contributions")]
+        assert len(posted) < len(work)
+
+
+async def test_each_submission_has_its_own_answer_whatever_comes_with_it(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        good, twice, other, missing, lost, rest = [
+            await uploaded(worker, seed) for seed, worker in enumerate((await crew(home))[:6])
+        ]
+        strange = (rest[0], good[1], rest[2])  # a task of somebody else
+        elsewhere = msgspec.structs.replace(missing[2], sha256="0" * 64)  # never uploaded
+        renamed = msgspec.structs.replace(other[2], loss_last=1.0)  # other content, same key
+        given_back = {"attempt": lost[1].attempt}
+        assert (await lost[0].post(f"/tasks/{lost[1].task}/release", given_back)).status_code < 300
+        asked: Sequence[Ready] = [
+            good,
+            twice,
+            twice,
+            other,
+            (other[0], other[1], renamed),
+            strange,
+            (missing[0], missing[1], elsewhere),
+            lost,
+            rest,
+        ]
+        replies = await asyncio.gather(*map(submit, asked))
+        codes = [reply.status_code for reply in replies]
+        assert codes[:3] + codes[5:] == [200, 200, 200, 404, 409, 410, 200]
+        assert sorted(codes[3:5]) == [200, 409]  # which of the two comes first is open
+        first = codes.index(200, 3)
+        found = [decode(replies[place], Verdict).contribution for place in (0, 1, 2, first, 8)]
+        assert found[1] == found[2]
+        assert len({*found}) == 4
+        states = await home.coordinator.db.read(lambda conn: contributions.counts(conn, 1))
+        assert states == {"accepted": 4}
+        again = await asyncio.gather(*map(submit, [good, rest]))
+        assert [decode(reply, Verdict).contribution for reply in again] == [found[0], found[4]]
+        await books(home)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_retries_and_failing_transactions_pay_nothing_twice(
+    tmp_path: Path, database_url: str, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        work = [await uploaded(worker, n) for n, worker in enumerate(await crew(home))]
+        db, left = home.coordinator.db, {"faults": 6}
+        write = db.write
+
+        async def unsure(fn: Any) -> Any:
+            """Fail before a transaction, or after its commit."""
+            dice = rng.random() if left["faults"] else 1.0
+            left["faults"] -= dice < 0.5
+            if dice < 0.25:
+                raise RuntimeError("it did not begin")
+            found = await write(fn)
+            if dice < 0.5:
+                raise RuntimeError("its commit was not heard of")
+            return found
+
+        db.write = unsure  # type: ignore[method-assign]
+        waiting = dict(enumerate(work))
+        while waiting:
+            asked = [place for place in waiting for _ in range(1 + int(rng.integers(2)))]
+            replies = await asyncio.gather(*(submit(waiting[place]) for place in asked))
+            for place, reply in zip(asked, replies, strict=True):
+                if reply.status_code == 200 and decode(reply, Verdict).state == "accepted":
+                    waiting.pop(place, None)
+        states = await db.read(lambda conn: contributions.counts(conn, 1))
+        assert states == {"accepted": len(work)}
+        await books(home)
