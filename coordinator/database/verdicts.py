@@ -188,12 +188,6 @@ def _verdict(row: Any) -> Verdict:
 
 
 _V = verdicts.c
-_OLDER = (
-    select(_V.id)
-    .where(its(_V.worker_id), _V.at <= bindparam("recent_at"))
-    .order_by(_V.id.desc())
-    .limit(1)
-)
 _NEWS = (
     _VERDICT.where(its(_V.worker_id), _V.id > bindparam("since"))
     .order_by(_V.id)
@@ -209,16 +203,22 @@ _NEWEST = (
 def news(
     conn: Connection, worker_id: str, since: int, recent_at: float, limit: int
 ) -> tuple[list[Verdict], int]:
-    """Return a worker's unseen verdicts, and the number to continue from.
+    """Return a worker's unseen verdicts, and the number to continue from: below the newest of all
+    verdicts while more of its own wait.
 
-    Rows are numbered before their commit, so one may appear below `since`. Verdicts younger than
-    `recent_at` are therefore sent again, and the client drops the known ones.
+    Rows are numbered before their commit, so one may appear below `since`. Once nothing unseen
+    waits, verdicts younger than `recent_at` are sent again, and the client drops the known ones.
     """
-    # Rows are read from the newest back to the first that is too old, never through all history.
-    floor = conn.execute(_OLDER, {"its_worker_id": worker_id, "recent_at": recent_at}).scalar()
-    given = {"its_worker_id": worker_id, "since": min(since, floor or 0), "most": limit}
+    given = {"its_worker_id": worker_id, "since": since, "most": limit}
     rows = list(conn.execute(_NEWS, given).mappings())
-    return [_verdict(row) for row in rows], max([since, *(row["id"] for row in rows)])
+    if len(rows) == limit:
+        return [_verdict(row) for row in rows], rows[-1]["id"]
+    given |= {"since": 0, "recent_at": recent_at}
+    again = conn.execute(_NEWEST, given).mappings()
+    found = {row["id"]: _verdict(row) for row in (*rows, *again)}
+    told = [found[number] for number in sorted(found)]
+    # all are told, so the numbers of other workers' verdicts are skipped
+    return told[-limit:], max(since, *found, newest(conn)[0])
 
 
 def newest_of(

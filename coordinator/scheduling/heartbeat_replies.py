@@ -36,6 +36,7 @@ ANNOUNCED_S = 5.0
 ORDER_S = DAY_S  # an owner's order to an absent machine lapses after this time
 # Verdicts younger than this are sent again: a transaction may commit an older number late.
 RECENT_S = 60.0
+MORE_S = 1.0  # until the next heartbeat while unseen verdicts wait
 TOLD_MAX = 4096  # workers whose newest verdict is remembered
 
 
@@ -95,7 +96,7 @@ class Heartbeats:
         ordered = orders_of_owners.get(principal.worker_id)
         return HeartbeatReply(
             now=now,
-            next_s=HEARTBEAT_S,
+            next_s=MORE_S if found and found.until < newest else HEARTBEAT_S,
             orders=orders,
             runs=runs,
             news=found.verdicts if found else (),
@@ -121,9 +122,6 @@ class Heartbeats:
         """Return a worker's unseen verdicts and its balance."""
         recent_at = self._clock.now() - RECENT_S
         found, until = verdicts.news(conn, principal.worker_id, since, recent_at, NEWS_MAX)
-        # all were found, so the numbers of other workers' verdicts are skipped
-        if len(found) < NEWS_MAX:
-            until = max(until, verdicts.newest(conn)[0])
         held = payments.balances(conn, principal.volunteer_id)
         return VerdictNews(
             verdicts=tuple(found),

@@ -117,8 +117,8 @@ class RunWatcher:
 
     def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
         names = frozenset(beat.run for beat in beats)
-        if names - self._open:
-            self._due_listing = True  # a new run, even one that is not followed
+        if names != self._open:
+            self._due_listing = True  # a new run, even one that is not followed, or an end
         self._open = names
         for beat in beats[:FOLLOWED_MAX]:
             before = self._beats.get(beat.run)

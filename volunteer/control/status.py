@@ -202,7 +202,8 @@ def _of_coordinator(status: Status, event: AnyEvent) -> Status:
         case events.Announced():
             return PLAIN(status, announcements=event.announcements)
         case events.RunsListed():
-            return PLAIN(status, runs=event.runs)
+            beats = tuple(_listed(beat, event.runs) for beat in status.beats)
+            return PLAIN(status, runs=event.runs, beats=beats)
         case events.RunProgress(beat=new_beat):
             beats = tuple(b for b in status.beats if b.run != new_beat.run)
             return PLAIN(status, beats=(*beats, new_beat))
@@ -254,6 +255,14 @@ def _of_task(status: Status, event: AnyEvent) -> Status:
             return _without(status, task)
         case _:
             return status
+
+
+def _listed(beat: RunBeat, runs: tuple[RunInfo, ...]) -> RunBeat:
+    """Return a run's state with a newer version of the list: heartbeats tell of open runs only."""
+    for run in runs:
+        if run.name == beat.run and run.version > beat.version:
+            return PLAIN(beat, version=run.version, loss=run.loss, state=run.state)
+    return beat
 
 
 def _newer(known: Me | None, told: Me) -> Me:

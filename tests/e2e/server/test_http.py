@@ -14,6 +14,7 @@ import pytest
 from coordinator.database import runs
 from coordinator.database.statistics import WorkTotals, work
 from coordinator.http.app import create_app
+from coordinator.scheduling import heartbeat_replies
 from shared.protocol.accounts import (
     Benchmark,
     LinkCode,
@@ -25,7 +26,7 @@ from shared.protocol.accounts import (
 )
 from shared.protocol.contributions import UploadInfo, Verdict
 from shared.protocol.heartbeat import HeartbeatReply
-from shared.protocol.limits import API
+from shared.protocol.limits import API, HEARTBEAT_S
 from shared.protocol.listings import LedgerRow
 from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 from shared.signing import fingerprint, verify
@@ -203,6 +204,27 @@ async def test_heartbeats_bring_news_once(home: LocalCoordinator) -> None:
     await home.clock.advance(120)
     later = await ann.post("/workers/heartbeat", {"news_since": beat.news_until})
     assert decode(later, HeartbeatReply).news == ()
+
+
+async def test_many_verdicts_are_told_within_seconds(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat_replies, "NEWS_MAX", 3)
+    await home.start_run()
+    ann, bob = await home.join("Ann"), await home.join("Bob")
+    for seed in range(3):
+        await ann.work(seed)
+        await bob.work(seed + 9)
+        assert await home.coordinator.merger.merge_if_due(1)
+    told: set[tuple[int, str]] = set()
+    next_s, since = 0.0, 0
+    while next_s < HEARTBEAT_S:
+        await home.clock.advance(next_s)
+        beat = decode(await ann.post("/workers/heartbeat", {"news_since": since}), HeartbeatReply)
+        told |= {(news.contribution, news.state) for news in beat.news}
+        assert beat.news_until > since  # never the same verdicts again while others wait
+        next_s, since = beat.next_s, beat.news_until
+    assert sorted(state for _, state in told) == ["accepted"] * 3 + ["merged"] * 3
 
 
 async def test_the_counts_of_an_account_are_exact_whatever_came_since_they_were_added_up(

@@ -97,3 +97,9 @@ async def test_a_new_run_is_listed_within_a_heartbeat_beside_many_others() -> No
     more = msgspec.structs.replace(beat(1), runs=(*old, *beat(1, name="new").runs))
     at = await listings([many, many, more, more])
     assert [int(later // HEARTBEAT_S) for later in at] == [0, 2]
+
+
+async def test_the_end_of_a_run_asks_for_its_last_version() -> None:
+    ended = msgspec.structs.replace(beat(1), runs=())
+    at = await listings([beat(1), beat(1), ended, ended])
+    assert [int(later // HEARTBEAT_S) for later in at] == [0, 2]

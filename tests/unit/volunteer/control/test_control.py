@@ -20,6 +20,7 @@ from shared.protocol.heartbeat import RunBeat
 from shared.protocol.listings import LossPoint
 from tests.support.virtual_clock import VirtualClock
 from tests.tui.engine import FakeEngine
+from tests.tui.scenes import RUN
 from volunteer.control import commands, events
 from volunteer.control.commands import AnyCommand, Command, Query, StatusSnapshot
 from volunteer.control.control import Control
@@ -348,3 +349,15 @@ def test_every_command_that_is_answered_says_with_what() -> None:
     assert commands.reply_type(commands.Pause()) is None
     for kind in kinds:
         assert get_args(kind.__orig_bases__[0]), kind
+
+
+def test_the_list_of_runs_brings_the_last_version_of_a_run_that_has_ended() -> None:
+    told = RunBeat(
+        run=RUN.name, state="running", version=3, loss=2.0, needs=1, merge_in_s=None, workers=1
+    )
+    status = fold(Status(), events.RunProgress(beat=told, message=""))
+    ended = msgspec.structs.replace(RUN, state="completed", version=9, loss=1.0)
+    (beat,) = fold(status, events.RunsListed(runs=(ended,))).beats
+    assert (beat.version, beat.loss, beat.state) == (9, 1.0, "completed")
+    older = msgspec.structs.replace(RUN, version=2)
+    assert fold(status, events.RunsListed(runs=(older,))).beats == (told,)
