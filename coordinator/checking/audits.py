@@ -200,7 +200,7 @@ class Audits(PlatformService):
         gained = freed + 2 * row.price_micro  # the work has the price of the answer
         auditor = accounts.existing(conn, row.volunteer_id)
         stake = escrow.at_stake(conn, auditor.id) - row.price_micro
-        stake = min(stake, bond_of(auditor))  # earlier draws may free the remaining pay
+        stake = min(stake, bond_of(auditor))  # earlier draws may free all but the bond
         return self._draws.confirmed(
             row, rules.confirmed_chance(gained, None if auditor.invited else stake)
         )

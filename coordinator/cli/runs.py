@@ -467,7 +467,7 @@ def _milestones(found: Landmarks) -> str | None:
 
 def _lowered(run: RunInfo) -> str:
     return (
-        f"{run.outer_scale:.0%} of the plan's: the run lowered it by itself, since updates turned "
+        f"{run.outer_scale:.0%} of the plan's: the run lowered it automatically, since updates turned "
         "back against its momentum"
     )
 

@@ -416,7 +416,7 @@ def expire(conn: Connection, now: float, limit: int) -> list[TaskRow]:
         {"task_id": r.id, "attempt": r.attempt, "worker_id": r.worker_id, "kind": "timeout"}
         for r in rows
     ]
-    message = "nothing was heard of it in time"
+    message = "no heartbeat or result came in time"
     conn.execute(insert(failures), [{**note, "message": message, "at": now} for note in notes])
     return rows
 

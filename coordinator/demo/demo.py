@@ -111,7 +111,7 @@ async def _demo(
         data_dir=options.data_dir,
     )
     async with _coordinator(base) as services:
-        with view.stage("looking at what came of it"):
+        with view.stage("looking at the result"):
             found = await report(services, plan.name, said, traffic)
             pair = await drawn(services, found)
             if pair and options.data_dir:

@@ -113,7 +113,7 @@ class VolunteerEngine:
                 return
             except Silent:
                 silent = True
-                log.info("an answer goes on elsewhere", worker=part.worker_id)
+                log.info("another machine continues an answer", worker=part.worker_id)
             finally:
                 self._answerers.end(part, silent=silent)
                 self._draws.keep(begun, part)

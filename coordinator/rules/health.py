@@ -115,7 +115,7 @@ def _storage(seen: Overview) -> Iterator[Trouble]:
             level="watch",
             subject="clock",
             text=f"the database's time is {duration(abs(ahead_s))} {kind} this machine's clock",
-            todo="set the clocks right; times of SQLite stand still until the clock reaches them",
+            todo="set the clocks right; until then no time stored in SQLite advances",
         )
     for each in seen.replicas:
         figures = each.figures
@@ -128,7 +128,7 @@ def _storage(seen: Overview) -> Iterator[Trouble]:
                 text=f"{figures.read_only_why or size(figures.disk_free) + ' are free'}: "
                 "nothing new is accepted",
                 todo=("make it writable" if figures.read_only_why else "free space")
-                + "; everything goes on by itself",
+                + "; work then continues",
             )
         elif disk_is_low(figures.disk_free, figures.disk_floor):
             yield Trouble(

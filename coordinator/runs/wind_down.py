@@ -167,7 +167,7 @@ class WindDown(PlatformService):
             self._note(conn, "run.fork", name, {"from": source})
             return (
                 f'the draft "{name}" begins from version {asked["version"]} of "{run.name}", with '
-                "its run file; optimizers begin anew",
+                "its run file; optimizers begin from zero",
                 f"next: `coordinator run start {name}`",
             )
 

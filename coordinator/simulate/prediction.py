@@ -37,7 +37,7 @@ WORST: dict[State, tuple[str, str]] = {
         "the lack of tasks: at the end of each pass everybody waits for its last ones",
         "use more data, or smaller tasks ([run.task] local_steps)",
     ),
-    "prepare": ("what a task needs beside training", "raise [run.task] local_steps"),
+    "prepare": ("the time of a task besides training", "raise [run.task] local_steps"),
 }
 
 

@@ -120,7 +120,7 @@ def here(
         free = 0
     if space.read_only:
         message = f"nothing new is accepted on {machine}: {space.why}"
-        todo = ("make it writable" if space.broken else "free space") + "; all goes on by itself"
+        todo = ("make it writable" if space.broken else "free space") + "; work then continues"
         found.append(Condition(kind="read only", about=machine, message=message, todo=todo))
     if disk_is_low(free, space.floor_bytes, said=said):
         floor = size(space.floor_bytes)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from coordinator.database.monitoring.overview_rows import OpenRun
 
-OVERVIEW_S = 0.9  # a screen asks once a second and must get a new picture each time
+OVERVIEW_S = 0.9  # a screen that asks once a second gets a new picture each time
 CENSUS_S = 5.0
 # A part is read again only after this many times its own duration. On an idle machine this never
 # matters: a picture takes 1 ms, a census of 10,000 workers 17 ms (2 cores, SQLite).

@@ -437,7 +437,7 @@ async def test_only_tasks_whose_time_ran_out_expire(rows: Rows) -> None:
     assert sorted(found, key=lambda row: row.id) == wanted
     assert [await rows.row(silent.id), await rows.row(slow.id)] == wanted
     assert [await rows.row(row.id) for row in kept] == kept
-    said = "nothing was heard of it in time"
+    said = "no heartbeat or result came in time"
     assert await rows.failed() == [
         (row.id, 3, rows.a.worker_id, "timeout", said, NOW) for row in (silent, slow)
     ]

@@ -15,7 +15,7 @@ from volunteer.net.api import Api
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox, QueuedResult
 
-# Covers the parts of a released lease, since the coordinator accepts none afterwards.
+# Longest wait before a release for its waiting parts: the coordinator accepts none afterwards.
 SUBMIT_S = 5.0
 
 

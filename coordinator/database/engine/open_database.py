@@ -132,8 +132,8 @@ async def _open_sqlite(path: Path, clock: SystemClock | None, exclusive: bool) -
         newest = await runner.read(highest_instant)
         if newest > time.time() + AHEAD_S:
             log.warning(
-                "what is stored is of a later time than this machine's clock: times stand still "
-                "until it is reached; was the clock ahead once, or is it behind now?",
+                "the newest stored time is later than this machine's clock, and no time advances "
+                "until the clock reaches it; was the clock ahead once, or is it behind now?",
                 ahead=duration(newest - time.time()),
             )
         runner.rise_to(newest)

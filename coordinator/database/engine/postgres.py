@@ -100,7 +100,7 @@ def translate(error: BaseException) -> BaseException:
     if code in RACES or code == "55P03":
         return Unavailable("the database is busy with the same rows", retry_after_s=2)
     if code == "53100":
-        return StorageFull("no space is left for the database: free some; work goes on by itself")
+        return StorageFull("no space is left for the database: free some; work then continues")
     if code in ("26000", "42P05") or "unsupported startup parameter" in str(error):
         return Configuration(POOLER)
     if code in ("28P01", "28000", "3D000"):

@@ -101,7 +101,7 @@ def translate(error: BaseException) -> BaseException:
         "SQLITE_FULL",
         "SQLITE_IOERR_SHMSIZE",
     ):  # the second code: the index next to the file cannot grow
-        return StorageFull("no space is left for the database: free some; work goes on by itself")
+        return StorageFull("no space is left for the database: free some; work then continues")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return Unavailable("the database is held by another program", retry_after_s=5)
     if name.startswith("SQLITE_IOERR"):

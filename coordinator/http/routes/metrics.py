@@ -277,7 +277,7 @@ _RUNS = (
 _CHECKS = (
     _counter(
         "computing_seconds",
-        "Work of the processes beside the server.",
+        "Work of the processes besides the server.",
         lambda s: [((each.name,), each.busy_s) for each in s.coordinator.computing],
         ("process",),
     ),

@@ -65,7 +65,7 @@ async def link(call: Call[None]) -> LinkCode:
 async def claim(call: Call[ClaimRequest]) -> ClaimReply:
     coordinator = call.coordinator
     if coordinator.space.read_only:
-        message = "the coordinator's disk is full; it goes on by itself when there is space again"
+        message = "the coordinator's disk is full; it continues when there is space again"
         return ClaimReply(
             idle=IdleReply(reason=Reason.READ_ONLY, message=message, retry_after_s=RETRY_S)
         )

@@ -187,7 +187,7 @@ def test_disk() -> None:
     )  # fmt: skip
     assert only(served(disk_free=0.5 * GIB, read_only=True)) == (
         "bad", "disk", "537 MB are free: nothing new is accepted",
-        "free space; everything goes on by itself",
+        "free space; work then continues",
     )  # fmt: skip
     assert troubles(served(disk_free=4.0 * GIB)) == []
     assert troubles(served(disk_free=0.0, disk_total=0.0, read_only=True)) == []  # in a store
