@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol,
 import msgspec
 from msgspec import Meta
 
-from shared.errors import BadRequest, NotFound
+from shared.errors import BadRequest, InvalidFrame, NotFound
 from shared.nearest import hint
 from shared.sentences import Sentence
 from shared.settings import check_keys
@@ -264,6 +264,18 @@ class Decoder(Reader, Protocol):
         self, slots: Sequence[int], tokens: Sequence[int], places: Sequence[int]
     ) -> NDArray[np.float32]:
         """Read one token of each slot (slots ascending); return logits (len(slots), V)."""
+
+
+def fitting(schema: Schema, weights: Weights) -> dict[str, torch.Tensor]:
+    """Return the weights of a schema. Raises InvalidFrame for a missing one or another shape."""
+    found: dict[str, torch.Tensor] = {}
+    for spec in schema:
+        value = weights.get(spec.name)
+        if value is None or tuple(value.shape) != spec.shape:
+            has = "is missing" if value is None else f"has the shape {tuple(value.shape)}"
+            raise InvalidFrame(f"{spec.name} {has}, but this model needs {spec.shape}")
+        found[spec.name] = value.detach()
+    return found
 
 
 class Traits(msgspec.Struct, frozen=True, kw_only=True):

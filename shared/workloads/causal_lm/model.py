@@ -12,9 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.errors import InvalidFrame
-from shared.tensors.spec import Schema
-from shared.workloads.base import Weights
+from shared.workloads.base import Weights, fitting
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape, Shape
 from shared.workloads.causal_lm.config import (
@@ -133,12 +131,12 @@ def build(
 
     Raises InvalidFrame if they are another model's, NotFound if a library is missing.
     """
-    own = _fitting(schema(config), weights)
+    own = fitting(schema(config), weights)
     own = {name: value.to(device, torch.float32, copy=True) for name, value in own.items()}
     module = _empty(config.shape)
     whole = own
     if config.frozen:
-        needed = _fitting(architectures.schema(config.shape), frozen or {})
+        needed = fitting(architectures.schema(config.shape), frozen or {})
         if base_precision != "float32":
             _hold(module, config, needed, device, base_precision)
         there = {name for name, _ in module.named_parameters()}
@@ -199,17 +197,6 @@ def _empty(shape: Shape) -> Any:
         elif hasattr(part, "scalar_embed_scale"):
             part.embed_scale = torch.tensor(part.scalar_embed_scale)
     return module
-
-
-def _fitting(wanted: Schema, weights: Weights) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for spec in wanted:
-        value = weights.get(spec.name)
-        if value is None or tuple(value.shape) != spec.shape:
-            has = "is missing" if value is None else f"has the shape {tuple(value.shape)}"
-            raise InvalidFrame(f"{spec.name} {has}, but this model needs {spec.shape}")
-        found[spec.name] = value.detach()
-    return found
 
 
 def _library(name: str) -> Any:

@@ -120,7 +120,7 @@ class CausalWorkload(Workload):
         budget_s: float,
         stop: Callable[[], bool],
     ) -> dict[str, float]:
-        from shared.workloads.causal_lm.evaluate import evaluate
+        from shared.workloads.causal_lm.train import evaluate
 
         if heldout is None:
             raise BadRequest("causal-lm is measured on held-out text, so it needs a dataset")

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from shared.errors import InvalidFrame
-from shared.workloads.base import Weights
+from shared.workloads.base import Weights, fitting
 from shared.workloads.dcgan.config import DcganConfig, Layer, schema
 
 _SLOPE = 0.2  # slope of the leaky activation
@@ -72,14 +71,11 @@ def _discriminator(layers: list[Layer]) -> Iterator[tuple[str, nn.Module]]:
 
 def build(config: DcganConfig, weights: Weights, device: str) -> Dcgan:
     """Build both networks on `device` with copies of `weights`. Raises InvalidFrame."""
-    own: dict[str, Tensor] = {}
-    for spec in schema(config):
-        found = weights.get(spec.name)
-        if found is None or tuple(found.shape) != spec.shape:
-            has = "is missing" if found is None else f"has the shape {tuple(found.shape)}"
-            raise InvalidFrame(f"{spec.name} {has}, but this model needs {spec.shape}")
+    wanted = schema(config)
+    own = fitting(wanted, weights)
+    for spec in wanted:
         dtype = torch.int64 if spec.role == "counter" else torch.float32
-        own[spec.name] = found.detach().to(device, dtype, copy=True)
+        own[spec.name] = own[spec.name].to(device, dtype, copy=True)
     with torch.device("meta"):  # no memory, no random numbers: the weights are loaded
         model = Dcgan(config)
     model.load_state_dict(own, strict=True, assign=True)

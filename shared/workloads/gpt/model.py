@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from shared.errors import InvalidFrame
-from shared.workloads.base import Weights
+from shared.workloads.base import Weights, fitting
 from shared.workloads.gpt.config import GptConfig, schema
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
 
@@ -199,13 +198,10 @@ def build(config: GptConfig, weights: Weights, device: str) -> Gpt:
     """Return a model on `device` with its own copy of `weights`. Raises InvalidFrame for another
     model's.
     """
-    own: dict[str, Tensor] = {}
-    for spec in schema(config):
-        found = weights.get(spec.name)
-        if found is None or tuple(found.shape) != spec.shape:
-            has = "is missing" if found is None else f"has the shape {tuple(found.shape)}"
-            raise InvalidFrame(f"{spec.name} {has}, but this model needs {spec.shape}")
-        own[spec.name] = found.detach().to(device, torch.float32, copy=True)
+    own = {
+        name: found.to(device, torch.float32, copy=True)
+        for name, found in fitting(schema(config), weights).items()
+    }
     with torch.device("meta"):  # no memory, no random numbers: the weights are loaded
         model = Gpt(config)
     model.load_state_dict(own, strict=True, assign=True)
