@@ -11,6 +11,7 @@ import ctypes
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -20,6 +21,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -62,6 +64,17 @@ MODULES = [
     "volunteer.engine",
     "volunteer.headless",
     "volunteer.cli.start",
+]
+
+
+# of the processes of a server that compute, which fork from one that has imported PyTorch
+COMPUTING = [
+    "torch",
+    "coordinator.compute",
+    "coordinator.merging.evaluation",
+    "shared.workloads.gpt.workload",
+    "shared.workloads.gpt.evaluate",
+    "shared.workloads.gpt.train",
 ]
 
 
@@ -220,8 +233,20 @@ def _prepare() -> None:
     gc.disable()
     for name in MODULES:
         importlib.import_module(name)
+    _prepare_computing()
     gc.freeze()
     gc.enable()
+
+
+def _prepare_computing() -> None:
+    """Let servers fork the processes that compute in place of importing PyTorch in each."""
+    from coordinator import compute
+
+    multiprocessing.set_forkserver_preload(COMPUTING)
+    forkserver.ensure_running()
+    # a server is not its parent, and would not find it among its children
+    vars(forkserver._forkserver)["ensure_running"] = lambda: None
+    vars(compute)["get_context"] = lambda kind: multiprocessing.get_context("forkserver")
 
 
 def _main() -> None:
