@@ -144,7 +144,7 @@ def test_a_server_says_that_it_lives_in_the_future(tmp_path: Path, run: Run) -> 
         stored = (CLOCK_KEY, str(time.time() + 400 * 86400))
         rows.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", stored)
     later = run("run", "list", *here)
-    assert "later time than this machine" in later.err
+    assert "later than this machine" in later.err
 
 
 @pytest.mark.parametrize("columns", ["0", "1"])
