@@ -21,6 +21,7 @@ from shared.errors import BadRequest
 from shared.sentences import Sentence
 
 LINK_CHARS_MAX = 2048
+NO_LINK = Sentence("this is not a join link; copy it whole from your organiser")
 _QUOTES = "'\"`<>()‘’“”„‚«»‹›"  # signs around a link in a sentence or a command
 _COMMAND = re.compile(r"^\s*(?:\$\s*)?volunteer\s+join\s+")
 _QUOTED_LINE = re.compile(r"[\r\n]+[ \t]*(?:[>|]+[ \t]*)+")  # a line of a mail that was replied to
@@ -56,7 +57,7 @@ def _origin(text: str) -> tuple[str, str, str]:
         parts = urlsplit(text)
         port, host = parts.port, parts.hostname or ""
     except ValueError as error:
-        raise BadRequest(Sentence("this is not a join link: {error}", error=error)) from error
+        raise BadRequest(NO_LINK) from error
     if parts.scheme not in ("https", "http", "volunteer") or not host:
         raise BadRequest(
             Sentence(
@@ -104,7 +105,7 @@ def parse_link(text: str) -> JoinLink:
     """Read a join link or bare address, however pasted. Raises BadRequest with the remedy."""
     given, text = " ".join(text.split()), tidy_link(text)
     if not text or len(text) > LINK_CHARS_MAX or not text.isprintable():
-        raise BadRequest(Sentence("this is not a join link; copy it whole from your organiser"))
+        raise BadRequest(NO_LINK)
     if "://" not in text:
         bare = urlsplit(f"//{text}")
         local = is_loopback(bare.hostname or "")

@@ -77,6 +77,8 @@ class RemoteServer:
             raise Configuration(
                 f"the token file {token_file} cannot be read: {why(error)}"
             ) from error
+        if not token:
+            raise Configuration(f"the token file {token_file} is empty")
         try:
             link = parse_link(server)
         except BadRequest as error:

@@ -402,7 +402,11 @@ def _resolved(
     run = every.get(run_name)
     if run is None:
         near = nearest(run_name, every)
-        hint = f'; did you mean "{near}"?' if near else ": GET /v1/models lists all"
+        hint = (
+            f'; did you mean "{near}"?'
+            if near
+            else ": `volunteer runs`, or GET /v1/models, lists all"
+        )
         raise UnknownModel(f'there is no model "{name[:80]}"{hint}')
     if run.head < 0:
         raise UnknownModel(f'the run "{run.name}" has no version yet: start it first')

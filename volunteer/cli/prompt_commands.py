@@ -23,7 +23,7 @@ from volunteer.i18n.catalogue import N_, _, number
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from shared.protocol.inference import ImageReply, KeyInfo, Usage, UsageRow
+    from shared.protocol.inference import ImageReply, KeyInfo, ModelCard, Usage, UsageRow
     from volunteer.net.api import Api
 
 PROMPT_BYTES_MAX = MIB
@@ -236,6 +236,9 @@ def chat(
     options |= {"answered_by": "organiser"} if private else {}
 
     async def talk(api: Api) -> int:
+        card = await api.model(model)
+        if at_terminal():
+            remark(_price_of(card))
         turns: list[dict[str, str]] = []
         while words := await asyncio.to_thread(_line):
             turns.append({"role": "user", "content": words})
@@ -363,6 +366,16 @@ def _standard_input() -> str:
 def _safe(text: str) -> str:
     """Return a model's words without control characters, which could move the terminal's cursor."""
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c)[0] != "C")
+
+
+def _price_of(card: ModelCard) -> str:
+    from volunteer.i18n.formats import credit
+
+    return _(
+        "{model}: {credits} credits for a thousand tokens; an empty line ends it",
+        model=card.id,
+        credits=credit(card.price_micro, 6),
+    )
 
 
 def _price(used: Usage | None) -> str:

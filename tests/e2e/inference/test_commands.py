@@ -24,6 +24,7 @@ from tests.support.counting_engine import expected
 from tests.support.local_coordinator import RUN
 from tests.tui.terminal import Terminal
 from volunteer.account.profile import Identity, Profile
+from volunteer.cli import prompt_commands
 from volunteer.cli.main import run_command
 from volunteer.settings.settings import directories
 from volunteer.tui.widgets.pictures import UPPER
@@ -144,6 +145,20 @@ async def test_chat_uses_the_runs_template(
     async with house.client() as client:
         card = (await client.models.retrieve("tiny")).model_dump()
     assert "the run's own template" in card["description"]
+
+
+async def test_chat_says_at_a_terminal_what_it_costs_and_how_it_ends(
+    house: Answering, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    monkeypatch.setattr(prompt_commands, "at_terminal", lambda: True)
+    code, _, err = await run("chat", "tiny")
+    assert code == 0
+    assert "tiny: " in err
+    assert "credits for a thousand tokens; an empty line ends it" in err
+    code, _, err = await run("chat", "nope")
+    assert code != 0
+    assert 'there is no model "nope": `volunteer runs`' in err
 
 
 async def test_a_key_is_made_listed_used_and_revoked(house: Answering, run: Run) -> None:

@@ -190,6 +190,12 @@ def test_beyond_loopback_it_encrypts_and_the_link_pins_the_certificate(tmp_path:
         assert parse_link(again.link).tls_pin == link.tls_pin  # old links stay good
 
 
+def test_an_empty_token_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "admin.token").touch()
+    with pytest.raises(Configuration, match=r"admin\.token is empty"):
+        RemoteServer.of("http://127.0.0.1:1", tmp_path / "admin.token")
+
+
 def test_beyond_loopback_it_is_by_invitation_and_a_restart_prints_the_same_link(
     tmp_path: Path,
 ) -> None:

@@ -70,6 +70,8 @@ def test_a_bare_address_is_enough(text: str, url: str) -> None:
         "nonsense",  # a word is no address: a machine of the house needs its port or https://
         "https://user:pw@host/",
         "https://host:99999/",
+        "http://127.0.0.1:23100x",
+        "127.0.0.1:23100x",
         "https://host/join#pin=123",
         "https://host/join#code=%00",
         "https://host/\x1b[31m",
@@ -81,6 +83,7 @@ def test_a_damaged_link_gets_a_sentence(text: str) -> None:
     with pytest.raises(BadRequest) as caught:
         parse_link(text)
     assert len(caught.value.message) > 20
+    assert "integer" not in caught.value.message  # words of Python
 
 
 LINK = JoinLink(url="http://127.0.0.1:8765", fingerprint=KEY, tls_pin=PIN, code="VW4T-JH3Q")

@@ -59,8 +59,8 @@ def test_it_is_translated_with_the_sentences_in_it_where_it_is_shown() -> None:
 def test_words_of_others_are_never_looked_up() -> None:
     assert shown("the connection was interrupted") == "the connection was interrupted"
     theirs = "the connection was interrupted {n} {x!r}"
-    said = Sentence("this is not a join link: {error}", error=theirs)
-    assert shown(said) == f"das ist kein Beitrittslink: {theirs}"
+    said = Sentence("the coordinator refused a heartbeat: {error}", error=theirs)
+    assert shown(said) == f"der Koordinator hat ein Lebenszeichen abgelehnt: {theirs}"
 
 
 @pytest.mark.usefixtures("german")
