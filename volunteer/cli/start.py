@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from volunteer.engine import Engine
     from volunteer.headless import Headless
     from volunteer.net.api import Api
+    from volunteer.net.client import Client
+    from volunteer.net.tls import Address
     from volunteer.tui.app import VolunteerApp
     from volunteer.tui.look import Look
 
@@ -411,15 +413,30 @@ async def _join_unattended(directories: Directories, settings: Settings, link: s
 
 async def _join(directories: Directories, settings: Settings, link: str, name: str) -> Joined:
     from shared.links import parse_link
-    from volunteer.account.join import Enrolment, connector, join
+    from volunteer.account.join import Enrolment, join
 
     enrolment = Enrolment(
         profile=Profile(directories.profile),
         settings=settings,
-        connect=connector(SystemClock()),
+        connect=_connect,
         progress=_say_work,
     )
     return await join(parse_link(link), name, enrolment)
+
+
+def _connect(address: Address, token: str) -> Client:
+    """Return a client that says once that it retries."""
+    from volunteer.account.join import connector
+
+    client = connector(SystemClock())(address, token)
+
+    def say(online: bool, message: str, retry_at: float | None) -> None:
+        if retry_at is not None:
+            client.watch = None
+            remark(_("{error}: retrying", error=message))
+
+    client.watch = say
+    return client
 
 
 def _say_work(bits: int, done: float) -> None:

@@ -27,10 +27,13 @@ from tests.support.virtual_clock import VirtualClock
 from tests.tui.pages import SERVER
 from volunteer.account.join import probe
 from volunteer.agent.claimer import DISK_WAIT_S
+from volunteer.cli import start
 from volunteer.control import commands, events
 from volunteer.files import write_record, write_whole
 from volunteer.machine.device_memory import device_lost
+from volunteer.net.api import Api
 from volunteer.net.client import Client
+from volunteer.net.tls import Address
 from volunteer.storage.leases import HeldLease
 from volunteer.text import clock_words
 
@@ -65,6 +68,16 @@ async def test_an_address_of_the_own_machine_that_nobody_answers_at() -> None:
     )
     with pytest.raises(Unreachable, match=r"^https://train\.example\.org cannot be reached"):
         await looked_up("https://train.example.org", None)
+
+
+async def test_a_join_says_once_that_it_retries(capsys: pytest.CaptureFixture[str]) -> None:
+    client = start._connect(Address(url="http://127.0.0.1:1", tls_pin=""), "")
+    with pytest.raises(Unreachable):
+        await Api(client).server(2.0)
+    await client.close()
+    said = capsys.readouterr().err
+    assert said.startswith("volunteer: http://127.0.0.1:1 cannot be reached")
+    assert said.count("retrying") == 1
 
 
 async def test_a_version_that_is_too_old_names_the_command_that_updates() -> None:
