@@ -89,6 +89,11 @@ def renamed(directories: Directories) -> Directories:
     return directories
 
 
+def to_machines() -> bool:
+    """Return True if errors are printed as JSON."""
+    return _as_json
+
+
 def remark(sentence: str) -> None:
     """Print a sentence on standard error at once."""
     print(f"volunteer: {sentence}", file=sys.stderr, flush=True)

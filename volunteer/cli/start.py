@@ -28,7 +28,7 @@ from shared.clock import SystemClock
 from shared.errors import BadRequest, Configuration, Unavailable, Unreachable, VolunteerError
 from shared.sentences import Sentence
 from volunteer.account.profile import Identity, Profile
-from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark, renamed
+from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark, renamed, to_machines
 from volunteer.files import exports, private_directory, set_aside
 from volunteer.i18n.catalogue import N_, LanguageChoice, _, choose, shown, use
 from volunteer.machine import priority
@@ -431,9 +431,9 @@ def _connect(address: Address, token: str) -> Client:
     client = connector(SystemClock())(address, token)
 
     def say(online: bool, message: str, retry_at: float | None) -> None:
-        if retry_at is not None:
+        if retry_at is not None and not to_machines():
             client.watch = None
-            remark(_("{error}: retrying", error=message))
+            remark(_("retrying: {error}", error=message))
 
     client.watch = say
     return client

@@ -27,7 +27,7 @@ from tests.support.virtual_clock import VirtualClock
 from tests.tui.pages import SERVER
 from volunteer.account.join import probe
 from volunteer.agent.claimer import DISK_WAIT_S
-from volunteer.cli import start
+from volunteer.cli import exit_codes, start
 from volunteer.control import commands, events
 from volunteer.files import write_record, write_whole
 from volunteer.machine.device_memory import device_lost
@@ -76,8 +76,17 @@ async def test_a_join_says_once_that_it_retries(capsys: pytest.CaptureFixture[st
         await Api(client).server(2.0)
     await client.close()
     said = capsys.readouterr().err
-    assert said.startswith("volunteer: http://127.0.0.1:1 cannot be reached")
+    assert said.startswith("volunteer: retrying: http://127.0.0.1:1 cannot be reached")
     assert said.count("retrying") == 1
+    exit_codes.for_machines(True)
+    try:
+        client = start._connect(Address(url="http://127.0.0.1:1", tls_pin=""), "")
+        with pytest.raises(Unreachable):
+            await Api(client).server(2.0)
+        await client.close()
+    finally:
+        exit_codes.for_machines(False)
+    assert capsys.readouterr().err == ""  # a script reads one object
 
 
 async def test_a_version_that_is_too_old_names_the_command_that_updates() -> None:
