@@ -34,7 +34,7 @@ UPDATES = ("delta", "gradient")  # kinds that are merged; experience and evaluat
 
 
 class ContributionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of `contributions`; see tables.py."""
+    """One row of `contributions`; see tables/contributions.py."""
 
     id: int
     run_id: int

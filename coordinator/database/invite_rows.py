@@ -15,7 +15,7 @@ LISTING_MAX = 10_000
 
 
 class CodeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of `codes`; see tables.py."""
+    """One row of `codes`; see tables/accounts.py."""
 
     id: int
     kind: CodeKind

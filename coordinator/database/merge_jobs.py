@@ -17,7 +17,7 @@ FAILURES_MAX = 2  # faults of disks or networks after which the merge fails
 
 
 class PartRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of `merge_parts`; see merge_tables.py."""
+    """One row of `merge_parts`; see tables/merges.py."""
 
     id: int
     merge_id: int

@@ -51,7 +51,7 @@ OPEN: tuple[RunState, ...] = ("running", "paused")
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of `runs`; see tables.py."""
+    """One row of `runs`; see tables/runs.py."""
 
     id: int
     name: str

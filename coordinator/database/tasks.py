@@ -65,7 +65,7 @@ FREE: dict[str, Any] = {
 
 
 class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of `tasks`; see tables.py."""
+    """One row of `tasks`; see tables/tasks.py."""
 
     id: int
     run_id: int

@@ -26,7 +26,7 @@ PACE_VERSIONS = 20  # newest versions that give the pace of a run
 
 
 class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of `versions`; see tables.py."""
+    """One row of `versions`; see tables/versions.py."""
 
     run_id: int
     version: int

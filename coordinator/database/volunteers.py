@@ -36,7 +36,7 @@ DEVICES_OF = 1000  # workers whose devices are counted, the latest seen first
 
 
 class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of `volunteers`; see tables.py."""
+    """One row of `volunteers`; see tables/accounts.py."""
 
     id: str
     nickname: str
@@ -58,7 +58,7 @@ class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of `workers`; see tables.py."""
+    """One row of `workers`; see tables/accounts.py."""
 
     id: str
     volunteer_id: str

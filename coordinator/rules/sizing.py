@@ -151,7 +151,9 @@ def allowance_s(run: Run, steps: int, flops: float) -> float:
 
 
 def allowance_beside_s(run: Run, price: int, flops: float) -> float:
-    """Return the length of a lease outside the pass; the price states its amount of work."""
+    """Return the seconds that a lease of a task outside the pass lasts. How much work the task is
+    follows from its price.
+    """
     floor = run.settings.lease_floor_seconds
     if flops <= 0 or run.step_flops <= 0:
         return min(LEASE_MAX_S, UNKNOWN_FACTOR * floor)

@@ -26,7 +26,7 @@ LOSS_FAILED = -0.02  # for a task given back as failed
 TRUST_MIN = 0.3  # below it: no leases and no pay
 PROBATION_LEASES = 2  # most leases at once, over all machines
 PROBATION_MACHINES = 3
-FAILURES_FREE = 3  # consecutive failures after which a machine still needs no rest
+FAILURES_FREE = 3  # recent failures after which a machine still needs no rest
 REST_S, REST_MAX_S = 10.0, 3600.0
 
 
@@ -59,7 +59,7 @@ def moved(trust: float, change: float) -> float:
 
 
 def rest_s(failures: int) -> float:
-    """Return the rest of a machine after consecutive failed tasks: none after the first three, then
+    """Return the rest of a machine after recent failed tasks: none after the first three, then
     doubling up to an hour.
     """
     more = failures - FAILURES_FREE

@@ -71,8 +71,8 @@ class Queue:
         self._started_at = clock.now()
         self.expired = 0  # leases that this process expired
         self.released: Counter[str] = Counter()  # "failed" or "given back"
-        # Consecutive failed tasks of each worker, and the end of its rest.
-        self._failed_in_row: dict[str, tuple[int, float]] = {}
+        # Recent failed tasks of each worker, and the end of its enforced rest.
+        self._failed_lately: dict[str, tuple[int, float]] = {}
 
     async def begin(
         self,
@@ -193,20 +193,20 @@ class Queue:
 
         if await self._db.write(give_back):
             count = self._failures(principal.worker_id, now) + 1
-            self._failed_in_row.pop(principal.worker_id, None)
-            self._failed_in_row[principal.worker_id] = (count, now + rest_s(count))
-            while len(self._failed_in_row) > WORKERS_MAX:
-                del self._failed_in_row[next(iter(self._failed_in_row))]
+            self._failed_lately.pop(principal.worker_id, None)
+            self._failed_lately[principal.worker_id] = (count, now + rest_s(count))
+            while len(self._failed_lately) > WORKERS_MAX:
+                del self._failed_lately[next(iter(self._failed_lately))]
         self.released["failed" if request.failed else "given back"] += 1
         self.renewals.drop(task_id)
         self.renewals.saw(principal.worker_id)
         self._signals.notify("queue")
 
     def _failures(self, worker_id: str, now: float) -> int:
-        """Return how many tasks in a row a worker gave back as failed; 0 again an hour after its
-        rest.
+        """Return how many tasks a worker has lately given back as failed: 0 again when an hour has
+        passed since the end of its enforced rest.
         """
-        count, until = self._failed_in_row.get(worker_id, (0, 0.0))
+        count, until = self._failed_lately.get(worker_id, (0, 0.0))
         return count if now < until + REST_MAX_S else 0
 
     def _punish(self, conn: Connection, principal: Principal, rest_until: float) -> None:

@@ -44,7 +44,7 @@ class _HeldLease:
 
 
 class Renewals:
-    """Leases of this process in memory."""
+    """Leases kept in memory: renewed at each heartbeat, and written in batches."""
 
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db

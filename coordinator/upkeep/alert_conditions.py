@@ -148,12 +148,12 @@ def failing(answered: tuple[int, int], machine: str) -> list[Condition]:
 
 
 class PublicAddress:
-    """Asks whether the public address of the settings leads here."""
+    """Asks whether the public address of the settings answers, without a server error."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         self._reached = False
-        self.failure = ""  # answer at the address that is not this server's
+        self.failure = ""  # the address and what is wrong with its answer; "" = nothing
 
     def look(self) -> None:
         """Ask the public address once. No reply counts only after a first reply, since not every
@@ -176,7 +176,7 @@ class PublicAddress:
         self.failure = f"{self._url} {failure}" if failure else ""
 
     def condition(self, machine: str) -> list[Condition]:
-        """Return the condition of an address that does not lead to `machine`."""
+        """Return the condition of an address that fails while `machine` serves."""
         if not self.failure:
             return []
         message = f"{self.failure}, and {machine} serves"

@@ -41,7 +41,7 @@ class RunInfo(Message):
     origin: str = ""  # base model that the run continues; "" = random weights
     origin_licence: str = ""
     origin_bytes: int = 0  # bytes of the base model's files, which each volunteer downloads once
-    # bits a byte of held-out text, of version 0 and the newest: independent of the tokenizer
+    # bits for each byte of held-out text, at version 0 and the newest, whatever the tokenizer
     bits_first: float | None = None
     bits: float | None = None
     suites: tuple[SuiteCourse, ...] = ()  # task suites that measure it too

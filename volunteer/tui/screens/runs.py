@@ -436,7 +436,7 @@ def _course(info: RunInfo, glyphs: Glyphs) -> str:
 
 
 def _bits(info: RunInfo, glyphs: Glyphs) -> str:
-    """Return the bits a byte of held-out text, first and newest; "" if unknown."""
+    """Return the bits for each byte of held-out text, first and newest; "" if unknown."""
     if info.bits is None:
         return ""
     same = info.bits_first in (None, info.bits)
