@@ -62,7 +62,7 @@ def _value(value: object) -> object:
 
 
 def english(value: object) -> str:
-    """Encode a sentence as English: a hook of msgspec, which has no kinds of texts."""
+    """Encode a sentence as English: a hook for msgspec, which encodes no subclass of `str`."""
     if isinstance(value, Sentence):
         return str(value)
     raise NotImplementedError(

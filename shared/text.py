@@ -24,7 +24,7 @@ _EMOJI_STYLE = "\ufe0f"  # asks for the coloured, two cells wide form of the sig
 
 def printable(text: str, limit: int = TEXT_CHARS_MAX) -> str:
     """Return foreign text, safe for a terminal: no control characters, no direction marks, at most
-    `limit` characters. A sentence of ours stays one: foreign text is in its values.
+    `limit` characters. A `Sentence` is returned as one, its text and values made safe.
     """
     if isinstance(text, Sentence):
         values = {

@@ -95,7 +95,7 @@ async def _work(
 
 
 class _Lines:
-    """Lines about a checker's work: one a recompute, and on a terminal a progress line."""
+    """Lines about a checker's work: one for each recompute, and on a terminal its progress."""
 
     def __init__(self, *, json: bool) -> None:
         self._json = json

@@ -121,7 +121,7 @@ class Harvest(PlatformService):
         self._compute = compute
 
     async def check(self, row: ContributionRow) -> None:
-        """Decide a contribution of games."""
+        """Check the games of a contribution, and record the verdict."""
         case = await self._db.read(lambda conn: self._case(conn, row))
         path = await self._blobs.local(row.sha256)
         about = definition(case.run)

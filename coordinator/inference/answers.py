@@ -423,7 +423,7 @@ def _resolved(
     if here is None:
         return run, _version(conn, run, which)
     if here > run.head or which not in ("", str(here), "best" * (here == run.best)):
-        raise UnknownModel(f'of the run "{run.name}" only {run.name}@{here} answers here')
+        raise UnknownModel(f"only {run.name}@{here} answers here, no other version of this run")
     return run, here
 
 

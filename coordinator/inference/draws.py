@@ -50,7 +50,7 @@ class Comparer(Protocol):
 
 
 class AccountParts(msgspec.Struct, frozen=True):
-    """Parts of a request computed by one account, each with its order."""
+    """Parts of a request computed by one account, each with the `Generation` that it answers."""
 
     request_id: str
     parts: list[tuple[Generation, AnswerPart]]
@@ -76,7 +76,7 @@ class AnswerDraws:
 
     @property
     def waiting(self) -> int:
-        """Return how many settled answers are drawn or not examined yet."""
+        """Return how many settled requests are unexamined, and drawn answers not compared yet."""
         return len(self._settled) + sum(len(queue) for queue in self._queues.values())
 
     @property

@@ -71,7 +71,7 @@ log = structlog.get_logger("intake")
 HISTORY_MAX = 200
 RECHECK_MAX = 100
 JOINED_MAX = 64  # contributions in one transaction
-REDO_MAX = 3  # times that a late gradient may be recomputed; then its task fails
+REDO_MAX = 3  # times that a late gradient may be computed again; then its task fails
 COHORT_ROWS = 4  # rows that are read for each volunteer of the cohort
 # Reasons that are not the volunteer's fault, which do not count against it.
 NO_FAULT = frozenset({Reason.STALE.value, Reason.CANCELLED.value, Reason.RUN_ENDED.value})
@@ -317,8 +317,8 @@ class Intake(PlatformService):
         escrow.pay(conn, paid, now)
 
     def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow) -> None:
-        """Refuse an overtaken update and have it recomputed from the newer version, a few times;
-        then its task fails.
+        """Refuse an overtaken update and have it computed again from the newer version, a few
+        times; then its task fails.
         """
         now, limit = self._clock.now(), REDO_MAX
         again = row.tries < limit

@@ -89,7 +89,7 @@ class Site:
         return made("image/png", await samples.picture(drawn), keep="max-age=300")
 
     async def weights(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a version's weights to anybody, or to where the store gives them."""
+        """Send a version's weights to anybody, or redirect to the object store."""
         row = await self.public.find(_run(scope))
         if not may_be_had(row):
             raise NotFound("the licence of this model does not say that everybody may have it")

@@ -60,9 +60,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # for a third.
     quorum: Annotated[int, Meta(ge=1, le=10_000)] = 3
     quorum_share: Share = 0.0  # or this share of the live workers, if it is more
-    # A merge with its quorum still waits for the other live workers: this share of the time from
-    # the last version to the newest contribution. Without it one of four equal machines would
-    # always miss a quorum of three.
+    # From the newest contribution on, a merge with its quorum still waits for the other live
+    # workers, for this share of the time from the last version to that contribution. Without
+    # the wait, one of four equal machines would always miss a quorum of three.
     grace: Share = 0.1
     deadline_seconds: NotNegative = 300.0  # since the oldest waiting contribution; 0 = off
     # least contributions at the deadline and at the work target

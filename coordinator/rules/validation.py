@@ -34,7 +34,7 @@ MAD_TO_SIGMA = 1.4826
 ADAM_REACH = 4.0
 # newest volunteers whose norms count; with fewer than the least, nothing is refused
 COHORT, COHORT_MIN = 32, 8
-VOICE_OF = 8  # newest norms of a volunteer, whose median counts in the cohort
+VOICE_OF = 8  # most norms of one volunteer, the newest, whose median counts in the cohort
 # A random walk of Adam's steps has the norm lr sqrt(steps parameters). A hundredth of that means
 # that only one of ten thousand parameters was trained.
 ADAM_LEAST = 0.01

@@ -131,7 +131,7 @@ async def backup(
     try:
         at = str(listed.created_at)
         await db.write(lambda conn: key_values.put(conn, key_values.BACKUP, at))
-    except VolunteerError as error:  # the backup continues, since it is needed most now
+    except VolunteerError as error:  # a database that takes no writes needs its backup most
         log.warning("the backup is not noted for the alerts", error=error.message)
     return summary(to, listed)
 

@@ -67,7 +67,7 @@ class Lease(Message):
     in_step: bool = False  # begin only after this worker's last contribution is submitted
     part_steps: int = 0  # steps of a part; 0 = one submission at the end
     pull_every: int = 0  # steps between checks for a newer version; 0 = only at the beginning
-    # Wait for the verdict on each part, since a late part is recomputed.
+    # Wait for the verdict on each part, since a late part is trained again on the newer version.
     redo: bool = False
     # Some of this work is recomputed: commit to its first and last states, and keep them until the
     # verdict.

@@ -38,8 +38,8 @@ _MOST = 3.38e38  # largest magnitude that rounds to a finite bfloat16
 
 @dataclass(frozen=True, slots=True)
 class TopK(Decoded):
-    """Codes with one scale a chunk (eight bits), or two: a sign and which of two magnitudes (two
-    bits); and increasing positions within the chunk.
+    """The largest elements of each chunk: their increasing positions, and their codes. A code has
+    eight bits, with one scale a chunk; or two bits, a sign and which of the chunk's two scales.
     """
 
     keep: int  # elements kept of each chunk: a divisor of its size and a multiple of eight

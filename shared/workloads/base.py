@@ -408,8 +408,8 @@ class Workload(Protocol):
         return {}
 
     def origin(self, config: Config) -> Origin | None:
-        """Return the model that a run starts from, and another source of its `files`; None if it
-        starts from random weights.
+        """Return the model that the config names as a run's start, with the paths of its `files` on
+        a model hub; None if it names none.
         """
         return None
 

@@ -52,7 +52,7 @@ def table(rows: dict[str, Row]) -> list[str]:
         for name, figures in row["pairs"].items():
             found[name].append((figures, row["drift"]))
     lines = [
-        "| done by, done again by | tasks | difference: median, 0.9, most | paid | of the pay |",
+        "| done by, done again by | tasks | difference: median, 0.9, most | paid | mean share |",
         "|---|---|---|---|---|",
     ]
     for name, pairs in found.items():

@@ -125,7 +125,7 @@ class Submitter:
         self.verdicts.answered(entry.name, verdict)
 
     def _refused(self, entry: QueuedResult, error: VolunteerError) -> None:
-        """Drop a finally refused result, and its lease.
+        """Drop a result that was refused for good, and its lease.
 
         Reasons: another volunteer holds the task (Gone), the server does not know it (NotFound),
         has another result of it (Conflict), or refuses this one (BadRequest, TooLarge, Forbidden;

@@ -155,7 +155,7 @@ class Cache:
         return used + sum(coming.values()), sorted(idle)
 
     def _drop(self, idle: list[tuple[float, int, Path]], room: int) -> None:
-        """Remove the oldest idle blobs until the rest leaves `room`."""
+        """Remove the oldest idle blobs until the others fit into `room` bytes."""
         total = sum(size for _, size, _ in idle)
         for _, size, path in idle:
             if total <= room:

@@ -243,7 +243,10 @@ def _is_new_sqlite(path: Path) -> bool:
 
 
 async def migrate(url: str) -> None:
-    """Bring a database to this version in one transaction, or make it. Raises Configuration."""
+    """Upgrade a database to this version in one transaction, or create it.
+
+    Raises Configuration.
+    """
     target = parse(url)
     if target.get_backend_name() == "sqlite":
         await asyncio.to_thread(_migrate_sqlite, _path(target))
