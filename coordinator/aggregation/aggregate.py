@@ -5,8 +5,9 @@
         ...                                                 # server optimiser, write
 
 The same contributions in the same order give the same bytes, for any number of threads and any
-division into shards: a shard surveys its own pieces, and the parts are settled once in canonical
-order. Memory is one piece and some scratch a thread, never a model and never contributions x piece.
+division into shards: each shard surveys its own pieces, and `settle` adds all surveys once, in
+canonical order. Each thread needs memory for one piece and some scratch, never for a whole model
+or for a piece of every contribution.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Aggregator(Protocol):
         """Return the rule's statistics of a piece, additive over pieces; None if it needs none."""
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
-        """Return a factor a contribution, (K,), from the model's whole survey. Raises NotFinite."""
+        """Return each contribution's factor, (K,), from the model's survey. Raises NotFinite."""
 
     def fill(
         self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats
@@ -80,7 +81,7 @@ class Clipped:
     """Wrapper of another rule: scales its update down to a norm of at most `norm`, like torch's
     clipping.
 
-    The other rule's factors are followed by the scale.
+    Its factors are those of the other rule, and the scale as the last one.
     """
 
     rule: Aggregator
@@ -125,7 +126,7 @@ class Merged:
 
 
 def aggregator(plan: Plan, contributions: int, clip_norm: float = 0.0) -> Aggregator:
-    """Return the aggregation rule of a plan for so many contributions; the mean for too few."""
+    """Return a plan's rule for this number of contributions; the mean below `aggregate_from`."""
     rule = _rule(plan, contributions)
     return Clipped(rule, clip_norm) if clip_norm else rule
 
@@ -153,7 +154,7 @@ def _rule(plan: Plan, contributions: int) -> Aggregator:
 def prepare(
     rule: Aggregator, cohort: Cohort, grid: Sequence[TensorPiece], threads: int = 1
 ) -> Floats:
-    """Return the factors of a merge whose pieces are all here. Raises NotFinite."""
+    """Return the factors of a merge that is not divided into shards. Raises NotFinite."""
     return settle(rule, cohort, survey(rule, cohort, grid, threads))
 
 
@@ -193,8 +194,8 @@ def merge(
     """Yield the merged pieces, in the order of `grid`.
 
     The rule merges parameters. Buffers (sent as absolute values) take the median of each element,
-    and the weighted mean of two, so that no minority changes a variance under any rule.
-    `merge_counters` handles counters. Raises NotFinite, naming the contributions to leave out.
+    and of two contributions the weighted mean, so that no minority changes a variance under any
+    rule. `merge_counters` handles counters. Raises NotFinite, naming the contributions to leave out.
     """
 
     def work(piece: TensorPiece, out: Floats) -> Merged:
@@ -234,8 +235,8 @@ def merge(
 
 
 def merge_counters(base: NDArray[Any], values: Sequence[NDArray[Any]], most: int) -> NDArray[Any]:
-    """Merge each counter as the median of the claimed values (the lower of two), at least the
-    base's value and at most `most` above it.
+    """Merge each counter as the median of the claimed values (of two middle ones the lower), at
+    least the base's value and at most `most` above it.
 
     Raises ValueError without a claim.
     """

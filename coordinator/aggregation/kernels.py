@@ -23,7 +23,7 @@ from shared.tensors.spec import grid
 
 BLOCK = (
     128 * 1024
-)  # sum and product of a block (512 KiB each) stay in the cache; 64-256 Ki elements run alike
+)  # sum and product of a block (512 KiB each) stay in the cache; 64-256 Ki are equally fast
 RANK_BLOCK = 16 * 1024  # 64 KiB rows: smaller ones cost more calls, larger ones leave the cache
 LANES = 1024
 ROW = 8192  # a row of at most 10,000 elements keeps numpy's BLAS on one thread
@@ -124,8 +124,8 @@ def inner_products(cohort: Cohort, piece: TensorPiece) -> Doubles:
 
 
 def _panels(wide: Doubles, tile: int) -> Iterator[tuple[Doubles, Doubles, Doubles, Doubles]]:
-    """Yield, for each few columns of the products, the factors as views of `wide` (K + 1, B), tile
-    by tile, their products, and totals.
+    """Yield, for each group of columns of the inner products, left and right factors as views of
+    `wide` (K + 1, B), in tiles, and arrays for the products and their totals.
 
     Products above the diagonal are left out. The last panel gets an extra column of zeros: for two
     equal factors numpy takes a routine half as fast (measured).

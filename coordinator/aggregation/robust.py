@@ -20,8 +20,8 @@ from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, T
 
 CLIP_ROUNDS = 20
 CLIP_TOLERANCE = 1e-6  # relative to the radius
-# Least number of equal voices for a common direction: among fewer, a hostile two fifths and one
-# contribution that they copy are a majority.
+# Fewer equal voices than this have no common direction: if two fifths of them are hostile and copy
+# one honest contribution, these are a majority.
 VOICES = 8
 AGREED = 0.6  # median cosine to the others from which on contributions have a common direction
 ASTRAY = 0.25  # share of that cosine below which a contribution points elsewhere
@@ -109,14 +109,14 @@ class CentredClip:
 
     Medians count by weight, so that many contributions of little weight move nothing. v begins at
     the contribution with the smallest median distance to all (more than half lie near it). In each
-    round the radius r is `factor` x the median distance from v. Neither needs the coordinate
-    median. v is kept as factors of the contributions, and all rounds use their inner products, so
+    round the radius r is `factor` x the median distance from v. The coordinate median is not
+    needed. v is kept as factors of the contributions, and all rounds use their inner products, so
     that the data is read twice instead of twenty times. Each merge computes its own start: a stored
     one that once became NaN would spoil every later round.
 
     Clipped noise still shortens the step. If most contributions agree on a direction, the others
-    are therefore left out and v is computed again. If honest work points apart, as with games, all
-    stay.
+    are therefore left out and v is computed again. If honest contributions point in different
+    directions, as with games, none is left out.
     """
 
     factor: float

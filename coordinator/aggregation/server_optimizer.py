@@ -6,10 +6,10 @@ bytes on every machine; torch's own kernels fuse them if the processor can. The 
 rule with torch's.
 
 Once a merge, `begin` advances the counters and computes the numbers of the step; then `step` runs
-on each piece, in place, on any thread. State is one flat float32 array a slot and parameter, zero
-at first, in a memory-mapped file next to the weights. A later phase of a plan keeps the slots that
-it knows by name and starts the others from zero, so slots of one name hold the same quantity in
-every rule.
+on each piece, in place, on any thread. The state has one flat float32 array for each slot of each
+parameter, zero at first, in a memory-mapped file next to the weights. A later phase of
+a plan keeps the slots that it knows by name and starts the others from zero, so slots of one name
+hold the same quantity in every rule.
 
 Legend: p weights, g update, m momentum, v second moment, (N,) each.
 """
@@ -38,7 +38,7 @@ BLOCK = 32 * 1024  # elements: weights, update, state and scratch of a block sta
 class Push:
     """Scalar inputs of a server-optimiser step."""
 
-    scale: float = 1.0  # shortens the step for staleness, or for few of the workers
+    scale: float = 1.0  # below 1 for stale updates, or if few of the live workers contributed
     work: float = 1.0  # steps merged / steps of one full contribution
     workers: int = 1  # live workers
 

@@ -64,7 +64,7 @@ def rank_network(count: int, low: int, high: int) -> Network:
 
 def _needed(comparators: Comparators, wanted: Sequence[int]) -> list[Needed]:
     """Return the comparators that the sum of the `wanted` wires depends on."""
-    # wires whose values are read later; wires that only enter the sum
+    # wires that later comparators read; wires that only enter the sum
     used, summed = set[int](), set(wanted)
     kept: list[Needed] = []
     for left, right in reversed(comparators):
@@ -79,8 +79,8 @@ def _needed(comparators: Comparators, wanted: Sequence[int]) -> list[Needed]:
 
 
 def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Needed | int]:
-    """Order the comparators so that a written wire is read soon; yield a wire once its value is
-    final.
+    """Yield the comparators, ordered so that a written wire is read soon, and each wire of the sum
+    once its value is final.
     """
     last: dict[int, int] = {}  # latest comparator on a wire
     before: list[tuple[int | None, int | None]] = []

@@ -80,7 +80,7 @@ class MergeOrder:
     state: tuple[Path, ...]  # server-optimiser state of the base, if it has any, in any split
     inputs: tuple[Input, ...]
     push: Push = field(default_factory=Push)
-    decay: float = 0.0  # decay of matrices before the step, times the step's rate
+    decay: float = 0.0  # weight decay of matrices before the step; the step's rate multiplies it
     clip_norm: float = 0.0  # limit of the update's norm; 0 = none
     threads: int = 1
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class MergeOrder:
 
 
 class MomentumFigures(NamedTuple):
-    """Figures of a piece's first elements: squared norms of momentum and update, products."""
+    """Comparison of a piece's first elements with the momentum of the optimiser."""
 
     momentum: float  # squared norm of the momentum
     update: float  # squared norm of the merged update
@@ -223,7 +223,7 @@ def assemble(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Clipped:
-    """Contribution with its parameters scaled to the size of its cohort."""
+    """Contribution whose parameters are multiplied by `factor`, its `Input.clip`."""
 
     reader: DeltaReader
     factor: np.float32
@@ -236,7 +236,7 @@ class _Clipped:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """Order and its contributions, open while `files` are."""
+    """Merge order and its contributions, whose files are open until `files` is closed."""
 
     files: ExitStack
     order: MergeOrder

@@ -2,11 +2,11 @@
 backlog is long.
 
     open       the task waits for a randomly chosen auditor, or for the server
-    answered   with sums of the result, which the server compares with the update's. An agreeing
-               one passes. The organiser recomputes a differing one, and a share of the agreeing
-               ones, which settles both the work and the answer
+    answered   with sums of the result, which the server compares with the update's. If they agree,
+               the work passes. If they differ, and for a share of the agreeing answers, the
+               organiser recomputes the task, which settles both the work and the answer
 
-The pay of an answer is at stake like any other, and is taken back if the organiser's own recompute
+The auditor's pay is at stake like any other pay, and is taken back if the organiser's own recompute
 shows that the answer was made up.
 """
 
@@ -73,7 +73,7 @@ class Audits(PlatformService):
         self.seconds = 0.0  # seconds of volunteers' work that this process has paid
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Open revealed audits until `stop` is set."""
+        """Open audits of recomputes that wait with their evidence, until `stop` is set."""
         watch = self._signals.watch("recomputes")
         while not stop.is_set():
             await self.open()
@@ -104,7 +104,7 @@ class Audits(PlatformService):
     # --- the answer ---
 
     async def check(self, row: ContributionRow) -> None:
-        """Decide the answer to an audit. Raises NotFound for an audit that was removed."""
+        """Check the answer to an audit, and record a verdict. Raises NotFound without the audit."""
 
         def read(conn: Connection) -> tuple[int, ContributionRow, RunRow]:
             audit = audits.by_task(conn, row.task_id)
@@ -186,7 +186,7 @@ class Audits(PlatformService):
         sums: bytes,
         found: Likeness | None,
     ) -> None:
-        """Store an answer: an agreeing one ends the recompute, unless drawn for confirmation."""
+        """Store an answer; if it agrees and is not drawn for confirmation, the recompute passes."""
         now, agrees = self._clock.now(), found is not None and rules.agree(found)
         told = {"answer_id": row.id, "auditor_id": row.volunteer_id, "sums": sums}
         audits.change(conn, audit, agrees=agrees, **told)
@@ -195,9 +195,9 @@ class Audits(PlatformService):
         log.info("audit", contribution=audit.contribution_id, agrees=agrees)
 
     def _confirmed(self, conn: Connection, audit: RecomputeRow, row: ContributionRow) -> bool:
-        """Return True if the organiser recomputes the task of an agreeing answer."""
+        """Return True if the organiser recomputes the task although the answer agrees."""
         freed = escrow.at_stake(conn, audit.volunteer_id, audit.contribution_id)
-        gained = freed + 2 * row.price_micro  # the work has the price of the answer
+        gained = freed + 2 * row.price_micro  # the audited work has the same price as the answer
         auditor = accounts.existing(conn, row.volunteer_id)
         stake = escrow.at_stake(conn, auditor.id) - row.price_micro
         stake = min(stake, bond_of(auditor))  # earlier draws may free all but the bond

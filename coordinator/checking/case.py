@@ -1,4 +1,4 @@
-"""Case of a contribution to recompute: job, base and data as its worker had them; draws."""
+"""The job, base and data of a contribution to recompute, as its worker had them; draws."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
     """Update to check, and the inputs of its recompute."""
 
     run: RunRow
-    manifest: DatasetManifest  # manifest of the run's data
+    manifest: DatasetManifest  # the run's data, or the task's `window`
 
     @classmethod
     def of(cls, conn: Connection, row: ContributionRow, run: RunRow) -> Case | None:
@@ -61,7 +61,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         between = pulls < row.steps or (row.part and pulls % task.part_steps)
         if task.kind not in ("train", "learn") or (pulls and between):
             return None
-        part = msgspec.structs.replace(  # the task's row begins at this part by now
+        part = msgspec.structs.replace(  # the row may start at a later part by now
             task,
             stop=task.start + row.samples,
             steps=row.steps,
@@ -86,7 +86,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
 
     @classmethod
     def again(cls, conn: Connection, stored: str, run: RunRow) -> Case:
-        """Return a stored case. Raises NotFound for a run without a dataset."""
+        """Return the case from its stored form. Raises NotFound for a run without a dataset."""
         work = decode(stored, StoredCase)
         manifest = work.window or _dataset(conn, run)
         if manifest is None:
@@ -106,7 +106,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
 
     @property
     def files(self) -> Mapping[str, ChunkRef]:
-        """Return the files that every version of the run needs, its tensors left out."""
+        """Return the files that every version of the run needs besides its tensors."""
         about = definition(self.run)
         return about.workload.files(about.file.model)
 
@@ -138,8 +138,8 @@ def _dataset(conn: Connection, run: RunRow) -> DatasetManifest | None:
 
 
 class Draws:
-    """Draws of one server, made with its secret. `usual` is the least probability if a run file
-    names none.
+    """Random draws of contributions to recompute, made with the server's secret. `usual` is the
+    least probability if a run file names none.
     """
 
     def __init__(self, key: SigningKey, usual: float) -> None:

@@ -2,7 +2,7 @@
 
     taken      held for ten minutes, or longer by renewing; a dead checker's hold expires
     reported   figures, judged by the rules of the server's own recomputes
-    given back to another checker, and after two failures to the server
+    given back to other checkers; after two failures the server makes the recompute
 
 A checker is trusted, since it has the organiser's token. It gets the inputs of a comparison,
 computes all of it, and returns a few numbers.
@@ -33,14 +33,14 @@ _KIND = re.compile(r"[a-z]{1,16}")
 
 
 class CheckerOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to a checker: a recompute, or None."""
+    """Answer to a checker that asks for work; None if no recompute waits."""
 
     task: RecomputeTask | None
 
 
 class CheckerOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of a recompute: figures, useless evidence, or a release for others (`failed` or
-    not).
+    """Report of a checker: figures, or why the evidence is `unusable`. With neither, the recompute
+    is given back to other checkers.
     """
 
     found: Redone | None = None
@@ -50,7 +50,7 @@ class CheckerOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckerVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """End of a recompute; "" where it waits for others."""
+    """Result of a recompute; "" if it was given back and waits."""
 
     result: str
     message: str
@@ -90,7 +90,7 @@ class Checkers(PlatformService):
     async def _task(self, row: RecomputeRow) -> RecomputeTask | None:
         try:
             return await self._recomputes.prepare(row)
-        # the server's own loop would postpone such a recompute with a sentence
+        # after two failures the server's own loop tries it, and postpones it with the reason
         except VolunteerError:
             await self._give_back(row.contribution_id, row.hold, failed=True)
             return None
@@ -103,8 +103,8 @@ class Checkers(PlatformService):
     async def report(
         self, contribution: int, hold: str, on: ComputeDevice, made: CheckerOutcome
     ) -> CheckerVerdict:
-        """Settle a recompute by its figures or its useless evidence, or release it for others.
-        Raises Conflict if another holds it by now.
+        """Settle a recompute by a checker's report, or give it back to other checkers. Raises
+        Conflict if another holds it by now.
         """
         row = await self._held(contribution, hold)
         if made.found is None and not made.unusable:

@@ -1,7 +1,8 @@
 """Effects of a draw's result on an account, its pay and its update, in one transaction.
 
-passed    frees the pay accepted up to it except for a bond, unless an older draw is open; ten
-          vet the account. If it shows only a share of the work, the rest of the bond is owed
+passed    frees the pay of work accepted up to it except for a bond, unless an older draw is open;
+          ten passed draws vet the account. If it shows only a share of the work, the account is
+          charged for the missing share
 failed    suspends the account and forfeits its stake and the pay of this contribution
 unproven  forfeits the stake and restarts the account's probation, unless the organiser vouched
           for it
@@ -37,8 +38,8 @@ def settle(
     now: float,
     share: float = 1.0,
 ) -> bool:
-    """End a draw that shows a share of its work, with (sentence, figures); False if it had a result
-    before.
+    """End a draw with its result and `told`, (sentence, figures); return False if it had a result
+    before. `share` is the share of the work that the draw shows.
     """
     if not recomputes.end(conn, row.contribution_id, result, told, now):
         return False
@@ -79,7 +80,7 @@ def release(conn: Connection, account: VolunteerRow, now: float) -> None:
 
 
 def bond_of(account: VolunteerRow, waiting: int = 0) -> int:
-    """Return the bond of an account, computed as before its waiting draws."""
+    """Return the bond of an account; its `waiting` draws do not count yet."""
     return bond(account.draws - waiting, account.accepted_micro / max(1, account.accepted))
 
 

@@ -5,10 +5,11 @@
     revealed   the files have arrived: the task is recomputed in a process of its own
     done       passed, failed or unproven (see `proof`)
 
-A recompute ahead of a running, much larger one starts at once in a second process, while the larger
-one pauses between two steps, so that huge tasks in the queue delay nobody. No verdict waits for a
-recompute. A checker's class of devices is left to the checker (see `checkers`). A recompute that is
-impossible here now waits, with a reason for the organiser; no draw is ever dropped.
+If a waiting recompute is much smaller than the running one, it starts at once in a second process,
+and the larger one pauses between two steps, so that huge tasks in the queue delay nobody. No
+verdict waits for a recompute. A checker's class of devices is left to the checker (see `checkers`).
+A recompute that is impossible here now waits, with a reason for the organiser; no draw is ever
+dropped.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Recomputes(PlatformService):
         self._draws = draws
         self._choosing = asyncio.Lock()
         self._under_way: RecomputeRow | None = None
-        self._begin_at_once = False  # a recompute was ordered that needs no evidence
+        self._begin_at_once = False  # an ordered recompute needs no evidence
 
     def order(self, conn: Connection, row: ContributionRow, run: RunRow) -> Drawn:
         """Order the recompute of a drawn update; "never" where no machine could do it."""
@@ -129,8 +130,8 @@ class Recomputes(PlatformService):
         return len(late)
 
     async def forfeit(self, principal: Principal) -> Forfeited:
-        """Forfeit an account's stake, if one of its machines is asked for evidence that it has
-        lost.
+        """Forfeit an account's stake because it gives up evidence; nothing is lost if none of its
+        machines is asked for any.
         """
         who = principal.volunteer_id
 
@@ -268,7 +269,7 @@ class Recomputes(PlatformService):
 
         def write(conn: Connection) -> bool:
             now = self._clock.now()
-            # read again, since it may have an audit's answer by now
+            # read again, since an audit may have been answered meanwhile
             known = recomputes.get(conn, row.contribution_id, lock=True)
             if not settle(conn, row, result, told, now, share):
                 return False

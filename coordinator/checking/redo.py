@@ -122,11 +122,11 @@ def redo(
     tell: Tell | None = None,
 ) -> Redone:
     """Do a task again and compare the update before its codec, the encoded update, and the state
-    left behind. Where a bound is missed, the task is repeated from a slightly changed base to
-    measure its own drift.
+    left behind. If they differ by more than the bound, the task is repeated from a slightly changed
+    base, to measure how far its own results drift.
 
-    Raises NotFound and InvalidFrame for what cannot be done again, Unavailable when stopped and
-    where this machine has less memory than cutting the batches alike takes.
+    Raises NotFound and InvalidFrame for what cannot be done again, Unavailable when stopped, or if
+    this machine has too little memory for batches as large as the worker's.
     """
     about = definition(case.run)
 
@@ -230,7 +230,7 @@ def _update(case: Case, base: Tensors, result: Tensors) -> Any:
 
 
 def _beside(case: Case, files: RecomputeFiles, ours: Any) -> Redone:
-    """Return the comparisons of a recompute: raw updates and encoded updates; its sums."""
+    """Compare the raw updates and the encoded ones; add the recompute's sums for an audit."""
     schema, chosen = definition(case.run).schema, codec(files.codec)
     with opened(files.update, schema, chosen, files.kept, files.residual) as (_, theirs):
         beside = _alike(ours, theirs, schema)
@@ -245,8 +245,8 @@ def _beside(case: Case, files: RecomputeFiles, ours: Any) -> Redone:
 
 def _written(files: RecomputeFiles, chosen: Codec, schema: Schema) -> float:
     """Return how much the sent update resembles its codec's output for the claimed input: their
-    cosine divided by the ratio of lengths. 1 but for rounding; lower where the claimed residual
-    only hides the sent update.
+    cosine divided by the ratio of lengths. It is 1 except for rounding, and lower if the claimed
+    residual serves only to disguise a made-up update.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -281,8 +281,8 @@ def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:
 
 
 def state_cosine(ours: Weights, theirs: Weights) -> float:
-    """Return the least likeness over the kinds of state ("exp_avg", "exp_avg_sq"): cosine less
-    excess length; -1 if one is missing or has another shape.
+    """Return the lowest likeness of the kinds of state ("exp_avg", "exp_avg_sq"), each a cosine
+    less excess length; -1 if a tensor is missing or has another shape.
     """
     sums: dict[str, list[float]] = {}
     for name, mine in ours.items():

@@ -1,1 +1,1 @@
-"""Experience of actors: verified on submission, replayed and, where versions play, rated."""
+"""Games and other episodes that actors make: checked, kept for learners, and used for ratings."""

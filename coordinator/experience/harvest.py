@@ -1,5 +1,5 @@
-"""Intake of games: the workload checks a file of self-play or a match, and its valid games are
-stored and paid.
+"""Intake of games: the workload checks a submitted file of self-play games or of a match; valid
+games are stored and paid.
 
 Valid games count even if others of their file do not; a file with too many false games is refused
 as a whole. A fault that a player cannot avoid (a version too old at the start of a game) does not
@@ -57,13 +57,13 @@ if TYPE_CHECKING:
 
 
 OPPONENT = "opponent"  # asset and figure of a match task that name the other version
-DRAWS = 20  # newest draws of an account and a kind whose faults are summed
+DRAWS = 20  # newest draws of an account, of one kind, whose faults are summed
 # share of a file's games that may be refused without refusing the file; one game always may
 TOLERATED_SHARE = 0.05
 
 
 class HarvestCase(msgspec.Struct, frozen=True, kw_only=True):
-    """File of games, and the inputs of its judgement."""
+    """Task that a file of games answers, and the other inputs of its check."""
 
     run: RunRow
     task: TaskRow
@@ -206,8 +206,8 @@ class Harvest(PlatformService):
     def _with_earlier(
         self, conn: Connection, row: ContributionRow, run: RunRow, found: Inspection
     ) -> Judgement | None:
-        """Return the verdict on a drawn file that is too faulty together with the account's earlier
-        draws, since small cheating makes few faults in each file.
+        """Refuse a drawn file if it and the account's earlier drawn files together have too many
+        faults, since a little cheating makes few faults in each file; else return None.
         """
         earlier = recomputes.passed_of(conn, row, DRAWS - 1)
         counts = [decode(work, FaultCount) for work in earlier]
@@ -225,7 +225,7 @@ class Harvest(PlatformService):
     def _proved(
         self, conn: Connection, row: ContributionRow, found: Inspection, result: Result, said: str
     ) -> None:
-        """Store the draw that this verdict settles: all games were replayed."""
+        """Store the draw of this file with its result, since all its games were replayed."""
         now = self._clock.now()
         work = msgspec.json.encode(FaultCount(read=found.read, faults=found.faults)).decode()
         order = DrawTerms(wanted=[], work=work, flops=0.0, kind="", due_at=now)
@@ -310,7 +310,7 @@ def judge(case: HarvestCase, found: Inspection, run_state: str) -> Judgement:
 
 
 def _known(conn: Connection, run: RunRow, task: TaskRow, base: int) -> tuple[KnownVersion, ...]:
-    """Return the versions that may have played: from the bound one on, or the two of a match."""
+    """Return the versions that may have played: the base and all newer ones, or a match's two."""
     began_at = task.begun_at or task.created_at
     if task.kind == "evaluate":
         data = own_data(task)

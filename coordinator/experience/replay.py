@@ -1,13 +1,13 @@
-"""Replay window and its pace: episodes are sealed into chunks, learners get tasks over them,
-versions play matches.
+"""Replay window and its pace: episodes are sealed into chunks, learners get tasks that read them,
+and versions play matches.
 
     chunk full, or a long wait ──> the episodes are sealed: a blob, listed by hash in learn tasks
     too little learnt so far ──> a learn task
     too many episodes wait for learners ──> no new ones are handed out
     a version without a rating ──> a match against the best one
 
-Learners do not remove episodes from the window, so one that dies loses nothing and several do not
-disturb each other.
+Learners do not remove episodes from the window, so a learner that dies loses nothing, and several
+learners do not disturb each other.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from coordinator.database.experience import MatchRow
 
 POLL_S = 2.0
-SEAL_S = 20.0  # longest wait of games for a full chunk
+SEAL_S = 20.0  # longest wait of games for others that fill the chunk
 FILES_MAX = 512  # files in one chunk
-WARM_STEPS = 1000  # steps of one warm-start task, whose rate falls towards its end
+WARM_STEPS = 1000  # steps of one warm-start task; the learning rate falls towards its end
 
 log = structlog.get_logger("replay")
 
@@ -52,7 +52,7 @@ ANCHOR = 0  # the version whose rating is zero
 
 
 class Replay(PlatformService):
-    """Tends the runs that make their own data."""
+    """Seals episodes, adds tasks and rates versions of the runs that make their own data."""
 
     def __init__(self, on: Platform) -> None:
         super().__init__(on)
@@ -130,7 +130,7 @@ class Replay(PlatformService):
     # --- pacing ---
 
     def _pace(self, conn: Connection, spec: Spec, play: Pacing) -> bool:
-        """Insert the due tasks and set how many episodes may be begun, with the run locked."""
+        """Lock the run, insert its due tasks, and set how many episodes may be begun."""
         run, now = runs.by_id(conn, spec.id, lock=True), self._clock.now()
         if run.state != "running":
             return False
@@ -158,8 +158,8 @@ class Replay(PlatformService):
     def _allow(
         self, conn: Connection, run: RunRow, play: Pacing, found: Totals, *, starved: bool
     ) -> bool:
-        """Return True if actors may continue: at most `queue` episodes ahead of the learners, or of
-        the sealed ones if learners find too few samples in those.
+        """Let actors begin at most `queue` episodes more than learners have used, or more than are
+        sealed if the learners are `starved` of samples. Return True if the limit has risen.
         """
         each = found.samples / max(1, found.sealed)
         used = found.learnt / (play.reuse * each) if each else 0.0
@@ -181,7 +181,7 @@ class Replay(PlatformService):
         )
 
     def _add_warm(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
-        """Add the learn tasks without a window, before all experience."""
+        """Add the learn tasks of the warm start, which read no episodes."""
         play, changed = spec.play, False
         assert play is not None  # `tend` has checked this
         left = play.warm_steps - found.planned // spec.file.task.batch_size
@@ -229,7 +229,7 @@ class Replay(PlatformService):
         )
 
     def _add_match(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
-        """Add a match of newest against best, if the newest has no rating and none is running."""
+        """Add a match of the newest version against the best, if one is due and none runs."""
         play = spec.play
         if play is None or not play.match_every or found.measuring:
             return False
@@ -324,8 +324,8 @@ class RatingTable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def standing(rows: Sequence[MatchRow]) -> RatingTable:
-    """Return the ratings relative to version 0, and the best version: the last that beat the
-    previous best.
+    """Return the ratings relative to version 0, and the best version: the last one that beat the
+    best version before it.
     """
     met: dict[tuple[int, int], MatchScore] = {}
     best = ANCHOR

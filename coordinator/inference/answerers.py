@@ -1,8 +1,8 @@
-"""Volunteers' machines that answer prompts: the waiting ones, and the streams of the busy ones.
+"""Volunteers' machines that wait for prompts, and the tokens that arrive from answering machines.
 
-Offers live only in this process: no prompt is stored, and a machine answers only requests to the
-process that it offered itself to. Asker and owner both agree that the machine may read the prompt;
-nothing else is trusted: its tokens are counted, bounded, timed, and may be compared later.
+Machines and prompts are held in memory only, and a machine answers only requests to the process
+to which it offered itself. Asker and owner both agree that the machine may read the prompt. Its
+answer is not trusted: the tokens are counted, bounded, timed, and may be compared later.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Waiting:
 
 
 class AnswerPart:
-    """Tokens of an answer from one machine."""
+    """Tokens of an answer that come from one machine."""
 
     def __init__(self, waiting: Waiting, task: AnswerTask) -> None:
         self.id = task.id
@@ -81,7 +81,7 @@ class AnswerPart:
         return not self.finish
 
     async def arriving(self) -> AsyncGenerator[int]:
-        """Yield tokens as they arrive, until the end. Raises Silent, also if they arrive far too
+        """Yield tokens as they arrive, until the end. Raises Silent if they stop, or arrive far too
         slowly.
         """
         told, limit_s, now = 0, FIRST_S, asyncio.get_running_loop().time
@@ -120,7 +120,7 @@ class Answerers:
         return len(self._waiting)
 
     async def offer(self, principal: Principal, request: AnswerOffer) -> AnswerWork:
-        """Wait for a prompt as long as the request allows; this ends an earlier wait of the
+        """Wait for a prompt as long as the request allows, and end an earlier wait of this
         machine.
 
         Raises Forbidden for an account that is not vetted.
@@ -144,8 +144,8 @@ class Answerers:
                 del self._waiting[waiting.worker_id]
 
     def begin(self, run: str, task: AnswerTask, *, but: Collection[str]) -> AnswerPart | None:
-        """Assign a task to a waiting machine of an account outside `but`; None without one. Each
-        volunteer has the same chance, whatever the number of its machines.
+        """Assign a task to a waiting machine whose account is not in `but`; return None if there is
+        none. Each volunteer has the same chance, whatever the number of its machines.
         """
         now = self._clock.monotonic()
         self._rests = {worker: until for worker, until in self._rests.items() if until > now}
@@ -168,7 +168,7 @@ class Answerers:
         return part
 
     def end(self, part: AnswerPart, *, silent: bool = False) -> None:
-        """Remove a part; a silent machine gets no prompts for a while."""
+        """Take no more tokens for a part; a silent machine gets no prompts for a while."""
         part.wanted = False
         self._parts.pop(part.id, None)
         if silent:

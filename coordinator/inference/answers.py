@@ -1,4 +1,4 @@
-"""Answers: the versions that answer prompts, and the handling of a prompt up to the paid stream."""
+"""Answers to prompts: which versions may be asked, and limits, price and stream of an answer."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Streams:
     """Counts of running sequences in this process."""
 
     def __init__(self) -> None:
-        self.queued = 0  # sequences without a token
+        self.queued = 0  # sequences whose first token has not arrived
         self.writing = 0
 
 
@@ -128,7 +128,7 @@ class AnswerStream:
         self.metered = metered
         self.prompt_tokens = prompt_tokens
         self.cost_micro = 0
-        self.echo: AnswerPiece | None = None  # the prompt, before each sequence
+        self.echo: AnswerPiece | None = None  # the prompt, if each sequence begins with it
         self.count = len(sequences)
         self._sequences = sequences
         self._count = count
@@ -210,7 +210,7 @@ class Answers:
     # --- models ---
 
     async def models(self, asker: Asker) -> tuple[ModelCard, ...]:
-        """Return every run that this asker may prompt, and its best version."""
+        """Return the models that this asker may prompt: newest and best version of each run."""
 
         def read(conn: Connection) -> tuple[ModelCard, ...]:
             helped = api_key_rows.helped(conn, asker.volunteer_id)
@@ -224,7 +224,7 @@ class Answers:
         return await self._db.read(read)
 
     async def model(self, asker: Asker, name: str) -> ModelCard:
-        """Return one model by its id. Raises UnknownModel with the nearest one."""
+        """Return one model by its id. Raises UnknownModel, which names the nearest id."""
 
         def read(conn: Connection) -> ModelCard:
             run, version = _resolved(conn, name, asker, self._only)
@@ -446,7 +446,7 @@ def _version(conn: Connection, run: RunRow, which: str) -> int:
 
 
 def _cards(conn: Connection, run: RunRow, only: int | None, templates: bool) -> list[ModelCard]:
-    """Return the newest version, and the best one if any; or the `only` one."""
+    """Return a run's newest version, and its best one if known; only version `only` if given."""
     if only is not None:
         return [_card(conn, run, run.name, only, templates)] if only <= run.head else []
     found = [_card(conn, run, run.name, run.head, templates)]
@@ -456,7 +456,7 @@ def _cards(conn: Connection, run: RunRow, only: int | None, templates: bool) -> 
 
 
 def _chat(run: RunRow, dataset: DatasetRow | None, templates: bool) -> str:
-    """Return the form of conversations for a run's model, in words."""
+    """Return how conversations are formatted for a run's model, in words."""
     if definition(run).file.serve.chat != ServeSettings().chat:
         return OWN
     own = templates and dataset is not None and TEMPLATE in dataset.manifest.assets

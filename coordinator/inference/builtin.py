@@ -1,7 +1,7 @@
 """Built-in inference engine: versions answer in a process of its own.
 
-The process starts with the first prompt. When it dies, its running answers become Unavailable, and
-it is restarted, later each time.
+The process starts with the first prompt. When it dies, its running answers raise Unavailable. A
+later prompt starts it again, after a wait that doubles with each death in a row.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuiltinEngine:
-    """Inference engine in a worker process of this server; see `Engine`."""
+    """Inference engine in a worker process of this server; see `InferenceEngine`."""
 
     templates = True
 
@@ -135,7 +135,7 @@ class BuiltinEngine:
         self, request: Generation, tokens: Sequence[int], *, ended: bool
     ) -> tuple[int, int]:
         """Return how many tokens of an answer were compared, and how many the version would not
-        have chosen; `ended`: its text ended after them.
+        have chosen. `ended` says that the answer ended after these tokens.
         """
         order = Compare(
             id=_id(),
@@ -171,7 +171,7 @@ class BuiltinEngine:
     async def _ordered(
         self, order: Prepare | Generate | DrawPictures | Compare
     ) -> AsyncIterator[_Events]:
-        """Send an order; yield its events until the block is left, which cancels it."""
+        """Send an order and yield its events; leaving the block cancels a running generation."""
         its_id = order.sequence.id if isinstance(order, Generate) else order.id
         events: _Events = asyncio.Queue()
         writer = await self._connected()
@@ -280,7 +280,7 @@ _Events = asyncio.Queue[Event | None]
 
 def _sequence(request: Generation) -> Wanted:
     return copying(Wanted, request)(
-        id=_id(),  # an id of its own, since the caller chooses the names of requests
+        id=_id(),  # a new id, since two callers may name their requests alike
     )
 
 

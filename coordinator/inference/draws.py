@@ -1,7 +1,7 @@
 """Draws of answers: a volunteer's answer is compared with the model's own.
 
-A request's settlement decides the draw and stores it in the database (`answer_pay`). Until then
-only this process holds the prompt and the tokens: if it ends, its draws can no longer be compared.
+A request's settlement decides the draw and stores it in the database (`answer_pay`). Only
+this process holds the prompt and the tokens: if it ends, its draws can no longer be compared.
 Draws of one account are compared in order, those of several accounts in turn.
 """
 
@@ -65,7 +65,9 @@ class AnswerDraws:
         self.roll: Callable[[], float] = random.SystemRandom().random
         self._compare: Comparer | None = None
         self._kept: dict[str, dict[str, AccountParts]] = {}  # by request and account
-        self._settled: dict[str, None] = {}  # settled requests among those, oldest first
+        self._settled: dict[
+            str, None
+        ] = {}  # settled requests that `_look` has not examined, oldest first
         self._queues: dict[str, deque[AccountParts]] = {}  # by account
         self._room = asyncio.Semaphore(AT_ONCE)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by account; "" examines settled requests
@@ -76,12 +78,12 @@ class AnswerDraws:
 
     @property
     def waiting(self) -> int:
-        """Return how many settled requests are unexamined, and drawn answers not compared yet."""
+        """Return the number of settled requests not yet examined, plus drawn answers to compare."""
         return len(self._settled) + sum(len(queue) for queue in self._queues.values())
 
     @property
     def busy(self) -> set[str]:
-        """Return the accounts with enough waiting draws."""
+        """Return the accounts with so many waiting draws that they get no more prompts."""
         return {who for who, queue in self._queues.items() if len(queue) >= WAITING_MAX}
 
     def keep(self, request: Generation, part: AnswerPart) -> None:
@@ -94,20 +96,20 @@ class AnswerDraws:
                 del self._kept[next(iter(self._kept))]
 
     def settled(self, request_id: str, answered: Collection[str]) -> None:
-        """Compare the drawn answers of a settled request, and drop the others."""
+        """Let the drawn answers of a settled request be compared, and the others be dropped."""
         if answered or request_id in self._kept:
             self._settled[request_id] = None
             self.go_on()
 
     def go_on(self) -> None:
-        """Start the waiting comparisons that are not running; retry failed writes."""
+        """Start the comparisons that wait, also those that a failed read or write interrupted."""
         if self._settled:
             self._begin("", self._look)
         for who in self._queues:
             self._begin(who, partial(self._work_off, who))
 
     async def close(self) -> None:
-        """End the comparisons; the next process finds the waiting draws."""
+        """End the comparisons; another process records the waiting draws as not comparable."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

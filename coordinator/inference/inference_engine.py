@@ -59,7 +59,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     ends: tuple[int, ...] = ()  # tokens that end the text, besides the model's own
     logprobs: int | None = None  # alternatives for each token; None = no probabilities at all
     vocabulary: int = 0  # number of the model's tokens; 0 = unknown
-    place: int = 0  # number of answer tokens that the prompt already holds
+    place: int = 0  # number of tokens of the answer that `prompt` ends with
     volunteers: bool = False  # volunteers' machines may compute the answer, and so read it
     asker: str = ""  # account that asks: its own machines do not answer
 
@@ -73,7 +73,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """Next part of an answer, the last with a `finish`; other parts may have an empty `text`."""
+    """Next part of an answer; the last part has a `finish`, and any part may have no text."""
 
     text: str = ""
     tokens: tuple[int, ...] = ()
@@ -102,7 +102,7 @@ class InferenceEngine(Protocol):
         """
 
     def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:
-        """Generate until a stop or the length; closing the iterator cancels within one token."""
+        """Generate up to a stop, an end token or `max_tokens`; closing the iterator cancels."""
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
         """Return `count` PNG files of an image run."""
@@ -111,7 +111,7 @@ class InferenceEngine(Protocol):
 
 
 def check_length(characters: int, context: int) -> None:
-    """Raise BadRequest for a prompt that is too long to tokenize while others wait."""
+    """Raise BadRequest for a prompt so long that tokenizing it would keep other prompts waiting."""
     if characters > context * CHARACTERS_MAX:
         raise BadRequest(
             f"the prompt has {characters:,} characters, and {context} tokens fit, answer "

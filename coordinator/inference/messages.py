@@ -63,7 +63,7 @@ class Compare(msgspec.Struct, frozen=True, kw_only=True, tag="compare"):
     model: ModelFiles
     sequence: Sequence
     tokens: tuple[int, ...]
-    ended: bool  # the text ended after them
+    ended: bool  # the answer ended after these tokens
 
 
 Order = Prepare | Generate | Cancel | DrawPictures | Compare

@@ -1,9 +1,9 @@
 """Metering: credit is held before the first token, and the generated tokens are paid at the end.
 
 A request writes the ledger twice. Each piece is logged before it is sent, on this process's disk
-(`stream_log`), and once a second in the database: after a kill, a request is settled for the sent
-tokens, to the token. If the disk is unreachable (another replica takes over after a minute, or the
-power failed), the house loses at most the tokens of the last second.
+(`stream_log`), and once a second in the database. A request of a killed process is therefore
+settled for exactly the tokens that were sent. If that disk cannot be read (another replica takes
+over after a minute, or the power failed), at most the tokens of the last second stay unpaid.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 TICK_S = 1.0
-BEAT_S = 20.0  # interval of the beats of a request that streams nothing
-GONE_S = 60.0  # a process without a beat for this long counts as dead
+BEAT_S = 20.0  # interval at which requests without new tokens are written as alive
+GONE_S = 60.0  # a request that was not written for this long counts as abandoned
 WAIT_S = 5.0  # wait of an account with too many unanswered tokens before it may ask again
-KEPT_S = 90 * DAY_S  # age at which the record of use is deleted; the ledger stays
+KEPT_S = 90 * DAY_S  # age at which settled requests are deleted; the ledger is kept
 EARN = "train with `volunteer`: each merged contribution earns credits"
 
 log = structlog.get_logger("metering")
@@ -123,14 +123,14 @@ class Meter:
         metered = Metered(secrets.token_hex(16), self._clock.monotonic(), order)
         now = self._clock.now()
         self._live[metered.id] = metered
-        # written first, so that a killed process leaves no unknown hold
+        # logged first, so that a killed process leaves no hold that nobody releases
         self._log.write(metered.id, metered.streamed)
         try:
             await self._db.write(lambda conn: self._hold(conn, order, metered.id, now))
         except VolunteerError:
             self._forget(metered)
             raise
-        except BaseException:  # the asker left: `tick` settles a request that was stored
+        except BaseException:  # the asker left: `tick` settles the request if it was stored
             metered.ended = True
             raise
         self.requests[order.run] += 1
@@ -182,7 +182,7 @@ class Meter:
         open_now = request_rows.under_way(conn, account.id, asker.key_id)
         _check_waiting(order, open_now)
         units = order.tokens_in + order.tokens_max
-        # otherwise anybody could make accounts for free tokens
+        # free tokens need a vetted account, since anybody can make new accounts
         vetted = account.standing == "vetted"
         quota = order.serve.free_tokens_per_day if vetted else 0
         free = units <= quota and (
@@ -207,7 +207,7 @@ class Meter:
     def _check_caps(
         self, conn: Connection, order: MeteredRequest, open_now: UnderWay, worst: int, now: float
     ) -> None:
-        """Raise InsufficientQuota if credit, the key's cap or the day's is too small."""
+        """Raise InsufficientQuota if the credit, or the cap of key or day, is too small."""
         asker = order.asker
         have = payments.balances(conn, asker.volunteer_id).earned_micro
         if have < worst:
@@ -237,8 +237,8 @@ class Meter:
     # --- crash safety ---
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Beat for live requests and settle abandoned ones, until `stop` is set."""
-        await self.recover(everything=self._db.dialect == "sqlite")  # there is only one server
+        """Write live requests and settle abandoned ones, until `stop` is set."""
+        await self.recover(everything=self._db.dialect == "sqlite")  # SQLite has one server
         checked = self._clock.monotonic()
         while not stop.is_set():
             await self.tick()
@@ -279,7 +279,7 @@ class Meter:
         """Settle the requests of dead processes by their logged tokens; return their number. Their
         waiting draws cannot be compared, since the prompts were lost with the process.
 
-        `everything`: this is the only process, so all other open requests are abandoned.
+        `everything` says that no other process runs, so every other open request is abandoned.
         """
         now = self._clock.now()
         before, mine = now + 1 if everything else now - GONE_S, tuple(self._live)

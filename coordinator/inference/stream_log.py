@@ -2,7 +2,7 @@
 
 The database learns of them once a second, so a `kill -9` would leave up to a second of delivered
 tokens unpaid. Each running request has a slot of a file, which survives the process. No request
-waits for the disk: after a loss of power the database's record counts.
+waits until its slot is on the disk: after a loss of power the database's record counts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from coordinator.database.inference.request_rows import Streamed
 from shared.decoding import decode
 
 FOLDER = "streams"  # folder in the data directory
-SLOT_BYTES = 2048  # half a page, so that a kill cuts no slot in two
+SLOT_BYTES = 2048  # half a page, so that a kill never leaves half a slot written
 SLOTS_MAX = 8192  # requests at once; beyond this the database's record counts
-FILES_MAX = 1000  # files of dead processes that are read at once
+FILES_MAX = 1000  # most files of dead processes that one recovery reads
 
 log = structlog.get_logger("metering")
 
@@ -36,7 +36,7 @@ class _StreamSlot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamLog:
-    """Slots of this process; the file is made with the first one, and locked."""
+    """Slots of this process, in a locked file that the first slot creates."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -72,7 +72,7 @@ class StreamLog:
             self._path, self._file = None, -1
 
     def _put(self, slot: int, data: bytes) -> None:
-        # the record is too long, or the log closed
+        # the record is too long, or there is no file to clear
         if len(data) >= SLOT_BYTES or not (data or self._path):
             return
         try:

@@ -1,9 +1,9 @@
 """Inference engine at an address: the organiser's OpenAI-compatible server computes answers.
 
 The server gets texts through `/completions` and pictures through `/images/generations`. The run's
-tokenizer counts prompts. Generated tokens are counted one a chunk, and at the end by the reply's
-`usage`, or else by the tokenizer. The server may read the prompts, but its replies are not trusted:
-they are bounded, timed and read strictly, and any fault becomes Unavailable.
+tokenizer counts prompts. Each chunk counts as one token until the text ends; then the reply's
+`usage` corrects the count, or else the tokenizer. The server may read the prompts, but its replies
+are not trusted: they are bounded, timed and read strictly, and any fault becomes Unavailable.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
 
     def newest(self) -> dict[str, int]:
-        """Return the pinned version of each run that this server offers in one version only."""
+        """Return the version of each run that the server offers under a name for that version."""
         pinned = (each.partition("@") for each in self.names)
         return {run: int(version) for run, at, version in pinned if at}
 
@@ -126,7 +126,7 @@ _PICTURES = decoder(_Pictures)
 
 
 class UpstreamEngine:
-    """Inference engine on the organiser's server; its conversations are plain. See `Engine`."""
+    """Inference engine on the organiser's server, without chat templates; see `InferenceEngine`."""
 
     templates = False
 
@@ -226,7 +226,7 @@ class UpstreamEngine:
             await response.aclose()
 
     async def _refuse(self, response: httpx.Response, model: ModelVersion) -> NoReturn:
-        """Raise the error for the asker that a refusal means; the server's words go to the log."""
+        """Raise the asker's error for a refusal by the server, whose own words are logged."""
         status = response.status_code
         try:
             said = await self._soon(_whole(response, LINE_BYTES_MAX), USAGE_S)
@@ -281,7 +281,7 @@ class _TextStream:
         self.written = ""
         self.usage: int | None = None
         self.finish: FinishReason | None = None
-        self.cut = False  # the text was cut off here
+        self.cut = False  # this class cut the text off: the server was still writing
 
     async def next(self, chunks: AsyncIterator[_Chunk]) -> AnswerPiece | None:
         """Return the next piece; None at the end of the text. Raises Unavailable."""
@@ -410,8 +410,8 @@ _tokenizer = lru_cache(maxsize=8)(load_tokenizer)
 
 
 def _tokens(text: str, tokenizer: bytes | None) -> tuple[int, ...]:
-    """Return the tokens of a text, at least one; without a tokenizer, numbers in the text are its
-    tokens.
+    """Return the tokens of a text, at least one. Without a tokenizer each word (a number) counts as
+    a token.
     """
     if tokenizer is None:
         return (UNKNOWN,) * max(1, len(text.split()))

@@ -1,8 +1,8 @@
 """Inference engine on volunteers' machines, with the local engine if none answers.
 
-The local engine reads prompts and compares answers. Another machine continues an answer that breaks
-off, from its existing tokens; since a token's random number depends only on the seed and its place,
-it is the same answer. Drawn answers are compared afterwards (see `draws`).
+The local engine tokenizes prompts and compares answers. If an answer breaks off, another machine
+continues it from its last token; since a token's random number depends only on the seed and the
+token's place, the answer is the same. Drawn answers are compared afterwards (see `draws`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ log = structlog.get_logger("answers")
 
 
 class VolunteerEngine:
-    """Inference engine on volunteers' machines; see `Engine`."""
+    """Inference engine on volunteers' machines; see `InferenceEngine`."""
 
     def __init__(
         self,

@@ -61,13 +61,13 @@ from shared.workloads.generation.prompt_text import ending
 from shared.workloads.generation.sampling import SampledToken, agrees, probed, uniform
 
 SLOTS = 16
-LOOKED_MAX = 128  # tokens of an answer that are compared
+LOOKED_MAX = 128  # most tokens of an answer that are compared
 MEMORY_SHARE = 0.5  # share of the memory (the GPU's, if there is one) that versions may use
-ROOM = 0.9  # share of that memory in use from which on idle versions are dropped
+ROOM = 0.9  # if loading would fill more than this share of it, idle versions are dropped
 # Memory for loading a version, as a multiple of its file: some parts exist twice for a moment, and
 # slots need keys and values.
 LOADING = 3.0
-NICENESS = 10  # sockets go first, then checks and evaluation
+NICENESS = 10  # requests come first, then checks and evaluation, then answers
 EXPENDABLE = "900"  # when memory is short, the kernel ends this process first
 
 
@@ -97,7 +97,7 @@ class LoadedVersion:
 
     @cached_property
     def _judged(self) -> Conversation | str:
-        """Return the writer, or the reason for having none; determined once."""
+        """Return the writer of conversations, or the reason why there is none; determined once."""
         if self._template is None:
             return "the tokenizer of this model has no chat template here"
         try:
@@ -278,7 +278,7 @@ def _tokenized(loaded: LoadedVersion, order: Prepare) -> PreparedPrompt:
 
 
 def _piece(loaded: LoadedVersion, made: NextToken) -> AnswerPiece:
-    """Return a generated token as a piece; texts of single tokens only if requested."""
+    """Return a generated token as a piece, with its log-probability if that was requested."""
     chosen = made.chosen
     wanted = made.id in loaded.probed
     if made.finish:
@@ -367,7 +367,7 @@ class VersionMemory:
 
 
 def _device(wanted: str) -> str:
-    """Return "cuda" or "cpu". Ends the process without a GPU that is wanted."""
+    """Return "cuda" or "cpu". Ends the process if "cuda" is wanted and there is no GPU."""
     import torch
 
     there = torch.cuda.is_available()
@@ -392,7 +392,7 @@ def _load(model: ModelFiles, device: str) -> LoadedVersion:
 
 
 class Conversation:
-    """Formats prompts for a model of dialogues in the form that it learnt."""
+    """Formats conversations by the chat template with which a model was trained."""
 
     def __init__(self, template: Path, reader: Reader) -> None:
         """Read a template as a dataset stores it. Raises InvalidRunFile if that is impossible."""
@@ -400,7 +400,7 @@ class Conversation:
         self._template = decode(template.read_bytes(), ChatTemplate)
         frame = self._template.frame()
         end = frame.end if frame is not None else self._template.eos_token
-        self.ends, self.stop = ending(reader, end)  # texts that end an answer
+        self.ends, self.stop = ending(reader, end)  # tokens and texts that end an answer
 
     def tokens(self, turns: Turns) -> tuple[int, ...]:
         """Return turns as tokens, up to the beginning of the answer. Raises BadRequest for turns
@@ -413,7 +413,7 @@ class Conversation:
 
 
 def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
-    """Serve the socket with this number, within these limits of threads and memory, on a device."""
+    """Serve the socket with file descriptor `descriptor`; the other arguments are its limits."""
     if wanted == "cpu":
         # otherwise libraries take memory on an unused GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
