@@ -1,8 +1,8 @@
 """TLS certificate of the coordinator: made once, self-signed, pinned by the SHA-256 in the join
 link.
 
-Only the join link has to trust it, so it names no authority and is valid for long; a new one needs
-new join links.
+Volunteers check it by the pin in their join link, so no authority signs it and it is valid for long;
+a new certificate needs new join links.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _first(pem: str) -> str:
 
 
 def given(cert: Path, key: Path) -> Certificate:
-    """Return the organiser's own certificate. Raises Configuration for files of two kinds."""
+    """Return the organiser's own certificate. Raises Configuration for unusable files."""
     try:
         pem = read_text(cert)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

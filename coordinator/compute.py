@@ -83,11 +83,11 @@ class Compute:
         return is_here("torch")
 
     async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
-        """Return the result of `run`, and the seconds from its start, without the wait for its
-        turn.
+        """Return the result of `run`, and the seconds that the work took, without the wait for its
+        turn and without pauses.
 
-        Raises what `work` raises, from a process of its own as a VolunteerError; Unavailable when
-        that died of it, or the server stops.
+        Raises what `work` raises (from a separate process always a VolunteerError), Unavailable
+        when that process died or the server stops.
         """
         if not self.possible():
             raise Unavailable(
@@ -103,7 +103,7 @@ class Compute:
             return await future
         except asyncio.CancelledError:
             caller = asyncio.current_task()
-            # the work never began
+            # the server stops, and the work never began
             if self._stopping and caller is not None and not caller.cancelling():
                 raise Unavailable("the coordinator is stopping") from None
             raise
@@ -198,7 +198,9 @@ def _limit_threads(count: int) -> None:
 
 
 def _stop(paused: Flag, ends: Stop) -> Stop:
-    """Return the check of each step: it waits through a pause, then tells whether to end."""
+    """Return the function that work calls at each step: it waits while paused, then returns True
+    if the work must end.
+    """
 
     def asked() -> bool:
         while paused.value and not ends():

@@ -26,7 +26,7 @@ from shared.units import GIB, MIB
 PREFIX = "COORDINATOR_"
 FLAGS = "command line"  # name of the last source
 
-ENGINES = ("off", "builtin")  # values of `inference` beside an address
+ENGINES = ("off", "builtin")  # values of `inference` that are no address
 _ADDRESS = re.compile(r"https?://[^\s@?#]+")
 _MODEL = re.compile(r"(?P<run>[^\s=@]+)(@(?P<version>[0-9]{1,9}))?\s*=\s*(?P<name>[^\s=]{1,200})")
 _Seconds = {"unit": "s"}
@@ -36,7 +36,7 @@ _Bytes = {"unit": "bytes"}
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """Figures that are constants in production; tests set others."""
 
-    merge_threads: int = 0  # threads beside those that write; 0 = half the cores
+    merge_threads: int = 0  # threads of a merge, besides those that write; 0 = half the cores
     merge_lease_s: float = 15.0  # a merge is taken over if its coordinator is silent for this long
     # bytes that one volunteer has uploaded and not yet submitted
     upload_quota_bytes: int = 16 * GIB

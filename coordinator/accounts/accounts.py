@@ -56,7 +56,7 @@ __all__ = ["Principal", "Shown", "Volunteers"]
 T = TypeVar("T")
 
 LINK_S = 600.0
-REISSUE_S = DAY_S  # long, since the organiser passes the link on
+REISSUE_S = DAY_S  # validity of a reissued link: long, since the organiser passes it on
 ORDERS_A_MINUTE = 60  # orders that an account may send to its machines
 WORK_MAX = 4096  # volunteers whose counts are cached
 # time between two full counts of an account; changes since then are added each time
@@ -64,7 +64,7 @@ COUNTED_S = 60.0
 
 
 class _AccountSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums of an account's history: up to a verdict, and up to a ledger event."""
+    """Sums of an account's history up to its newest counted verdict and ledger event."""
 
     verdict: int
     work: statistics.WorkTotals
@@ -151,7 +151,7 @@ class Volunteers:
         return self._tokens.recall(header)
 
     async def authenticate(self, worker_id: str, secret: str) -> Principal:
-        """Return the worker with this secret. Raises Unauthorized or Banned (within 0.5 s)."""
+        """Return the worker with this secret. Raises Unauthorized, or Banned 0.5 s after a ban."""
         return await self._tokens.principal(worker_id, secret)
 
     async def leave(self, principal: Principal, request: LeaveRequest | None = None) -> None:

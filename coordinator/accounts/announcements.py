@@ -22,7 +22,7 @@ CHARS_MAX = 300
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """Standing announcements, oldest first, and the number of the next."""
+    """Announcements that are still shown, oldest first, and the number of the next one."""
 
     next_id: int = 1
     standing: tuple[Announcement, ...] = ()
@@ -40,7 +40,7 @@ class Announcements:
         is its subject.
 
         Raises BadRequest for an empty, too long or unprintable text and for a past end, NotFound
-        for an unknown run, Conflict while too many announcements stand.
+        for an unknown run, Conflict while too many announcements are shown.
         """
         now = self._clock.now()
         if not text.strip() or line(text, CHARS_MAX) != text.strip():
@@ -84,7 +84,7 @@ class Announcements:
         return await self._db.write(end)
 
     async def standing(self) -> tuple[Announcement, ...]:
-        """Return the standing announcements, the oldest first."""
+        """Return the announcements that are still shown, the oldest first."""
         return (await self._db.read(self._standing)).standing
 
     def _standing(self, conn: Connection, *, lock: bool = False) -> _Kept:

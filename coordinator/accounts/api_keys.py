@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 PREFIX = "vk-"  # prefix of every key
 SHOWN_CHARS = 10
 NAME_CHARS_MAX = 64
-# Most keys of an account, including revoked ones, which stay in the record of use.
+# Most keys that an account makes within 24 hours, including those revoked since.
 KEYS_A_DAY = 20
-GIFTS_A_DAY = 100  # most gifts of an account, which stay in the ledger
+GIFTS_A_DAY = 100  # most gifts that an account makes within 24 hours
 RETRY_S = HOUR_S  # wait after the day's limit
 MICRO = 1_000_000
 
@@ -78,7 +78,7 @@ class ApiKeys:
         self._gift_micro = round(settings.gift_credits_per_day * MICRO)
 
     async def sign_in(self, key: str) -> Asker:
-        """Return the account of a key. Raises Unauthorized, or Forbidden without the right."""
+        """Return the account of a key. Raises Unauthorized, or Forbidden for a banned account."""
         hashed, now = _hash(key), self._clock.now()
         found = await self._db.read(lambda conn: api_key_rows.by_hash(conn, hashed))
         if found is None:
@@ -91,9 +91,9 @@ class ApiKeys:
         return Asker(volunteer_id=row.volunteer_id, key_id=row.id, runs=_runs(row))
 
     async def create(self, principal: Principal, request: KeyRequest) -> NewKey:
-        """Make a key and return it, this once. Raises Forbidden for an account that is suspended or
-        has neither work nor credits, Conflict for a sixth key, TooManyRequests, BadRequest,
-        NotFound for a run.
+        """Make a key and return it, the only time that it is shown. Raises Forbidden for an account
+        that is suspended or has neither work nor credits, Conflict for too many keys,
+        TooManyRequests, BadRequest, NotFound for a run.
         """
         key, now = PREFIX + secrets.token_urlsafe(32), self._clock.now()
         if request.expires_at is not None and not now < request.expires_at < now + 1e10:
@@ -140,7 +140,7 @@ class ApiKeys:
         return tuple(_info(row, now) for row in rows)
 
     async def revoke(self, principal: Principal, key: int) -> KeyInfo:
-        """Revoke a key from its next request on. Raises NotFound for another account's."""
+        """Revoke a key from its next request on. Raises NotFound for another account's key."""
         now = self._clock.now()
 
         def change(conn: Connection) -> KeyRow:

@@ -56,7 +56,7 @@ class Tokens:
         self._db = db
         self._clock = clock
         # Workers by the SHA-256 of the header: no secret stays in memory, and the time of a look-up
-        # reveals nothing about one.
+        # reveals nothing about a secret.
         self._known: dict[bytes, _Remembered] = {}
         self._stamp = CachedValue(self._read_stamp, CACHE_S, clock)
 
@@ -107,5 +107,5 @@ class Tokens:
 
 
 def changed(conn: Connection) -> None:
-    """Make all processes read the accounts again; called in the transaction that bans one."""
+    """Make all processes read the accounts again; called in a transaction that bans an account."""
     key_values.put(conn, key_values.ACCOUNTS, secrets.token_hex(8))

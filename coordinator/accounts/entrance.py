@@ -1,8 +1,8 @@
 """Proof of work of registrations without a code: made, verified and used once.
 
-A challenge carries its expiry and the server's MAC, so that nothing is stored until it is solved. A
-solved one is valid only for its account, so that using it again makes nothing new. Used ones are
-still stored until they expire, in a bounded number.
+A challenge carries its expiry and the server's MAC, so that the server need not store it before it
+is used. A challenge is valid for one account only, so that using it twice makes no second account.
+Used challenges are still stored until they expire, in a bounded number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # least validity of a challenge; a hard one is valid for longer, so that a slow machine can solve it
 CHALLENGE_S = 600.0
-SLOW_HASH_S = 16e-6  # 30 times the measured time
+SLOW_HASH_S = 16e-6  # seconds of one hash on a slow machine: 30 times the measured time
 USED_MAX = 100_000
 _NONCE = re.compile(r"[0-9a-f]{1,16}")
 
@@ -32,13 +32,13 @@ class Entrance:
     def __init__(self, secret: bytes, bits: int, clock: Clock) -> None:
         self._secret = secret
         self._clock = clock
-        # MAC of the challenge -> its expiry, the oldest use first
+        # used challenge -> when it can be forgotten, the oldest use first
         self._used: dict[str, float] = {}
         self.bits = bits
 
     @classmethod
     def of(cls, settings: Settings, key: SigningKey, clock: Clock) -> Self:
-        """Return the entrance of a server; replicas with one signing key share their challenges."""
+        """Return the challenges of a server; replicas with the same signing key accept each other's."""
         secret = key.secret("secret of proofs of work")
         return cls(secret, settings.proof_of_work_bits if settings.open else 0, clock)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FRESH_S = 5.0
 ROWS = 100
-SELDOM_REST = 200.0  # readers who accept an older leaderboard take at most 1/200 of the time
+SELDOM_REST = 200.0  # sums for readers who accept older ones take at most 1/200 of the time
 DAYS_MAX = 3650
 WINDOWS = (1, 7, 30, 90, 365, DAYS_MAX)  # another number of days counts as the next longer window
 SHOWN_S, SHOWN_MAX = HOUR_S, 10_000  # how long and how many changes of visibility are remembered
@@ -75,8 +75,8 @@ class Leaderboard:
         """Return the first hundred of a run (or of all) in a window (or ever), and the row of `me`
         at any place.
 
-        `seldom` takes sums that may be older, for pages that strangers ask for; who hides is gone
-        at once all the same. Raises NotFound, BadRequest.
+        With `seldom`, for pages that strangers ask for, the sums may be older; a volunteer who
+        hides still disappears at once. Raises NotFound, BadRequest.
         """
         found = await self._standings(run, window_days, self._seldom if seldom else self._kept)
         rows = found.rows
@@ -141,7 +141,7 @@ class Leaderboard:
             run_id = None if run is None else runs.by_name(conn, run).id
             since = None if days is None else self._clock.now() - days * DAY_S
             rows = statistics.standings(conn, run_id, since)
-            return Standings(rows=rows, event=last_event(conn))  # later pay is added
+            return Standings(rows=rows, event=last_event(conn))  # `rows` adds later pay of `me`
 
         return await kept.get((run or "", days or 0), lambda: self._db.read(read))
 

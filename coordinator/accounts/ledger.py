@@ -1,6 +1,6 @@
 """Balances of volunteers, and the check of the books, as a service.
 
-Credits are posted by those whose transaction they belong to, with the functions of
+Other services post credits within their own transactions, with the functions of
 `coordinator.database.ledger.payments`.
 """
 

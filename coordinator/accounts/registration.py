@@ -79,7 +79,7 @@ def register(
         made = _admit(conn, request, admission, now)
         if made is not None:
             return made
-        # the same request may have just arrived
+        # the same request, sent twice, may have registered it meanwhile
         known = store.credentials(conn, request.worker_id)
         if known is None:
             raise Unauthorized(
@@ -92,7 +92,7 @@ def register(
 def _admit(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registered | None:
-    """Register a new volunteer or machine; None when it has just appeared."""
+    """Register a new volunteer or machine; None if it exists by now."""
     code = None
     if request.code:
         code = code_rows.usable(conn, codes.code_hash(request.code), now)
@@ -239,8 +239,8 @@ def _again(
 
 
 def authorise(known: Credentials | None, secret: str) -> Credentials:
-    """Raise Unauthorized or Banned unless this is the worker's secret; an unknown worker takes
-    equally long.
+    """Raise Unauthorized or Banned unless this is the worker's secret; the check takes equally long
+    for an unknown worker.
     """
     stored = known.secret_hash if known else codes.secret_hash("")
     right = codes.same(codes.secret_hash(secret), stored)

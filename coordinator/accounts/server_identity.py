@@ -53,7 +53,7 @@ class ServerIdentity(PlatformService):
     def __init__(self, on: Platform, listing: Callable[[], Awaitable[tuple[RunInfo, ...]]]) -> None:
         super().__init__(on)
         self._listing = CachedValue(listing, RUNS_S, on.clock)
-        self._admin_hash = self._metrics_hash = b""  # hash of no token, until `load`
+        self._admin_hash = self._metrics_hash = b""  # fits no token until `load_tokens`
         self._restored: SignedRestore | None = None
         self.address = ServerAddress(url=on.settings.url or f"http://127.0.0.1:{on.settings.port}")
 
@@ -65,7 +65,7 @@ class ServerIdentity(PlatformService):
             self._restored = decode(stored, SignedRestore)
 
     async def load_tokens(self) -> None:
-        """Derive tokens from the key, write missing files. Raises Configuration if they differ."""
+        """Derive tokens from the key, write missing files. Raises Configuration for another token."""
         times = await self._db.read(lambda conn: key_values.get(conn, key_values.TOKENS))
         for_whom = (self._settings.admin_token_file, self._settings.metrics_token_file)
         self._admin_hash, self._metrics_hash = (
@@ -198,7 +198,9 @@ def software() -> str:
 
 
 async def own_key(db: Database, file: Path) -> SigningKey:
-    """Return a database's signing key, new for a new one. Raises Configuration if another."""
+    """Return a database's signing key, made for a new database. Raises Configuration if `file`
+    is missing or holds another key.
+    """
     known = await db.read(lambda conn: key_values.get(conn, key_values.KEY))
 
     def adopt(conn: Connection) -> str:

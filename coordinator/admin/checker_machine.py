@@ -34,7 +34,7 @@ from shared.errors import (
 if TYPE_CHECKING:
     from coordinator.admin.remote_server import RemoteServer
 
-CACHE_BYTES = 8 << 30  # blobs that may be used again
+CACHE_BYTES = 8 << 30  # fetched blobs that are kept for later tasks
 TRIES, AGAIN_S = 9, 1.0  # retries of an unreachable server: four minutes in all
 POLL_S = 10.0  # interval of asking for work
 RENEW_S = HOLD_S / 6
@@ -51,7 +51,7 @@ class CommandCall(Protocol):
 
 
 class BlobFolder:
-    """Blobs of a running server as files of a folder; the least recently used go first."""
+    """Blobs of a running server as files of a folder; the least recently used are deleted first."""
 
     def __init__(self, server: RemoteServer, folder: Path, most: int = CACHE_BYTES) -> None:
         self._server = server
@@ -69,7 +69,7 @@ class BlobFolder:
         return partial.replace(path)
 
     def tidy(self) -> None:
-        """Delete the least recently used files until the rest fits; called between two tasks."""
+        """Delete the least recently used files above `most` bytes; called between two tasks."""
         found = sorted(
             ((path.stat().st_mtime, path) for path in self._folder.iterdir()), reverse=True
         )
@@ -143,7 +143,7 @@ class Checker:
 
     async def run(self, stop: asyncio.Event, *, once: bool = False) -> None:
         """Run recomputes until `stop`, or with `once` until none waits for this checker. A running
-        one is released at the stop.
+        recompute is given back at the stop.
         """
         while not stop.is_set():
             if await self.next(stop):
@@ -195,8 +195,8 @@ class Checker:
         return settled
 
     async def _made(self, task: RecomputeTask, hold: str, stop: asyncio.Event) -> CheckerOutcome:
-        """Return the outcome of a task; the task is given back if this checker stops or has lost
-        it.
+        """Return the outcome of a task; the task is given back if this checker stops or no longer
+        holds it.
         """
         ended = Event()
         working = asyncio.ensure_future(self._redone(task, ended))

@@ -30,7 +30,7 @@ NAME_FILES = (
     "name the files the dataset is made of: --text PATH, --chat PATH, --images PATH, --suite FILE,"
     " --problems FILE, or --for WORKLOAD --files PATH"
 )
-FOLDERS = "folders"  # begins the name of an image in a box whose folders are restored
+FOLDERS = "folders"  # folder in a box for images that are moved back into folders
 _SENT = re.compile(
     r"(?<![^\s/])(?:\d+/)?\d{6}-(\d{4,})-"
 )  # beginning of a name in a box, see `flat_names`

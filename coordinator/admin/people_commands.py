@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class CreateInvites(CommandRequest, frozen=True, kw_only=True):
-    """Request for invites: one a name, or `count` without names."""
+    """Request for invites: one for each name, or `count` without names."""
 
     names: tuple[str, ...] = ()
     count: int = 1
@@ -101,7 +101,7 @@ def _link(coordinator: Coordinator, code: NewCode) -> InviteLink:
 
 
 class Announce(CommandRequest, frozen=True, kw_only=True):
-    """Announcement to everybody, perhaps about a run, until UTC epoch seconds."""
+    """Announcement to everybody, perhaps about a run, shown until `until` (UTC epoch seconds)."""
 
     text: str
     run: str = ""

@@ -162,14 +162,14 @@ class RemoteServer:
         return {"Authorization": f"Bearer admin.{self._token}", "Accept-Encoding": "identity"}
 
     def _connect(self) -> http.client.HTTPConnection:
-        """Connect to the verified server. Raises Unreachable, or Unauthorized if another."""
+        """Connect to the verified server. Raises Unreachable, or Unauthorized for another server."""
         parts = urlsplit(self._link.url)
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "http":
             plain = http.client.HTTPConnection(host, port or 80, timeout=self._timeout_s)
             self._open(plain)
             return plain
-        pin = self._link.tls_pin  # the pin proves more than any authority could
+        pin = self._link.tls_pin  # with a pin, no certificate authority is needed
         context = pinned_context(pin) if pin else ssl.create_default_context()
         before = urlsplit(self._proxy)
         where = (before.hostname or "", before.port or 3128) if self._proxy else (host, port or 443)
@@ -228,8 +228,8 @@ def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
     """Return each file, folders walked (hidden files and links skipped), with a name that is unique
     in a box and keeps its suffix.
 
-    The second number of a name is its folder's, by the folder's own name: 0 for what was named by
-    itself or lies in no folder below. Images of one folder are one class.
+    The second number of a name stands for the name of the file's folder: 0 for a path that is a
+    file, or a file directly in a path. Images of one folder are one class.
     """
     found: list[tuple[str, Path]] = []
     folders = {"": 0}

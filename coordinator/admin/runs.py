@@ -81,7 +81,7 @@ class ExtendRun(Sure, frozen=True, kw_only=True):
 
 
 class ForkRun(Sure, frozen=True, kw_only=True):
-    """Request for a fork. `source` is a version, like my-run@40; `name` the draft's."""
+    """Request for a fork. `source` is a version, like my-run@40; `name` is the draft's."""
 
     source: str
 
@@ -97,7 +97,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     run: RunInfo
     versions: tuple[VersionInfo, ...]
     codec: str = ""  # codec of updates on their way to the server
-    downlink: str = ""  # way of versions to the volunteers
+    downlink: str = ""  # how versions are sent to the volunteers
     rule: str = ""  # aggregation rule
     gate: bool = False  # versions are evaluated before they are published
     heal: Proposal | None = None  # a rollback that is proposed
@@ -128,7 +128,7 @@ async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
     if ask.example and ask.text:
         raise BadRequest("give a run file, or --example")
     text = example() if ask.example else ask.text
-    if ask.example:  # its dataset takes seconds
+    if ask.example:  # building its dataset takes seconds, so check the name first
         await coordinator.db.read(lambda conn: runs.check_free(conn, parse(text).name))
         await example_dataset(coordinator.datasets)
     run = await coordinator.runs.create(text)

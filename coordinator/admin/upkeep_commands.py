@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Backup(CommandRequest, frozen=True, kw_only=True):
-    """Request for a backup to folder `to` where the command runs, or through it to a store."""
+    """Request for a backup to folder `to` where the command runs, or through it to an object store."""
 
     to: str
     like: str = ""  # an earlier backup on the same file system
@@ -32,7 +32,7 @@ class Backup(CommandRequest, frozen=True, kw_only=True):
 
 
 class Top(CommandRequest, frozen=True, kw_only=True):
-    """Request for the overview; `forget_silent` deletes the servers that are gone before."""
+    """Request for the overview; `forget_silent` first deletes the servers that are gone."""
 
     forget_silent: bool = False
 

@@ -141,10 +141,8 @@ def _with_problems(given: DatasetOptions) -> DatasetOptions:
 
 
 def _mark_taken(name: str, where: Where) -> None:
-    """Report before the work that another dataset has this name, since equal content is stored
-    once.
-    """
-    # nothing is stored yet, or the next call reports the error
+    """Warn before the work that a dataset has this name: only equal content is then accepted."""
+    # an error means that nothing is stored yet, or the next call reports it
     with contextlib.suppress(VolunteerError):
         if any(each.name == name for each in call(where, "dataset.list")):
             print(

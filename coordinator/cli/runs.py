@@ -397,7 +397,7 @@ def _experience(found: ExperienceFigures | None) -> str | None:
 
 
 def _bits(run: RunInfo) -> str | None:
-    """Return the newest bits for each byte of text, and the first; None if unknown."""
+    """Return the bits per byte of text, newest and first measured; None if unknown."""
     if run.bits is None:
         return None
     first = "" if run.bits_first is None else f" (first {run.bits_first:.4f})"

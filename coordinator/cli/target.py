@@ -147,14 +147,14 @@ async def connected(where: Where) -> AsyncIterator[CommandSender]:
 async def reached(
     where: Where, timeout_s: float, needs: Needs = "database"
 ) -> AsyncIterator[tuple[CommandSender, Coordinator | RemoteServer]]:
-    """Open commands on one coordinator as `connected` does, and the coordinator itself or the
-    client of its server with this timeout. Raises Configuration.
+    """Yield a function that runs commands, and what it runs them on: a coordinator that is kept
+    open, or the client of a server with this timeout. Raises Configuration.
     """
     import asyncio
     from importlib import import_module
 
     for heavy in ("coordinator.admin.registry", "coordinator.services"):
-        # this takes a second, in which the screen is drawn
+        # in a thread: this takes a second, in which the screen is drawn
         await asyncio.to_thread(import_module, heavy)
     from coordinator.admin.registry import COMMANDS
 
@@ -192,7 +192,7 @@ def _here(where: Where, command: OrganiserCommand, ask: Any) -> Any:
     async def run() -> Any:
         with await _place(settings, command.needs) as (place, keyless):
             async with opened(place, keyless=keyless) as coordinator:
-                if command.needs == "nothing":  # such a command stores more
+                if command.needs == "nothing":  # such a command stores new data
                     coordinator.space.check_command()
                 return await command.run(coordinator, ask)
 
@@ -232,7 +232,7 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[tup
 
 @contextmanager
 def _without_directory(settings: Settings) -> Iterator[tuple[Settings, bool]]:
-    """Lend a command that needs the database alone a temporary data directory."""
+    """Yield settings with a temporary data directory, for a command that needs the database alone."""
     import tempfile
 
     import msgspec

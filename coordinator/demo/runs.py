@@ -34,7 +34,7 @@ class DemoRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _DemoKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Duration, dataset and first words of a demo; its run file is `files/WORKLOAD.toml`."""
+    """Duration, dataset and opening text of a demo; its run file is `files/WORKLOAD.toml`."""
 
     preparing: str
     minutes: float = 2.0
@@ -70,7 +70,7 @@ DEMOS: dict[str, _DemoKind] = {
         preparing="building a dataset of digits, and a judge that knows them", build=_digits
     ),
     "gomoku": _DemoKind(preparing="setting up a board of 6 x 6", minutes=3.0),
-    # Two minutes in all: the rest goes to its tokenizer and its libraries.
+    # Shorter, since its tokenizer and its libraries take the rest of two minutes.
     "causal-lm": _DemoKind(preparing=_SOURCES, build=_texts, minutes=1.5),
     "rollouts": _DemoKind(preparing="setting up problems to sort", minutes=3.0),
 }
