@@ -81,6 +81,10 @@ def stored(path: Path) -> tuple[Problem, ...]:
 
 
 def _stored(problems: Sequence[Problem], put: Put) -> ChunkRef:
+    if sum(len(msgspec.json.encode(each)) + 1 for each in problems) > BYTES_MAX:
+        raise InvalidRunFile(
+            f"a part of a dataset has at most {BYTES_MAX >> 20} MiB of problems: leave some out"
+        )
     data = pack(problems)
     return ChunkRef(sha256=put(data), size=len(data), items=len(problems))
 

@@ -72,6 +72,15 @@ def test_a_single_problem_is_no_dataset(tmp_path: Path) -> None:
         Stored(tmp_path, SUMS[0])
 
 
+def test_files_that_are_too_large_together_are_no_dataset(tmp_path: Path) -> None:
+    sources = tmp_path / "one", tmp_path / "two"
+    for source in sources:
+        prompts = (f"{source.name} {n} ".ljust(32 << 10, "+") for n in range(1100))
+        source.write_text("\n".join(line(prompt=each, answer=1) for each in prompts))
+    with pytest.raises(InvalidRunFile, match=r"^a part of a dataset has at most 64 MiB of probl"):
+        build(DatasetWanted(name="sums", sources=sources, heldout_share=0.01), lambda _: "")
+
+
 def test_a_file_becomes_a_dataset_with_a_part_held_out(tmp_path: Path) -> None:
     found = Stored(tmp_path, *SUMS, "", heldout_share=0.1).manifest
     assert (found.kind, found.chunks[0].items, found.heldout[0].items) == ("problems", 36, 4)
