@@ -18,12 +18,12 @@ class Clock(Protocol):
 
 
 def machine_time(clock: Clock) -> float:
-    """Return the machine's own time, without a database's shift, as other machines compare it."""
+    """Return the machine's own time, without the database's shift, as other machines know it."""
     return clock.now() - getattr(clock, "offset_s", 0.0)
 
 
 async def pause(clock: Clock, seconds: float, stop: asyncio.Event) -> None:
-    """Sleep so long, or until `stop` is set."""
+    """Sleep for `seconds`, or until `stop` is set."""
     waits = [asyncio.ensure_future(each) for each in (stop.wait(), clock.sleep(seconds))]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -49,7 +49,7 @@ class SystemClock:
 
 
 class ServerClock:
-    """Coordinator's clock, as its replies show it: its offset to the local clock."""
+    """Clock of the coordinator: the local clock plus the offset that its replies show."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Structs made of others: the fields that both have by the same name are copied."""
+"""Structs built from others: fields with the same name in both are copied."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 def copying(kind: type[S], *sources: Any) -> partial[S]:
     """Return the constructor of a struct with the fields of its sources filled in by their names.
 
-    A source is an object or a row of a table. The first of several that has a field gives it; what
-    the call of the constructor names is taken from the call.
+    A source is an object or a row of a table. A field comes from the first source that has it,
+    unless the constructor is called with its name.
     """
     found: dict[str, Any] = {}
     for source in reversed(sources):

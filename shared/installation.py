@@ -1,6 +1,6 @@
 """Installation of this program: which installer made it, and the command lines that change it.
 
-Every line names an address or packages of others: no index is asked for a package by our own name.
+No command asks a package index for our own name: it names an address, or packages of others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REQUIREMENT = re.compile(r"([^;]+);.*\bextra == ['\"]([\w-]+)['\"]")
 
 
 def tool() -> str:
-    """Return the tool that manages this environment: "pipx", "uv" (or none has pip) or "pip"."""
+    """Return the tool that manages this environment: "pipx", "uv" (also without pip) or "pip"."""
     if Path(sys.prefix, "pipx_metadata.json").exists():
         return "pipx"
     if Path(sys.prefix, "uv-receipt.toml").exists() or not importlib.util.find_spec("pip"):
@@ -29,7 +29,7 @@ def tool() -> str:
 
 
 def pip() -> list[str]:
-    """Return the command that pip's own commands follow, as words."""
+    """Return the words that run pip here, without pip's own command."""
     if tool() == "pipx":
         return ["pipx", "runpip", Path(sys.prefix).name]
     return ["uv", "pip"] if tool() == "uv" else [sys.executable, "-m", "pip"]

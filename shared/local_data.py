@@ -11,8 +11,8 @@ from shared.workloads.base import ChunkRef, DatasetManifest
 
 class LocalData:
     """Implementation of `Data`: `files` maps the SHA-256 of a blob to its file. It may hold fewer
-    files than the manifest names, since a worker fetches only its task's chunks. `more` are the
-    run's further files, by the name of an asset.
+    files than the manifest names, since a worker fetches only its task's chunks. `more` refers
+    to further files of the run by asset name.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ def _folders(root: Path, controller: str) -> list[Path]:
 
 
 def _numbers(file: Path, count: int = 1) -> list[int]:
-    """Return the numbers of a file; [] for "max" and where it is not."""
+    """Return the numbers of a file; [] for "max" and for a missing file."""
     try:
         return [int(word) for word in file.read_text(encoding="ascii").split()[:count]]
     except (OSError, ValueError):

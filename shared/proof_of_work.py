@@ -14,7 +14,7 @@ from hashlib import sha256
 
 from shared.errors import BadRequest
 
-BITS_MAX = 32  # a larger one would take hours
+BITS_MAX = 32  # more bits would take hours
 HASH_S = 0.55e-6  # seconds a hash takes, measured: 2.3 s for 2^22
 REPORT = 1 << 16  # hashes between two reports of progress: some 35 ms
 NONCE_MAX = 2**64
@@ -22,7 +22,7 @@ MAC_CHARS = 32
 
 
 def challenge(secret: bytes, subject: str, expires_at: float) -> str:
-    """Return a challenge for a subject (an account to be): its expiry and a MAC over both."""
+    """Return a challenge for a subject (such as a new account): its expiry and a MAC over both."""
     until = f"{expires_at:.0f}"
     return f"{until}.{_mac(secret, subject, until)}"
 
@@ -44,7 +44,7 @@ def solves(given: str, nonce: int, bits: int) -> bool:
 
 
 def solve(given: str, bits: int, progress: Callable[[int], bool]) -> int | None:
-    """Search for a nonce; 2^bits hashes on average, 0.4 us each.
+    """Search for a nonce; 2^bits hashes on average, HASH_S each.
 
     Calls `progress` with the hashes tried so far every few milliseconds; return None when it says
     False. Raises BadRequest for a difficulty that no honest server asks for.

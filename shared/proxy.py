@@ -9,7 +9,7 @@ from shared.links import is_loopback
 
 
 def proxy_of(url: str) -> str:
-    """Return the address of the proxy before a server; "" without a proxy, or for a server of this
+    """Return the address of the proxy before a server; "" without a proxy, or for a server on this
     machine.
     """
     parts = urlsplit(url)

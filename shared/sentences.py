@@ -28,7 +28,7 @@ class Sentence(str):
     __slots__ = ("many", "message", "values")
 
     message: str
-    many: str  # the message of other numbers than one; its number is the value `n`
+    many: str  # message for numbers other than one; the number is the value `n`
     values: Mapping[str, object]
 
     def __new__(cls, message: str, /, **values: object) -> Sentence:
@@ -46,13 +46,13 @@ def of(
 
 
 def plural(one: str, many: str, count: int, /, **values: object) -> Sentence:
-    """Return the sentence for a number, its `{n}`."""
+    """Return the sentence for `count`, which fills in `{n}`."""
     english = (one if count == 1 else many).format_map({"n": f"{count:,}", **values})
     return of(english, one, {"n": count, **values}, many)
 
 
 def figure(text: str) -> Sentence:
-    """Return a number with its unit, as English writes it, for the signs of any language."""
+    """Return a number with its unit in English form, to be shown with the signs of any language."""
     return of(text, FIGURE)
 
 
@@ -71,7 +71,7 @@ def english(value: object) -> str:
 
 
 def parts(value: object) -> object:
-    """Encode a sentence whole, for another program of the same owner: a hook of msgspec."""
+    """Encode a sentence with its parts for another program of the owner: a hook of msgspec."""
     if isinstance(value, Sentence):
         return [str(value), value.message, value.many, dict(value.values)]
     raise NotImplementedError(
@@ -80,7 +80,7 @@ def parts(value: object) -> object:
 
 
 def heard(kind: type, value: Any) -> Any:
-    """Decode a sentence, or a text as words of others: a hook of msgspec."""
+    """Decode a sentence; a plain text becomes words of others: a hook of msgspec."""
     if kind is not Sentence:
         if isinstance(value, kind):  # msgspec asks for `object`, too
             return value
@@ -100,7 +100,7 @@ def _heard(value: Any) -> object:
     return heard(Sentence, value) if isinstance(value, list) else value
 
 
-# Type of a field that may hold a sentence; readers of the field see a text.
+# Type of a field that may hold a sentence; a type checker sees `str`.
 if TYPE_CHECKING:
     Words: TypeAlias = str
 else:

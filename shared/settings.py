@@ -33,7 +33,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 DEEP_MAX = 32  # depth of tables and lists inside each other
 
-FLAG, ENVIRONMENT = "flag", "environment"  # sources beside a file and "default"
+FLAG, ENVIRONMENT = "flag", "environment"  # sources besides a file and "default"
 _PLACES = {
     FLAG: Sentence("the command line"),
     ENVIRONMENT: Sentence("the environment"),
@@ -69,7 +69,7 @@ class SettingsTable(Generic[S]):
     """Settings of a program, by name: reading, checks and descriptions."""
 
     def __init__(self, kind: type[S], prefix: str, others: Collection[str] = ()) -> None:
-        """Describe a settings struct; `prefix` begins variables, `others` are no settings."""
+        """Describe a settings struct; variables begin with `prefix`, `others` are not settings."""
         self._kind = kind
         self._prefix = prefix
         self._others = others
@@ -117,7 +117,7 @@ class SettingsTable(Generic[S]):
     ) -> tuple[S, dict[str, str]]:
         """Return the settings in force and the source of each; flags that are None do not count.
 
-        Raises BadRequest for a wrong flag, Configuration for what is wrong elsewhere.
+        Raises BadRequest for a wrong flag, Configuration for another wrong value.
         """
         given = {name: value for name, value in flags.items() if value is not None}
         merged: dict[str, Any] = {}
@@ -136,8 +136,8 @@ class SettingsTable(Generic[S]):
     ) -> dict[str, Any]:
         """Return the values with their right types; without `strict` texts are converted.
 
-        Raises BadRequest for a flag, Configuration for what is kept somewhere: with the nearest
-        known name, or with what a value must be.
+        Raises BadRequest for a wrong flag, Configuration for another wrong value. The error tells
+        the nearest known name, or what a value must be.
         """
         kind: type[VolunteerError] = BadRequest if where == FLAG else Configuration
         place = _PLACES.get(where, where)
@@ -179,7 +179,7 @@ class SettingsTable(Generic[S]):
         return found
 
     def listed(self, name: str, text: str) -> str | list[str] | dict[str, str]:
-        """Return a typed value: items of lists by commas, entries of tables as `name=value`."""
+        """Return a typed value; commas split lists and tables, whose entries are `name=value`."""
         kind = get_origin(self._fields[name].type) if name in self._fields else None
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if kind is dict:
@@ -196,8 +196,8 @@ class SettingsTable(Generic[S]):
         return convert(table, self._kind, strict=strict)
 
     def _complaint(self, place: str, error: msgspec.ValidationError, *, typed: bool) -> Sentence:
-        """Return the fault of a setting's value; without it, the value is the fault. A `typed`
-        value is a text, so its type is never the fault.
+        """Return the sentence about a setting's wrong value. A `typed` value is a text, so the
+        sentence does not mention its type.
         """
         what, _, inside = str(error).partition(" - at `$")
         what = what.removesuffix(", got `str`") if typed else what
@@ -279,7 +279,7 @@ def check_keys(
 def _check_names(
     table: Mapping[str, Any], kind: type[msgspec.Struct], where: str, error: type[VolunteerError]
 ) -> None:
-    """Raise `error` for an unknown key, also in tables inside that allow no others."""
+    """Raise `error` for an unknown key, also in inner tables that forbid unknown keys."""
     check_keys(table, kind.__struct_encode_fields__, where, error)
     for field in msgspec.structs.fields(kind):
         key, given = field.encode_name, table.get(field.encode_name)
@@ -293,7 +293,7 @@ def _check_names(
 
 
 def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
-    """Yield the structs without other keys that a value may be, or a list may hold."""
+    """Yield the structs that forbid unknown keys and that a value may be or contain."""
     struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     if struct and kind.__struct_config__.forbid_unknown_fields:
         yield kind

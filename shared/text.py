@@ -50,7 +50,7 @@ def ascii_json(text: str) -> str:
 
 
 def _json_escape(letter: str) -> str:
-    """Return the escape of a letter, two of them beyond the first plane."""
+    """Return the JSON escape of a character: two escapes beyond U+FFFF."""
     data = letter.encode("utf-16-be")
     return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))
 
@@ -126,7 +126,7 @@ def credit(micro: int, digits: int = 2) -> str:
 def table_lines(
     names: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[int] = ()
 ) -> list[str]:
-    """Return a table with its header, aligned by cells; these columns to the right."""
+    """Return a table with its header, aligned by cells; the columns `numbers` to the right."""
     widths = [max(map(cells, column)) for column in zip(names, *rows, strict=True)]
     return [
         "  ".join(

@@ -30,7 +30,7 @@ def read_text(path: Path) -> str:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file: a pipe without a writer at once."""
+    """Open a file without waiting, even a pipe that has no writer."""
     at_once = getattr(os, "O_NONBLOCK", 0)  # Windows has no such flag
     handle = os.open(path, flags | at_once)
     if at_once:

@@ -30,7 +30,7 @@ class RunInfo(Message):
     progress: float | None  # share of [stop], 0..1; None if unknown
     credits_per_step: float
     step_flops: float  # operations of the reference batch
-    memory_bytes: int  # rough need of a device
+    memory_bytes: int  # memory that a device roughly needs
     steps: int = 0  # global steps
     tokens: int = 0  # samples x size merged so far
     merging: str = ""  # "merging after 2 more contributions or 3:12"
@@ -44,7 +44,7 @@ class RunInfo(Message):
     # bits for each byte of held-out text, at version 0 and the newest, whatever the tokenizer
     bits_first: float | None = None
     bits: float | None = None
-    suites: tuple[SuiteCourse, ...] = ()  # task suites that measure it too
+    suites: tuple[SuiteCourse, ...] = ()  # its scores on task suites
     libraries: tuple[str, ...] = ()  # libraries that training needs besides the workload's
 
 
@@ -66,7 +66,7 @@ class ServerInfo(Message):
     software: str  # version of the package
     protocol: int
     protocol_min: int
-    protocol_min_next: int  # announced before it is enforced
+    protocol_min_next: int  # next `protocol_min`, announced before it is enforced
     public_key: str  # hex
     fingerprint: str
     invite_only: bool
@@ -74,7 +74,7 @@ class ServerInfo(Message):
     now: float
     runs: tuple[RunInfo, ...]
     open: bool = False  # strangers register without a code, on probation
-    proof_of_work_bits: int = 0  # for a registration without a code; 0 = none
+    proof_of_work_bits: int = 0  # difficulty of a registration without a code; 0 = no proof
     # Hex signature over the request's nonce, which proves that the server holds the key.
     proof: str = ""
     wheel: SignedWheel | None = None  # None if the organiser's own line, `install`, replaces it
@@ -179,9 +179,9 @@ class Me(Message):
     merged: int
     device_s: float
     workers: tuple[WorkerInfo, ...]
-    escrow_micro: int = 0  # at stake until later work is drawn and agrees
-    proving: int = 0  # draws without a result
-    proved_in_s: float | None = None  # estimated time until they have one; None if unknown
+    escrow_micro: int = 0  # at stake until later work is recomputed and agrees
+    proving: int = 0  # tasks drawn for a recompute, without a result yet
+    proved_in_s: float | None = None  # estimated time until all have a result; None if unknown
     # credits taken back after they were spent, or not proved; later pay settles it first
     debt_micro: int = 0
     standing: Literal["probation", "vetted", "suspended"] = "vetted"

@@ -35,7 +35,7 @@ class Reason(StrEnum):
     MERGING = "merging"
     BANNED = "banned"
     READ_ONLY = "read_only"  # the coordinator's disk is full
-    # verdicts
+    # reasons of verdicts
     STALE = "stale"
     NOT_FINITE = "not_finite"
     NORM = "norm"
@@ -44,7 +44,7 @@ class Reason(StrEnum):
     FRAME = "frame"
     REPLAY = "replay"  # the same bytes were handed in before
     STEPS = "steps"
-    MERGE_FAILED = "merge_failed"  # a merge failed with it
+    MERGE_FAILED = "merge_failed"  # a merge with this contribution failed
     CANCELLED = "cancelled"
     EXPERIENCE = "experience"
 

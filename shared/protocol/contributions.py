@@ -23,10 +23,10 @@ class UploadRequest(Message):
     task: Number
     attempt: Count
     part: Count
-    tries: Count  # recomputations requested by the server
+    tries: Count  # how often the server has asked for this part again
     sha256: Word
     size: Number
-    # contribution that these bytes are evidence for, as requested
+    # contribution for which the coordinator requested these bytes as evidence; 0: none
     evidence_of: Number = 0
 
 
@@ -41,7 +41,7 @@ class UploadInfo(Message):
 
 class Commitment(Message):
     """Commitment to the files that a task can be recomputed from: their SHA-256, submitted before
-    the draw is known. The files are revealed when a verdict asks for them; "" stands for no file.
+    it is known which tasks are recomputed. A verdict may ask for the files; "" means no file.
     """
 
     inner: Word = ""  # initial state of the inner optimiser

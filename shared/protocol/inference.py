@@ -138,7 +138,7 @@ Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
 TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
 # Fields that are accepted at the values that change nothing and refused at others; null changes
-# nothing in any field. Labels are accepted at any value: they are for the caller's own books.
+# nothing in any field. Labels are accepted at any value: only the caller uses them.
 IDLE: dict[str, tuple[object, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),

@@ -45,7 +45,7 @@ class Grant(Message):
 
 class AuditWork(Message):
     """Recompute of another volunteer's task from its revealed state. The result is sums of the
-    update before any codec, which the coordinator compares; the other's sums are never sent.
+    update before any codec. The coordinator compares both volunteers' sums, and never sends them.
     """
 
     seed: Number  # seed of these sums
@@ -72,7 +72,7 @@ class Lease(Message):
     # Some of this work is recomputed: commit to its first and last states, and keep them until the
     # verdict.
     commit: bool = False
-    counted: str = ""  # unit of its steps where nothing is learnt: games, problems
+    counted: str = ""  # unit of the steps of a task that trains nothing: games, problems
     # Data of this task alone (games, an opponent), in place of a dataset.
     data: DatasetManifest | None = None
     audit: AuditWork | None = None

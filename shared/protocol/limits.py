@@ -27,9 +27,9 @@ NEWS_MAX = 50  # verdicts in one heartbeat reply
 # Memory for training, bytes a parameter: weights, gradients, two Adam moments, base, activations;
 # on a CPU also snapshots and results (28 measured with a GPT of 10.8 M parameters).
 DEVICE_BYTES, CPU_BYTES = 18, 30
-PROCESS_BYTES = 350_000_000  # of a worker's process before any model (measured: 299 to 370 MB)
+PROCESS_BYTES = 350_000_000  # a worker's process before any model (measured: 299 to 370 MB)
 
-# Times of a lease (DESIGN section 2).
+# Times of a lease.
 HEARTBEAT_S = 30.0
 RENEW_S = 90.0
 BODY_RATE_MIN = 1024  # least rate of a body in bytes a second, over any window
@@ -46,7 +46,7 @@ def memory_on(device: str, memory_bytes: int) -> int:
 
 
 def process_on(device: str, memory_bytes: int) -> int:
-    """Return the memory that a machine needs: `memory_on`, plus its process on shared memory."""
+    """Return the memory that a machine needs: `memory_on`, on a CPU also the worker's process."""
     return memory_on(device, memory_bytes) + (PROCESS_BYTES if device == "cpu" else 0)
 
 

@@ -194,8 +194,8 @@ def refuse_nonfinite(numbers: Array) -> None:
 
 
 def sum_squares(numbers: Array) -> float:
-    """Return the sum of squares in float64, over spans in order, without fusing or BLAS, so that it
-    is the same on every machine and for any number of threads.
+    """Return the sum of squares in float64, over spans in order, without fused operations or BLAS,
+    so that it is the same on every machine and for any number of threads.
 
     The square of a float32 never overflows float64, so the sum is finite exactly when every number
     is.

@@ -1,7 +1,7 @@
 """Codecs: the wire form of an update, and its reading slice by slice for a merge.
 
 The codec's kernel encodes parameters. For every codec, buffers are absolute float32 and counters
-int64; they stand first in the file, which keeps them aligned.
+int64; they come first in the file, which keeps them aligned.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class DecodedUpdate(Mapping[str, Array]):
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Wire form of updates around a kernel; stateless: carried state is handed in and out.
+    """Wire form of updates, with a kernel for parameters; the caller keeps the residuals.
 
     `decay` is the factor of a residual where it is added to the next update.
     """

@@ -4,9 +4,9 @@ As in SparseLoCo, an upload sends 64 of 4,096 in two bits, with error feedback, 
 of the update is lost. A link of the downlink sends 256 of 4,096 in eight bits: as many as four
 uploads.
 
-Positions use the Elias-Fano code: the lowest four bits of each are stored, and the upper ones as
-the number of zeros before its one in a row of bits. That is 9 bits a position of an upload, 6 of a
-link.
+Positions use the Elias-Fano code. The lowest four bits of each position are stored as they are. A
+row of bits has a one for each position; the number of zeros before it is the position's upper bits.
+That is 9 bits a position of an upload, 6 of a link.
 """
 
 from __future__ import annotations

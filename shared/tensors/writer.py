@@ -4,8 +4,8 @@
                                      └──> every few MiB another thread syncs what is there
 
 Computing, hashing and syncing take about as long each; in sequence they took most of the time of a
-merge. Unsynced files are written without threads: they are a volunteer's, whose other cores belong
-to its owner.
+merge. Unsynced files are written without threads: volunteers write them, and the other cores
+belong to the machine's owner.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Sink:
             data = data[len(part) :]
 
     def close(self) -> str:
-        """Finish the file; return its SHA-256. Raises OSError; then, or instead, call `abort`."""
+        """Finish the file; return its SHA-256. Raises OSError; after that, call `abort`."""
         self._pass_on()
         while self._waiting:
             self._waiting.popleft().result()

@@ -223,7 +223,7 @@ def _removable(profile: str) -> Service | None:
 
 
 def _list(items: tuple[Belonging, ...], places: Directories) -> None:
-    """Print the belongings, and which are deleted."""
+    """Print the files and folders of the program, and which of them are deleted."""
     from shared.text import left
     from volunteer.i18n.formats import size
     from volunteer.service.uninstall import other_profiles

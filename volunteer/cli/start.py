@@ -154,7 +154,7 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> s
 
         listener = listen(Profile(directories.profile).endpoint)
         own = [directories.profile, directories.cache, Path(listener.getsockname()).parent]
-        with suppress(OSError):  # a home that cannot be written has no exports
+        with suppress(OSError):  # without a writable home there are no exports
             if screen:
                 exports().mkdir(exist_ok=True)
                 own.append(exports())
@@ -271,8 +271,8 @@ async def _without_screen(engine: Engine, front: Headless) -> int:
     watchdog.watch(asyncio.get_running_loop())
     _obey_signals(engine)
     drawing = asyncio.create_task(front.run())
-    drawing.add_done_callback(lambda _: engine.stop("save"))  # the screen failed, or all has ended
-    await asyncio.sleep(0)  # subscribed before the first event
+    drawing.add_done_callback(lambda _: engine.stop("save"))  # the output failed, or has ended
+    await asyncio.sleep(0)  # `front` subscribes before the first event
     code = await engine.run()
     await asyncio.wait({drawing}, timeout=LAST_LINES_S)  # the output may have no reader
     if drawing.done():

@@ -70,7 +70,7 @@ def languages() -> tuple[str, ...]:
 def choose(setting: str, environ: Mapping[str, str] | None = None) -> LanguageChoice:
     """Return the language of a setting; `auto` follows the environment as other programs do.
 
-    A language without a translation is English, with a sentence where it was asked for by name.
+    Without a translation the choice is English, with a problem if `setting` names the language.
     """
     environ = os.environ if environ is None else environ
     if setting != AUTO:
@@ -142,7 +142,7 @@ def _entries(text: str) -> Iterator[dict[str, str]]:
                 part = _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[1]), part)
             entry[field] = entry.get(field, "") + part
         else:
-            entry.pop("", None)  # lines that are empty
+            entry.pop("", None)  # from empty lines before the first field
             yield entry
 
 

@@ -81,7 +81,7 @@ def idle(reason: str, words: str) -> str:
 
 
 def judged(verdict: Verdict) -> str:
-    """Return the reason of a verdict; empty where state and version tell it all."""
+    """Return the reason of a verdict; empty if its state and version say enough."""
     words = verdict.message
     if verdict.state == "merged":  # the message may say why it is not paid
         words = words.removeprefix(f"merged into version {verdict.version}").removeprefix("; ")

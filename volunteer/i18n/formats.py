@@ -1,6 +1,6 @@
 """Numbers and dates as the language in use writes them.
 
-The digits are rounded by us, so that a number has as many of them in every language.
+The program rounds numbers itself, so that a number has as many digits in every language.
 """
 
 from __future__ import annotations

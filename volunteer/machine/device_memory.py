@@ -128,7 +128,7 @@ class PeakMemory:
 
 
 def _trim() -> None:
-    """Return freed memory to the system, if its C library can: later allocations count again."""
+    """Return freed memory to the system, if its C library can, so that a peak counts it again."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError, OSError):
             ctypes.CDLL(None).malloc_trim(0)

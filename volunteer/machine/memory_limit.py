@@ -5,8 +5,8 @@ check is faulty, the limit makes the allocation fail like any out-of-memory: the
 smaller parts, or the task is released with an error. Without the limit, the system could swap or
 kill other programs.
 
-No limit is set beside a graphics card's driver, which maps many times the memory in use. Mapped
-files do not count: the system reclaims their memory when needed.
+No limit is set where a graphics card's driver is present, which maps many times the memory in use.
+Mapped files do not count: the system reclaims their memory when needed.
 """
 
 from __future__ import annotations

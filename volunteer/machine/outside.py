@@ -1,7 +1,7 @@
 """Helper process outside of the sandbox for jobs that need the owner's session.
 
-The sandbox cuts the program off from the desktop and the settings. The helper is forked before; it
-does only jobs that it knows by name, and checks their arguments, which are JSON.
+The sandbox cuts the program off from the desktop and the settings. The helper is forked before the
+program is confined. It does only jobs that it knows by name, and checks their JSON arguments.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _serve(requests: socket.socket, jobs: Mapping[str, Job]) -> None:
 
 
 def _answer(peer: socket.socket, jobs: Mapping[str, Job]) -> None:
-    with peer, suppress(Exception):  # no answer is an error for the other side
+    with peer, suppress(Exception):  # without an answer the other side raises an error
         try:
             name, arguments = decode(_all(peer), tuple[str, list[Any]])
             if name not in jobs:

@@ -108,7 +108,7 @@ class PolicyGuard:
             if key not in new:
                 self._pausing.resume(hold.device, by=hold.rule.value)
         for key, hold in new.items():
-            # Numbers in a message may change; only a new end sends it again.
+            # A hold is sent again if its end changes, not for new numbers in its message.
             if key not in old or old[key].until != hold.until:
                 self._pausing.pause(
                     hold.device, by=hold.rule.value, message=hold.message, until=hold.until

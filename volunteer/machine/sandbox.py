@@ -36,11 +36,11 @@ _NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2  # prctl
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE = 1 << 14
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
-_MOVES, _NET, _SCOPED = 2, 4, 6  # versions that let files move, know TCP, know scopes
+_MOVES, _NET, _SCOPED = 2, 4, 6  # first versions with moves of files, TCP, scopes
 _OF_VERSION = (0, 13, 14, 15, 15, 16)  # number of rights that each version of the interface knows
 _BIND, _CONNECT = 1 << 0, 1 << 1  # rights on TCP ports
 _SCOPES = 1 << 0 | 1 << 1  # abstract Unix sockets, signals
-_FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | 1 << 15  # ioctl
+_FILE_ONLY = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | 1 << 15  # the last: ioctl
 
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/proc", "/sys", "/nix",
@@ -49,10 +49,10 @@ SYSTEM = (
 _PACKAGE = Path(__file__).resolve().parents[2]
 DRIVERS = ("~/.nv", "~/.triton", "~/.cache/miopen", "~/.config/miopen", "~/.cache/AMD")
 
-# System calls that seccomp refuses: number, index of the argument, test and value.
+# Numbers for the filter of system calls by seccomp.
 _LOAD, _EQUAL, _LEAST, _ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of BPF
 _ALLOW, _REFUSE, _NOTHING = 0x7FFF0000, 0x00050001, 0x00050000  # EPERM; success without effect
-_TIOCSTI = 0x5412  # types into the terminal
+_TIOCSTI = 0x5412  # ioctl that types into the terminal
 _CALLS = {
     # audit number, then: socket socketpair ioctl setxattr lsetxattr fchmodat chmod
     "x86_64": (0xC000003E, (41, 53, 16, 188, 189, 268, 90)),

@@ -42,7 +42,7 @@ from volunteer.tui.widgets.panel import Scene
 COLOURLESS = Colourless()
 TICK_S = 0.5
 # How long a thread of pure Python (self-play) may hold the interpreter while a key waits. With
-# Python's default of 5 ms, waited for several times a key, it was half of the measured latency.
+# Python's default of 5 ms, several such waits a key were half of the measured latency.
 SWITCH_S = 0.001
 BLURRED_TICKS = 4  # without focus every fourth tick is drawn
 # Style classes by the least size of the screen.
@@ -146,7 +146,7 @@ class VolunteerApp(App[int]):
 
         Textual skips ticks that a busy machine has missed, even the only tick of a one-shot timer.
         The timer that lets a new page be drawn was skipped once, which froze the screen for good
-        (seen after 40 minutes beside 20 busy processes).
+        (seen after 40 minutes on a machine with 20 busy processes).
         """
         timer = super().set_timer(*given, **named)
         timer._skip = False

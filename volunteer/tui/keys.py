@@ -93,7 +93,7 @@ class KeyCommand(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     short: str
     help: str
-    # The lowest stay in a footer that is too narrow; None: in the palette only.
+    # The lowest ranks stay in a footer that is too narrow; None: in the palette only.
     rank: int | None = None
 
 
@@ -195,7 +195,7 @@ _NAMES = {
 
 
 def shown(key: str) -> str:
-    """Return a key's name for the footer: the first of several, with `?` for its long name."""
+    """Return a key's name for the footer: of several, the first; `?` for "question_mark"."""
     held, plus, name = key.split(",")[0].strip().rpartition("+")
     return (held + plus).replace("ctrl+", "^") + _(_NAMES.get(name, name))
 

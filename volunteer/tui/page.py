@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
 
 class Page(Screen[None]):
-    """Base of the pages. Subclasses set `NAME`, yield widgets in `body`, and fill in `shown` the
-    widgets that are not panels.
+    """Base of the pages. Subclasses set `NAME`, yield widgets in `body`, and update in `shown`
+    the widgets that are not panels.
 
-    Panels anywhere on the page are drawn by this class. `ACTIONS` of a page become its keys
-    (`action` is a method of the page, `action_<name>`), stand first in the footer, and are in the
-    palette and in the help.
+    This class draws the panels, anywhere on the page. The keys of a page's `ACTIONS` (each runs the
+    page's method `action_<name>`) come first in the footer, and are in the palette and the help.
     """
 
     NAME: ClassVar[str]
@@ -60,7 +59,7 @@ class Page(Screen[None]):
         """Fill tables and the like; called at most twice a second while the page is visible."""
 
     def show(self, scene: Scene, *, at_once: bool = False, hurried: bool = False) -> None:
-        """Draw a scene on the panels that are due, on all (`at_once`), on the quick ones
+        """Draw a scene on the panels that are due, on all of them (`at_once`), or on the quick ones
         (`hurried`).
         """
         for panel in panels(self):

@@ -23,12 +23,12 @@ PageQuery: TypeAlias = Callable[[Control], Awaitable[Any]]
 
 NEWS_S = 1.0  # least time between two queries that follow changes of the account
 EVERY_S = 25.0  # between two queries of a visible page
-AGED_S = EVERY_S + 3  # the age of an older reply is shown: newer ones fail, or
-# the page was hidden; its content may have been a few seconds old on arrival
+# A reply older than this is shown with its age: newer queries failed, or the page was hidden.
+AGED_S = EVERY_S + 3
 
 
 class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """Reply to a query, its time, and the previous reply."""
+    """Newest reply to a query and its time, with the state of the last query."""
 
     value: T | None = None
     at: float = 0.0
@@ -37,9 +37,7 @@ class QueryReply(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     tried_at: float = float("-inf")
 
     def old(self, scene: Scene) -> bool:
-        """Return True if the reply is old: the coordinator does not answer, or the last query
-        failed.
-        """
+        """Return True if the reply is old: offline, after a failed query, or after `AGED_S`."""
         away = not scene.view.status.online or bool(self.error)
         return self.value is not None and (away or scene.now - self.at > AGED_S)
 
@@ -120,14 +118,14 @@ class QueryPage(Page):
         except VolunteerError as error:
             return msgspec.structs.replace(known, asking=False, error=shown(error.message))
         reply = QueryReply(value=value, at=self.volunteer.clock.now(), tried_at=known.tried_at)
-        if known.value is None:  # no part of the page could contradict it
+        if known.value is None:  # a first reply contradicts no older one
             self._publish({name: reply})
         return reply
 
     def _publish(self, replies: Mapping[str, QueryReply[Any]]) -> None:
         for name, reply in replies.items():
             known = self.answer(name)
-            if reply is not known and reply.tried_at >= known.tried_at:  # else repeated since
+            if reply is not known and reply.tried_at >= known.tried_at:  # else sent again since
                 self._answers[name] = reply
                 self.answered(name)
         if self.is_current:

@@ -68,7 +68,7 @@ class MachinePace(msgspec.Struct, frozen=True, kw_only=True):
 def pace(
     status: Status, run: str = "", devices: Collection[str] | None = None
 ) -> MachinePace | None:
-    """Return the pace of the last tasks (of a run) on the best-earning of these (all) devices.
+    """Return the pace of the last tasks, all or a run's, on the one of `devices` that earns most.
 
     None before there are three tasks, or while too few show the long-term pay of a run with several
     kinds of tasks.
@@ -237,7 +237,7 @@ def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> s
     # wall-clock time, as the coordinator counts: it includes the time for other runs
     seconds = status.at - played[0].at + played[0].seconds if played else 0.0
     here = sum(work.steps for work in played) * 3600 / seconds if seconds > 0 else None
-    # the coordinator's figure may be older than the first games here after hours without any
+    # after hours without games, the coordinator's figure may be older than the first games here
     made = number(max(beat.episodes_per_hour, here or 0.0), ",.0f")
     whole = _("{n} {things} an hour by all machines", n=made, things=_(beat.episodes))
     return (

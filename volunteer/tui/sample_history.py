@@ -6,9 +6,9 @@ from shared.protocol import endpoints
 from shared.protocol.versions import VersionInfo
 from volunteer.control.control import Control
 
-PAGE = 100  # versions before a wanted one; one page of the coordinator
+PAGE = 100  # versions loaded at once: one page of the coordinator
 PAGES_MAX = 20  # most pages of one search: runs that are rarely evaluated have long gaps
-ROWS_MAX = 2000  # kept
+ROWS_MAX = 2000  # most versions kept
 
 
 class SampleHistory:
@@ -29,7 +29,7 @@ class SampleHistory:
         return max((n for n, row in self.rows.items() if row.sample), default=None)
 
     async def begin(self, control: Control, head: int) -> None:
-        """Load the first and the last page of the history, once. Raises VolunteerError."""
+        """Load the first page of the history once, the last page always. Raises VolunteerError."""
         if self._first is None:
             await self._load(control, -1)
             self._first = min((n for n, row in self.rows.items() if row.sample), default=None)

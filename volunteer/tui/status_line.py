@@ -220,7 +220,7 @@ def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> st
         return ""
     reason = (
         shown(status.connection).removeprefix(status.coordinator).strip()
-    )  # the run is named above
+    )  # the header names the coordinator
     said = fit(reason.partition("; ")[0].rstrip("."), min(cells, REASON_CELLS), ellipsis)
     parts = []
     if status.retry_at:

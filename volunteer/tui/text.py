@@ -115,7 +115,7 @@ ASCII = Glyphs(
     curve="ascii",
 )
 
-# Foreign text (names, prompts, samples) may contain any character; `--ascii` shows 7 bits.
+# Replacements for `--ascii`: foreign text (names, prompts, samples) may contain any character.
 _PLAIN = {
     ord(a): b for a, b in zip("–—−…·‘’“”×≤≥→←↑↓±„«»ß¿¡", '---~-\'\'""x<>><^v~"""s?!', strict=True)
 }
@@ -137,7 +137,7 @@ def _bare(letter: str) -> str:
 
 
 def shown_name(name: str, instead: str, glyphs: Glyphs) -> str:
-    """Return a name, or `instead` if plain characters would leave only its question marks."""
+    """Return a name, or `instead` if `--ascii` would show only question marks."""
     plain = glyphs.curve == ASCII.curve
     return instead if plain and name and not ascii_only(name).strip("? ") else name
 

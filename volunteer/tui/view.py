@@ -39,8 +39,8 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     points: tuple[Point, ...] = ()
     second: tuple[Point, ...] = ()  # another loss of the same work, e.g. the discriminator's
-    preview: str = ""  # newest preview of the work, and newest other metrics
-    metrics: dict[str, float] = {}
+    preview: str = ""  # newest preview of the work
+    metrics: dict[str, float] = {}  # newest metrics of the work
 
 
 class ModelView(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     status: Status = Status()
     curves: tuple[Curve, ...] = ()  # newest task last
     models: dict[str, ModelView] = {}
-    beats_at: dict[str, float] = {}  # arrival of the heartbeat with each run's countdown
+    beats_at: dict[str, float] = {}  # when each run's last countdown arrived
     entries: tuple[LogEntry, ...] = ()  # oldest first
     benchmark: events.BenchmarkProgress | None = None  # running benchmark
     registering: float | None = None  # running proof of work, 0..1
@@ -78,12 +78,12 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     seen: int = 0  # events so far
 
     def task(self, device: str = "") -> TaskStatus | None:
-        """Return the most important task: one in training before one in transfer out, then in."""
+        """Return the most important task: one that trains, else that uploads, else that fetches."""
         tasks = [t for t in self.status.tasks if device in ("", t.device)]
         return min(tasks, key=lambda t: (_ORDER[t.phase], t.task), default=None)
 
     def curve(self, task: int | None) -> Curve | None:
-        """Return the curve of a task; without one the newest."""
+        """Return the curve of a task; the newest curve for None."""
         for curve in reversed(self.curves):
             if task is None or curve.task == task:
                 return curve

@@ -24,7 +24,7 @@ class Game(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     win: int = 0
     moves: tuple[int, ...] = ()
-    mine: int = 1  # 1 = I have the first stones
+    mine: int = 1  # 1 = the person has the first stones, -1 = the second
     level: int = 1
     position: BoardAnalysis = EMPTY
     thinking: bool = False
@@ -102,7 +102,7 @@ ACTIONS = (
 
 
 def verdict(game: Game) -> tuple[str, str]:
-    """Return the state of the game in a few words, and their role."""
+    """Return the state of the game in a few words, and the role for their colour."""
     if game.trouble:
         return game.trouble, "bad"
     if not game.size:

@@ -39,7 +39,7 @@ class Arrangement(msgspec.Struct, frozen=True, kw_only=True):
     cards: frozenset[str]
     task: int = 6
     low: int | None = 7
-    turns: int = 1  # groups that `v` goes through
+    turns: int = 1  # number of groups that `v` goes through
 
 
 # Cards shown in turn where only one fits next to the task.

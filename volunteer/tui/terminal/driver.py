@@ -2,7 +2,7 @@
 only standard output at a terminal.
 
 Textual writes from a thread of its own, through a bounded queue. When a write fails, the thread
-dies, the queue fills up, and the event loop blocks for ever in the next write, deaf to signals.
+dies, the queue fills up, and the event loop blocks for ever in the next write and handles no signal.
 This driver drops a failed write, and the program runs until it is stopped. The thread that reads
 keys ends with the terminal, because it would read the end of input in an endless loop.
 
@@ -65,7 +65,7 @@ def _in_front(terminal: int) -> bool:
     """Return False if this process is in the background of its terminal."""
     try:
         return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:  # no shell has this terminal
+    except OSError:  # not this process's controlling terminal
         return True
 
 

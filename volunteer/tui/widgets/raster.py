@@ -146,7 +146,7 @@ def dots(
 
 
 def _masks(bits: tuple[int, ...]) -> list[list[int]]:
-    """Return the sums of the bits of a column, from any row to any other."""
+    """Return the sum of the bits of a column between two rows: [first row][last row]."""
     return [[sum(bits[a : b + 1]) for b in range(len(bits))] for a in range(len(bits))]
 
 

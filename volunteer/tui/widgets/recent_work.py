@@ -47,7 +47,7 @@ class Contributions(Panel):
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         status = scene.view.status
-        waiting = 0 if status.online else status.queued  # the queue's length is as of the outage
+        waiting = 0 if status.online else status.queued  # counted only when an outage begins
         runs = {verdict.run for verdict in status.verdicts}
         of = next(iter(runs)) if len(runs) == 1 else ""  # otherwise each line names its run
         return _("Contributions"), _("{n} waiting to be sent", n=waiting) if waiting else of
@@ -80,7 +80,7 @@ def verdict_lines(
 
 
 def reason_of(verdict: Verdict, *, paid: bool = False) -> str:
-    """Return a verdict's reason; "" for a bare state, or for a wait that is already `paid`."""
+    """Return a verdict's reason; "" if it has none, or waits for a merge but is `paid`."""
     if paid and verdict.message == verdict.state:
         return ""
     return shown(judged(verdict))
