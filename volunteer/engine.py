@@ -128,7 +128,7 @@ class Engine:
         """Run to the end, then notify every subscriber."""
         try:
             code = await self._run()
-            if not self._hub.status.stopped:  # before an agent was made
+            if not self._hub.status.stopped:  # it ended before an agent was made
                 self._hub.emit(_stopped(code, "ended"))
         except VolunteerError as error:
             self._hub.emit(_stopped(error.exit_code, error.message))
@@ -289,8 +289,8 @@ class Engine:
     async def _query(self, agent: Agent, command: commands.Query) -> tuple[Any, str]:
         """Return a reply of the coordinator and the cursor of the next page.
 
-        A list of runs is sent to all subscribers, and the account with a heartbeat, so that no page
-        shows an older state.
+        A list of runs also goes to all subscribers as an event, and a query about the account also
+        sends a heartbeat, which refreshes the account: so no other page shows an older state.
         """
         endpoint = commands.query_of(command)
         if endpoint in ACCOUNT:

@@ -1,5 +1,4 @@
-"""Volunteer without a screen: one line an event on standard output, for people or (`json`) for
-programs.
+"""Volunteer without a screen: prints one line per event, for people or (`json`) for programs.
 
 It only prints; the agent works and reports its events through `control`.
 """
@@ -35,8 +34,8 @@ TRAINING_JSON_S = 1.0
 
 
 class Headless:
-    """Writes events as lines. When the reader ends, the volunteer ends in order. A slow reader
-    misses progress but blocks only the writing thread, not the heartbeats.
+    """Writes events as lines. When the output is closed, the volunteer stops and releases its
+    tasks. A slow reader misses progress but blocks only the writing thread, not the heartbeats.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Headless:
         self._control = control
         self._out = out
         self._json = json
-        self._since = since  # earlier events are history
+        self._since = since  # plain lines leave out earlier events
         self._shown: dict[int, float] = {}  # task -> time of its last progress line
         self._online: bool | None = None
         self._account = ""  # account in words, as shown last
@@ -66,7 +65,7 @@ class Headless:
                     return
 
     def show(self, event: AnyEvent) -> bool:
-        """Write an event; return False when the reader has ended."""
+        """Write an event; return False if that fails."""
         text = self._line(event)
         if text is None:
             return True

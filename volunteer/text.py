@@ -52,7 +52,7 @@ def clock_words(offset_s: float) -> str:
 
 
 def key_state(state: str) -> str:
-    """Return the state of a key for programs."""
+    """Return an API key's state in the user's language; an unknown state stays as it is."""
     return pgettext("state of a key", state) if state in KEY_STATES else printable(state, 40)
 
 
@@ -75,8 +75,8 @@ def nobody_at(url: str) -> str:
 
 
 def loss(value: float | None, measure: str = "") -> str:
-    """Return a loss with three decimals, fewer for larger values: 3.412, 337.2, 2.1e+30; for
-    problems the share solved: 63 %.
+    """Return a loss with three decimals, fewer for larger values: 3.412, 337.2, 2.1e+30. If
+    `measure` is the share of unsolved problems, return the share of solved ones: 63 %.
     """
     if value is None:
         return "-"

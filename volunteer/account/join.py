@@ -65,7 +65,7 @@ def software() -> str:
 
 
 def connector(clock: Clock) -> Connect:
-    """Return the production function for `Connect`; tests use a transport of their own."""
+    """Return the function that makes a real client; tests pass another `Connect`."""
     return lambda address, token: Client(address, clock=clock, token=token)
 
 

@@ -67,7 +67,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def address(self) -> Address:
-        """Return the coordinator's address, with the key it proves before it gets the secret."""
+        """Return the coordinator's address, and the key it must prove before it gets the secret."""
         return Address(url=self.url, tls_pin=self.tls_pin, public_key=self.public_key)
 
 
@@ -81,7 +81,7 @@ class ProfileState(msgspec.Struct, frozen=True, kw_only=True):
     benchmarks: tuple[Benchmark, ...] = ()
     torch: str = ""  # version that the benchmarks were made with
     steps: tuple[ModelStep, ...] = ()  # measured steps of the runs' own models
-    shortages: tuple[Shortage, ...] = ()  # lacks of memory, by run and device
+    shortages: tuple[Shortage, ...] = ()  # models that ran out of memory, by run and device
     tasks: int = 0  # tasks ever submitted
     read: tuple[int, ...] = ()  # read announcements that may still be valid
     show_name: bool | None = None  # change of `public` not yet sent to the coordinator

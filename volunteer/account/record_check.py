@@ -1,4 +1,5 @@
-"""Checks of the coordinator's record: receipts alone, stored heads against the present one.
+"""Checks of the coordinator's record: each receipt by itself, and the stored signed heads (number
+and hash of all entries at one time) against the present head.
 
 A coordinator that changes or removes an entry covered by a signed head cannot prove any later head
 consistent with it, so every holder of that head notices.
@@ -31,9 +32,9 @@ from shared.signing import verify_text
 from volunteer.net.api import Api
 from volunteer.storage.receipts import KeptHead, ReceiptBook, read_receipt, spread
 
-CHECKED_MAX = 32  # heads that one online check asks for
+CHECKED_MAX = 32  # most stored heads that one check compares with the present one
 SKEW_S = 60.0  # largest difference between the clocks of two replicas
-FETCHES_MAX = 50  # pages of receipts that one round fetches
+FETCHES_MAX = 50  # most pages of receipts that one `fetch` requests
 
 
 class CheckedReceipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +67,7 @@ def check_receipt(signed: SignedReceipt, public_key: str, volunteer: str) -> Che
 
 
 def contradiction(heads: Sequence[TreeHead]) -> str:
-    """Return a sentence if two signed heads of one size differ, else ""."""
+    """Return a sentence if two signed heads of the same size differ, else ""."""
     roots: dict[int, TreeHead] = {}
     for head in heads:
         other = roots.setdefault(head.size, head)
@@ -133,7 +134,7 @@ class RecordCheck:
         return await self.observe(await self.present())
 
     async def check_all(self) -> str:
-        """Compare every stored head with the present one, as `check`."""
+        """Compare stored heads of all ages with the present one, as `check`."""
         kept = self._book.seen
         now = await self.present()
         heads = [*kept.heads, *((kept.broken,) if kept.broken else ())]
@@ -148,7 +149,7 @@ class RecordCheck:
 
     async def observe(self, new: KeptHead) -> str:
         """Store a signed head if it is larger than the newest stored one and continues it. Return
-        "", or a sentence if it contradicts; the contradiction is kept as evidence.
+        "", or a sentence if it contradicts that one; then it is kept as evidence.
         """
         kept = self._book.seen.heads
         newest = kept[-1] if kept else None

@@ -1,1 +1,1 @@
-"""Agent: claims, fetches, trains and submits, with one loop a device."""
+"""Agent: claims, fetches, trains and submits, with one loop per device."""

@@ -80,7 +80,7 @@ class Machine:
     read: Read | None = None  # reads the sensors; None = those of this machine
     sense: Sense = field(default_factory=lambda: Sensors().read)
     snapshot_s: float = 30.0  # a half-done task is saved this often
-    quit_s: float = 20.0  # a task that needs no longer is finished when the agent has to end
+    quit_s: float = 20.0  # at the end, a task that needs less time than this is finished
 
 
 class Agent:
@@ -159,7 +159,7 @@ class Agent:
     def resume(self, device: str = "", *, by: str = YOU) -> None:
         """Remove one reason for a pause; work continues when none is left. Also ends `finish`.
 
-        If only the owner's rules pause work, the owner's resume lifts the rules that allow it.
+        If only the owner's rules pause work, the owner's resume lifts those that a person may lift.
         """
         finishing = by == YOU and self._life.take_work_again()
         was = self._pauses.resume(device, by=by, finishing=finishing)

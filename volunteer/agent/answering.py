@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 GATHER_S = 0.05  # tokens that come within this time are sent together
 AGAIN_S = 30.0  # wait before the next offer after a temporary error
 UNVETTED_S = 600.0  # wait after a refusal
-CONTEXT_MAX = 1 << 20  # tokens of a prompt that are read here
+CONTEXT_MAX = 1 << 20  # longest prompt that is answered, in tokens
 
 
 @dataclass(eq=False, kw_only=True)
@@ -99,7 +99,7 @@ class Answering:
             raise
 
     async def _brought(self, manifest: VersionManifest, stack: ExitStack) -> AnswerFiles:
-        """Fetch a version, held while `stack` is open."""
+        """Fetch a version's files; the cache keeps them until `stack` closes."""
         workload = self.load(manifest.workload)
         more = workload.files(manifest.config)
         files = {name: blob_of(chunk) for name, chunk in more.items()}

@@ -94,7 +94,7 @@ class BaseVersions:
     async def bind(
         self, held: LeaseInWork, stack: ExitStack, known: VersionManifest | None = None
     ) -> BaseVersion | None:
-        """Bind the base of a lease and fetch its weights, held while `stack` is open.
+        """Bind the base of a lease and fetch its weights, which are kept until `stack` closes.
 
         The base is the newest version, or the one from before a restart. With `known`, return None
         if that is already the newest. Raises Gone, BadSignature, InvalidFrame.
@@ -126,7 +126,7 @@ class BaseVersions:
         return BaseVersion(begun=begun, manifest=manifest, weights=weights)
 
     async def announce(self, held: LeaseInWork) -> None:
-        """Report a base that the coordinator does not know; a refusal ends the task."""
+        """Report a base that the coordinator does not know yet; a refusal ends the task."""
         stored = held.stored
         if not stored.early or stored.begun is None:
             return
@@ -206,7 +206,7 @@ class BaseVersions:
 
 
 def _newest(lease: Lease) -> bool:
-    """Return True if a lease begins with the newest version; an audit has the audited task's."""
+    """Return True if a lease begins with the newest version; an audit uses the audited one's."""
     return lease.job.kind in NEWEST and lease.audit is None
 
 

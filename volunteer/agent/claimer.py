@@ -1,4 +1,4 @@
-"""Claims for one device: returns a lease, or the reason against one."""
+"""Claims of tasks for one device: each returns a lease, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SHORT_WAIT_S = 60.0  # short, since the list of runs may have changed
 class IdleReason:
     """Reason for having no lease, as a code and a sentence; without a code it is not announced.
 
-    `wait_s` is the time until the next claim: 0 is at once, None after a change.
+    `wait_s` is the time until the next claim: 0 is at once, None until something changes.
     """
 
     reason: str = ""
@@ -48,7 +48,7 @@ UNWANTED = IdleReason()  # the claim was cancelled
 
 @dataclass(eq=False, kw_only=True)
 class Claimer:
-    """Claims for one device."""
+    """Claims tasks for one device."""
 
     device: LentDevice
     api: Api
@@ -149,7 +149,7 @@ class Claimer:
             self.leases.forget_claim(device)
             await self.ends.give_back(held, error.message, failed=False)
             return IdleReason(reason="disk_full", message=error.message, wait_s=DISK_WAIT_S)
-        if self.held.exhausted:  # another device was faster
+        if self.held.exhausted:  # another device took the last one
             await self.ends.give_back(held, Sentence("enough tasks were taken"), failed=False)
             return UNWANTED
         self.held.take(held)

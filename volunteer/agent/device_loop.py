@@ -115,7 +115,7 @@ class DeviceLoop:
         return bool(self.news.at_work and paused) and not self.life.winding_up
 
     async def _fetch_weights(self, held: LeaseInWork) -> None:
-        """Fetch weights late, since a version that is published later must be fetched too."""
+        """Fetch weights just before they are needed: a newer version must be fetched too."""
         await self._at_end.wait()
         if self.news.at_work:
             await self.pipeline.bases.prefetch(held)
@@ -143,7 +143,7 @@ class DeviceLoop:
     async def _claim(self) -> LeaseInWork | None:
         """Claim until there is a lease; None when claims are forbidden now."""
         self.news.claims()
-        long_poll = self.news.at_work  # an idle machine shows its reason at once
+        long_poll = self.news.at_work  # if idle, ask for a reply at once, to show the reason
         while self._open():
             answer = await self._claim_once(long_poll=long_poll)
             if isinstance(answer, LeaseInWork):
@@ -195,7 +195,7 @@ class DeviceLoop:
             self._resting = False
 
     async def _wait(self, seconds: float) -> None:
-        """Wait, but no longer than claiming is allowed and the choice of work stays the same."""
+        """Wait, but stop if claims become forbidden, the choice of work changes, or on `retry`."""
         before, device = self.life.retries, self.device.id
         wanted = self.choice.wanted(device)
         await self.life.sleep(
@@ -225,11 +225,11 @@ class DeviceLoop:
             freed.cancel()
             self.news.ends()
             self._at_end.set()
-        await self._settle()  # at most one further model stays in memory
+        await self._settle()  # at most one more task stays in memory
         self._behind = asyncio.create_task(self._conclude(held, held.work))
         if held.work.done():
             await self._settle()
-        # after the delay of a failure, in which others may take the next task
+        # After a failure, this device claims only when the wait in `_calm_down` is over.
         self._near_end.set()
 
     async def _settle(self) -> None:

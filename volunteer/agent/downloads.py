@@ -61,7 +61,7 @@ class Downloads:
         return LEAD_S + 2 * self._fetch_s
 
     async def data(self, held: LeaseInWork, stack: ExitStack) -> LocalData:
-        """Fetch the data of a lease, held while `stack` is open."""
+        """Fetch the data of a lease; the cache keeps them until `stack` closes."""
         lease = held.lease
         manifest = lease.data or await self._dataset(lease.dataset)
         chunks = wanted(lease, manifest)
@@ -77,7 +77,7 @@ class Downloads:
         return LocalData(manifest, found, more)
 
     async def borrowed(self, held: LeaseInWork, stack: ExitStack) -> Path | None:
-        """Fetch the initial state of an audit, held while `stack` is open."""
+        """Fetch the optimiser state that an audit begins with; kept until `stack` closes."""
         ref = None if held.lease.audit is None else held.lease.audit.inner
         if ref is None:
             return None
@@ -101,7 +101,7 @@ class Downloads:
     async def held_weights(
         self, held: LeaseInWork, manifest: VersionManifest, stack: ExitStack
     ) -> Path:
-        """Fetch the weights of a version, held while `stack` is open."""
+        """Fetch the weights of a version; the cache keeps them until `stack` closes."""
         stack.enter_context(self.cache.hold([manifest.weights.sha256]))
         return await self.weights(held, manifest)
 
@@ -112,7 +112,7 @@ class Downloads:
         return self.checked(signed, lease, floor), signed
 
     async def newer(self, lease: Lease) -> tuple[VersionManifest, Path, ExitStack]:
-        """Fetch the newest version without events; the stack holds its file until closed."""
+        """Fetch the newest version without events; its file is kept until the stack closes."""
         manifest, _ = await self.newest(lease)
         with ExitStack() as hold:
             hold.enter_context(self.cache.hold([manifest.weights.sha256]))
@@ -131,9 +131,9 @@ class Downloads:
     def checked(self, signed: SignedManifest, lease: Lease, floor: int = -1) -> VersionManifest:
         """Return the manifest after verifying its signature.
 
-        `floor` is the newest version seen before a request for the newest. Raises BadSignature;
-        OlderVersion for a version below the floor; InvalidFrame also for one that expired longer
-        ago than the grace time.
+        If the newest version was requested, `floor` is the newest one seen before. Raises
+        BadSignature, OlderVersion for a version below the floor, InvalidFrame also for a version
+        that expired longer ago than the grace time.
         """
         manifest = checked(signed, self.remote.identity.public_key)
         if (manifest.run, manifest.workload) != (lease.run, lease.job.workload):
@@ -173,7 +173,7 @@ class Downloads:
         """Check the dataset and the files of the run against the hashes signed with a version.
         Raises InvalidFrame.
 
-        Data of one task, such as games, and manifests of earlier coordinators carry no hash.
+        Data of one task, such as games, and manifests of older coordinators have no hash to check.
         """
         files = self.load(lease.job.workload).files
         if files(lease.job.config) != files(manifest.config):

@@ -49,7 +49,7 @@ class Heartbeat:
             )
 
     def soon(self) -> None:
-        """Send the next heartbeat now: its reply has account and verdicts at one instant."""
+        """Send the next heartbeat now: its reply has account and verdicts of the same moment."""
         self._wanted = True
         self.life.notify()
 

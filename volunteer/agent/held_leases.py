@@ -19,13 +19,13 @@ LeaseKey: TypeAlias = tuple[int, int]  # task, attempt
 
 
 class LeaseInWork:
-    """Lease in work."""
+    """Lease that this agent works on."""
 
     def __init__(self, stored: HeldLease) -> None:
         self.stored = stored
         self.phase: LeasePhase = "queued"
         self.handle: Handle[Any] | None = None
-        self.steps_before = 0  # steps of earlier stretches; the handle counts the present one's
+        self.steps_before = 0  # steps of earlier stretches; `handle` counts the present one's
         self.work: asyncio.Task[None] | None = None
         self.ended = ""  # reason why it was given up: "cancelled", "gone", "released", "saved"
         self.message = ""

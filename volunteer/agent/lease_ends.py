@@ -1,4 +1,4 @@
-"""Ends of leases: released, dropped or done; each end is announced."""
+"""Ends of leases: released, dropped or done."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from volunteer.net.api import Api
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox, QueuedResult
 
-# Longest wait before a release for its waiting parts: the coordinator accepts none afterwards.
+# Longest wait of a release for the lease's unsent parts, which the coordinator refuses after it.
 SUBMIT_S = 5.0
 
 
 @dataclass(eq=False, kw_only=True)
 class LeaseEnds:
-    """Ends leases."""
+    """Ends leases, and announces each end."""
 
     api: Api
     leases: Leases
@@ -31,7 +31,7 @@ class LeaseEnds:
     hub: EventBus
 
     async def give_back(self, held: LeaseInWork, reason: str, *, failed: bool) -> None:
-        """Release a lease once its waiting results are submitted; `failed` counts for the task."""
+        """Release a lease once its results are submitted; `failed` counts against the task."""
         task, attempt = held.key
         if self.outbox.holds(task, attempt):
             self.api.client.hurry()
@@ -50,7 +50,7 @@ class LeaseEnds:
         self.leases.drop(held.lease)
 
     async def without_result(self, held: LeaseInWork, how: str, message: str) -> None:
-        """End a lease without a contribution: `how` is an end of `TaskEnded`."""
+        """End a lease without a contribution; for `how`, see `TaskEnded`."""
         if how in ("released", "failed"):
             await self.give_back(held, message, failed=how == "failed")
         elif how != "saved":
@@ -59,7 +59,7 @@ class LeaseEnds:
         self.hub.emit(events.TaskEnded(task=held.key[0], how=how, message=message))
 
     def done(self, held: LeaseInWork, result: QueuedResult | None) -> None:
-        """End a lease whose last result is in the outbox; None: it was there at the start."""
+        """End a lease whose last result is in the outbox; None if an earlier process made it."""
         self.leases.drop(held.lease)
         if result is not None:
             job, submit = held.lease.job, result.submit

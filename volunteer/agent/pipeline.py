@@ -51,7 +51,7 @@ class Pipeline:
     async def run(
         self, held: LeaseInWork, on_report: Callable[[TrainingReport], None]
     ) -> Finished[QueuedResult] | Interrupted | None:
-        """Do all wanted parts; return None if an earlier process did each one.
+        """Do all wanted parts; return None if an earlier process did them all.
 
         Raises Gone when the lease is lost, InvalidFrame and other errors when it cannot be done.
         """
@@ -76,7 +76,7 @@ class Pipeline:
 
 
 class _LeaseRun:
-    """One lease in the pipeline."""
+    """Work on one lease."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class _LeaseRun:
         return last
 
     def _first(self, begun: BeginReply) -> tuple[int, int]:
-        """Return the first part and try: the coordinator's, unless the outbox already holds it."""
+        """Return part and try to begin with: the coordinator's, or the one after the outbox's."""
         done = [e.submit.part for e in self._pipeline.outbox.entries() if self._ours(e)]
         after = max(done, default=-1) + 1
         return (begun.part, begun.tries) if begun.part >= after else (after, 0)
@@ -181,8 +181,8 @@ class _LeaseRun:
         stored = msgspec.structs.replace(held.stored, lease=lease)
         ends_part = steps[1] == plan.end(place.part)
         files = pipeline.files(stored, self._base, self._data)
-        if self._borrowed is not None:
-            files = replace(files, carried=self._borrowed, step=None)  # splits its batches alike
+        if self._borrowed is not None:  # without `step`, batches are cut as in the audited task
+            files = replace(files, carried=self._borrowed, step=None)
         task = LocalTask(files, place, summed, ends_part=ends_part)
         held.steps_before = steps[0]
         try:
@@ -197,7 +197,7 @@ class _LeaseRun:
             entry = await pipeline.encoder.do(partial(task.submit, outcome.value))
             return Finished(value=entry, spent=outcome.spent)
         finally:
-            held.handle = None  # from now on, giving the lease up drops its waiting results
+            held.handle = None  # `held.end` now cancels this coroutine instead of the training
 
     async def _pull(self, at: int) -> None:
         """Continue on the newest version, if it is not already loaded."""

@@ -16,7 +16,7 @@ from volunteer.storage.receipts import ReceiptBook
 
 FETCH_S = 60.0  # interval of checks for new payments
 CHECK_S = 3600.0  # interval of checks of the record
-QUIET = 10  # checks after a payment without a new receipt; by then its entry is sealed
+QUIET = 10  # checks after a payment: its entry is sealed within that time
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class ReceiptKeeper:
         self._hub = hub
         self._clock = clock
         self._told = ""
-        self._due = QUIET  # remaining checks
+        self._due = QUIET  # checks left after the last payment
         self._paid: tuple[int, int] | None = None
 
     async def run(self) -> None:
@@ -50,7 +50,7 @@ class ReceiptKeeper:
             await self._clock.sleep(FETCH_S)
 
     def _wanted(self) -> bool:
-        """Return True for some checks after a payment, since its entry is sealed a moment later."""
+        """Return True for `QUIET` checks after a payment: its receipt comes a moment later."""
         me = self._hub.status.me
         paid = (me.earned_micro, me.escrow_micro) if me is not None else None
         if paid != self._paid:

@@ -29,7 +29,7 @@ class Revealer:
     hub: EventBus
 
     async def run(self) -> None:
-        """Reveal until cancelled."""
+        """Upload requested evidence until cancelled."""
         while True:
             await self.life.until(lambda: bool(self.evidence.asked()))
             for request in self.evidence.asked():

@@ -59,7 +59,7 @@ class RunChoice:
         self._life.notify()
 
     def runs(self) -> tuple[str, ...] | None:
-        """Return the chosen runs: () is any run, None is none."""
+        """Return the runs that may be claimed: () means any run, None means no run."""
         if self._any_licence:
             return self._chosen
         agreed = self._home.memory.consents
@@ -82,7 +82,7 @@ class RunChoice:
         return WantedWork(left, kinds, "" if left or met is None else shortage_words(met))
 
     def _short_of(self, device: str) -> list[Shortage]:
-        """Return the runs that do not fit a device's memory now."""
+        """Return the known shortages of a device that still hold."""
         status, now = self._hub.status, self._life.clock.now()
         return [
             found

@@ -118,7 +118,7 @@ class RunWatcher:
     def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
         names = frozenset(beat.run for beat in beats)
         if names != self._open:
-            self._due_listing = True  # a new run, even one that is not followed, or an end
+            self._due_listing = True  # a run is new (perhaps beyond the followed ones) or has ended
         self._open = names
         for beat in beats[:FOLLOWED_MAX]:
             before = self._beats.get(beat.run)

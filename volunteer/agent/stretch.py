@@ -205,7 +205,7 @@ class StretchRunner:
 
 
 def stretch_of(job: Job, first: int, end: int) -> Job:
-    """Return steps [first, end) of a job as a job with a seed of its own."""
+    """Return steps [first, end) of a job as a job with its own seed."""
     start = job.start + first * job.batch_size
     return msgspec.structs.replace(
         job,

@@ -116,7 +116,7 @@ class Supervisor:
             await self.life.unless(lambda: not self._ends_before(until), self.life.clock.sleep(0.5))
 
     def _ends_before(self, until: float) -> bool:
-        """Return True if a running task is expected to end by then."""
+        """Return True if a running task is expected to end before `until`."""
         left = until - self.life.clock.monotonic()
         running = [
             held.handle.latest
@@ -143,8 +143,8 @@ class Supervisor:
             await life.unless(lambda: not self._unsent(), self.life.clock.sleep(0.5))
 
     def _unsent(self) -> int:
-        """Return the number of unsent results, plus requested evidence unless the owner waits for
-        the end.
+        """Return the number of unsent results, plus the requests for evidence unless the agent has
+        to end now.
         """
         hurried = self.life.closing in ("release", "save")
         return len(self.outbox) + (0 if hurried else len(self.evidence.asked()))

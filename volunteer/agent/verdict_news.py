@@ -47,12 +47,12 @@ class Verdicts:
         result: QueuedResult | None = None,
         news: tuple[Verdict, ...] = (),
     ) -> None:
-        """Apply verdicts: from a submission the ones on `result` and the attached `news`; else a
-        heartbeat's.
+        """Apply verdicts: after a submission, the verdicts on `result` and the attached `news`;
+        without `result`, those of a heartbeat.
 
         The coordinator may repeat news, so only new verdicts count. `until` is the position of the
-        newest one, `me` the account at the same instant; both are announced together, so that no
-        screen shows one without the other.
+        newest one, `me` the account of the same moment: an event carries both, so that no screen
+        shows one without the other.
         """
         if result is None:
             news, verdicts = verdicts, ()
@@ -101,7 +101,7 @@ class Verdicts:
     def expect(self, name: str) -> asyncio.Future[Verdict]:
         """Return a future for the verdict on a result that is about to be submitted."""
         answer = self._expected[name] = asyncio.get_running_loop().create_future()
-        # An exception here counts as retrieved, since the waiting work may have ended.
+        # Reads the exception, so that asyncio logs none if the work that waits for it has ended.
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         return answer
 

@@ -77,7 +77,7 @@ class Probe(Command[ServerInfo]):
 class Join(Command[Joined]):
     """Make an account (or find the one made before) and start to work with it.
 
-    Raises InvalidName (a free one), Forbidden.
+    Raises InvalidName, Forbidden.
     """
 
     link: str
@@ -180,7 +180,7 @@ class GetSettings(Command[tuple[SettingRow, ...]]):
 
 class SetSettings(Command[tuple[SettingRow, ...]]):
     """Check settings and write them to config.toml. Work rules apply at once, other settings at the
-    next start. Raises Configuration with valid values.
+    next start. Raises Configuration for an invalid value.
     """
 
     changes: dict[str, Any]

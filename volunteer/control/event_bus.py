@@ -38,7 +38,7 @@ class Subscription:
 
     def push(self, event: AnyEvent) -> None:
         if self._pending and isinstance(event, _PROGRESS) and _same(self._pending[-1], event):
-            self._pending.pop()  # replaced unread by the newer one
+            self._pending.pop()  # the newer event replaces the unread one
         self._pending.append(event)
         if len(self._pending) > PENDING_MAX:
             stale = next((e for e in self._pending if isinstance(e, _PROGRESS)), self._pending[0])

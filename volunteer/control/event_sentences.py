@@ -141,7 +141,7 @@ def _claimed(e: events.Claimed) -> str:
             e.steps,
             **told,
         )
-    if e.counted:  # such tasks are paid by their work
+    if e.counted:  # paid by the work done, so the price is an estimate
         return _(
             "task {task} of {run} on {device}: {n} {things}, pays about {credits} credits",
             n=e.steps,

@@ -61,7 +61,7 @@ class DevicesFound(Event):
 
 
 def devices_found(devices: tuple[Device, ...], lent: dict[str, int]) -> DevicesFound:
-    """Return the event of found devices; problems are separate: devices go over the wire."""
+    """Return the event of found devices: `problems` can be translated, a device's own is plain."""
     plain = tuple(msgspec.structs.replace(each, problem=str(each.problem)) for each in devices)
     problems = {each.id: each.problem for each in devices if each.problem}
     return DevicesFound(devices=plain, lent_bytes=lent, problems=problems)
@@ -194,7 +194,7 @@ class TaskEnded(Event):
     """End of a task on this machine without a contribution."""
 
     task: int
-    how: str  # "released", "cancelled", "gone", "failed"
+    how: str  # "released", "cancelled", "gone", "failed", "saved"
     message: Words
 
 

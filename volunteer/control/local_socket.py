@@ -114,7 +114,7 @@ class ControlServer:
             with self._hub.subscribe() as events:
                 await self._talk(reader, writer, events)
         except (ConnectionError, TimeoutError, BadRequest, asyncio.CancelledError):
-            pass  # the client left or sent an invalid line, or we end
+            pass  # the client left or sent an invalid line, or the server ends
         finally:
             self._clients.discard(task)
             with contextlib.suppress(ConnectionError):

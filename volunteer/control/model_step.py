@@ -11,7 +11,7 @@ from shared.units import DAY_S
 from shared.workloads.base import Job
 
 KEPT_MAX = 50
-AGE_MAX_S = 7 * DAY_S  # measured again after that: drivers and other programs change
+AGE_MAX_S = 7 * DAY_S  # age at which a step is measured again: drivers and other programs change
 
 
 class ModelStep(msgspec.Struct, frozen=True, kw_only=True):

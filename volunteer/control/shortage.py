@@ -1,5 +1,5 @@
-"""Models that ran out of a device's memory at one sample: their tasks are not claimed there until
-run, device or settings change.
+"""Models that ran out of a device's memory even with one sample at a time: their tasks are not
+claimed there until the run or the lent memory changes, or the shortage is too old.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     device: str
-    model: str  # hash of the run's model, see `of_run`
+    model: str  # properties of the run's model, see `of_run`
     torch: str
     needed_bytes: int  # memory in use plus the failed allocation; 0: not known
     had_bytes: int  # memory available to a task; 0: not known
@@ -38,7 +38,7 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of_run(info: RunInfo | None) -> str:
-    """Return the hash of the listed properties that determine a run's memory need."""
+    """Return as one text the properties of a run on which its need of memory depends."""
     if info is None:
         return ""
     sizes = (info.parameters, info.memory_bytes, int(info.step_flops))

@@ -240,7 +240,7 @@ def _of_task(status: Status, event: AnyEvent) -> Status:
             return _change(status, task, phase="fetch", **_shared(event, TaskStatus))
         case events.Training(task=task):
             told = _shared(event, TaskStatus)
-            del told["steps"], told["samples"]  # a task's are those that it was given with
+            del told["steps"], told["samples"]  # the totals of the claim stay
             return _change(status, task, phase="train", **told)
         case events.Uploading(task=task):
             return _change(status, task, phase="upload", **_shared(event, TaskStatus))
@@ -258,7 +258,7 @@ def _of_task(status: Status, event: AnyEvent) -> Status:
 
 
 def _listed(beat: RunBeat, runs: tuple[RunInfo, ...]) -> RunBeat:
-    """Return a run's state with a newer version of the list: heartbeats tell of open runs only."""
+    """Return a run's state, updated from a newer list: heartbeats report open runs only."""
     for run in runs:
         if run.name == beat.run and run.version > beat.version:
             return PLAIN(beat, version=run.version, loss=run.loss, state=run.state)
@@ -301,7 +301,7 @@ def _asked_at(me: Me) -> float:
 def _judged(status: Status, verdict: Verdict) -> Status:
     known = next((v for v in status.verdicts if v.contribution == verdict.contribution), None)
     if known is not None and is_news(known, verdict):
-        return status  # a credits event brought newer figures
+        return status  # a credits event brought a newer verdict
     older = tuple(v for v in status.verdicts if v.contribution != verdict.contribution)
     judged = PLAIN(
         status,
@@ -313,9 +313,7 @@ def _judged(status: Status, verdict: Verdict) -> Status:
 
 
 def _repriced(done: WorkDone, verdict: Verdict) -> WorkDone:
-    """Return finished work with the pay of its verdict: at the claim, the number of games is
-    unknown.
-    """
+    """Return finished work with the pay of its verdict: pay for games is unknown at the claim."""
     played = done.kind in GAMES and verdict.state in ("accepted", "merged")
     if not played or done.task != verdict.task or not verdict.credits_micro:
         return done

@@ -60,7 +60,7 @@ ASK_S = 15.0  # patience of a request that a person waits for
 SHORT_S = 5.0  # patience of a request that may fail without harm
 HELD_S = 20.0  # longest delay of a long poll's reply after its wait
 
-DRAW_S = 180.0  # an image request, whose version may have to be loaded first
+DRAW_S = 180.0  # patience of an image request: a version may have to be loaded first
 
 CURSOR_CHARS_MAX = 64
 
@@ -113,7 +113,7 @@ class Api:
         return await self._call(endpoints.SERVER, {}, secret=False, patience_s=patience_s)
 
     async def wheel(self, wheel: SignedWheel) -> bytes:
-        """Return the coordinator's wheel. Raises InvalidFrame when it is larger than announced."""
+        """Return the bytes of a wheel. Raises InvalidFrame if it is larger than announced."""
         path, _ = endpoints.WHEEL.address({"name": wheel.name})
         data = bytearray()
         async with self.client.stream(self.client.address.url + path, {}, 0) as reply:
@@ -142,14 +142,14 @@ class Api:
         await self._call(endpoints.BENCHMARK, {}, request, patience_s=patience_s)
 
     async def heartbeat(self, request: Callable[[], HeartbeatRequest]) -> HeartbeatReply:
-        """Send a heartbeat; every try calls `request` again, so that progress is never old."""
+        """Send a heartbeat; every try calls `request` again, so that its progress is current."""
         return await self._call(endpoints.HEARTBEAT, {}, request)
 
     async def leave(self, request: LeaveRequest) -> None:
         await self._call(endpoints.LEAVE, {}, request, patience_s=ASK_S)
 
     async def order_machine(self, request: MachineOrder) -> None:
-        """Let another machine of this account pause, resume or finish. Raises NotFound."""
+        """Order another machine of this account to pause, resume or finish. Raises NotFound."""
         await self._call(endpoints.ORDER_MACHINE, {}, request, patience_s=ASK_S)
 
     async def visibility(self, public: bool) -> None:

@@ -160,7 +160,7 @@ class _Wire(asyncio.BufferedProtocol):
             piece = piece[:0]
 
     async def take(self, most: int) -> memoryview:
-        """Return received bytes: `most`, a whole piece, or the bytes of a moment. Raises Lost."""
+        """Return received bytes: `most`, a whole piece, or less after `PACE_S`. Raises Lost."""
         try:
             await self._until(1, self._idle_s)
         except TimeoutError as error:

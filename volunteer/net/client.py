@@ -38,7 +38,7 @@ from volunteer.net.tls import Address, context_for
 CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
 ERROR_BYTES_MAX = 64 << 10
 KEPT_ALIVE = 8
-IDLE_S = 2 * HEARTBEAT_S  # of a connection that is kept; a server closes it after 75 s
+IDLE_S = 2 * HEARTBEAT_S  # an unused connection is kept this long; a server closes it after 75 s
 REDIRECTS_MAX = 5
 BULK_BYTES = 1 << 20  # above this size a connection of its own saves more than it costs
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "volunteer"}
@@ -227,10 +227,10 @@ class Client:
 
     @asynccontextmanager
     async def elsewhere(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[StreamedReply]:
-        """GET from another server, such as a model hub, without our token. The connection must be
+        """GET from another server, such as a model hub, without the token. The connection must be
         encrypted or stay on this machine. Not retried.
 
-        Raises Unreachable for every answer but a good one.
+        Raises Unreachable unless the answer is good.
         """
         limit = Limit(self.read_s + self.slack_s)
         async with self._stranger(url, limit) as http, _followed(http, url, headers) as response:
@@ -239,7 +239,7 @@ class Client:
 
     @asynccontextmanager
     async def _stranger(self, url: str, limit: Limit) -> AsyncIterator[httpx.AsyncClient]:
-        """Open a client for another server, without our token; its network failures become
+        """Open a client for another server, without the token; its network failures become
         Unreachable.
         """
         host = urlsplit(url).hostname
@@ -268,7 +268,7 @@ class Client:
         return is_loopback(home.hostname or "") if near else to.scheme == "https"
 
     async def put_elsewhere(self, url: str, size: int, body: AsyncIterator[bytes]) -> None:
-        """PUT to another server, such as a store, without our token. Raises Unreachable."""
+        """PUT to another server, such as a store, without the token. Raises Unreachable."""
         limit = Limit(self.read_s + self.slack_s)
         headers = {"Content-Length": str(size)}
         async with self._stranger(url, limit) as http:
@@ -412,13 +412,13 @@ class Client:
 
     @asynccontextmanager
     async def _answer(self, request: httpx.Request, limit: Limit) -> AsyncIterator[httpx.Response]:
-        """Return the response if it is a good one."""
+        """Yield a response with a good status. Raises the error of any other."""
         async with self._answered(limit), self._good(request, limit) as response:
             yield response
 
     @asynccontextmanager
     async def _answered(self, limit: Limit) -> AsyncIterator[None]:
-        """Convert foreign errors to ours; no other place does."""
+        """Convert timeouts and errors of httpx and `bulk` to the volunteer's errors."""
         try:
             async with limit.running():
                 yield

@@ -16,7 +16,7 @@ Ask = Callable[[str], Awaitable[str]]  # sends a nonce, without a secret, and re
 
 
 class Peer:
-    """Peer that is verified once a connection."""
+    """Peer that is verified once per connection."""
 
     def __init__(self, address: Address, ask: Ask) -> None:
         self._address = address
@@ -42,8 +42,8 @@ class Peer:
             self._known = True
 
     def tracer(self) -> Callable[[str, Mapping[str, Any]], Awaitable[None]]:
-        """Return a request's trace function, which verifies a new connection's peer before headers
-        go.
+        """Return a request's trace function, which verifies the peer of a new connection before the
+        headers are sent.
         """
         fresh = False
 
@@ -60,7 +60,7 @@ class Peer:
 
 
 def another(address: Address) -> Sentence:
-    """Return a sentence about another coordinator at the same address."""
+    """Return the sentence that another coordinator answers at the joined address."""
     return Sentence(
         "another coordinator answers at {url} than the one you joined; nothing is sent to it, and "
         "yours is waited for",

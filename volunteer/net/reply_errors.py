@@ -80,8 +80,8 @@ def _seconds(text: str | None) -> float | None:
 
 
 def decoded(data: bytes, kind: type[T]) -> T:
-    """Decode a reply. Raises UpgradeRequired for a good one that only another version understands
-    (a retry does not help), Internal for a malformed one.
+    """Decode a reply. Raises UpgradeRequired if only another version understands it (a retry does
+    not help), Unreachable for a web page, Internal for other malformed replies.
     """
     if kind is type(None):
         return None  # a reply without content
@@ -110,11 +110,11 @@ def decoded(data: bytes, kind: type[T]) -> T:
 # Reasons of failed connections in plain words, without error numbers or names of exceptions.
 
 _NUMBER = re.compile(r"\[[A-Za-z ]*(Errno|WinError) -?\d+\] ?")
-_HTTP_CLIENT = "All connection attempts failed"  # raised for several addresses; says nothing
+_HTTP_CLIENT = "All connection attempts failed"  # text of httpx that gives no reason
 
 
 def reason(error: BaseException) -> str:
-    """Return a short clause; empty without a reason."""
+    """Return why a connection failed, as a short clause; empty if that is unknown."""
     for cause in _causes(error):
         if isinstance(cause, socket.gaierror):
             return Sentence(
@@ -131,7 +131,7 @@ def reason(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes, the innermost last; of a group all its members."""
+    """Yield the error, then its causes, with all members of exception groups."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:

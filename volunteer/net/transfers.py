@@ -41,7 +41,7 @@ class Transfers:
         self._hub = hub
         self._client = api.client
         self._cache = cache
-        self.store = False  # the coordinator says that volunteers reach its store
+        self.store = False  # True if volunteers can reach the coordinator's store
         self.mirrors: dict[str, float] = {}  # measured rates; inf = not tried, 0 = bad
         self._resting: dict[str, float] = {}  # end of each mirror's pause
         self.up_bytes_per_s = 0.0  # rate of the last large file
@@ -101,7 +101,7 @@ class Transfers:
 
     async def _from_mirrors(self, ref: BlobRef, on_bytes: OnBytes) -> Path | None:
         """Return the file of a blob from the fastest mirrors, each piece checked; None if no mirror
-        has the next piece: the pieces so far are kept.
+        has the next piece; the pieces so far are kept.
         """
         hashes = ref.pieces or (ref.sha256,)
         if not self.mirrors or len(hashes) != -(-ref.size // MIRROR_PIECE_BYTES):
@@ -118,7 +118,7 @@ class Transfers:
                 on_bytes(partial.offset)
             try:
                 return await asyncio.to_thread(partial.finish)
-            except InvalidFrame:  # the partial file was wrong
+            except InvalidFrame:  # the partial file began with wrong bytes
                 return None
 
     async def _mirrored(self, sha256: str, span: tuple[int, int], wanted: str) -> bytes | None:
@@ -151,7 +151,7 @@ class Transfers:
         return None
 
     async def _from_elsewhere(self, ref: BlobRef, on_bytes: OnBytes, url: str) -> Path | None:
-        """Return the file of a blob from another server; None if it is missing there."""
+        """Return the file of a blob from another server; None if that fails."""
         partial = await opened(self._cache.partial, ref.sha256, ref.size)
         headers = {"Range": f"bytes={partial.offset}-"} if partial.offset else {}
         try:

@@ -142,7 +142,7 @@ class Cache:
         )
 
     def _sizes(self, but: str = "") -> tuple[int, list[tuple[float, int, Path]]]:
-        """Return the bytes in use, and the evictable files, oldest first, without blob `but`."""
+        """Return the bytes in use, and the evictable files, oldest first; both without `but`."""
         used, idle, coming = 0, [], dict(self._coming)
         for at, size, path in self._blobs():
             if path.name == but:

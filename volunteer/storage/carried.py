@@ -75,7 +75,7 @@ class Carried:
         self.next = self._file("next")
         self.record = self._stem.with_name(f"{self._stem.name}.json")
         self._guard = threading.RLock()
-        self._changed = False  # since the residual was read for the next update
+        self._changed = False  # True if the residual changed after it was read for the next update
         self._lent: InnerState | None = None
         self._lent_step = 0
         self._stored_sha256 = ""  # of `optimizer`, if known

@@ -26,7 +26,7 @@ from shared.signing import verify_text
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
 
 KEPT_MAX = 10_000  # receipts; the oldest are dropped first, the heads stay
-SPARE = 1_000  # excess at which the file is rewritten
+SPARE = 1_000  # further receipts until the file is rewritten
 HEADS_MAX = 32
 RUNS_MAX = 1_000
 LINE_BYTES_MAX = 1 << 16
@@ -53,7 +53,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest seen version of each run, with its signature."""
+    """Newest seen version of each run."""
 
     newest: dict[str, int] = {}
 
@@ -163,8 +163,8 @@ class ReceiptBook:
         )
 
     def restored(self, to: RestorePayload) -> Path | None:
-        """Set aside the seen heads, as `accept` does, except the ones that a restored coordinator
-        must still honour; return None if this statement was applied before.
+        """Set aside the seen heads, as `accept` does, except those that the restored coordinator's
+        record must still continue; return None if this statement was applied before.
         """
         if to.tree.at <= self.seen.restored_at:
             return None

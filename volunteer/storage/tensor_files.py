@@ -33,7 +33,7 @@ def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def load(path: Path) -> dict[str, torch.Tensor] | None:
-    """Return the tensors of a file; None when it is missing or damaged."""
+    """Return the tensors of a file; None if it is missing, or unreadable and so removed."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -260,7 +260,7 @@ class LocalTask:
                 left.sha256 = files.evidence.add(path, files.carried.owner)
 
     def _commitment(self, made: PartResult) -> Commitment:
-        """Return the commitment to the states to recompute from; "" stands for an unknown one."""
+        """Return the hashes of the states that an audit needs; all "" if one is unknown."""
         lease, began, left = self._files.held.lease, self._began_with, made.inner
         unknown = (
             not lease.commit
@@ -351,7 +351,7 @@ class LocalTask:
         )
 
     def _answer(self, made: PartResult, audit: AuditWork) -> bytes:
-        """Return the sums of an audit's update; the coordinator gets nothing else."""
+        """Return the sums of an audit's update, which are submitted in its place."""
         if len(made.result.halved) > len(self._files.held.lease.job.halved):
             raise TooLarge(Sentence("memory was short: the batches could not be cut as they were"))
         with open_frame(self._files.weights, self._schema) as base:
@@ -396,7 +396,7 @@ def _tensors(path: Path, schema: Schema) -> dict[str, torch.Tensor]:
 
 
 def _along(name: str, job: Job, weights: Path, data: LocalData, device: str) -> Any:
-    """Begin a task on a further rank, in its process."""
+    """Begin a task on another device that shares it; runs in the process of that device."""
     workload = load_workload(name)
     return workload.begin(job, _tensors(weights, workload.schema(job.config)), data, device, None)
 

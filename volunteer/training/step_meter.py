@@ -1,4 +1,4 @@
-"""Meter of a task's first steps on its training thread, from timings taken anyway."""
+"""Meter of a task's first steps on its training thread, from the trainer's timings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shared.workloads.training.micro_batch import Paced
 from volunteer.machine.device_memory import PeakMemory, synchronize
 
 STEPS = 3  # the first one warms up and counts only if it is the only one
-LONG_S = 20.0  # a longer measurement ends after one step
+LONG_S = 20.0  # the measurement also ends after a step when it has taken this long
 
 
 class StepFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -137,7 +137,7 @@ class Trainer:
         self._thread.start()
 
     def submit(self, assignment: TrainingJob[T]) -> Handle[T]:
-        """Train a task after the running one; the future is Finished, Interrupted or an error."""
+        """Train a task after the running one; its future gets Finished, Interrupted or an error."""
         handle: Handle[T] = Handle(self)
         self._put(_Job(lambda: self._train(assignment, handle), handle.future))
         return handle
@@ -242,7 +242,7 @@ class Trainer:
                     configured = True
                 job.run()
             except BaseException:
-                self._jobs.put(job)  # its caller gets the error like the others
+                self._jobs.put(job)  # then the job fails like the waiting ones
                 raise
             del job  # it holds the work of the last task
 
@@ -285,7 +285,7 @@ class Trainer:
         return waited
 
     def rest(self, handle: Handle[T], busy_s: float) -> None:
-        """Idle the device for its share of the time, or until a pause or stop is requested."""
+        """Idle after `busy_s` of work as `share` demands, at most until a pause or stop request."""
         wait = rest_after(busy_s, self.share)
         if wait > 0:
             with self.changed:
@@ -448,10 +448,10 @@ class _Session(Generic[T]):
         self._save_after = began + took + max(self._assignment.save_every_s, took / SAVE_SHARE)
 
     def _save_last(self, work: Work) -> None:
-        """Finish the current step first if it ends soon, since a snapshot needs that."""
+        """Save at the end of the current step, if that comes soon."""
         if (
             self._trainer.resting.is_set()
-        ):  # it was paused: the device stays idle, the last snapshot counts
+        ):  # paused: the device stays idle, the previous snapshot remains
             return
         until = self._clock.monotonic() + STEP_END_S
         while not work.done and self._clock.monotonic() < until:
