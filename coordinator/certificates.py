@@ -1,8 +1,8 @@
 """TLS certificate of the coordinator: made once, self-signed, pinned by the SHA-256 in the join
 link.
 
-Volunteers check it by the pin in their join link, so no authority signs it and it is valid for long;
-a new certificate needs new join links.
+Volunteers check it by the pin in their join link, so no authority signs it and it is valid for
+long; a new certificate needs new join links.
 """
 
 from __future__ import annotations

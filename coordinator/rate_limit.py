@@ -78,8 +78,8 @@ class PerMinute:
 class Rates:
     """Limits of requests per worker and per address; each replica counts its share.
 
-    A token bucket of our own: the in-memory storage of the `limits` package starts a thread every
-    10 ms, which doubled the time of a heartbeat (measured: 25 to 50 us).
+    The package `limits` is not used: its in-memory storage starts a thread every 10 ms, which
+    doubled the time of a heartbeat (measured: 25 to 50 us).
     """
 
     def __init__(self, settings: Settings, monotonic: Callable[[], float] = time.monotonic) -> None:

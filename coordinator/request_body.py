@@ -1,8 +1,8 @@
 """Incoming requests: a header, a range, and limits of body, depth and numbers of JSON.
 
 Receipt deadlines (slow headers, slow bodies, too many connections) are not here: they need the
-transport and live in `coordinator.http.deadlines`. Grants and quotas of uploads belong to the
-uploads.
+transport and live in `coordinator.http.deadlines`. Quotas of uploads are in
+`coordinator.intake.uploads`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def byte_range(text: str, size: int) -> tuple[int, int] | None:
     """Return [start, stop) of a Range header (RFC 9110, 14.1.2); None = everything.
 
     Ranges that are not served (several, other units, nonsense) are ignored, as the RFC allows.
-    Raises ValueError when none of it exists.
+    Raises ValueError when the range lies beyond the end.
     """
     match = _RANGE.fullmatch(text.strip())
     if match is None or match.groups() == ("", ""):
@@ -144,7 +144,7 @@ def decode_body(body: bytes, kind: type[T]) -> T:
 
 
 def _check_depth(body: bytes) -> None:
-    """Count brackets mostly in C; only valid JSON keeps these patterns linear."""
+    """Raise BadRequest for JSON nested too deeply. `body` must be valid JSON, or this is slow."""
     if body.count(b"[") + body.count(b"{") <= JSON_DEPTH_MAX:
         return
     brackets = _STRING.sub(b"", body).translate(_TO_SQUARE, delete=_NO_BRACKET)

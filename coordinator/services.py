@@ -131,7 +131,7 @@ class Coordinator(Platform):
         """Open database, blobs and keys (made where there are none) and wire the services.
 
         `exclusive` locks the data directory, for a server, and `separate` computes in processes of
-        their own; `keyless` is for a command that signs nothing, away from the key; `database` is
+        their own; `keyless` is for a command that signs nothing, without the key; `database` is
         used in place of the one that the settings name and closed with the services. Raises
         Configuration for what cannot be opened, and for the key of another database.
         """

@@ -1,8 +1,8 @@
 """Signals that wake waiters: topics in this process, bridged to the other processes of the same
 database.
 
-Topics: "run:<id>" (its head or state moved), "runs" (the state of any did), "versions",
-"contributions", "queue" (there may be work), "recomputes", "volunteers".
+Topics: "run:<id>" (its newest version or its state changed), "runs" (the state of any changed),
+"versions", "contributions", "queue" (there may be work), "recomputes", "volunteers".
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Signals:
         self._send = await db.bridge(self.deliver)
 
     def notify(self, topic: str) -> None:
-        """Wake every waiter for `topic`, here and in other processes. Call it on the loop after the
-        commit.
+        """Wake every waiter for `topic`, here and in other processes. Call it on the event loop
+        after the commit.
         """
         self.deliver(topic)
         self._send(topic)

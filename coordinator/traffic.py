@@ -1,7 +1,7 @@
 """Counts of this process since its start: requests, bytes, and durations.
 
 They are plain numbers, for the summary and for Prometheus, so that counting adds almost nothing to
-a request. The library that writes them takes 0.2 s to load; a server loads it when it is asked.
+a request. The Prometheus library takes 0.2 s to load; a server loads it at the first scrape.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Entrance:
 
     @classmethod
     def of(cls, settings: Settings, key: SigningKey, clock: Clock) -> Self:
-        """Return the challenges of a server; replicas with the same signing key accept each other's."""
+        """Return the challenges of a server; replicas with one key accept each other's."""
         secret = key.secret("secret of proofs of work")
         return cls(secret, settings.proof_of_work_bits if settings.open else 0, clock)
 

@@ -92,8 +92,8 @@ class Invites:
     async def of_server(self, key: SigningKey, *, uses: int, expires_s: float) -> ServerInvite:
         """Return the invite of the join link that `serve` prints, the same on every replica.
 
-        A restarted server uses the same invite while it is valid, else a new one. The code is derived
-        from the key and the invite's number; the database holds the number and the hash.
+        A restarted server uses the same invite while it is valid, else a new one. The code is
+        derived from the key and the invite's number; the database holds the number and the hash.
         """
         now = self._clock.now()
 

@@ -65,7 +65,7 @@ class ServerIdentity(PlatformService):
             self._restored = decode(stored, SignedRestore)
 
     async def load_tokens(self) -> None:
-        """Derive tokens from the key, write missing files. Raises Configuration for another token."""
+        """Derive tokens from the key, write missing files. Raises Configuration for a wrong one."""
         times = await self._db.read(lambda conn: key_values.get(conn, key_values.TOKENS))
         for_whom = (self._settings.admin_token_file, self._settings.metrics_token_file)
         self._admin_hash, self._metrics_hash = (

@@ -162,7 +162,7 @@ class RemoteServer:
         return {"Authorization": f"Bearer admin.{self._token}", "Accept-Encoding": "identity"}
 
     def _connect(self) -> http.client.HTTPConnection:
-        """Connect to the verified server. Raises Unreachable, or Unauthorized for another server."""
+        """Connect to the verified server. Raises Unreachable, or Unauthorized for a wrong one."""
         parts = urlsplit(self._link.url)
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "http":

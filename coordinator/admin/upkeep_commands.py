@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Backup(CommandRequest, frozen=True, kw_only=True):
-    """Request for a backup to folder `to` where the command runs, or through it to an object store."""
+    """Request for a backup to folder `to` where the command runs, or through it to a store."""
 
     to: str
     like: str = ""  # an earlier backup on the same file system

@@ -232,7 +232,7 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[tup
 
 @contextmanager
 def _without_directory(settings: Settings) -> Iterator[tuple[Settings, bool]]:
-    """Yield settings with a temporary data directory, for a command that needs the database alone."""
+    """Yield settings with a temporary data directory, for a command that needs only a database."""
     import tempfile
 
     import msgspec

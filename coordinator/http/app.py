@@ -61,7 +61,7 @@ class Door:
         except asyncio.CancelledError:
             if not self._coordinator.stopping.is_set() or scope.get("status"):
                 raise
-            # Its time is over; the server cancels each request once.
+            # The server is stopping; it cancels each request only once, so a reply is possible.
             error = Unavailable("the coordinator is stopping", retry_after_s=STOPPING_S)
             await self._refuse(scope, receive, send, error)
         except (

@@ -1,10 +1,10 @@
 """Deadlines and limits of connections, which uvicorn lacks (measured: 700 of 700 dripping
 connections stayed open).
 
-All headers must be in within a few seconds, a body must come at a least rate over every window, and
-a reader must take what it asked for; a slow but honest upload lives. One address may hold so many
-connections and no more. A subclass of uvicorn's protocol is needed, because a middleware sees a
-request only when its headers are complete.
+All headers must arrive within a few seconds, and bodies and replies must move at a minimum rate
+over every window, which a slow but honest upload reaches. The number of connections of an address
+is limited. A subclass of uvicorn's protocol is needed, because a middleware sees a request only
+when its headers are complete.
 
 The framing of a message is bounded too: chunk headers and trailers may not outweigh the body that
 they frame, bytes between requests start the deadline of headers, and a connection may not send far
@@ -78,7 +78,7 @@ class ConnectionGuard:
         """Admit a connection and begin to watch it; None when there are too many already.
 
         An address counts as one: an IPv6 /64 is given to one home. When all places are taken, the
-        connection that has been idle for longest makes room, for it costs its owner nothing.
+        connection that has been idle for longest is closed, which costs its owner nothing.
         """
         key = address_key(address)
         proxy = self._trusted(address)
@@ -96,7 +96,8 @@ class ConnectionGuard:
         """Close the connection that has been idle for longest. Return False when no connection is
         idle.
 
-        All are ranked once a second at most: a crowd at the door of a full server costs it little.
+        Connections are ranked once a second at most, so that new clients of a full server cost it
+        little.
         """
         if not self._idlest and now >= self._ranked_at + SWEEP_S:
             self._ranked_at = now
@@ -253,7 +254,7 @@ class _Watched:
 
     def _while(self, receiving: Phase) -> Phase:
         """Return the phase that counts for deadlines: a client is not slow while the server does
-        not read, or has not asked.
+        not read, or has not asked for the body.
         """
         if self.flow.write_paused:
             return "reply"

@@ -1,9 +1,10 @@
 """Server process: sockets, TLS and signals around the application.
 
-The first stop signal drains: beside other servers `/ready` says no a few seconds before anything is
-refused, waiting claims are answered, open requests get a few seconds, jobs end what they are at,
-and the exit code is 0. A second one stops at once; what was acknowledged is on the disk. A hang-up is ignored. uvicorn alone would exit 143 after SIGTERM, 129 after SIGHUP and 3
-when the port is taken.
+The first stop signal drains: with PostgreSQL, `/ready` says no a few seconds before anything is
+refused; waiting claims are answered, open requests get a few seconds, jobs end their current step,
+and the exit code is 0. A second signal stops at once; what was acknowledged is on the disk. SIGHUP
+is ignored. uvicorn alone would exit 143 after SIGTERM, 129 after SIGHUP and 3 when the port is
+taken.
 """
 
 from __future__ import annotations
@@ -332,7 +333,7 @@ async def welcome(coordinator: Coordinator) -> list[str]:
 
 
 def _is_unguarded(run: RunRow) -> bool:
-    """Return True for a run without the rule that a run for strangers has by default."""
+    """Return True for an open run that merges by the plain mean, unsafe with strangers."""
     return run.state not in ENDED and plan(run_file.decode(run.file).plan).aggregate == "mean"
 
 

@@ -36,9 +36,9 @@ ROBOTS = (
     b"User-agent: *\nDisallow: /api/\nDisallow: /v1/\nDisallow: /runs/*/events\n"
     b"Disallow: /*.safetensors$\n"
 )
-VIEWERS_SHARE = 4  # of all connections one in so many may be a viewer's
+VIEWERS_SHARE = 4  # at most a quarter of all connections are event streams of viewers
 
-FETCHING_MAX, FETCHING_EACH = 8, 2  # downloads of weights at a time; of one address
+FETCHING_MAX, FETCHING_EACH = 8, 2  # downloads of weights at a time: in all, and by one address
 
 Handle = Callable[[Scope], Awaitable[FinishedPage]]
 Stream = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -158,7 +158,7 @@ class _PageHandler:
         except Exception:
             log.exception("page failed", path=self._path)
             document = self._site.views.error(Internal())
-        if not scope.get("status"):  # else a stream had begun: it just ends
+        if not scope.get("status"):  # a stream that had begun just ends
             await reply(scope, send, document)
 
 

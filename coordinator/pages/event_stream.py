@@ -1,8 +1,8 @@
 """Event streams of a run: server-sent events from one read a second, shared by all viewers.
 
-A viewer costs two tasks, and nothing while nothing changes. There is no queue: who is behind gets
-the newest state, once. A reader that stalls is dropped, every stream ends after a while, and all
-end when the server stops. The page opens a new stream after any end of one.
+A viewer costs two tasks, and nothing while nothing changes. There is no queue: a viewer that is
+behind gets only the newest state. A viewer that stalls is dropped, every stream ends after a while,
+and all end when the server stops. The page opens a new stream whenever its stream ends.
 """
 
 from __future__ import annotations

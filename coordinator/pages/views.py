@@ -199,7 +199,7 @@ class Views:
         return await self._once(f"leaderboard {window} {name}", make)
 
     async def _ranked(self, run: str) -> str:
-        """Return the name of the run to rank, or "" for all runs where none is hidden."""
+        """Return the run to rank: the named one, else "" (all), or a shown one if any is hidden."""
         if run:
             return (await self._public.find(run)).name
         if await self._public.all_shown():

@@ -16,7 +16,7 @@ from shared.tensors.quantize import codec
 from shared.workloads.base import Job
 
 SETTLED = ("accepted", "merged")
-STEP_SHARE = 0.3  # share of lr by which an element moves in a simulated step
+STEP_SHARE = 0.3  # share of the learning rate by which an element moves in a step
 
 
 class Handed(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ class Labour(Protocol):
 
 
 class Pretended:
-    """Pretended work: noise of honest size, rotated by task, never the same bytes."""
+    """Pretended work: noise of the size of a real update, rotated at random for each task."""
 
     def __init__(self, about: Definition, scratch: Path, seed: int) -> None:
         self._about = about

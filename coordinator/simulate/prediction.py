@@ -17,7 +17,7 @@ from shared.errors import BadRequest, InvalidRunFile, why
 from shared.text_file import read_text
 
 MB = 1e6
-BUSY_ENOUGH = 0.9  # share of the time online from which on only the devices limit the run
+BUSY_ENOUGH = 0.9  # share of the time spent on training from which on the devices limit the run
 WORST: dict[State, tuple[str, str]] = {
     "wait": (
         "the wait for slower volunteers before each merge",

@@ -39,7 +39,7 @@ class Workers(ScenarioTable):
     count: Annotated[int, Meta(ge=1, le=10_000)] = 1
     steps_per_s: Positive = 1.0
     spread: Share = 0.0  # speed of each machine of the kind differs by up to this share
-    jitter: Share = 0.03  # by which the tasks of one machine differ
+    jitter: Share = 0.03  # share by which the speed of one machine varies between tasks
     up_mbit: Positive = 20.0
     down_mbit: Positive = 50.0
     latency_ms: NotNegative = 30.0  # time of one request and its answer

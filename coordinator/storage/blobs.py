@@ -3,8 +3,8 @@ interface.
 
 A blob is durable when `put_*` returns: its file and its directory are synced, as POSIX requires for
 a rename. A failed sync is never retried: the kernel may have dropped the pages, so the caller must
-write the bytes again. The store does not know the meaning, the readers or the end of a blob;
-datasets and upkeep do.
+write the bytes again. The store does not know what a blob means, who may read it or when it is
+deleted; its callers do.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class BlobStore(Protocol):
     async def part(self, sha256: str, spans: FindSpans, into: Path) -> Path:
         """Return a local file with at least some spans of the bytes, to be memory-mapped.
 
-        It is the blob's own, or a new one `into`, with holes, for the caller to delete.
+        It is the blob's own file, or a new file `into` with holes, which the caller deletes.
         """
 
     async def hash(self, sha256: str) -> str:
@@ -158,7 +158,7 @@ async def in_pool(function: Callable[..., T], *args: Any) -> T:
 
 
 async def open_in_pool(function: Callable[..., R], *args: Any) -> R:
-    """Run an open in the pool; the result is closed again when its caller was cancelled."""
+    """Open something in the pool; it is closed again when the caller was cancelled."""
     return await opened(function, *args, pool=_POOL)
 
 

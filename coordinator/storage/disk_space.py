@@ -106,7 +106,7 @@ class Space:
             )
 
     def check(self, more: int = 0) -> None:
-        """Raises StorageFull when `more` bytes would go below the floor, or none can be written."""
+        """Raise StorageFull if `more` bytes would leave too little free, or none can be written."""
         if (
             self.broken
             or self.read_only

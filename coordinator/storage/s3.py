@@ -50,8 +50,8 @@ class S3Blobs:
         retry_s: float = 30.0,
         still_s: float = 60.0,
     ) -> None:
-        """Set up the store; `still_s` limits the time without a byte, and a transfer that moves has
-        no limit.
+        """Set up the store; a transfer fails after `still_s` seconds without a byte, however long
+        it takes in all.
         """
         try:
             import obstore
@@ -65,7 +65,7 @@ class S3Blobs:
                 url,
                 client_options={
                     "allow_http": plain,
-                    # time for a whole body: the default of 30 s cuts it off
+                    # time for a whole body: the default of 30 s would cut off a long one
                     "timeout": timedelta(days=1),
                     "read_timeout": timedelta(seconds=still_s),
                 },

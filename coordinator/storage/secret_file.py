@@ -14,7 +14,7 @@ BYTES_MAX = 4096
 def read_secret(path: Path, what: str) -> str:
     """Return the one line of a file; "" without a file.
 
-    Raises Configuration when others can read it, or it is none that a request may carry.
+    Raises Configuration when others can read it, or a request header cannot carry its text.
     """
     try:
         with path.open("rb") as file:

@@ -1,6 +1,6 @@
 """Uploads in progress in an object store: pieces as objects, so that any replica can continue them.
 
-uploads/UPLOAD/OFFSET-BYTES    one request's worth, as much of it as arrived
+uploads/UPLOAD/OFFSET-BYTES    the bytes of one request, or those of them that arrived
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StagedPiece(NamedTuple):
 
 
 class Staging:
-    """Pieces of uploads in the store of an `S3Blobs`. Raises Unavailable as that does."""
+    """Pieces of uploads in the store of an `S3Blobs`. Raises Unavailable if the store is silent."""
 
     def __init__(self, blobs: S3Blobs) -> None:
         self._blobs = blobs
@@ -34,8 +34,8 @@ class Staging:
     async def pieces(self, upload_id: str) -> list[StagedPiece]:
         """Return the consecutive pieces from the beginning.
 
-        An abandoned request may have stored a part of its successor's bytes: of two pieces at one
-        offset the longer one counts, and one inside another is left out.
+        An abandoned request may have stored bytes that a later one sent again: of two pieces at one
+        offset the longer one counts, and a piece inside another is left out.
         """
         longest: dict[int, StagedPiece] = {}
         for found in await self._stored(f"{FOLDER}/{upload_id}/"):

@@ -82,7 +82,7 @@ def drawn(seen: Overview | None, old: str, width: int, height: int = 0) -> Text:
 def typing(typed: set[str]) -> Iterator[bool]:
     """Collect typed keys; the key that quits cancels this task.
 
-    A terminal that ends cancels it, too. Yields False where this system tells lines only.
+    The end of the terminal cancels it, too. Yields False where single keys cannot be read.
     """
     if sys.platform == "win32" or not sys.stdin.isatty():
         yield False

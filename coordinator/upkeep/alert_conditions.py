@@ -245,7 +245,7 @@ def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condi
             )
             continue
         made_at, usual_s = versions.pace(conn, run.id, run.head)
-        # Half of the time counts from the newest version on, half only while this process watches:
+        # Half of the time must pass after the newest version, half while this process watches:
         # after a long pause the version is old although the run is well.
         half_s = limits.stalled_after(usual_s) / 2
         if limits.stalled_s and now - made_at >= half_s:

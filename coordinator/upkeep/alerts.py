@@ -140,7 +140,7 @@ class Alerts:
         self._machine = socket.gethostname()[:64]
         self.address = PublicAddress(settings.url)
         self._state = AlertState(checked_at=clock.now())
-        # failed tries to report that the database failed, which cannot be stored
+        # number of failed tries to report that the database failed; -1 = none yet
         self._failed_said = -1
         self.certificate_ends_at = certificate_end(settings)
 
@@ -215,7 +215,7 @@ class Alerts:
         for alert in alerts if self._settings.alert_webhook else ():
             number += 1
             letters.append(Letter(id=number, alert=alert, next_at=now))
-        # A transaction may show an event a little late.
+        # An event is seen only once its transaction commits, so the last `LATE_S` are read again.
         quiet = not any(each.kind in EVENTS for each in standing) and standing != state.standing
         return AlertState(
             checked_at=now - LATE_S if quiet else state.checked_at,

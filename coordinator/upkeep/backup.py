@@ -109,7 +109,7 @@ async def backup(
     """Write a backup into a new or empty folder, or through it to another place, and read
     it again.
 
-    Raises Conflict when it is not empty, NotFound for a lost blob.
+    Raises Conflict when the folder is not empty, NotFound for a lost blob.
     """
     place = place or FolderPlace(blobs, to)
     await in_pool(_make_room, to)
@@ -137,7 +137,7 @@ async def backup(
 
 
 class BackupPlace(Protocol):
-    """Interface of a place for a backup, its blobs first."""
+    """Interface of a place for a backup, whose blobs are copied before its list."""
 
     async def take(self, sha256: str) -> bool:
         """Copy one blob and check its bytes; return False when it is missing or damaged."""

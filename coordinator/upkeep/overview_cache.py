@@ -1,5 +1,5 @@
-"""Overview for the organiser, read so rarely that watching costs almost nothing; and this process's
-beats.
+"""Overview for the organiser, read so rarely that watching costs almost nothing; and beats: this
+process's regular reports to the other processes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 OVERVIEW_S = 0.9  # a screen that asks once a second gets a new picture each time
 CENSUS_S = 5.0
-# A part is read again only after this many times its own duration. On an idle machine this never
-# matters: a picture takes 1 ms, a census of 10,000 workers 17 ms (2 cores, SQLite).
+# A part is read again only after this many times the duration of its last read. On an idle machine
+# this never matters: a picture takes 1 ms, a census of 10,000 workers 17 ms (2 cores, SQLite).
 OVERVIEW_REST, CENSUS_REST = 5.0, 20.0
 
 log = structlog.get_logger("overview")

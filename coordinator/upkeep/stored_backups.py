@@ -63,7 +63,7 @@ class StoredBackups:
     async def prune(self, keep: int) -> list[str]:
         """Delete all but the newest backups, and their blobs unless a kept backup lists them.
 
-        A list goes after what it lists: the next call ends what a killed one began.
+        A backup's list is deleted last, so that the next call completes an interrupted deletion.
         """
         self._check_several()
         names = await self.names()
@@ -72,7 +72,7 @@ class StoredBackups:
             for name in names[-keep:] if gone else ():
                 kept |= (await self._list(name, Path(scratch) / name)).blobs.keys()
             for name in gone:
-                # a damaged backup
+                # the blobs of a damaged backup are not known
                 with suppress(BadRequest, BadSignature, Configuration, NotFound):
                     lost |= (await self._list(name, Path(scratch) / name)).blobs.keys()
         for sha in sorted(lost - kept):
@@ -110,7 +110,7 @@ class StoredBackups:
 
 
 class StorePlace:
-    """Store of a new backup."""
+    """Place for a new backup in an object store."""
 
     def __init__(self, store: S3Blobs, blobs: BlobStore, there: dict[str, int]) -> None:
         self._store, self._blobs, self._there = store, blobs, there
@@ -153,7 +153,7 @@ class StorePlace:
 
 @contextmanager
 def at_hand(place: str) -> Iterator[Path]:
-    """Yield the folder of a backup, of several the newest; a stored backup is copied into one."""
+    """Yield the folder of a place's newest or only backup; one in a store is copied first."""
     if not place.startswith("s3://"):
         yield newest(Path(place).expanduser().absolute())
         return

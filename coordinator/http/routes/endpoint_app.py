@@ -120,7 +120,7 @@ class Call(Generic[Body]):
         return self._query.get(name, "")
 
     def query_number(self, name: str) -> int | None:
-        """Return a numeric query parameter, or None; capped at the largest. Raises BadRequest."""
+        """Return a numeric query parameter, at most its maximum, or None. Raises BadRequest."""
         text = self.query(name)
         if not text:
             return None
@@ -223,7 +223,7 @@ def error_reply(error: VolunteerError, request_id: str) -> Reply:
 
 
 async def respond(scope: Scope, receive: Receive, send: Send, reply: Reply) -> None:
-    """Send a reply; if a rest of the request's body was not read, the connection ends."""
+    """Send a reply; a refusal ends the connection if the request's body was not read."""
     size = reply.size if reply.stream is not None else len(reply.body)
     headers = [(name.encode(), value.encode("latin-1")) for name, value in reply.headers]
     headers.append((b"x-request-id", scope.get("request_id", "").encode()))

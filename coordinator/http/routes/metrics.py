@@ -1,8 +1,8 @@
 """Metrics in the format of Prometheus: one table of instruments, read when a scrape asks.
 
-Labels are the server's own words (states, reasons, outcomes, paths as they are routed) and names of
-runs, of which those of the overview are named: nothing that a client could make up becomes a label.
-Counters and histograms are of this process, gauges of tasks, workers and runs are the overview's.
+Labels are the server's own words (states, reasons, outcomes, paths as they are routed) and the
+names of the runs in the overview: nothing that a client could make up becomes a label. Counters and
+histograms are of this process; gauges of tasks, workers and runs come from the overview.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 PREFIX = "coordinator_"
-OTHER = "other"  # label for all runs that are not named
+OTHER = "other"  # label for all runs that are not in the overview
 FAILED, FAILED_HELP = "database_failed", "1 when nothing can be written any more."
 
 Kind = Literal["counter", "gauge", "histogram"]
@@ -44,7 +44,7 @@ class Scrape:
 
     @property
     def named(self) -> set[str]:
-        """Return the runs that are named."""
+        """Return the names of the runs in the overview, each of which is a label."""
         return {run.name for run in self.seen.runs}
 
     def by_run(self, counts: Iterable[Sample]) -> Iterator[Sample]:
@@ -122,7 +122,7 @@ def _by_state(name: str, help: str, *states: tuple[str, Callable[[RunLine], floa
 
 
 def _alone(counts: Mapping[str, float]) -> Iterator[Sample]:
-    """Yield counts that have one label."""
+    """Yield counts as samples with one label each."""
     yield from (((label,), count) for label, count in counts.items())
 
 

@@ -135,7 +135,7 @@ async def submit(call: Call[SubmitRequest]) -> SubmitReply:
     )
     if fresh:
         coordinator.intake.count(verdict)
-    if verdict.state in UNDECIDED:  # the reply carries the account and other new verdicts too
+    if verdict.state in UNDECIDED:  # only a verdict is sent with the account and other new verdicts
         me, news = None, ()
     said = {name: getattr(verdict, name) for name in Verdict.__struct_fields__}
     return SubmitReply(**said, me=me, news=news)
