@@ -110,7 +110,7 @@ class DeviceLoop:
         return None
 
     def _kept(self) -> bool:
-        """Return True if only a pause keeps the running task from its end."""
+        """Return True if the running task is paused and will continue."""
         paused = self.pauses.paused(self.device.id)
         return bool(self.news.at_work and paused) and not self.life.winding_up
 

@@ -44,7 +44,7 @@ class LeaseInWork:
         self.freed.set()
 
     def change(self, **changes: object) -> None:
-        """Change the stored part of the lease, in memory."""
+        """Change fields of `stored`, in memory only."""
         self.stored = msgspec.structs.replace(self.stored, **changes)
 
     def end(self, how: str, message: str, *, save: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Local socket of a running volunteer: one JSON message a line, accessible to this user only.
+"""Local socket of a running volunteer: one JSON message per line, accessible to this user only.
 
 It is a Unix socket in a private directory, or a loopback port with a token where the system has
 none; `control.json` in the profile has the address. A client receives the status first, then every

@@ -1,7 +1,7 @@
 """Published weights of a version, fetched with the fewest bytes.
 
-held already        nothing travels
-links from a base   if an earlier version is in the cache; each result is checked by its hash
+in the cache        nothing is downloaded
+links from a base   the steps from an earlier version in the cache; each result's hash is checked
 a snapshot          and the links from it
 the whole file      always possible; used when the other routes fail
 """

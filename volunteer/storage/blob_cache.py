@@ -110,7 +110,7 @@ class Cache:
             self._drop(idle, self.limit_bytes - used)
 
     def _make_room(self, size: int, coming: str = "") -> None:
-        """Make room for `size` bytes of the blob `coming`, or a new one. Raises StorageFull."""
+        """Make room for `size` bytes of the blob `coming`, or a new file. Raises StorageFull."""
         with self._guard:
             used, idle = self._sizes(but=coming)
             if used + size > self.limit_bytes:

@@ -1,6 +1,6 @@
 """Receipts of payments and signed heads of the record, kept on disk for one coordinator.
 
-    receipts/receipts.jsonl    one signed receipt a line, oldest first
+    receipts/receipts.jsonl    one signed receipt per line, oldest first
     receipts/seen.json         heads that were checked
     receipts/versions.json     newest version of each run
 

@@ -1,4 +1,4 @@
-"""Thread for long blocking calls, apart from the other callers' threads."""
+"""Thread for long blocking calls, separate from asyncio's pool of threads."""
 
 from __future__ import annotations
 
