@@ -22,7 +22,7 @@ from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted
 from shared.workloads.data.jsonl_zst import pack, unpack
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.tokenizer import Put
-from shared.workloads.rollouts.problems import Problem, encoded, solution
+from shared.workloads.rollouts.problems import Problem, decoded, encoded, reward, solution
 from shared.workloads.rollouts.verifiers import verifier
 
 KIND = "problems"
@@ -116,4 +116,13 @@ def _read(line: bytes, place: str) -> Problem:
     plain = isinstance(found.answer, int | float) and not isinstance(found.answer, bool)
     name = found.verifier or ("number" if plain else "exact")
     verifier(name, arguments, place)
-    return Problem(prompt=found.prompt, verifier=name, arguments=arguments)
+    problem = Problem(prompt=found.prompt, verifier=name, arguments=arguments)
+    if not encoded(problem.prompt):
+        raise InvalidRunFile(f"{place}: the prompt has no text")
+    known = solution(problem)
+    if known is not None and reward(problem, decoded(encoded(known))) < 1:
+        raise InvalidRunFile(
+            f'{place}: the verifier {name} does not accept the answer "{known[:64]}": write it as'
+            " the verifier reads it"
+        )
+    return problem

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from hashlib import sha256
 from typing import Any
 
@@ -50,13 +51,15 @@ def decoded(tokens: Any) -> str:
 
 
 def solution(problem: Problem) -> str | None:
-    """Return a right answer; None where only a search finds one."""
+    """Return a right answer, a number without exponent; None where only a search finds one."""
     if problem.verifier == "sorted":
         items = Sorted(**problem.arguments).right
         return (" " if any(len(each) > 1 for each in items) else "").join(items)
     answer = problem.arguments.get("answer")
     if isinstance(answer, list | tuple):
         answer = answer[0]
+    if isinstance(answer, float):
+        return format(Decimal(repr(answer)), "f")
     return None if answer is None else str(answer)
 
 

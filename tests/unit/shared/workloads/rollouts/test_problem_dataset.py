@@ -56,6 +56,13 @@ SUMS = [line(prompt=f"{n}+1=", answer=n + 1) for n in range(40)]
         (line(prompt="a", verifier="sorted", answer=3), "line 41: a problem needs items for its"),
         (line(prompt="a", arguments={"answr": 1}), "line 41: a problem needs answer"),
         (line(promt="a", answer=1), "line 41: Object contains unknown field promt"),
+        (line(prompt="\0", answer=1), "sums.jsonl line 41: the prompt has no text"),
+        (
+            line(prompt="a", answer="The answer: 42"),
+            'sums.jsonl line 41: the verifier exact does not accept the answer "The answer: 42"',
+        ),
+        (line(prompt="a", answer="4\0"), "line 41: the verifier exact does not accept"),
+        (line(prompt="a", answer=1e-300), "line 41: the verifier number does not accept"),
         (SUMS[4], "sums.jsonl line 41 has the prompt of sums.jsonl line 5"),
         ("{", "sums.jsonl line 41: "),
         ("[" * 60_000, "sums.jsonl line 41: "),
@@ -97,12 +104,15 @@ def test_an_answer_names_its_verifier_and_is_a_solution(tmp_path: Path) -> None:
         line(prompt="b", answer=["x", "y"]),
         line(prompt="c", verifier="sorted", arguments={"items": ["b", 10], "descending": True}),
         line(prompt="d", verifier="choice", answer="B"),
+        line(prompt="e", answer=0.00001),
+        line(prompt="f", answer=-1e15),
     ]
     found = Stored(tmp_path, *lines).manifest
     refs = (found.chunks[0], found.heldout[0])
     every = [each for ref in refs for each in stored(tmp_path / ref.sha256)]
-    assert sorted(each.verifier for each in every) == ["choice", "exact", "number", "sorted"]
-    assert [reward(each, solution(each) or "") for each in every] == [1.0] * 4
+    names = ["choice", "exact", *3 * ["number"], "sorted"]
+    assert sorted(each.verifier for each in every) == names
+    assert [reward(each, solution(each) or "") for each in every] == [1.0] * 6
 
 
 @pytest.mark.parametrize(
