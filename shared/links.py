@@ -24,7 +24,9 @@ LINK_CHARS_MAX = 2048
 NO_LINK = Sentence("this is not a join link; copy it whole from your organiser")
 _QUOTES = "'\"`<>()‘’“”„‚«»‹›"  # signs around a link in a sentence or a command
 _COMMAND = re.compile(r"^\s*(?:\$\s*)?volunteer\s+join\s+")
-_QUOTED_LINE = re.compile(r"[\r\n]+[ \t]*(?:[>|]+[ \t]*)+")  # a line of a mail that was replied to
+_QUOTED_LINE = re.compile(
+    r"[\r\n]+[ \t]*(?:[>|]+[ \t]*)+"
+)  # line breaks and marks in a mail's quote
 # The line break that a mail adds ("=" at the end of a line); after a name "=" is the link's own.
 _SOFT_BREAK = re.compile(r"(?<!key)(?<!pin)(?<!code)=\r?\n")
 # characters without a meaning in a link, drawn borders included
@@ -35,7 +37,7 @@ _PART = re.compile(r"[A-Za-z0-9_:.~-]{1,256}")
 
 
 class JoinLink(msgspec.Struct, frozen=True, kw_only=True):
-    """Address of a coordinator (`https://host:port`, no path) and its key. Empty: not known."""
+    """Address of a coordinator (`https://host:port`, no path) and its key. Empty = not known."""
 
     url: str
     fingerprint: str = ""

@@ -1,5 +1,5 @@
-"""Memory, cores and disk that this process may use: the machine's, its control group's (version 1
-and 2, every level) and its affinity's. No other module asks the system for them.
+"""Memory, cores and disk that this process may use: limits of the machine, of its control groups
+(version 1 and 2, every level) and of its CPU affinity. No other module asks the system for them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def group_limits(root: Path = ROOT) -> GroupLimits:
 
 def _folders(root: Path, controller: str) -> list[Path]:
     """Return the folders of a controller: the process's own group and every one above it. Inside a
-    container the path may be the host's and missing: its root is then the group's.
+    container the path may exist on the host only: the top folder is then the group's.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()

@@ -213,7 +213,7 @@ class LinkCode(Message):
 class BenchmarkRequest(Message):
     benchmarks: tuple[Benchmark, ...]
     hardware: Hardware | None = None
-    # workloads that may run there now; None = as registered
+    # workloads that the worker may run from now on; None = as registered
     workloads: tuple[str, ...] | None = None
 
 

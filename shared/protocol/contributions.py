@@ -92,7 +92,7 @@ class Verdict(Message):
 
 
 class SubmitReply(Verdict):
-    """Verdict on a submission, and the account at the same instant; None while undecided."""
+    """Verdict on a submission, and the account at that instant: `me` is None while undecided."""
 
     me: Me | None = None
     # verdicts included in `me`

@@ -171,7 +171,7 @@ class Blocks:
             np.copyto(codes[: high - low], self._codes(parts[0], start + low, start + high))
             codes[high - low :] = 0
             rows = codes.reshape(-1, self.block)
-            # The products are integers below 2^24 in any order, and a scale has eight digits, so
+            # The sums are integers below 2^24 in any order, and a scale has eight binary digits, so
             # every block's square is exact.
             sums = np.vecdot(rows, rows).astype(np.float64)
             sums *= here * here

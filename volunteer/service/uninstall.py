@@ -67,7 +67,7 @@ def other_profiles(directories: Directories) -> tuple[str, ...]:
 
 
 def _half_done(profile: Path) -> list[Belonging]:
-    """Return the folders of unfinished tasks and of state kept between tasks, of any coordinator."""
+    """Return the folders of unfinished tasks and of state between tasks, of any coordinator."""
     places = (home / name for home in sorted(profile.glob("*/")) for name in ("inner", "tasks"))
     listed = [_belonging(N_("half-done training"), place, goes=True) for place in places]
     return [item for item in listed if item.size]

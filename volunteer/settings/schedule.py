@@ -1,8 +1,8 @@
 """Hours of a week as people write them: `mon-fri 18:00-08:00`, `sat-sun`, `22:00-06:00`.
 
-An entry without days holds every day, one without hours the whole day. Hours that end before they
-begin last until the next morning and belong to the day of their begin. All times are the local wall
-clock. Pure.
+An entry without days means every day, one without hours the whole day. Hours that end before they
+begin last until the next morning and belong to the day on which they begin. All times are the local
+wall clock. Pure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         return any(start <= minute < stop for start, stop in self.spans)
 
     def changes(self, moment: datetime) -> datetime | None:
-        """Return when work is next allowed or disallowed, on the minute; None if never."""
+        """Return the next minute at which work becomes allowed or disallowed; None if never."""
         edges = self._edges()
         if not edges:
             return None

@@ -2,7 +2,7 @@
 only standard output at a terminal.
 
 Textual writes from a thread of its own, through a bounded queue. When a write fails, the thread
-dies, the queue fills up, and the event loop blocks for ever in the next write and handles no signal.
+dies, the queue fills up, and the event loop blocks for ever in the next write, even for signals.
 This driver drops a failed write, and the program runs until it is stopped. The thread that reads
 keys ends with the terminal, because it would read the end of input in an endless loop.
 
