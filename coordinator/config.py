@@ -45,7 +45,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: int = 32_768
     # with PostgreSQL: time before a stop in which /ready says no and all requests are served
     drain_s: float = 5.0
-    connections_per_address: int = 1024
+    connections_per_address: int = 2048
     headers_s: float = 10.0  # time in which all headers must arrive
     body_window_s: float = 20.0  # window in each of which a body must arrive at 1 KiB/s
 

@@ -3,6 +3,7 @@
 failed check   a recompute proved that work was made up
 refusals       a third of the newest contributions were refused
 sybil wave     many strangers registered within minutes
+rollback       accounts suspended since made a fifth of a version
 stalled        machines work on a run, and it makes no version
 nobody         a run is on, and nobody works on it
 disk           soon nothing new is accepted
@@ -28,6 +29,7 @@ import msgspec
 from coordinator import certificates
 from coordinator.database import key_values, runs, standings, versions
 from coordinator.database.monitoring import overview_rows, replicas
+from coordinator.merging import healing
 from coordinator.rules.health import GONE_S, SILENT_S
 from coordinator.rules.thresholds import (
     ERRORS_MIN,
@@ -68,6 +70,7 @@ Kind = Literal[
     "server",
     "address",
     "merge",
+    "rollback",
     "backup",
     "certificate",
     "database",
@@ -235,6 +238,12 @@ def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condi
             message = f"the merge of {run.name} to version {newest.version} failed"
             todo = f"`coordinator run show {run.name}`; the log says more"
             yield Condition(kind="merge", about=run.name, message=message, todo=todo)
+        if heal := healing.proposal(conn, run):
+            message = (
+                f"{heal.share:.0%} of {run.name}@{heal.version} is of accounts suspended since"
+            )
+            todo = f"`{heal.command}` goes back"
+            yield Condition(kind="rollback", about=run.name, message=message, todo=todo)
         if not runs.live_workers(conn, run.id, now - LIVE_S):
             yield Condition(
                 kind="nobody",

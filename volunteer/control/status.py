@@ -138,12 +138,12 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     def paused(self, device: str = "") -> PauseStatus | None:
         """Return the pause of a device, or of all without a name; None if it is not paused.
 
-        All are paused as soon as each device that holds a task is.
+        All are paused as soon as each device of the machine is.
         """
         for pause in self.pauses:
             if pause.device in ("", device):
                 return pause
-        each = [] if device else [self.paused(task.device) for task in self.tasks]
+        each = [] if device else [self.paused(one) for one in self.lent_bytes]
         return each[0] if each and all(each) else None
 
 

@@ -58,10 +58,16 @@ async def test_the_organiser_is_shown_the_one_command(tmp_path: Path) -> None:
         assert (found.version, found.to) == (2, 1)
         assert 0.3 < found.share < 0.4
         assert "`coordinator run rollback tiny --to 1`" in _healed(found, HERE)
+        look = home.coordinator.alerts.look
+        (told,) = [alert for alert in await look() if alert.kind == "rollback"]
+        assert (told.state, told.about) == ("on", "tiny")
+        assert "of tiny@2 is of accounts suspended since" in told.message
+        assert "`coordinator run rollback tiny --to 1`" in told.message
         info = await home.coordinator.runs.rollback(run, found.to)
         assert info.version == 4
         assert (await row(home, 4)).master_sha256 == (await row(home, 1)).master_sha256
         assert await proposed(home, run) is None  # what was left behind asks for nothing
+        assert [alert.state for alert in await look() if alert.kind == "rollback"] == ["over"]
 
 
 async def test_a_small_share_is_let_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,16 +115,15 @@ def test_every_reason_for_a_pause_is_kept_until_it_ends() -> None:
     assert status.paused("cpu") is None
 
 
-def test_all_is_paused_where_each_device_with_a_task_is() -> None:
-    claims = [claimed(task=number, device=name) for number, name in ((1, "cpu"), (2, "cuda:0"))]
+def test_all_is_paused_where_each_device_is() -> None:
+    found = events.DevicesFound(devices=(), lent_bytes={"cpu": 0, "cuda:0": 0}, problems={})
     held = [events.Paused(device=name, by="you", message="paused") for name in ("cpu", "cuda:0")]
-    assert told(*claims, held[0]).paused() is None
-    status = told(*claims, *held)
+    assert told(found, claimed(), held[0]).paused() is None  # the other may begin at any time
+    status = told(found, *held)
     pause = status.paused()
     assert pause is not None
     assert (pause.device, pause.by) == ("cpu", "you")
     assert fold(status, events.Resumed(device="", by="you")).paused() is None
-    assert told(*held).paused() is None  # others may work: nothing is known of them
 
 
 def test_the_newest_of_a_kind_counts() -> None:
