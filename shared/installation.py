@@ -1,6 +1,6 @@
 """Installation of this program: which installer made it, and the command lines that change it.
 
-No command asks a package index for our own name: it names an address, or packages of others.
+No command asks a package index for our own name: each names an address, or packages of others.
 """
 
 from __future__ import annotations

@@ -24,9 +24,7 @@ LINK_CHARS_MAX = 2048
 NO_LINK = Sentence("this is not a join link; copy it whole from your organiser")
 _QUOTES = "'\"`<>()‘’“”„‚«»‹›"  # signs around a link in a sentence or a command
 _COMMAND = re.compile(r"^\s*(?:\$\s*)?volunteer\s+join\s+")
-_QUOTED_LINE = re.compile(
-    r"[\r\n]+[ \t]*(?:[>|]+[ \t]*)+"
-)  # line breaks and marks in a mail's quote
+_QUOTED_LINE = re.compile(r"[\r\n]+[ \t]*(?:[>|]+[ \t]*)+")  # line break, marks of a quoted line
 # The line break that a mail adds ("=" at the end of a line); after a name "=" is the link's own.
 _SOFT_BREAK = re.compile(r"(?<!key)(?<!pin)(?<!code)=\r?\n")
 # characters without a meaning in a link, drawn borders included

@@ -2,7 +2,7 @@
 
 A solution is a nonce so that SHA-256(challenge || nonce) begins with `bits` zero bits. The
 challenge carries its own expiry and the server's MAC, so that nothing is stored until it is solved;
-a solved challenge is used once, which the caller sees to.
+the caller accepts a solved challenge only once.
 """
 
 from __future__ import annotations

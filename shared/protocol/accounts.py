@@ -229,6 +229,6 @@ class MachineOrder(Message):
 
 
 class VisibilityRequest(Message):
-    """Show the nickname of this account to others from now on, or hide it."""
+    """Request to show the nickname of this account to others from now on, or to hide it."""
 
     public: bool

@@ -117,7 +117,7 @@ class AnswerWork(Message):
 
 
 class AnswerTokens(Message):
-    """Next tokens of an answer, from place `start` on; `finish` ends it."""
+    """Next tokens of an answer, from place `start` on; `finish` ends the answer."""
 
     start: Number
     tokens: Annotated[tuple[Number, ...], Meta(max_length=4096)] = ()

@@ -64,7 +64,7 @@ def live_lines(
 
 
 def device_state(device: Device, scene: Scene, cells: int) -> Line:
-    """Return the state of a usable device as a word, and a sentence if it fits after it."""
+    """Return the state of a usable device as a word, then a sentence cut to the room left."""
     status = scene.view.status
     known = any(speed.device == device.id for speed in status.benchmarks)
     if not (known or scene.view.task(device.id) or status.paused(device.id)):
