@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shared.workloads.experience import Experience
 
 ENTRY_POINTS = "volunteer.workloads"
-HALVINGS_MAX = 8  # most times that a task's portions are halved
+HALVINGS_MAX = 8  # most times that a task's micro-batches are halved and recorded
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -133,9 +133,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     reset_inner: bool  # start with a new inner optimiser state
     prompt: str = ""
     options: dict[str, Any] = {}  # the workload's own `[task]` keys, e.g. games, simulations
-    base_version: int = 0  # set when work begins, like the hash of its published weights
-    base_sha256: str = ""
-    # Turns at which the worker halved its portions (see `Result`), for a recompute.
+    base_version: int = 0  # set when work begins
+    base_sha256: str = ""  # of the published weights of that version; also set then
+    # for a recompute: when the first worker halved its micro-batches; see `Result.halved`
     halved: Annotated[tuple[int, ...], Meta(max_length=HALVINGS_MAX)] = ()
 
 
@@ -167,8 +167,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     # file of episodes or of a match, read only by the workload's own checks
     experience: bytes = b""
-    # Numbers of turns done at each halving of portions for lack of memory; recorded if the result
-    # depends on the division of a batch (batch norm). `Job.halved` repeats it.
+    # For each halving of the micro-batches for lack of memory: how many turns (passes of a network
+    # over a batch) were done before. Recorded if the result depends on it, as with batch norm.
     halved: tuple[int, ...] = ()
 
 
@@ -187,8 +187,8 @@ class Work(Protocol):
     """
 
     def advance(self) -> Progress:
-        """Do one micro-batch (about half a second at most, or see `Listening`); return the
-        progress.
+        """Do one micro-batch, in about half a second at most (for longer ones see `Listening`);
+        return the progress.
 
         Raises torch's errors of exhausted memory.
         """
@@ -212,7 +212,7 @@ class Work(Protocol):
         """
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Return the inner optimiser state (CPU), which the run may keep per (run, worker)."""
+        """Return the inner optimiser state (CPU), which this worker's next task may start from."""
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Return the state that survives a restart: weights, optimiser, counters. Only between
@@ -267,7 +267,7 @@ class Decoder(Reader, Protocol):
 
 
 def fitting(schema: Schema, weights: Weights) -> dict[str, torch.Tensor]:
-    """Return the weights of a schema. Raises InvalidFrame for a missing one or another shape."""
+    """Return the weights of a schema. Raises InvalidFrame for one that is missing or misshapen."""
     found: dict[str, torch.Tensor] = {}
     for spec in schema:
         value = weights.get(spec.name)
@@ -330,7 +330,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(Protocol):
-    """Kind of training. All methods are pure or own their results; none uses the network.
+    """Kind of training. No method uses the network, except to fetch a model from a hub.
 
     A workload subclasses this class, so that later additions have defaults.
     """
@@ -345,11 +345,11 @@ class Workload(Protocol):
 
     @property
     def needs_dataset(self) -> bool:
-        """Return True unless the workload takes none, or makes its own data."""
+        """Return False if the workload takes no dataset, or makes its own data."""
         return bool(self.dataset_kinds) and self.experience is None
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Return this workload's defaults of the run file's tables, given its `[plan]`."""
+        """Return this workload's defaults of a run file's tables; `plan` is its table `[plan]`."""
         return {}
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
@@ -436,7 +436,7 @@ class Workload(Protocol):
         budget_s: float,
         stop: Callable[[], bool],
     ) -> dict[str, float]:
-        """Return a version's metrics on held-out chunks; always "loss", on the same samples."""
+        """Return a version's metrics, with "loss"; all versions get the same held-out samples."""
 
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
@@ -491,7 +491,7 @@ def _has_extra(package: Distribution | None, extra: str) -> bool:
 
 
 def installed() -> dict[str, str]:
-    """Return the complete workloads by name, with the source of each, without importing them."""
+    """Return the workloads that lack no extra, by name, with their source; none is imported."""
     lacking = _lacking(tuple(sys.path))
     return {
         found.name: f"{found.module}:{found.attr}"
@@ -516,8 +516,8 @@ def missing_extra(name: str) -> str:
 
 
 def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
-    """Return a workload. Raises NotFound, without an install command: code is the owner's
-    choice.
+    """Return a workload. Raises NotFound; the message has no install command, since the owner
+    chooses which code to install.
     """
     if enabled is not None and name not in enabled:
         said = Sentence(

@@ -111,17 +111,16 @@ class Experience(Protocol):
         *,
         whole: bool = False,
     ) -> Inspection:
-        """Check a file of episodes submitted for `job` (an actor's, or a match): by their own
-        rules, and by computing parts again that `secret` chooses. `file` gives a version's
-        published weights by its number, and the run's files by name. With `whole` all of it is
-        computed again.
+        """Check a file of episodes submitted for `job` (an actor's, or a match): by the workload's
+        rules, and by computing again parts that `secret` chooses, or with `whole` all. `file` gives
+        a version's published weights by its number, and the run's files by name.
 
         Never raises for what a volunteer may have sent. Runs torch.
         """
 
     def refuted(self, faults: int, read: int) -> bool:
-        """Return True if no honest machine has so many faults in `read` parts over an account's
-        draws.
+        """Return True if no honest machine has so many `faults` among the `read` parts of an
+        account's drawn tasks.
         """
         return False
 
@@ -132,8 +131,8 @@ class Experience(Protocol):
 def behind(
     begun: Sequence[tuple[int, float]], known: Sequence[KnownVersion], lag: int
 ) -> dict[int, str]:
-    """Return the fault, by place, of each episode that began with a version more than `lag` behind
-    the newest that its maker knew; `begun` has each one's version and start.
+    """Return the fault of each episode that began with a version more than `lag` behind the newest
+    that its maker knew, by its place in `begun`, which has each episode's version and start.
 
     The start of an episode counts, not its submission, so that a slow machine's long game is not
     refused.

@@ -23,7 +23,7 @@ TABLE = "model.config"
 
 _GEMMAS = ("gemma", "gemma2", "gemma3_text")
 _SANDWICHED = ("gemma2", "gemma3_text")  # norms before and after each part of a block
-# Settings of only some architectures, and architectures whose heads share the hidden size.
+# Settings that only some architectures have.
 OWN: Mapping[str, tuple[str, ...]] = {
     "attention_bias": ("llama", "qwen3", "granite", "smollm3", "olmo2", "gpt_neox", *_GEMMAS),
     "mlp_bias": ("llama", "granite", "smollm3"),
@@ -40,7 +40,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
     "no_rope_layers": ("smollm3",),
     "original_max_position_embeddings": ("phi3",),
 }
-# Settings with a difference between None and the library's default.
+# Settings for which None differs from the library's default.
 _UNSET = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
 _SHARED_WIDTH = ("qwen2", "granite", "smollm3", "olmo2", "phi3")
 _NORMS: Mapping[str, tuple[str, ...]] = {
@@ -180,7 +180,7 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def norms_begin_at(self) -> float:
-        """Return the neutral weight of a norm; Gemma's is zero, since one is added."""
+        """Return the neutral weight of a norm; zero for Gemma, which adds one to it."""
         return 0.0 if self.model_type in _GEMMAS else 1.0
 
     def shapes(self) -> Shapes:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 _STD = 0.02
-# Scaled down with depth.
 _RESIDUAL = (
     "o_proj.weight",
     "down_proj.weight",
@@ -58,8 +57,8 @@ def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Weights:
 
 
 def from_folder(config: CausalConfig) -> dict[str, Tensor]:
-    """Return the weights of the folder that the run was created from. Raises InvalidRunFile if
-    changed.
+    """Return the weights of the folder that the run was created from. Raises InvalidRunFile if its
+    files changed.
     """
     folder = folder_of(config)
     if read_folder(folder)[1] != config.files:
@@ -95,7 +94,7 @@ def _loaded(config: CausalConfig, paths: Iterable[Path]) -> dict[str, Tensor]:
 
 def initial(config: CausalConfig, seed: int) -> dict[str, torch.Tensor]:
     """Return version 0. Adapters have A normal with deviation 1 / sqrt(3 inputs), as in peft, and B
-    zero. A head without a file is as random as a new model's.
+    zero. A head without files is random, as in a new model.
     """
     import torch
 

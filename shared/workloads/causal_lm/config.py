@@ -38,7 +38,7 @@ _RANK_MAX = 1024
 _FILE_BYTES_MAX = 1 << 40
 _LICENCE_CHARS_MAX = 100
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FIRST = {  # matrices adapted by default: all of attention, as in the first LoRA
+_FIRST = {  # matrices adapted by default: those of attention (for GPT-2 without the output)
     "gpt2": ("c_attn",),
     "gpt_neox": ("query_key_value", "dense"),
     "phi3": ("qkv_proj", "o_proj"),
@@ -201,7 +201,7 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> Caus
 
 
 def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
-    """Read the folder named by a run file, once, when its run is created."""
+    """Read the folder or hub's model named by a run file, once, when its run is created."""
     check_keys(raw, _Table.__struct_encode_fields__, "[model]")
     if "config" in raw:
         raise InvalidRunFile("[model] has both config and from: give one of them")
@@ -311,10 +311,10 @@ def adapted(config: CausalConfig) -> dict[str, tuple[int, int]]:
 
 
 def flops_per_sample(config: CausalConfig) -> float:
-    """Return the FLOPs of one window.
+    """Return the FLOPs of training on one window of T tokens.
 
-    The matrices take 6 N T, frozen ones 4 N T (no gradient of their own), or 2 N T if only the head
-    learns. Attention takes 12 L C T^2, or 4 without a backward pass.
+    Matrices of N numbers take 6 N T, frozen ones 4 N T (no gradient of their own), or 2 N T if only
+    the head learns. Attention takes 12 L C T^2 (L layers, C wide), a third if only the head learns.
     """
     T, shape = config.context, config.shape
     inside = sum(a * b for name, (a, b) in _matrices(shape).items() if f"{name}.weight" != HEAD)
@@ -329,11 +329,11 @@ def flops_per_sample(config: CausalConfig) -> float:
 
 
 def fixed_bytes(config: CausalConfig) -> int:
-    """Return the memory besides the trained numbers' own.
+    """Return the bytes of the frozen weights and of one window's activations.
 
-    It has the frozen weights and, for one window, the inputs of all blocks plus the larger of two
-    needs: one block's recomputed inputs and outputs of matrices, or two and a half times the logits
-    (loss, gradient, a bfloat16 copy).
+    The activations are the inputs of all blocks plus the larger of two needs: the inputs and
+    outputs of one block's matrices, recomputed, or two and a half times the logits (loss, gradient,
+    a bfloat16 copy).
     """
     shape, T = config.shape, config.context
     largest = max(_by_block(shape).values(), default=0)
@@ -342,7 +342,7 @@ def fixed_bytes(config: CausalConfig) -> int:
 
 
 def frozen_bytes(config: CausalConfig) -> int:
-    """Return the memory of the frozen weights, and of one matrix expanded for use."""
+    """Return the bytes of the frozen weights, and of one matrix expanded for use."""
     whole = architectures.count(config.shape)
     if config.base_precision == "float32":
         return 4 * whole
@@ -361,7 +361,7 @@ def libraries(config: CausalConfig) -> tuple[str, ...]:
 
 
 def _by_block(shape: Shape) -> dict[str, int]:
-    """Return for each block the numbers a token that its matrices read and give."""
+    """Return for each block how many numbers its matrices read and write for each token."""
     found: dict[str, int] = {}
     for name, (outputs, inputs) in held_in_few(shape).items():
         block = next(part for part in name.split(".") if part.isdigit())

@@ -72,7 +72,7 @@ def _has_dialogues(sources: tuple[Path, ...]) -> bool:
         if table_rows.is_table(path):
             return is_dialogue(table_rows.columns(path))
         if path.suffix.lower() in SUFFIXES:
-            with suppress(InvalidRunFile):  # the build says so
+            with suppress(InvalidRunFile):  # the build reports the error
                 for record in islice(records(path, FIELDS, Skipped()), 1):
                     return is_dialogue(record.fields)
     return False

@@ -22,7 +22,7 @@ class SlotCache:
     """Keys and values of every layer, (S, heads, T, D) each, made when a layer first writes.
 
     `rows` are the slots of the present batch, `places` (B, T) the positions of its new tokens, and
-    `longest` the most places visible to one. The library calls `update` and `get_seq_length`.
+    `longest` the most places that a token sees. The library calls `update` and `get_seq_length`.
     """
 
     def __init__(self, slots: int, context: int) -> None:

@@ -37,9 +37,9 @@ _BESIDE = (TOKENIZER, TOKENS, GENERATION, "chat_template.jinja")
 _BESIDE_MAX = {TOKENIZER: FILE_BYTES_MAX}
 _SMALL_MAX = 1 << 20
 _LISTED_MAX = 10_000  # most files of a repository
-# bytes of a model's files besides four bytes a parameter: headers, tables
+# most bytes of a model's files beyond four for each parameter: headers, tables
 _ROOM_BYTES = 64 << 20
-# needed disk space in sizes of the model: the library's cache, and the coordinator's copy
+# needed disk space, in sizes of the model: the library's cache, and the coordinator's copy
 _SPACE = 2
 
 
@@ -65,7 +65,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     reference: Reference
     licence: str
     sizes: Mapping[str, int]
-    hashes: Mapping[str, str]  # SHA-256 of the files, as far as the hub has one
+    hashes: Mapping[str, str]  # SHA-256 of each file for which the hub states it
 
 
 def reference(source: str) -> Reference:
@@ -82,7 +82,7 @@ def reference(source: str) -> Reference:
 def resolved(source: str) -> Found:
     """Ask the hub for a revision's commit and its files.
 
-    Raises InvalidRunFile for a missing one, Unavailable when the hub cannot be reached.
+    Raises InvalidRunFile for a missing model or revision, Unavailable for an unreachable hub.
     """
     wanted = reference(source)
     with _refusals(wanted) as api:
@@ -221,7 +221,7 @@ def _check_size(found: Found, name: str, bytes_max: int) -> None:
 
 
 def _head(shape: architectures.Shape) -> int:
-    """Return the size of a head, which files may contain although it is tied."""
+    """Return the number of parameters of a head; files may contain one although it is tied."""
     name, (rows, *columns) = next(shape.shapes())
     del name
     return rows * columns[0]

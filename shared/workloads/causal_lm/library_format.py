@@ -67,7 +67,7 @@ def as_adapter(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Co
     }
     settings = _adapter_settings(config, lora)
     code = _code("AutoPeftModelForCausalLM", wanted, config.context)
-    if not settings.get("revision"):  # only the name of the base's folder is known
+    if not settings.get("revision"):  # the base model came from a folder
         code = [
             "from peft import PeftModel",
             "from transformers import AutoModelForCausalLM",

@@ -52,11 +52,11 @@ class Adapter(nn.Module):
 
 
 class CausalModel:
-    """A model of the library transformers; `module` is the library's."""
+    """Language model that wraps `module`, the model object of the library transformers."""
 
     def __init__(self, module: Any, samples: SampleKeys) -> None:
         self.module = module
-        self.samples = samples  # seed of dropout
+        self.samples = samples  # keys of the samples, for dropout
 
     def logits(self, tokens: Tensor, **more: Any) -> Tensor:
         """Return the scores (B, T, V) of tokens (B, T)."""
@@ -114,7 +114,7 @@ def _apart(first: Tensor) -> tuple[Tensor, Tensor]:
 def library_config(shape: Shape) -> Any:
     """Return the library's settings of a model."""
     found = _library(CLASSES[shape.model_type][0])(**shape.arguments())
-    # The library's other attention does not cap the scores.
+    # Gemma 2 caps the scores of attention, which only "eager" supports.
     found._attn_implementation = "eager" if shape.model_type == "gemma2" else "sdpa"
     return found
 
@@ -126,10 +126,10 @@ def build(
     device: str,
     base_precision: BasePrecision = "float32",
 ) -> CausalModel:
-    """Build a model on `device` with its own copy of `weights`. Of `frozen` weights it holds views
-    if possible, or the blocks' matrices in a `base_precision`.
+    """Build a model on `device` with its own copy of `weights`. It shares the memory of `frozen`
+    weights if possible; the blocks' frozen matrices are stored in `base_precision`.
 
-    Raises InvalidFrame if they are another model's, NotFound if a library is missing.
+    Raises InvalidFrame if the weights are another model's, NotFound if a library is missing.
     """
     own = fitting(schema(config), weights)
     own = {name: value.to(device, torch.float32, copy=True) for name, value in own.items()}

@@ -29,7 +29,7 @@ SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,120}\.safetensors")
 SETTINGS_MAX, INDEX_MAX = 1 << 20, 16 << 20  # bytes
 _FLOATS = ("F32", "BF16", "F16")
 _PREFIX = "transformer."  # prefix that the first files of GPT-2 lack
-# Tables that old files have besides the weights, and that follow from the settings.
+# Tables in old files that are not weights, but follow from the settings.
 _DERIVED = re.compile(r"(.*\.)?(att(entio)?n\.(masked_)?bias|rotary_emb\.inv_freq)")
 
 _PART = "partial_rotary_factor"
@@ -104,8 +104,8 @@ _ROPE: Mapping[str, Mapping[str, float]] = {
     "gemma3_text": {"rope_theta": 1e6},
     "gpt_neox": {_PART: 0.25},
 }
-# Settings without effect on training, besides the ones that no class of the library reads; a test
-# compares this list with all of its classes.
+# Settings that classes of the library read, but that have no effect on training; a test compares
+# this list with all of those classes.
 _IDLE_TEXT = """
 attention_dropout attn_pdrop bos_token_id classifier_dropout embd_pdrop eos_token_id hidden_dropout
 initializer_range is_decoder max_window_layers n_ctx no_rope_layer_interval pad_token_id resid_pdrop
@@ -161,7 +161,7 @@ def tokenizer_sha256(folder: Path) -> str | None:
 
 
 def placed(entries: Mapping[str, tuple[int, ...]], wanted: Schema, file: str) -> Iterator[str]:
-    """Return the schema's names of one file's tensors, in its order; derived tables are left out.
+    """Yield the schema's names of a file's tensors, without derived tables and tied heads.
 
     Raises InvalidRunFile for a tensor that the architecture does not have, or of another shape.
     """
@@ -238,7 +238,7 @@ def shape_of(settings: Mapping[str, Any]) -> Shape:
 
 
 def _pattern(raw: Mapping[str, Any], key: str, usual: int) -> list[bool]:
-    """Return for each layer whether it is the last of its group."""
+    """Return for each layer whether it is the last of a group; `key` has the group's size."""
     every, count = raw.get(key, usual), raw.get("num_hidden_layers", 0)
     if not (type(every) is type(count) is int and every > 0 and 0 <= count <= 512):
         raise InvalidRunFile(f"{SETTINGS}: {key} must be a whole number, and num_hidden_layers too")
@@ -256,7 +256,7 @@ def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise InvalidRunFile(f"{SETTINGS}: rope_parameters must be a table")
-    if isinstance(given.get("full_attention"), Mapping):  # Gemma 3 has two
+    if isinstance(given.get("full_attention"), Mapping):  # Gemma 3 has a table for each attention
         given = given["full_attention"]
     found = {key: value for key, value in given.items() if value is not None and key != "type"}
     for old, new in (("rotary_pct", _PART), (_PART, _PART), ("rotary_emb_base", "rope_theta")):

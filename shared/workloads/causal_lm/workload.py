@@ -85,7 +85,7 @@ class CausalWorkload(Workload):
     def files(self, config: Config) -> Mapping[str, ChunkRef]:
         checked = CausalConfig.from_dict(config)
         if not checked.frozen:
-            return {}  # version 0 already has its files' tensors
+            return {}  # version 0 already contains the tensors of the files
         return {f"{BASE}/{name}": file for name, file in checked.files.items()}
 
     def sources(self, config: Config) -> Mapping[str, Path]:

@@ -177,7 +177,7 @@ def _fitted(read: Dialogue, template: ChatTemplate, notes: _Notes) -> Dialogue:
     """Return a dialogue without the optional parts that its template does not support; they are
     counted.
 
-    Raises InvalidRunFile if the rest would teach something else.
+    Raises InvalidRunFile if the template would drop any other part of the dialogue.
     """
     has: set[str] = {each.role for each in read.messages if each.role in ("system", "tool")}
     has |= {"tools"} if read.tools else set()
@@ -224,5 +224,5 @@ def _share(dialogues: list[_Dialogue]) -> float:
 
 
 def _bytes_per_token(dialogues: list[_Dialogue]) -> float:
-    """Return the bytes of answers a token: the unit of the measured loss."""
+    """Return the bytes of answer text per learnt token, to convert a loss to bits per byte."""
     return sum(each.answer_bytes for each in dialogues) / max(1, _learnt(dialogues))

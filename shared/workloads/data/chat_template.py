@@ -123,7 +123,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             told = self._rendered([*asked, DialogueTurn("assistant", _ANSWER)], prompt=False)
         except Endless:
             raise
-        except InvalidRunFile:  # a dialogue with another beginning
+        except InvalidRunFile:  # it wants another beginning
             return None
         before, mark, after = text.partition(_QUESTION)
         whole = mark and _QUESTION not in after and len(told) <= _FRAME_MAX and _ANSWER in told
@@ -131,8 +131,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def places(self) -> frozenset[str]:
-        """Return the parts of a dialogue that a template supports, of "system", "tool", "tools",
-        "tool_calls" and "reasoning_content"; a template refuses others with a message.
+        """Return which of "system", "tool", "tools" and "tool_calls" a template does not drop
+        silently (it writes or refuses them), and "reasoning_content" if the template writes it.
         """
         asked = DialogueTurn("user", _QUESTION)
         told = {"name": _MARK, "description": _MARK, "parameters": {"type": "object"}}
@@ -242,7 +242,7 @@ def template_beside(tokenizer: Path) -> ChatTemplate:
     source = settings.get("chat_template")
     if own.is_file() and own.stat().st_size <= _FILE_MAX:
         source = read_text(own)
-    if isinstance(source, list):  # several by name
+    if isinstance(source, list):  # several templates, each with a name
         named = {each.get("name"): each.get("template") for each in source if type(each) is dict}
         source = named.get("default")
     if not isinstance(source, str):

@@ -58,7 +58,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class _Network(nn.Module):
-    """Three halving convolutions, a mean over the rest, features, classes."""
+    """Three convolutions that halve the side, a mean to 2 x 2, features, classes."""
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()

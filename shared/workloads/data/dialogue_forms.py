@@ -28,7 +28,7 @@ _PAIRS = {
     ("instruction", "response"): "instructions and responses",
 }
 _PREFERENCE = {"chosen", "rejected"}
-_VERDICT = "label"  # of an answer alone, in data for KTO
+_VERDICT = "label"  # key that says whether an answer is good, in data for KTO
 _BESIDE = ("input", "context")  # texts that accompany an instruction
 _ALSO = ("system", "tools", "history", _VERDICT, *_BESIDE, *_PREFERENCE)
 FIELDS = frozenset({*_LISTS, *(key for pair in _PAIRS for key in pair), *_ALSO})
@@ -58,14 +58,14 @@ class Dialogue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_dialogue(keys: Iterable[str]) -> bool:
-    """Return True if a record with these keys is a dialogue, or a choice of two."""
+    """Return True if a record with these keys is a dialogue, or a choice between two answers."""
     names = set(keys)
     pairs = any(names.issuperset(pair) for pair in _PAIRS)
     return pairs or not names.isdisjoint(_LISTS) or names >= _PREFERENCE
 
 
 def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
-    """Convert a record. Raises InvalidRunFile with the keys it has."""
+    """Convert a record. Raises InvalidRunFile with the record's keys if its form is unknown."""
     row = {key: value for key, value in record.items() if value not in (None, "")}
     unread = {key for key in row if key not in FIELDS or key == _VERDICT}
     if row.keys() >= _PREFERENCE:

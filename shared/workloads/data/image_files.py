@@ -2,7 +2,7 @@
 
 Files may be hostile. The header is read first, and an image that is too large, or too large for so
 short a file, is refused before decoding, so that the length of a file bounds its cost. The formats'
-limits: deflate makes at most 1,032 bytes of one, and a block of 8 x 8 pixels takes at least one bit
+limits: deflate expands a byte to at most 1,032, and a block of 8 x 8 pixels takes at least one bit
 of a JPEG file.
 """
 
@@ -21,7 +21,7 @@ from shared.errors import BadRequest
 Pixels = NDArray[np.uint8]  # (H, W) grey or (H, W, 3) colour
 Format = Literal["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"]
 
-# largest shown image: 64 samples of 512 x 512 pixels have 17 million
+# pixels of the largest shown image: 64 samples of 512 x 512 pixels have 17 million
 SHOWN_PIXELS_MAX = 1 << 25
 # The other formats come only from the organiser: the number of pixels is limited, not the bytes.
 _PIXELS_PER_BYTE = {"PNG": 8 * 1032, "JPEG": 512}

@@ -79,7 +79,7 @@ class PassOrder:
         for group, first, last in self._pieces(start, stop):
             if (
                 last - first == self._bounds[group + 1] - self._bounds[group]
-            ):  # all of it: no need to build it
+            ):  # the whole group: no need to build it
                 members = self._members(group)
             else:
                 members = self._group(group)[first:last, 0]

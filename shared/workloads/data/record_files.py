@@ -37,7 +37,7 @@ _OTHER_KINDS = {  # other formats, recognised by their first bytes, whatever the
 
 
 class Record(NamedTuple):
-    """Fields of a record, the place that it stands in, and its number in the file."""
+    """Fields of a record, its place as messages name it, and its number in the file."""
 
     place: str
     number: int
@@ -59,8 +59,8 @@ def files(sources: Iterable[str | Path], skipped: Skipped) -> Iterator[Path]:
 
 
 def records(path: Path, wanted: Set[str], skipped: Skipped, name: str = "") -> Iterator[Record]:
-    """Yield the records of a file called `name` in sentences; malformed ones are added to
-    `skipped`. Of a table, columns that are not `wanted` are null.
+    """Yield the records of a file; malformed ones are added to `skipped`. Messages call the file
+    `name`. In a table's records, the fields that are not `wanted` are None.
 
     Raises InvalidRunFile.
     """

@@ -33,8 +33,8 @@ def grey(pixels: Pixels) -> Pixels:
 
 
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Resize by a triangle filter as wide as the joined pixels: smooth when enlarging, without
-    aliasing when reducing.
+    """Resize by a triangle filter as wide as the pixels that it joins: smooth when enlarging,
+    without aliasing when reducing.
     """
     if pixels.shape[:2] == (height, width):
         return pixels
@@ -63,7 +63,7 @@ def square(pixels: Pixels) -> Pixels:
 
 
 def corner(pixels: Pixels) -> Pixels:
-    """Return the upper left quarter of a sheet of images, as large as a terminal can show."""
+    """Return the upper left quarter of a sheet of images, for terminals, which are small."""
     return pixels[: -(-pixels.shape[0] // 2), : -(-pixels.shape[1] // 2)]
 
 

@@ -2,8 +2,8 @@
 
 A line is multiple choice, `{"prompt", "choices": [...], "answer": 0}`, where the model's likeliest
 choice counts, or `{"prompt", "answer": "4"}` (or a list of correct answers), which the model writes
-itself, up to `stop` (a line's end) or `max_tokens` (32). A suite has lines of one kind, and a bad
-line is an error: a benchmark without a line is another benchmark.
+itself, up to `stop` (default: a line's end) or `max_tokens` (default: 32). All lines of a suite are
+of one kind. A bad line is an error: without the line, scores could not be compared.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
-# turns of loops and calls: for a dialogue, and more for each message
+# most loop turns and calls in a dialogue, and how many more for each message
 TURNS, TURNS_EACH = 10_000, 500
 TIME_S = 1.0  # CPU seconds
 SIZE_MAX = 4 << 20  # characters, elements or bits: a few times the largest dialogue
 _WIDTH = re.compile(r"[%).#0 +-](\d+)")  # width of a format
-_KEPT = "kept 5b1f9e"  # filter of a block that a variable stores
+_KEPT = "kept 5b1f9e"  # name of a filter that checks blocks stored in variables
 
 
 class Bounded(ImmutableSandboxedEnvironment):
@@ -47,7 +47,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         self._left, self._until = 0, 0.0
 
     def template(self, source: str) -> jinja2.Template:
-        """Return a template with counting calls. Raises jinja2's errors."""
+        """Compile a template, with counted calls inserted. Raises jinja2's errors."""
         return self.from_string(_Counted().visit(self.parse(source)))
 
     def begin(self, messages: int) -> None:
@@ -55,7 +55,7 @@ class Bounded(ImmutableSandboxedEnvironment):
         self._left, self._until = TURNS + TURNS_EACH * messages, thread_time() + TIME_S
 
     def turn(self) -> str:
-        """Count one call."""
+        """Return no text: templates call this in every loop and macro, and `call` counts it."""
         return ""
 
     def joined(self, *values: Any) -> str:
@@ -148,7 +148,7 @@ class _Formatter(SandboxedFormatter):
 
 
 class _Counted(NodeTransformer):
-    """Inserts a counting call into every loop and macro, for `~`, and after a stored block."""
+    """Inserts a counted call into every loop and macro; `joined` does `~` and stored blocks."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)

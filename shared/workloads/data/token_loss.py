@@ -35,12 +35,12 @@ def heldout_loss(
     losses: Losses, reading: Reading, heldout: Data, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:
     """Return the mean loss of all counted targets: every target, or in dialogues the targets in
-    answers. The windows depend only on the model's shape and the data; `budget_s` and `stop`
-    only end it early.
+    answers. The windows depend only on the model's shape and the data; `budget_s` and `stop` only
+    end the measurement early.
 
     The metrics are "loss" in nats a token, "perplexity", "tokens" (number counted), "complete" 1 or
-    0, and "bits_per_byte" if the dataset knows its bytes a token. `heldout` has the held-out
-    chunks. Raises InvalidRunFile.
+    0, and "bits_per_byte" if the manifest has the bytes a token. `heldout` has the held-out chunks.
+    Raises InvalidRunFile.
     """
     T = reading.context
     wanted = max(8, min(_EVAL_TOKENS // T, int(_EVAL_FLOPS / reading.forward_flops)))
@@ -48,7 +48,7 @@ def heldout_loss(
     windows = Windows(heldout, T, reading.vocab_size, rows)
     batch = max(1, min(16, _LOGITS_MAX // (T * reading.vocab_size)))
     ends = monotonic() + budget_s
-    # least value of a target that counts
+    # smallest target that counts: padding is -1, and answers carry the mark LEARNT
     least = LEARNT if dtype_of(heldout.manifest) == MARKED else 0
     total, counted, done = 0.0, 0, 0
     while done < len(windows) and not (counted and (stop() or monotonic() > ends)):

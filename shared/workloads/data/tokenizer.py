@@ -107,7 +107,7 @@ class TokenChunk:
         return len(self.tokens)
 
     def check(self, vocab_size: int) -> None:
-        """Refuse a token without a row in the model. Raises InvalidRunFile."""
+        """Refuse a token that is not below `vocab_size`. Raises InvalidRunFile."""
         for start in range(0, len(self.tokens), _SCAN):
             part = self.tokens[start : start + _SCAN] & self.tokens.dtype.type(self._bits)
             if int(part.max()) >= vocab_size:

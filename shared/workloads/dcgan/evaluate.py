@@ -50,11 +50,11 @@ def evaluate(
     stop: Callable[[], bool],
 ) -> dict[str, float]:
     """Measure the distance of images from fixed noise to real ones; `budget_s` and `stop` only end
-    it early.
+    the measurement early.
 
-    "loss" is the Fréchet distance in the judge's features, "frechet_real" that of real images it
-    never saw, "coverage" the share of drawn classes, "class_overlap" the agreement of the classes'
-    shares, "complete" 1 or 0.
+    "loss" is the Fréchet distance in the judge's features, "frechet_real" that of real images that
+    the judge never saw, "coverage" the share of the classes that were drawn, "class_overlap" the
+    agreement of the classes' shares, "complete" 1 or 0.
     """
     judge = _judge(config, heldout)
     wanted = int(_EVAL_FLOPS / flops(config.generator()))
@@ -92,8 +92,8 @@ def _judge(config: DcganConfig, heldout: Data | None) -> Judge:
 
 
 def class_figures(odds: NDArray[np.float64], real: NDArray[np.float64]) -> tuple[float, float]:
-    """Return (coverage, overlap) of images' certain classes, from odds (N, K) and real shares
-    (K,).
+    """Return (coverage, overlap) of classes, from images' probabilities `odds` (N, K) and the real
+    shares (K,); an image of uncertain class counts for none.
     """
     sure = np.nan_to_num(odds).max(axis=1) >= _SURE
     shown = np.bincount(odds[sure].argmax(axis=1), minlength=len(real)) / len(odds)

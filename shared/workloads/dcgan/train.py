@@ -137,7 +137,7 @@ class DcganWork:
         )
         metrics = dict(zip(_FIGURES, means, strict=True))
         rate = {"lr": self._learners[0].rate(self._step - 1)}
-        # otherwise the server applies its own rate
+        # to gradients the server applies its own rate
         applied = rate if self._job.update == "delta" else {}
         report = Result(
             steps=self._step,
@@ -225,8 +225,8 @@ class DcganWork:
     def _follow(self) -> None:
         """Split batches exactly as the audited machine did.
 
-        Raises BadRequest if no machine can have split them so, since this machine's memory is not
-        the reason.
+        Raises BadRequest, not MemoryError, if no machine can have split them so: this machine's
+        memory is not the reason.
         """
         while self._to_halve and self._to_halve[0] <= 2 * self._step + self._turn:
             if not self._may_halve:
@@ -274,7 +274,7 @@ class DcganWork:
         """Return the fakes that the discriminator saw, kept or drawn again."""
         if self._fakes:
             return self._fakes.popleft()
-        # its statistics were counted already
+        # its running statistics already include this batch
         with self._autocast, statistics_kept(self._model.generator):
             return self._model.draw(self._noise(size, micro))
 
@@ -301,7 +301,7 @@ class DcganWork:
         return True
 
     def _preview(self, now: float) -> str:
-        """Return three of the fakes in dots, now and then."""
+        """Return three of the fakes as text in dots, at most every two seconds; else no text."""
         if not self._fakes or now - self._shown_at < _PREVIEW_S:
             return ""
         self._shown_at = now

@@ -21,7 +21,7 @@ from shared.workloads.generation.sampling import SampledToken, choose, uniform
 from shared.workloads.generation.text_stream import TextStream
 
 CHUNK = 256  # prompt tokens read between two decoding steps
-PADDED = 1.25  # prompts share a batch if padding makes it at most this many times their tokens
+PADDED = 1.25  # prompts are read together if padding makes them at most this many times as long
 WAITING_MAX = 256  # sequences that may wait for a slot
 
 Finish = Literal["stop", "length"]

@@ -29,9 +29,9 @@ class PromptText:
         self.end = end_of_text(self._tokenizer) if self._tokenizer else None
 
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
-        """Return the tokens of a prompt; an empty one stands for the end of a previous text.
+        """Return the tokens of a prompt; for an empty prompt, the token that ends a text.
 
-        With `marks`, special tokens in it count as such; otherwise they are text. Raises
+        With `marks`, special tokens in the text count as such, otherwise as plain text. Raises
         InvalidRunFile for tokens that this model does not know.
         """
         tokens = self._tokens(text, self._marking if marks else self._tokenizer)

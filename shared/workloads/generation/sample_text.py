@@ -14,7 +14,7 @@ DRAWN = f"do_sample=True, temperature={_TEMPERATURE}, top_p={_TOP_P}, top_k=0"
 
 
 def tokenizer_of(data: Data | None) -> bytes | None:
-    """Return a dataset's tokenizer; None for one of bare tokens."""
+    """Return a dataset's tokenizer; None if it has none."""
     try:
         return data.asset("tokenizer").read_bytes() if data else None
     except NotFound:
@@ -22,7 +22,7 @@ def tokenizer_of(data: Data | None) -> bytes | None:
 
 
 def text_sample(decoder: Decoder, prompt: str, seed: int) -> Sample:
-    """Return a prompt and its continuation; where the context ends, it goes on from its half."""
+    """Return a prompt and its continuation; a full context is cut to its last half."""
     tokens = decoder.encode(prompt)
     begun = len(tokens)
     batch, left = Batch(decoder), SAMPLE_TOKENS

@@ -2,7 +2,7 @@
 
 The random number of a token depends only on its sequence's seed and its place, not on the batch,
 and the distribution is computed in float64. A batch's logits may differ from those of the sequence
-alone in the last bits of float32, so the tokens are the same unless two are that close.
+alone in the last bits of float32, which changes a token only if its choice is that close.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def choose(
 ) -> SampledToken:
     """Choose a token from logits (V,). `temperature` 0 takes the likeliest.
 
-    NaN (of a run that diverged) counts as zero. `logprobs` requests the probability, and that many
-    of the likeliest tokens.
+    NaN (of a run that diverged) counts as zero. With `logprobs`, the result has the token's
+    log-probability and that many of the likeliest tokens.
     """
     scores = _finite(logits)
     if temperature <= 0:
@@ -58,7 +58,7 @@ def choose(
 
 
 def probed(logits: NDArray[np.floating], token: int, logprobs: int) -> SampledToken:
-    """Return a token with its log-probability, and the `top` likeliest tokens."""
+    """Return a token with its log-probability, and the `logprobs` likeliest tokens."""
     scores = _finite(logits)
     said = scores - scores.max()
     said -= math.log(float(np.exp(said).sum()))
@@ -76,7 +76,7 @@ def agrees(
     """Return True if a token could have been chosen from logits (V,) computed on other hardware.
 
     Greedy: no token is likelier by more than `SLACK` nats. Sampled: the draw lies within the
-    token's part of [0, 1), or outside by no more than such logits move the sums before it. Raises
+    token's part of [0, 1), or so close to it that a difference of `SLACK` nats explains it. Raises
     BadRequest for an unknown token.
     """
     scores = _finite(logits)
@@ -117,6 +117,6 @@ def _drawn(scores: Floats, draw: float, top_p: float) -> int:
         return min(int(np.searchsorted(weights.cumsum(), draw, side="right")), len(weights) - 1)
     order = np.argsort(-weights, kind="stable")
     sums = weights[order].cumsum()
-    kept = int(np.searchsorted(sums, top_p)) + 1  # the fewest that reach top_p
+    kept = int(np.searchsorted(sums, top_p)) + 1  # fewest tokens that reach top_p together
     place = np.searchsorted(sums[:kept], draw * sums[min(kept, len(sums)) - 1], side="right")
     return int(order[min(int(place), kept - 1, len(order) - 1)])

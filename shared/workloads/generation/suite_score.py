@@ -94,8 +94,8 @@ class _Asking:
         return self.decoder.encode(self._frame.asked(text), marks=True)
 
     def continued(self, prompt: str, text: str) -> list[int]:
-        """Return the tokens of a prompt and a text after it; in a dialogue, of the answer as
-        learnt.
+        """Return the tokens of a prompt and a text after it; in a dialogue the text is encoded as
+        an answer is in training.
         """
         if self._frame is not None:
             return [*self.prompt(prompt), *self.decoder.encode(text.strip())]
@@ -138,7 +138,7 @@ def _log_probability(logits: np.ndarray, token: int) -> float:
 
 
 def _written(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
-    """Generate all answers, one sequence a slot at a time; yield (correct, cut)."""
+    """Generate all answers, as many at a time as there are slots; yield (correct, cut)."""
     decoder = asking.decoder
     batch, texts = Batch(decoder), dict[str, str]()
     running: dict[str, tuple[Example, bool]] = {}

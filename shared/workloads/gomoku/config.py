@@ -63,13 +63,13 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reach(self) -> int:
-        """Return the distance within which a stone influences a cell: one a convolution."""
+        """Return the distance within which a stone influences a cell: one cell a convolution."""
         return 1 + 2 * self.depth
 
     @property
     def board_max(self) -> int:
-        """Return the largest board, three times the reach: a value head that pools the board sees
-        further.
+        """Return the side of the largest board: three times the reach, since the value head pools
+        the whole board.
         """
         return 3 * self.reach
 

@@ -113,7 +113,7 @@ class GomokuGames(Games):
 def _stale(
     records: Sequence[GameRecord], known: Sequence[KnownVersion], lag: int
 ) -> dict[int, str]:
-    """Return the fault, by place, of each game that began with a version too far behind."""
+    """Return the fault of each game that began with a too old version, by place in the file."""
     begun = [(record.version, record.began_s) for record in records]
     return {
         place: f"game {records[place].game} began with {said}"

@@ -155,7 +155,7 @@ class Search:
         return mean
 
     def _open(self, rows: Rows, logits: Floats, values: Floats) -> None:
-        """Set the moves of rows."""
+        """Fill rows with the priors and the value of their positions, without visits."""
         taken = self._boards[rows, :-1] != 0
         logits = np.where(taken, np.float32(-np.inf), logits)
         logits -= logits.max(axis=1, keepdims=True)

@@ -116,7 +116,7 @@ class SelfPlayWork(PlayWork):
         return version.key
 
     def _dismiss(self) -> None:
-        """Drop the networks that no game needs any more; keep the newest last."""
+        """Drop the networks that no game in progress uses, except the newest."""
         for key in set(self._players) - self._arena.keys() - {self._newest}:
             self._evaluated += self._players.pop(key).positions
 

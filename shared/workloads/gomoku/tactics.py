@@ -140,7 +140,7 @@ def score(rules: BoardRules, evaluator: Evaluator, each: int = EACH) -> dict[str
 def _short_of(
     rules: BoardRules, boards: Boards, player: int, missing: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows of cells with all but `missing` stones of `player`: boards, windows."""
+    """Return (boards, windows) that have all but `missing` stones of `player`, no other stone."""
     stones = boards[:, windows(rules)]  # (B, W, win)
     own = (stones == player).sum(axis=2, dtype=np.int8)
     other = (stones == -player).any(axis=2)

@@ -34,7 +34,7 @@ DIFFER, DIFFER_MIN = 0.04, 3
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """Versions that may play, and the networks to query them."""
+    """Rules of the games, and the versions that may have played, with their networks."""
 
     rules: BoardRules
     manner: Manner
@@ -95,8 +95,8 @@ def examine(records: Sequence[GameRecord], bench: Bench) -> dict[int, str]:
 
 
 def numbering(records: Sequence[GameRecord], job: Job, *, match: bool) -> dict[int, str]:
-    """Return the fault, by place, of each record with a wrong number, seed or version, and of each
-    game that the file contains twice.
+    """Return the fault of each record with a wrong number, seed or version, and of each game that
+    the file contains twice, by place in the file.
     """
     found: dict[int, str] = {}
     seen: set[int] = set()
@@ -152,7 +152,7 @@ def _player(record: GameRecord, ply: int, bench: Bench) -> int:
 
 
 def _compare(spots: Iterable[tuple[int, Spot]], bench: Bench) -> dict[int, list[float]]:
-    """Return how far each spot is from its record, by the place of the record."""
+    """Return for each record, by place, how far its visits are from the repeated searches."""
     groups: dict[int, list[tuple[int, Spot]]] = {}
     for place, spot in spots:
         groups.setdefault(spot.player, []).append((place, spot))

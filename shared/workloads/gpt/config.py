@@ -23,10 +23,10 @@ from shared.settings import read_table
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import DatasetManifest
 
-# Default sizes by the tokens of the dataset: layers, heads, width.
+# Default sizes for datasets with fewer tokens than this: layers, heads, width.
 _SIZES = ((3_000_000, (4, 4, 128)), (30_000_000, (6, 6, 192)))
 _SIZED = ("n_layer", "n_head", "n_embd")
-_STEP = 32  # the hidden width of a gated MLP is a multiple of it
+_STEP = 32  # the hidden width of a gated MLP is a multiple of this
 
 
 class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +130,7 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptC
 
 
 def _fitting(raw: Mapping[str, Any], manifest: DatasetManifest) -> Mapping[str, Any]:
-    """Return the table with sizes for a small dataset, if it names none."""
+    """Return the table, with default sizes for a small dataset unless it has sizes."""
     tokens = sum(chunk.items for chunk in manifest.chunks)
     found = next((size for most, size in _SIZES if tokens < most), None)
     if found is None or raw.keys() & {*_SIZED, "n_kv_head"}:

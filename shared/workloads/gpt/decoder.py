@@ -48,7 +48,7 @@ class GptDecoder(PromptText):
         given = torch.tensor([list(tokens)], device=self._device)
         x, turn = self._model.placed(given, slice(start, stop))  # (1, T, C)
         seen: Tensor | None = None
-        if start:  # all new tokens see the earlier reads, and each the new tokens before it
+        if start:  # a new token sees all earlier reads, and the new tokens up to itself
             seen = torch.ones(len(tokens), stop, dtype=torch.bool, device=self._device)
             seen = seen.tril(diagonal=start)
         for layer, block in enumerate(self._blocks):
@@ -123,8 +123,8 @@ class GptDecoder(PromptText):
 def _lay_out(model: Gpt) -> None:
     """Store by column the weights with more outputs than inputs.
 
-    With one or two rows such a product takes a third to three quarters of the time (MKL, one
-    thread), with sixteen rows the same.
+    With one or two rows of inputs, the product then takes a third to three quarters of the time
+    (MKL, one thread); with sixteen rows the time is the same.
     """
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):

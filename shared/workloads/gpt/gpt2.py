@@ -1,7 +1,7 @@
 """Version in the form of the library transformers: a GPT-2 (Radford et al. 2019) with the exact
 GELU.
 
-Its dense layers are stored transposed, and always have a bias, which is zero if ours has none.
+Its dense layers are stored transposed, and always have a bias, zero if the version has none.
 """
 
 from __future__ import annotations

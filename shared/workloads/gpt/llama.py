@@ -1,6 +1,6 @@
 """Version in the form of the library transformers: a Llama (Touvron et al. 2023).
 
-Its queries, keys and values are three matrices; ours are one.
+The library has three matrices for queries, keys and values; a version has one for all.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ class Mlp(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """Gated MLP: two layers, and a third whose SiLU gates between them."""
+    """Gated MLP: two layers; the SiLU of a third layer multiplies the values between them."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Gpt(nn.Module):
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
-        self.samples = SampleKeys()  # seed of dropout
+        self.samples = SampleKeys()  # keys of the samples, for dropout
         self.spares = False  # recompute blocks in the backward pass to save memory
         self.tok_emb = _embedding(config.vocab_size, config.n_embd)
         self._rotary = config.architecture == "llama"
@@ -158,7 +158,7 @@ class Gpt(nn.Module):
         self._tied = config.tie_head
 
     def placed(self, tokens: Tensor, places: Tensor | slice) -> tuple[Tensor, Tensor | None]:
-        """Return embeddings of tokens, and the rotation for attention if positions are not added.
+        """Return embeddings of tokens, and the rotation for attention; None if positions are added.
 
         `places` is a slice of T places or a tensor with one for each token, shaped like `tokens`.
         """
@@ -205,4 +205,4 @@ def build(config: GptConfig, weights: Weights, device: str) -> Gpt:
     with torch.device("meta"):  # no memory, no random numbers: the weights are loaded
         model = Gpt(config)
     model.load_state_dict(own, strict=True, assign=True)
-    return model.to(device)  # computed values that are not loaded
+    return model.to(device)  # including the rotary table, which is computed, not loaded

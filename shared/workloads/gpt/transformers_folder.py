@@ -63,7 +63,7 @@ def _code(config: GptConfig, tokenizer: bytes | None) -> list[str]:
 
 
 def _ends(end: int | None) -> dict[str, int | None]:
-    """Return the special tokens of a text; an empty prompt starts as in our own decoder."""
+    """Return the special tokens of a text; an empty prompt starts as in `PromptText`."""
     return {"bos_token_id": end or 0, "eos_token_id": end, "pad_token_id": end}
 
 

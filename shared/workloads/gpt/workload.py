@@ -74,8 +74,8 @@ class GptWorkload(Workload):
         """Return initial weights: normal with deviation 0.02, on residual branches 0.02 / sqrt(2
         layers); norms one, biases zero.
 
-        Each tensor has its own stream from the seed and its name, so that threads and other tensors
-        do not change it.
+        Each tensor has its own stream from the seed and its name, so that its values do not depend
+        on threads or other tensors.
         """
         import torch
 

@@ -1,5 +1,5 @@
-"""Rollouts of one task on one device: several answers to each problem, by the newest version when
-its first answer begins.
+"""Rollouts of one task on one device: several answers to each problem, all by the version that was
+the newest when the problem was begun.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Version:
 
 
 class OpenGroup:
-    """Answers to one problem in progress."""
+    """Group in progress: the answers to one problem."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class RolloutWork:
         number, _, sample = made.id.partition("/")
         group = self._groups[int(number)]
         token = made.end if made.chosen is None else made.chosen
-        assert token is not None  # one of both exists
+        assert token is not None  # one of the two is set
         group.answers[int(sample)].append(token)
         self._tokens += 1
         if made.finish:

@@ -42,7 +42,7 @@ def faults(
 
 
 def refuted(faulty: int, tokens: int) -> bool:
-    """Return True if no honest machine has so many faulty ones of `tokens`, read in a task or, to
-    find small cheating, in an account's draws so far.
+    """Return True if no honest machine has so many `faulty` tokens among the `tokens` read: in a
+    task or, to find small cheating, in all drawn tasks of an account so far.
     """
     return faulty > FAULTS + SHARE * tokens

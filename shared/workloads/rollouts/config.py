@@ -132,7 +132,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Problems:
-    """Problems of a run by their numbers: drawn, or the lines of its dataset in turns."""
+    """Problems of a run by their numbers: drawn, or lines of its dataset, which repeat."""
 
     def __init__(
         self, config: RolloutsConfig, file: Path | None = None, *, heldout: bool = False
@@ -146,12 +146,12 @@ class Problems:
         return cls(config, file(FILE) if config.dataset else None)
 
     def first(self, most: int) -> list[Problem]:
-        """Return the first problems, all different, and so many at most."""
+        """Return the first `most` problems, or all of a dataset that has fewer."""
         return [self.get(number) for number in range(min(most, len(self._listed) or most))]
 
     def get(self, number: int, size: int = 0) -> Problem:
-        """Return a problem, or one of another size. Raises InvalidRunFile for one that leaves no
-        room for an answer.
+        """Return problem `number`, drawn with another `size` if that is not 0. Raises
+        InvalidRunFile for a problem that leaves no room for an answer.
         """
         config, heldout = self._config, self._heldout
         if self._listed:

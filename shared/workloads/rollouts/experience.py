@@ -34,7 +34,7 @@ from shared.workloads.rollouts.problems import decoded, encoded, reward, solutio
 
 class RolloutExperience(Experience):
     """Answers to problems; see `Experience`. An episode is a group, a sample an answer of a group
-    with different rewards.
+    whose rewards differ.
     """
 
     def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:
@@ -109,7 +109,7 @@ class _Task(NamedTuple):
     config: RolloutsConfig
     how: RolloutsOptions
     problems: Problems
-    hashes: Mapping[int, str]  # of the versions that may answer
+    hashes: Mapping[int, str]  # hashes of the weights of the versions that may answer
 
 
 def _check_warm(config: RolloutsConfig, how: RolloutsOptions) -> None:
@@ -136,7 +136,7 @@ def _judge(record: GroupRecord, problems: Problems) -> JudgedGroup:
 
 
 def _misfits(records: Sequence[GroupRecord], task: _Task) -> dict[int, str]:
-    """Return the faults, by place, of records that the task did not ask for."""
+    """Return the faults of records that do not fit the task, by their place in the file."""
     found: dict[int, str] = {}
     seen: set[int] = set()
     for place, record in enumerate(records):

@@ -27,10 +27,10 @@ from shared.workloads.rollouts.problems import END, encoded, solution
 from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
-MOST = 3.0  # largest gain of a token; added, because a negative loss is refused
+MOST = 3.0  # above any gain of a token; added to the loss, because a negative loss is refused
 
 
-WARM_END = 0.05  # share of its rate at the end of a warm start
+WARM_END = 0.05  # share of `warm_lr` that is left at the end of a warm start
 
 
 class Answer(NamedTuple):
@@ -85,7 +85,7 @@ class RolloutLearnWork(_LearnWork):
     def __init__(
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
     ) -> None:
-        # The schedule begins with the first rollouts: an optimiser's first steps are its largest.
+        # The rate's warm-up begins with rollouts, since an optimiser's first steps are its largest.
         warm = warm_start(job.train, RolloutsOptions.from_dict(job.options).warm_steps)
         job = msgspec.structs.replace(job, global_step=max(0, job.global_step - warm))
         super().__init__(job, weights, data, device, inner)
@@ -109,8 +109,8 @@ class RolloutLearnWork(_LearnWork):
 
 
 class SupervisedWork(_LearnWork):
-    """Learning from solved problems that no actor has seen: a warm start, whose rate falls from
-    `warm_lr` to the end of its task.
+    """Learning from solved problems that no actor has seen: a warm start. The rate falls from
+    `warm_lr` to a share `WARM_END` of it by the end of the task.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class SupervisedWork(_LearnWork):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Return no moments: the warm start's gradients are many times the answers' ones."""
+        """Return no moments: gradients of a warm start are many times those of judged answers."""
         return {}
 
     def measure(self, start: int, stop: int) -> StepLoss:

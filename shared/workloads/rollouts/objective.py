@@ -4,8 +4,8 @@ The answers to one problem are a group, and an answer's advantage is its reward 
 mean (Shao et al. 2024, arXiv 2402.03300). Neither the deviation of a group nor the length of an
 answer divides it (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783): the loss of an answer is the sum
 over its tokens by a fixed length, so that a mean over answers is the same in any micro-batches. The
-clip is wider upwards (DAPO, Yu et al. 2025, arXiv 2503.14476), and bounds an unlikely answer's
-weight too (two sides, INTELLECT-2, 2025, arXiv 2505.07291). There is no KL term.
+clip is wider upwards (DAPO, Yu et al. 2025, arXiv 2503.14476), and also bounds the importance
+weights in answers worse than their group (INTELLECT-2, 2025, arXiv 2505.07291). No KL term is used.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def differing(
     *,
     whole: bool,
 ) -> Reread:
-    """Read some answers again, and complain of records that their version did not write. Where most
-    of a batch are refuted, no more of the file is read: a forged one costs little.
+    """Read some answers again, and complain of records that their version did not write. Once most
+    of the records read are refuted, no more is read, so that a forged file costs little.
     """
     problems = Problems.of(RolloutsConfig.from_dict(job.config), file)
     dice = np.random.Generator(np.random.Philox(secret))

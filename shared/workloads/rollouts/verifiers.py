@@ -75,7 +75,7 @@ class Exact(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Choice(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The last capital letter of the choices that stands alone is the right one."""
+    """The last choice's letter that stands alone in an answer is the right one."""
 
     answer: Annotated[str, Meta(pattern="^[A-Z]$")]
     choices: Annotated[str, Meta(pattern="^[A-Z]{2,26}$")] = "ABCD"
@@ -147,7 +147,7 @@ def verifier(name: str, arguments: Mapping[str, Any], place: str) -> Verifier:
             f'{place}: there is no verifier "{name[:64]}": {hint(name, VERIFIERS)}'
         )
     kind = VERIFIERS[name]
-    with suppress(msgspec.ValidationError, InvalidRunFile):  # an explanation takes a millisecond
+    with suppress(msgspec.ValidationError, InvalidRunFile):  # explaining an error takes 1 ms
         return convert(dict(arguments), kind)
     fields = msgspec.structs.fields(kind)
     missing = [f.encode_name for f in fields if f.required and f.encode_name not in arguments]

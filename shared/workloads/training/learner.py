@@ -48,8 +48,8 @@ class Learner:
         return [value.grad for value in self._parameters.values() if value.grad is not None]
 
     def finish(self, step: int, share: float) -> None:
-        """Apply the gradients of a step, or add them to the task's mean, of whose samples the step
-        has `share`; then drop them.
+        """Apply the gradients of a step, or add them to the task's mean, weighted by the step's
+        `share` of the task's samples; then drop them.
         """
         if self._inner:
             self._pull()

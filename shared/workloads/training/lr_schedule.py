@@ -6,7 +6,7 @@ import math
 
 from shared.workloads.base import TrainSettings
 
-LOOKS = 32  # points at which a long stretch of the schedule is sampled
+LOOKS = 32  # most points at which `full_steps` samples the schedule
 
 # Small batches of an untrained model give random directions, and Adam follows each at its full
 # rate: with 40 of 1,200 steps of warm-up, two of six seeds stayed behind for the whole run, with a

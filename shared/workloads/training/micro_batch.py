@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 0.45
 _REMEMBERED = 4
-# multiple of the kept bytes that a micro-batch needs: the backward pass takes at most as many again
+# needed bytes of a micro-batch per byte kept for its backward pass, which may take as many again
 _BACK = 2
 _GUESS_S = 0.3  # wanted seconds of the first micro-batch
-_CPU_FLOPS = 3e10  # a slow core: the first guess is rather too small
+_CPU_FLOPS = 3e10  # FLOPs a second of a slow core: the first guess is rather too small
 
 
 @runtime_checkable
@@ -28,9 +28,9 @@ class Paced(Protocol):
         """Return the samples of the next micro-batch."""
 
     def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
-        """Begin with the micro-batch size of earlier work on this device (0: none). Sizes above
-        `most` did not fit its memory. `room` is the bytes that a micro-batch may keep for its
-        backward pass; 0: not known.
+        """Begin with the micro-batch size of earlier work on this device (0: none). `most` means
+        that larger sizes did not fit its memory. `room` is the bytes that a micro-batch may keep
+        for its backward pass; 0: not known.
         """
 
 
@@ -47,7 +47,7 @@ class Listening(Protocol):
 
 @runtime_checkable
 class Rankable(Protocol):
-    """Work that further devices can compute along with."""
+    """Work whose steps further devices can share."""
 
     def spread(self, ranks: Ranks, begin: Begin) -> None:
         """Compute each step with further ranks, which begin the same task by `begin`."""

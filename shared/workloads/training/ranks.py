@@ -1,9 +1,9 @@
 """Ranks: further devices of this machine that compute a part of each step, each in a process of its
 own.
 
-Rank 0 is the caller and has the only optimiser. torch.distributed carries the weights to the others
-at the beginning of a step and their gradients back at its end. If a rank dies, nothing is lost: the
-remaining ranks repeat the step.
+Rank 0 is the calling process and has the only optimiser. torch.distributed carries the weights to
+the others at the beginning of a step and their gradients back at its end. If a rank dies, nothing
+is lost: the remaining ranks repeat the step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LIMIT = timedelta(minutes=10)  # longest time of a step of the slowest rank
 LOOK_S = 0.005
-DYING_S = 1.0  # from the end of a connection to the end of its process
+DYING_S = 1.0  # longest time from the end of a connection to the end of its process
 
 
 class RankLost(Exception):
@@ -66,7 +66,7 @@ class _Rank:
 
 
 class Ranks:
-    """Ranks 1, 2, ... on `devices`, started when a step needs them, idle while rank 0 is."""
+    """Ranks 1, 2, ... on `devices`, started when a step needs them, idle while rank 0 is idle."""
 
     def __init__(self, devices: Sequence[str], *, threads: int = 1) -> None:
         self._devices = self._left = tuple(devices)
@@ -94,7 +94,7 @@ class Ranks:
         self._held.value = int(held)
 
     def share(self, weights: Iterable[Tensor], whole: Part) -> int:
-        """Begin a step: send weights and samples; return the end of rank 0's samples. Raises
+        """Begin a step: send weights and samples; return where rank 0's samples end. Raises
         RankLost.
         """
         part = whole.size // (len(self._left) + 1)
@@ -159,7 +159,7 @@ class Ranks:
                 daemon=True,
             )
             process.start()
-            its.close()  # so that its end is noticed
+            its.close()  # so that the end of the process is noticed
             self._ranks.append(_Rank(device, process, ours))
             ours.send(self._task)
         dist.init_process_group(rank=0, **joining)

@@ -40,7 +40,7 @@ class StepLoss(NamedTuple):
 
     loss: Tensor  # mean over the samples; its gradient is taken
     figures: Tensor | None = None  # figures besides the loss, detached (F,)
-    # Weight that divides the mean of `loss` in reports; None = 1.
+    # Reports divide the mean of `loss` by the mean of this; None = 1.
     weight: Tensor | None = None
 
 
@@ -76,7 +76,7 @@ class StepWork(ABC):
         self._learner = Learner(learnt, job, inner)
         self._look: Callable[[], None] = _nothing
         self._ranks: Ranks | None = None
-        self._own = 0  # samples of the running step that no other rank computes
+        self._own = 0  # samples of the running step that this process computes
         self._step = 0
         self._in_step = 0  # finished samples of the running step
         # Loss, weight and figures of the present step.
@@ -104,8 +104,8 @@ class StepWork(ABC):
         self._pace.begin_with(micro_batch, most=most, room=room)
 
     def listen(self, look: Callable[[], None]) -> None:
-        """Check for pauses within micro-batches; see `Listening`. On a GPU they are short enough
-        without.
+        """Check for pauses within micro-batches; see `Listening`. On a GPU micro-batches are short
+        enough without.
         """
         # A weak reference: a cycle would keep models and states of finished tasks until a garbage
         # collection.
@@ -195,7 +195,7 @@ class StepWork(ABC):
             self._now[2:].add_(figures, alpha=share)
 
     def _collect(self, ranks: Ranks) -> None:
-        """Add the parts of the other ranks; this time counts as no micro-batch."""
+        """Add the parts of the other ranks; the wait is not counted as a micro-batch's time."""
         began = perf_counter()
         try:
             ranks.collect([*self._learner.gradients(), self._now], self._look)
