@@ -1,1 +1,1 @@
-"""SQL of the coordinator: engine, tables, migrations, and one file of functions a noun."""
+"""SQL of the coordinator: engine, tables, migrations, and a file of functions for each subject."""

@@ -38,7 +38,7 @@ from shared.protocol.leases import AuditWork
 from shared.protocol.versions import BlobRef
 from shared.workloads.base import DatasetManifest, Job
 
-NONE, OTHER = -1, -2  # invite of an account without one, and of one that must differ from it
+NONE, OTHER = -1, -2  # for no invite of the auditor, or of the audited account: never equal
 SEEN_S = 86_400.0  # an auditor's machine must have sent a heartbeat within this time
 
 
@@ -89,7 +89,7 @@ _ABOUT = _MARKS.add_columns(_V.accepted).where(among(_V.id, "ids"), _V.standing 
 _HAD = (
     select(_T.volunteer_id, func.count())
     .where(among(_T.volunteer_id, "ids"))
-    .where(one_of(_T.kind, (AUDIT,)))  # also the accounts that gave the audit back
+    .where(one_of(_T.kind, (AUDIT,)))  # audits that were given back count, too
     .group_by(_T.volunteer_id)
 )
 _CHANGE = update(recomputes).where(its(_R.contribution_id))
@@ -127,7 +127,7 @@ def to_open(conn: Connection, now: float) -> list[int]:
 
 
 def is_anybody(conn: Connection, row: VolunteerRow, now: float) -> bool:
-    """Return True if an account may audit this one's work."""
+    """Return True if some vetted account, seen lately, may audit this account's work."""
     invite = OTHER if row.invite_id is None else row.invite_id
     given = {"volunteer": row.id, "invite": invite, "network": row.network}
     return conn.execute(_ELSEWHERE, given | {"since": now - SEEN_S}).first() is not None
@@ -200,7 +200,7 @@ def _work(conn: Connection, row: RecomputeRow) -> AuditLease:
 
 
 def _inner(conn: Connection, contribution_id: int) -> str:
-    """Return the optimiser's initial state of a task."""
+    """Return the hash of the optimiser's state from which a contribution's task began."""
     return commitment_of(contributions.by_id(conn, contribution_id)).inner
 
 

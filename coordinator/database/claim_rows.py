@@ -2,8 +2,8 @@
 written.
 
 `view` locks the rows that `take` changes: the running runs, whose cursors move, and the waiting
-tasks that may be handed out. Two coordinators therefore never hand out one range, and wait for each
-other only as long as a claim takes.
+tasks that may be handed out. Two coordinators therefore never hand out the same range, and wait for
+each other only as long as a claim takes.
 """
 
 from __future__ import annotations

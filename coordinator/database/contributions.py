@@ -192,7 +192,7 @@ _GOOD_OF = (
 )
 _ACCEPTED_OF = (
     select(contributions)
-    .where(its(_C.volunteer_id), _C.state == "accepted", _IS_UPDATE)  # others wait for no proof
+    .where(its(_C.volunteer_id), _C.state == "accepted", _IS_UPDATE)  # others need no proof
     .order_by(_C.id)
     .with_for_update()
 )
@@ -209,7 +209,7 @@ def good_of(
 
 
 def accepted_of(conn: Connection, volunteer_id: str) -> list[ContributionRow]:
-    """Return a volunteer's accepted, unmerged contributions, locked."""
+    """Return a volunteer's accepted, unmerged updates, locked."""
     found = conn.execute(_ACCEPTED_OF, {"its_volunteer_id": volunteer_id})
     return [_row(row) for row in found.mappings()]
 
@@ -267,7 +267,7 @@ _DISCREDITED = (
 
 
 def discredited(conn: Connection, run_id: int, first: int) -> dict[int, frozenset[int]]:
-    """Return by version the merged contributions of accounts suspended or reversed since."""
+    """Return by version the merged contributions of suspended accounts, and reversed ones."""
     found: dict[int, set[int]] = {}
     for version, number in conn.execute(_DISCREDITED, {"its_run_id": run_id, "first": first}):
         found.setdefault(version, set()).add(number)

@@ -72,10 +72,10 @@ class MatchRow(msgspec.Struct, frozen=True, kw_only=True):
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a run's episodes by stage."""
 
-    open: int  # accepted, not sealed yet
-    oldest_at: float | None  # oldest of the unsealed ones
+    open: int  # episodes that are accepted, but not sealed yet
+    oldest_at: float | None  # time of the oldest unsealed episodes
     sealed: int
-    samples: int  # sealed
+    samples: int  # sealed samples
     planned: int  # samples for which learn tasks were made
     learnt: int  # samples of finished learn tasks
     learning: int  # learn tasks that have not ended
@@ -213,7 +213,7 @@ def _unfinished(conn: Connection, run_id: int, kind: str) -> int:
 def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
     """Return the condition for tasks of a kind that are outside the pass."""
     t = tasks.c
-    # written out, so that SQLite uses the partial index
+    # The 0 is written into the statement, so that SQLite uses the partial index.
     of_no_pass = t.pass_no == literal_column("0")
     return (t.run_id == run_id) & (t.kind == kind) & of_no_pass
 

@@ -98,7 +98,7 @@ def renew(conn: Connection, merge: MergeRow, until: float) -> bool:
 
 
 def end(conn: Connection, merge: MergeRow, state: str, now: float, **values: Any) -> bool:
-    """End a merge that this process still leases; return False if its fence has moved."""
+    """End a merge that this process still leases; return False if another process took it over."""
     given = {"its_id": merge.id, "its_fence": merge.fence, "state": state, "ended_at": now}
     return conn.execute(_END_MERGE, given | values).rowcount == 1
 

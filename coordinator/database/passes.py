@@ -31,7 +31,7 @@ _MOVE = update(runs).where(its(runs.c.id))
 
 
 def move(conn: Connection, run_id: int, pass_no: int, cursor: int) -> None:
-    """Set the pass and the next uncut position of a run whose row is locked."""
+    """Set the pass of a run, whose row is locked, and its first sample that no task has yet."""
     conn.execute(_MOVE, {"its_id": run_id, "pass_no": pass_no, "cursor": cursor})
 
 

@@ -56,7 +56,7 @@ from shared.workloads.base import DatasetManifest, Job
 FORGOTTEN_S = 30 * 86_400.0  # a checker not seen for this long is deleted
 State = Literal["asked", "revealed", "done"]
 COUNTED = ("accepted", "merged")  # superseded work counts as if it had never been done
-CHAIN_MAX = 64  # newest contributions of a machine that are searched for its state
+CHAIN_MAX = 64  # newest contributions of a machine that are searched for its optimiser state
 SPEED_OF = 32  # newest recomputes that estimate the time of others
 
 
@@ -192,7 +192,7 @@ def first(
     served: Collection[str] = (),
     under_way: RecomputeRow | None = None,
 ) -> RecomputeRow | None:
-    """Return the next recompute for the server while it makes `under_way`; None without one.
+    """Return the next recompute for the server, which makes `under_way` now; None without one.
 
     Its evidence has arrived, no checker or auditor has taken it, and it is not left to checkers.
     """
@@ -446,8 +446,8 @@ def proven_to(conn: Connection, volunteer_id: str, after: int) -> tuple[int, int
 
 
 def passed_of(conn: Connection, row: ContributionRow, most: int) -> list[str]:
-    """Return the work of the newest draws of a contribution's run, account and kind, back to the
-    newest that did not pass.
+    """Return the stored tasks of the newest draws of a contribution's run, account and kind, as far
+    back as all passed.
     """
     c, drawn = recomputes.c, contributions.c
     mine = (c.run_id == row.run_id) & (c.volunteer_id == row.volunteer_id) & (c.state == "done")

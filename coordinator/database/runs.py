@@ -45,7 +45,7 @@ TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
     }
 )
 
-LATELY = 4  # newest versions in which a delivering worker has a part
+LATELY = 4  # a worker delivers if it has a part in one of this many newest versions
 # states in which contributions are accepted and merged
 OPEN: tuple[RunState, ...] = ("running", "paused")
 
@@ -192,7 +192,7 @@ def _at_work() -> ColumnElement[bool]:
 
 
 def _steering(vetted: bool) -> Select[int]:
-    """Return the query of a run's delivering workers, at least one an active volunteer."""
+    """Return the query that counts a run's delivering workers, and 1 for volunteers without."""
     c, w = contributions.c, workers.c
     good = exists().where(c.volunteer_id == w.volunteer_id, c.worker_id == w.id, its(c.run_id))
     good = good.where(one_of(c.kind, UPDATES))
@@ -256,9 +256,9 @@ def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Tur
     """Return the updates waiting for a run's next merge, and the workers that its trigger and step
     length count.
 
-    These are the workers of each active volunteer with a part in the newest versions, at least one
-    a volunteer; machines that only hold leases do not count. `vetted` counts only vetted accounts,
-    otherwise also accounts with one proof.
+    These are the workers of each active volunteer with a part in the newest versions; a volunteer
+    without such a worker counts as one, however many machines hold leases. `vetted` counts only
+    vetted accounts, otherwise also accounts with one proof.
     """
     given = {"its_run_id": run.id, "since": since, "before": run.head - LATELY, "head": run.head}
     row = dict(conn.execute(_TURNOUT[vetted], given).mappings().one())

@@ -56,7 +56,7 @@ class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
     work_s: float
     audits: int = 0  # audits that volunteers answered and were paid for
     audits_micro: int = 0  # pay of the audits
-    audits_s: float = 0.0  # seconds of the volunteers' devices
+    audits_s: float = 0.0  # seconds that the audits took on volunteers' devices
 
     @property
     def share(self) -> float | None:

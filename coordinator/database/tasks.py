@@ -1,9 +1,9 @@
 """Tasks: every change of their state, in one transaction of the caller.
 
     todo ──claim──> doing ──accepted──> done ──set aside by a merge──> todo
-     ^                │
-     ├──rejected, given back, overtaken, time ran out
-     └──(requeue)── discarded <── failed by several workers, or timed out too often          cancelled: the run ended
+    doing ──rejected, given back, overtaken, time ran out──> todo
+    doing ──failed or timed out too often──> discarded ──requeue──> todo
+    todo, doing ──the run ended──> cancelled ──the run is extended──> todo
 
 The attempt grows with every claim. A task whose time ran out is `returned`: its last holder may
 still submit until another worker claims it. A task that waits for its verdict has no `renew_by`, so
@@ -51,7 +51,8 @@ FailureKind = Literal["failure", "timeout"]
 # for the run.
 ALONE_FACTOR = 2
 TIMED_OUT_MIN = 2  # volunteers that must time out on a task before it is discarded
-# Holders of a run's tasks within this time, of the newest so many, count as working for the run.
+# A volunteer works for a run if it claimed a task within this time and holds it, or if the task is
+# among this many newest done ones.
 LATELY_S, LATELY = 3600.0, 256
 MESSAGE_CHARS = 500
 BESIDE = ("learn", "evaluate", AUDIT)  # kinds of tasks that are not cut from a pass
@@ -239,7 +240,7 @@ def begin(
     newest: bool = False,
 ) -> tuple[Begun, bool]:
     """Bind the newest version as the base; a repeated call returns the earlier base, unless
-    `newest` is set. The flag is True if the base is older and parts on it may exist.
+    `newest` is set. The flag is True if the task had begun before, so that it may have parts.
 
     Raises NotFound, Gone, Cancelled.
     """
@@ -308,7 +309,7 @@ def finish_all(conn: Connection, task_ids: Sequence[int], now: float) -> int:
 
 
 def finish(conn: Connection, task_id: int, now: float) -> bool:
-    """Move one task to done, see `finish_all`. False if the task had ended."""
+    """Move one task to done, see `finish_all`. Return False if it had ended."""
     return finish_all(conn, [task_id], now) == 1
 
 
@@ -322,8 +323,8 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
     now: float,
     settings: TaskSettings,
 ) -> TaskState:
-    """Return a task to todo, or to discarded after failures by several distinct workers; with
-    `kind` None no failure counts. Return the new state.
+    """Set a task back to todo, or to discarded after failures by several volunteers; with `kind`
+    None no failure counts. Return the new state.
 
     If another worker holds the task by now, only the failure is recorded. Raises NotFound.
     """
@@ -369,7 +370,7 @@ def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: flo
 def _condemned(
     conn: Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
 ) -> bool:
-    """Return True if `least` volunteers failed a task, or with `alone` all active ones did."""
+    """Return True if `least` volunteers failed a task, or with `alone` all who work for the run."""
     voices = _voices(conn, row.id, kind)
     against = {who for who, is_vetted in voices.items() if is_vetted}
     working = {who for who, is_vetted in _at_work(conn, row.run_id, now).items() if is_vetted}
@@ -457,7 +458,7 @@ def overtake(conn: Connection, run_id: int, *, head: int) -> int:
 
 
 def _take_back(conn: Connection, run_id: int, based: ColumnElement[bool]) -> int:
-    """Return tasks of these bases to the queue; the attempt grows, so their holders get 410."""
+    """Put tasks of these bases back to todo; the attempt grows, so that their holders get 410."""
     taken = and_(tasks.c.run_id == run_id, based, tasks.c.kind != AUDIT, _unsubmitted())
     values = {"state": "todo", "returned": False, "attempt": tasks.c.attempt + 1}
     values |= {"begun_at": None, "base_version": None, **FREE}

@@ -1,4 +1,4 @@
-"""Uploads: grants of a lease, and bytes received.
+"""Uploads: files that the holder of a lease may send.
 
 The file, not a row, shows how many bytes have arrived.
 """
@@ -45,8 +45,8 @@ class UploadRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _handed_in() -> ColumnElement[bool]:
-    """Return the condition that a contribution of the worker uses an upload, or that it was
-    requested as evidence. An upload under another file's hash is never complete, and unused.
+    """Return the condition that a contribution of the worker uses an upload, or that the upload was
+    requested as evidence. A contribution uses only an upload whose bytes are complete.
     """
     return _named() | uploads.c.evidence_of.is_not(None)
 
@@ -107,7 +107,7 @@ def get(conn: Connection, upload_id: str, worker_id: str) -> UploadRow | None:
 
 
 def same(conn: Connection, row: UploadRow) -> UploadRow | None:
-    """Return an earlier upload of the same bytes for the same place."""
+    """Return an earlier upload of the same bytes for the same try of the same part."""
     place = ("task_id", "attempt", "part", "tries", "sha256")
     given = {f"its_{name}": getattr(row, name) for name in place}
     known = conn.execute(_SAME, given).mappings().first()
@@ -151,8 +151,8 @@ def abandoned(conn: Connection, before: float, limit: int) -> list[str]:
 
 
 def arrived(conn: Connection) -> set[str]:
-    """Return the files of complete uploads that may still be submitted: no row refers to them, but
-    they are not orphans.
+    """Return the complete uploads that may still be submitted, or are evidence: no contribution
+    refers to them, but they must stay.
     """
     open_ = uploads.c.evidence_of.is_not(None) | ~_handed_in()
     query = select(uploads.c.sha256).where(uploads.c.complete, open_)

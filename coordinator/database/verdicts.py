@@ -60,8 +60,8 @@ def decide(
 def decide_all(
     conn: Connection, decided: Sequence[tuple[ContributionRow, dict[str, Any]]], now: float
 ) -> int:
-    """Change the states of contributions, several of them locked, and record the verdicts. Return
-    how many a database that counts them has changed.
+    """Change the states of contributions and record the verdicts. Several must be locked before.
+    Return the number of changed rows, which not every database counts for several.
     """
     if not decided:
         return 0
@@ -203,8 +203,7 @@ _NEWEST = (
 def news(
     conn: Connection, worker_id: str, since: int, recent_at: float, limit: int
 ) -> tuple[list[Verdict], int]:
-    """Return a worker's unseen verdicts, and the number to continue from: below the newest of all
-    verdicts while more of its own wait.
+    """Return a worker's unseen verdicts, and the number to pass as `since` in the next call.
 
     Rows are numbered before their commit, so one may appear below `since`. Once nothing unseen
     waits, verdicts younger than `recent_at` are sent again, and the client drops the known ones.
@@ -217,7 +216,7 @@ def news(
     again = conn.execute(_NEWEST, given).mappings()
     found = {row["id"]: _verdict(row) for row in (*rows, *again)}
     told = [found[number] for number in sorted(found)]
-    # all are told, so the numbers of other workers' verdicts are skipped
+    # No verdict of this worker is left, so the next call need not look at the others' numbers.
     return told[-limit:], max(since, *found, newest(conn)[0])
 
 

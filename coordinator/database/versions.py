@@ -129,14 +129,14 @@ def made_at(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[tuple
 
 
 def phase_starts(conn: Connection, run_id: int) -> list[tuple[int, int]]:
-    """Return each phase that has a version, with its first one, in order."""
+    """Return each phase that has a version, with its first version, in order."""
     v = versions.c
     query = select(v.phase, func.min(v.version)).where(v.run_id == run_id).group_by(v.phase)
     return [(int(phase), int(first)) for phase, first in conn.execute(query.order_by(v.phase))]
 
 
 def content_before(conn: Connection, row: VersionRow) -> int | None:
-    """Return the newest version before a rollback with the same content: its target."""
+    """Return the target of a rollback: the newest earlier version with the same weights."""
     v = versions.c
     query = select(func.max(v.version)).where(
         v.run_id == row.run_id, v.version < row.version, v.master_sha256 == row.master_sha256
@@ -211,7 +211,7 @@ def outer_scale(conn: Connection, run_id: int, version: int) -> float:
 def prunable(
     conn: Connection, run_id: int, keep: Sequence[int], newest: int, every: int
 ) -> list[VersionRow]:
-    """Return prunable versions: below `newest`, not in `keep`, no `every`-th, none waiting."""
+    """Return prunable versions: below `newest`, not in `keep`, no `every`-th, no evaluation due."""
     join = versions.join(
         evaluations,
         (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
@@ -241,7 +241,7 @@ def bytes_kept(conn: Connection, run_id: int) -> int:
 
 
 def blobs_in_use(conn: Connection) -> set[str]:
-    """Return every blob that a version with its files refers to."""
+    """Return the blobs of all versions that still have their files, and all samples."""
     join = versions.join(
         evaluations,
         (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),

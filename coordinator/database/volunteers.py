@@ -31,7 +31,7 @@ WorkerState = Literal["online", "training", "paused", "offline", "left"]
 OFFLINE_S = RENEW_S
 
 
-ORDERS_MAX = 10_000  # most orders of owners to their machines that are read
+ORDERS_MAX = 10_000  # most orders of owners to machines that are read at once
 DEVICES_OF = 1000  # workers whose devices are counted, the latest seen first
 
 

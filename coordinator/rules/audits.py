@@ -30,7 +30,7 @@ CONFIRM_MIN = 0.1  # least share of agreeing answers that the organiser recomput
 
 
 class AccountMarks(msgspec.Struct, frozen=True, kw_only=True):
-    """Marks of an account; equal marks of two may mean one person."""
+    """Marks of an account: two accounts with an equal mark may belong to one person."""
 
     volunteer: str
     invite: int | None = None
@@ -38,7 +38,7 @@ class AccountMarks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitingAudit(msgspec.Struct, frozen=True, kw_only=True):
-    """Audit without an auditor yet."""
+    """Audit that has no auditor yet."""
 
     kind: str  # kind of the task that is repeated
     worker: AccountMarks
@@ -70,8 +70,8 @@ def confirmed_chance(gained: int, stake: int | None) -> float:
     """Return the probability that the organiser still recomputes an agreeing answer; with it, an
     auditor who confirms a second account of its own loses as much as it gains.
 
-    `gained` is the pay for the work, which the answer frees, plus the answer's own; `stake` is the
-    auditor's further loss, None for an invited account.
+    `gained` is the pay for the work, which the answer frees, plus the pay for the answer; `stake`
+    is the auditor's further loss, None for an invited account.
     """
     if stake is None or gained <= 0:
         return CONFIRM_MIN
@@ -84,8 +84,6 @@ def agree(found: Likeness) -> bool:
 
 
 def made_up(said: Likeness, found: Redone) -> bool:
-    """Return True if an answer differs from the organiser's recompute by more than a task
-    drifts.
-    """
+    """Return True if an answer misses the loose bound around the organiser's recompute."""
     widest = bound(found, "float32", comparable=False).difference
     return difference(said.cosine, said.norm_ratio) > widest

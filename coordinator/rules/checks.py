@@ -37,15 +37,15 @@ OVERTAKES_FROM = 4.0  # a recompute may overtake one that is this many times lar
 POSTPONED_S = 600.0  # wait before the server tries a failed recompute again
 HOLD_S = 600.0  # lease of a checker on a recompute; a checker can renew it
 CHECKER_TRIES_MAX = 2  # failed tries of checkers after which the server takes over
-# Recomputes wait for a checker seen within this time: ones that the server can compare itself, and
-# ones that only a checker can compare.
+# A recompute waits for a checker that was seen within this time: the first for work of a processor,
+# which the server can compare itself, the second for work that only a checker can compare.
 CHECKER_HERE_S, CHECKER_AWAY_S = 600.0, 93_600.0
 DRAWS = float(1 << 64)
 
 
 def floor_of(trust: TrustSettings, usual: float) -> float:
-    """Return the least probability of a draw in a run: its file's, but at least the usual one,
-    which bonds are computed from, since a draw in one run frees pay of all runs.
+    """Return the least probability of a draw in a run: the run file's, but at least the server's
+    usual one, since a draw in one run frees pay of all runs.
     """
     return max(usual, trust.recompute)
 
@@ -138,8 +138,8 @@ def device_kind(device: str) -> str:
 
 def comparable(worker: ComputeDevice, checker: ComputeDevice) -> bool:
     """Return True if a difference between two devices' results proves anything: on processors,
-    whose differences are measured, and on cards of one model, which differ only in the order of
-    sums.
+    whose differences are measured, and on graphics cards of one model, which differ only in the
+    order of sums.
     """
     if worker.kind != checker.kind:
         return False
@@ -148,7 +148,7 @@ def comparable(worker: ComputeDevice, checker: ComputeDevice) -> bool:
 
 
 def precision_of(precision: str, kind: str) -> str:
-    """Return the precision whose tolerance applies; a card may round the factors of float32."""
+    """Return the precision whose bounds apply; graphics cards may round float32 factors."""
     return precision if kind == HERE else "bfloat16"
 
 

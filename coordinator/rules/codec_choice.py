@@ -14,7 +14,7 @@ def agreed(wanted: str, spoken: Collection[str]) -> str:
     """Return the codec for an update: the run's own, or the best other one that the worker has; ""
     without one.
 
-    A worker that names no codec is believed to speak all that were there at first.
+    A worker that names no codec gets the run's own.
     """
     if not spoken:
         return wanted
@@ -25,7 +25,7 @@ def grantable(plan: Plan) -> frozenset[str]:
     """Return every codec that a lease of this run may name: a lease of one phase may be submitted
     in the next.
 
-    Which of them a lease did name is not kept: all of them say what was trained well enough for the
+    The codec that a lease named is not stored: each of these encodes an update well enough for the
     plan.
     """
     wanted = {phase.overrides.get("codec", plan.codec) for phase in plan.phases} | {plan.codec}

@@ -82,7 +82,7 @@ def check_id(name: str, value: str) -> str:
 
 
 def check_secret(secret: str) -> str:
-    """Return a secret that can hold 128 bits. Raises BadRequest for another."""
+    """Return a secret that is long and varied enough. Raises BadRequest for any other."""
     if not _SECRET.fullmatch(secret) or len(set(secret)) < 8:
         raise BadRequest(
             f"the secret must be {SECRET_CHARS_MIN} to {SECRET_CHARS_MAX} random letters, "

@@ -1,10 +1,9 @@
 """Dispatch of work to waiting workers: pure rules over rows of the database.
 
-Waiting workers are served in turn, volunteers with the fewest leases first. A worker gets the run
-that recently got the least device time for its weight, of the runs that fit; within a run a
-reissued task comes before a new range of the pass. A task that a worker has failed goes to another
-worker if there is one; a task outside the pass to a worker that is fast enough for it
-(`placement.py`).
+Waiting workers are served in turn, volunteers with the fewest leases first. Of the runs that fit a
+worker, it gets the one with the least recent work relative to its weight; within a run a reissued
+task comes before a new range of the pass. A task that a worker has failed goes to another worker if
+there is one; a task outside the pass goes to a worker that is fast enough for it (`placement.py`).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Open(msgspec.Struct, frozen=True, kw_only=True):
-    """Open tasks: returned ones in claim order, and the holders of leased ones."""
+    """Open tasks: waiting ones in claim order, sums for each run, and counts of held ones."""
 
     todo: Sequence[Todo] = ()
     loads: Sequence[Load] = ()
@@ -173,7 +172,7 @@ class _Batch:
         while queue:
             count, index = heapq.heappop(queue)
             waiter = self._waiters[index]
-            # its number of leases has grown meanwhile
+            # the volunteer has got a lease since this entry was queued
             if count != self._by_volunteer[waiter.volunteer_id]:
                 heapq.heappush(queue, (self._by_volunteer[waiter.volunteer_id], index))
                 continue
@@ -329,7 +328,7 @@ def _audits(waiter: Waiter, task: Todo) -> bool:
 
 
 def _beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
-    """Return the assignment of a task outside the pass, unchanged."""
+    """Return the assignment of a task outside the pass, which is never split."""
     return Assignment(
         waiter=index,
         run_id=run.id,
@@ -354,7 +353,7 @@ def dispatch(
     leases_max: int,
     bench: DeviceBench = NOBODY,
 ) -> DispatchResult:
-    """Decide for every waiter: a lease, or the reason for none; `bench` as in `placement`."""
+    """Decide for every waiter: a lease, or the reason for none; `bench`: see `DeviceBench`."""
     batch = _Batch(waiters, runs, Placement(bench), leases_max)
     batch.see(tasks)
     return batch.run()

@@ -35,7 +35,7 @@ class Waiter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Todo(msgspec.Struct, frozen=True, kw_only=True):
-    """Returned task."""
+    """Task that waits for a worker: a returned range of the pass, or a task outside the pass."""
 
     id: int
     run_id: int

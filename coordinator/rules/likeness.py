@@ -1,17 +1,17 @@
 """Likeness of a recompute to the submitted update, judged by two measured bounds. Pure rules.
 
     tight  on comparable arithmetic: work within it was done exactly as leased
-    loose  on other arithmetic: work within it was done, and is paid except for a share of the
-           bond, from none at no difference to all at the bound; work beyond it proves nothing,
-           since the owner alone states the class of a device
+    loose  on other arithmetic: work within it was done and is paid, but its account owes a share
+           of its stake, from none at no difference to all at the bound; work beyond it proves
+           nothing, since the owner alone states the class of a device
 
-A bound limits the length of the difference divided by the length of our own update: poison of a
-tenth of the update is 0.1 in any direction, noise is 1 or more at any scale. The optimiser's final
-state has a bound of its own, which shows left-out last steps.
+A bound limits the length of the difference divided by the length of the server's update: poison of
+a tenth of the update is 0.1 in any direction, noise is 1 or more at any scale. The optimiser's
+final state has a bound of its own, which shows left-out last steps.
 
 Some tasks drift: rounding decides whether a unit near its threshold is on or off. An update that
 misses its bound is compared with the task's own drift, by a second recompute from a slightly
-changed base: it may differ from ours by DRIFT_TIMES that drift.
+changed base: it may differ from the server's by `DRIFT_TIMES` times that drift.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def judge(found: Redone, precision: str = "float32", *, comparable: bool) -> Res
 def share(found: Redone, precision: str = "float32", *, comparable: bool) -> float:
     """Return the share of its work that a passed recompute shows.
 
-    It is all within the tight bound on comparable arithmetic; otherwise it falls to nothing at the
+    The share is 1 within the tight bound on comparable arithmetic; otherwise it falls to 0 at the
     loose bound. Leaving out a part of the steps or batches makes a larger difference than that
     part.
     """

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from shared.errors import InvalidName
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN, fits_nickname
 
-SKELETON_MAX = 128  # width of the column
+SKELETON_MAX = 128  # width of the database column
 RAW_MAX = 256  # longer names are refused unread
 PSEUDONYM = "forgotten"
 
@@ -121,7 +121,7 @@ def _check_scripts(name: str) -> None:
 
 
 def _seen(char: str) -> str:
-    """Return a character as a hasty reader sees it: digits by value, no signs, nothing raised."""
+    """Return a character as a hasty reader sees it: digits by value, signs left out."""
     kind = unicodedata.category(char)
     if kind == "Nd":
         return str(unicodedata.decimal(char)).translate(_TABLE)

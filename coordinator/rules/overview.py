@@ -1,7 +1,7 @@
 """Structs of a coordinator's overview, as `coordinator top` shows it.
 
-The builder of each list bounds it and cuts every text of others. Instants are UTC epoch seconds,
-rates are an hour.
+The builders of the lists bound them, and cut texts that others wrote. Instants are UTC epoch
+seconds; rates are per hour unless their names say otherwise.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class Backlog(OverviewPart, frozen=True, kw_only=True):
     revealed: int = 0
     # Time that the waiting ones take at the recent speed; None if no recompute was made.
     seconds: float | None = None
-    # Reasons why some cannot be made here now, with their numbers.
+    # Reasons why some recomputes cannot be made here now, each with the number of recomputes.
     reasons: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -175,8 +175,8 @@ class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
     """Figures of one serving process."""
 
     name: str = ""
-    where: str = ""  # its own address, or its machine behind the public one
-    address_failure: str = ""  # reply of the public address, if it is not this coordinator's
+    where: str = ""  # its address; machine and port if several share an address
+    address_failure: str = ""  # what is wrong with the answer of its public address
     software: str = ""
     read_only: bool = False
     read_only_why: str = ""
@@ -233,7 +233,7 @@ class Figures(OverviewPart, frozen=True, kw_only=True):
 
 
 class Gauges(Figures, frozen=True, kw_only=True):
-    """Figures of a scrape of the metrics."""
+    """Figures for one request of the metrics."""
 
     runs: tuple[RunLine, ...]  # without flows
     queues: dict[str, int]
@@ -244,7 +244,7 @@ class WholeFigures(Figures, frozen=True, kw_only=True):
 
     machines: tuple[WorkerLine, ...]
     window: ContributionWindow
-    newest_refused: int  # refused ones among the newest decisions, of any age
+    newest_refused: int  # refusals among the newest decisions, of any age
     newest_decided: int
     refusals: tuple[RefusalCount, ...]
     recompute: CheckCounts
@@ -255,7 +255,7 @@ class Census(WholeFigures, frozen=True, kw_only=True):
 
     pushed: dict[int, Flow]  # by run
     pulled: dict[int, Flow]
-    staleness: dict[str, tuple[float, int]]  # by "run version"
+    staleness: dict[str, tuple[float, int]]  # mean and largest, by "RUN VERSION"
 
 
 class Overview(WholeFigures, frozen=True, kw_only=True):

@@ -2,8 +2,8 @@
 goes to a machine that is fast enough.
 
 A worker leaves such a task to another that would finish it in half the time, counted from now, but
-no longer than it would need itself. Thus a run of slow machines never stands still, and an only
-machine never waits.
+waits no longer than it would need itself. So a run with only slow machines still advances, and a
+single machine never waits.
 """
 
 from __future__ import annotations

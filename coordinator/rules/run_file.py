@@ -43,7 +43,7 @@ class TaskSettings(Settings):
     """`[task]`: how the pass is divided into leases."""
 
     local_steps: Steps = 50  # optimiser steps of one task
-    by_speed: bool = True  # a much slower worker gets fewer, which take the same time
+    by_speed: bool = True  # a much slower worker gets fewer steps, which take the same time
     # If > 0, every task is sized to its worker's measured speed instead.
     target_seconds: Seconds = 0.0
     batch_size: Steps = 16
@@ -52,7 +52,7 @@ class TaskSettings(Settings):
     inner_state: Literal["keep", "reset"] = "keep"
     lease_floor_seconds: Annotated[float, Meta(gt=0, le=1e9)] = 120.0
     max_failures: Annotated[int, Meta(ge=1, le=10_000)] = (
-        3  # failures by distinct workers after which the task is discarded
+        3  # failures by distinct volunteers after which the task is discarded
     )
     max_timeouts: Annotated[int, Meta(ge=1, le=10_000)] = 8
     # leases that one worker may hold: one in work, one prefetched
@@ -96,8 +96,8 @@ class EvaluationSettings(Settings):
     gate: bool = False
     prompt: Text = ""
     sample_every: Versions = 1
-    # Task suites, by the names of their datasets. They measure version 0, each version evaluated
-    # after `suites_every` more, and the last version of the run.
+    # Task suites, by the names of their datasets. They measure version 0, then the next evaluated
+    # version after every `suites_every` versions, and the last version of the run.
     suites: Annotated[tuple[Line, ...], Meta(max_length=SUITES_MAX)] = ()
     suites_every: Versions = 10  # 0 = only the first and the last version
 

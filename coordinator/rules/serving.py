@@ -12,11 +12,11 @@ from coordinator.rules.run_file import ChatSettings, ServeSettings, TierSettings
 
 MICRO = 1_000_000
 NANO = 1000  # thousandths in a micro-credit
-FORWARD_SHARE = 1 / 3  # of the FLOPs of a step: backward costs twice the forward pass
-# least number and share of wrong tokens in a compared answer that may prove another model
+FORWARD_SHARE = 1 / 3  # the forward pass in a training step: the backward pass costs twice
+# At least this many wrong tokens, and more than this share of an answer, prove another model.
 WRONG_MIN, WRONG_SHARE = 3, 0.05
-# share of odd tokens that an honest account may have among its compared ones: one wrong token
-# proves nothing
+# an answer with one wrong token agrees if at most this share of the account's compared tokens is
+# wrong
 ODD_SHARE = 0.01
 TOKEN_FLOPS = 2.0  # operations a parameter
 DRAWN_SHARE = 0.1  # least probability of a draw, for an account that has often agreed
@@ -52,7 +52,8 @@ def is_of_model(looked: int, wrong: int, tally: tuple[int, int]) -> bool:
     """Return True if an answer agrees with the model; `tally` counts all compared answers, this one
     included.
 
-    One odd token is allowed; otherwise it would cost an account with short answers its whole stake.
+    One wrong token is allowed to an account that has few; otherwise it would cost an account with
+    short answers its whole stake.
     """
     odd = wrong == 1 and tally[1] <= ODD_SHARE * tally[0]
     return odd or wrong <= WRONG_SHARE * looked

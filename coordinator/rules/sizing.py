@@ -15,21 +15,21 @@ from shared.protocol.limits import DEVICE_BYTES
 from shared.units import DAY_S, MIB
 
 LEASE_MAX_S = DAY_S
-UNKNOWN_FACTOR = 10  # allowance in floors, while the duration of a task is unknown
+UNKNOWN_FACTOR = 10  # a task of unknown duration gets this many times `lease_floor_seconds`
 OPTIMISM = 2.0  # factor on a benchmark, which leaves out downloads, evaluation and other programs
 LATE_FACTOR = 3.0  # a lease ends after this many times the expected time
 # Share of the median speed below which tasks are made smaller; benchmarks are no more exact.
 SLOWER = 0.75
-SPLIT_FACTOR = 2.0  # a returned range that would take longer than this many targets is split
+SPLIT_FACTOR = 2.0  # a returned range that would take this many times its target is split
 UPLOAD_SLACK_BYTES = MIB
 CLAMP = 16.0  # a newcomer's speed counts as at most this many times above or below the median
-# A schedule may be this much longer than its run, which then ends above the lowest rate: merging
-# several workers averages noise like a low rate. In long runs a third more is already too much
-# (measured, docs/decisions/0025-async-in-step.md).
+# A schedule may be longer than its run by this factor, and by at most this many steps. The run then
+# ends above the lowest rate: merging several workers averages noise like a low rate. In long runs a
+# third more is already too much (measured, docs/decisions/0025-async-in-step.md).
 LONGER = 1.5
 LONGER_STEPS = 600
 STEPS_MAX = (1 << 31) - 1  # most steps of a run that fit a message
-GAME_BYTES_MAX = 1 << 18  # of one game, compressed
+GAME_BYTES_MAX = 1 << 18  # largest size of one compressed game
 
 
 # least expected time, as a share of the time that a worker's own benchmark predicts
@@ -288,7 +288,7 @@ def first_part(steps: int, price: int, part_steps: int) -> tuple[int, int]:
 
 
 def work_of(run: Run, price_micro: int) -> float:
-    """Return the operations of a task at this price, since all work of a run has one price."""
+    """Return the operations of a task at this price; each operation of a run costs the same."""
     return price_micro / max(1, run.price_micro) * run.step_flops
 
 
@@ -297,8 +297,8 @@ def price_micro(run: Run, samples: int) -> int:
 
 
 def split_at(run: Run, start: int, stop: int, flops: float) -> int:
-    """Return the end of the part of a returned range that suits a worker of this speed: `stop`, or
-    much sooner.
+    """Return where a returned range is split, so that its first part suits a worker of this speed;
+    `stop` if it is not split.
     """
     settings = run.settings
     steps = steps_in(stop - start, settings.batch_size)

@@ -6,9 +6,9 @@ sign of this cosine is the test by which accelerated gradient methods restart (O
 2015). The agreement among updates is no test: it rises, since all workers pull back alike
 (measured, docs/experiments.md).
 
-No minority decides: a heading is the median volunteer's in its merge, and the median of the
-headings counts. After a rest a lowered rate is raised on trial; the rest doubles each time that the
-rate falls back.
+No minority decides: the heading of a merge is the median of its volunteers' cosines, and the median
+of several headings counts. After a rest a lowered rate is raised on trial; the rest doubles each
+time that the rate falls back.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from itertools import takewhile
 from statistics import median
 from typing import NamedTuple
 
-ROUNDS = 4  # number of times over that updates of all live workers are judged together
+ROUNDS = 4  # updates of each live worker that are judged together
 LEAST = 0.05  # median cosine from which on the rate is not lowered
 FACTOR = 0.5
 SCALE_MIN = 0.125  # least share of the plan's rate
 WINDOW_MAX = 256  # most versions that are judged together
 REST = 16  # steady windows at a lower rate before the higher one is tried again
-REST_MAX = 4096  # most versions before a trial
+REST_MAX = 4096  # most versions at a lower rate before the higher one is tried again
 COOLS_FROM = 0.75  # share of a run after which the outer rate falls
 COOLS_TO = 0.1  # share of the outer rate at the end of the run
 LONG = 160  # least versions of a run that cools: a run of 87 ended worse with cooling
@@ -39,13 +39,15 @@ class Heading(NamedTuple):
 
 
 def window(share: float) -> int:
-    """Return how many versions hold `ROUNDS` updates of each live worker, at this share a merge."""
+    """Return how many versions hold `ROUNDS` updates of each live worker, if one version holds
+    updates of this share of the workers.
+    """
     return min(WINDOW_MAX, math.ceil(ROUNDS / min(1.0, max(share, ROUNDS / WINDOW_MAX))))
 
 
 def rest(most: int, falls: int) -> int:
-    """Return the number of versions at a lower scale before the next trial of the scale above,
-    after `falls` falls to it; `most` is a window.
+    """Return after how many versions at a lowered scale the higher one is tried again, if the scale
+    was lowered to it `falls` times; `most` is the result of `window`.
     """
     return min(REST_MAX, REST * most << min(16, max(0, falls - 1)))
 
@@ -53,8 +55,8 @@ def rest(most: int, falls: int) -> int:
 def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
     """Return the scale of the next outer step, from the phase's versions, newest first.
 
-    The scale is halved when the median of the newest `most` versions of one scale turned back, and
-    raised one step on trial after `rest` steady versions at a lower one.
+    The scale is halved when the median heading of the newest `most` versions at it is below
+    `LEAST`, and doubled on trial after `rest` versions at a lowered scale.
     """
     if not recent:
         return 1.0
@@ -69,7 +71,7 @@ def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
 
 
 def cooling(done: float, version: int) -> float:
-    """Return the reduced share of the outer rate for a run with this share done.
+    """Return the factor on the outer rate of a run with this share done: 1, or less near its end.
 
     Momentum applies each round several times, so the last versions oscillate around their target
     even at a low rate of the workers (docs/decisions/0027-cooling.md).

@@ -1,7 +1,7 @@
 """Thresholds of trouble, shared by the monitor's verdict and the alerts to people.
 
-An alert stays until its figure is well past the threshold, so that it does not flap; `said` is True
-while it stands.
+An alert stays open until its figure is well past the threshold, so that it does not flap; `said` is
+True while the alert is open.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
 # multiples of the disk's floor at which space becomes low, and at which it is enough again
 LOW_FLOORS, ENOUGH_FLOORS = 4, 5
 CERTIFICATE_S, CERTIFICATE_SOON_S = 21 * DAY_S, 7 * DAY_S
-WAVE_S, WAVE_MIN = 600.0, 25  # a wave: so many strangers registered within this time
+WAVE_S, WAVE_MIN = 600.0, 25  # a wave: WAVE_MIN strangers or more register within WAVE_S
 USUAL_TIMES = 5  # a run stalls after this many times its usual time for a version
 
 
@@ -42,7 +42,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.stalled_s, USUAL_TIMES * usual_s)
 
     def backup_is_old(self, age_s: float) -> bool:
-        """Return True for a backup of this age, or for a run of this age without one."""
+        """Return True if a backup of this age is too old, or a run of this age without a backup."""
         return bool(self.backup_s) and age_s >= self.backup_s
 
 
@@ -69,5 +69,5 @@ def disk_is_low(free: float, floor: float, *, said: bool = False) -> bool:
 
 
 def certificate_ends(left_s: float) -> bool:
-    """Return True for a certificate that expires within this time."""
+    """Return True if a certificate that is valid for `left_s` more seconds expires soon."""
     return left_s < CERTIFICATE_S

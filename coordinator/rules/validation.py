@@ -32,9 +32,9 @@ P = TypeVar("P", bound=tuple[Any, ...])
 MAD_TO_SIGMA = 1.4826
 # An Adam step moves an element by about lr; more than this many lr a step is not honest work.
 ADAM_REACH = 4.0
-# newest volunteers whose norms count; with fewer than the least, nothing is refused
+# volunteers whose norms count, the newest; with fewer than COHORT_MIN none is refused by comparison
 COHORT, COHORT_MIN = 32, 8
-VOICE_OF = 8  # most norms of one volunteer, the newest, whose median counts in the cohort
+VOICE_OF = 8  # most norms of a volunteer, its newest, from which its median is taken
 # A random walk of Adam's steps has the norm lr sqrt(steps parameters). A hundredth of that means
 # that only one of ten thousand parameters was trained.
 ADAM_LEAST = 0.01
@@ -60,7 +60,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     certain: bool = True  # False: refused by comparison with others, which proves nothing
 
     def stored(self, of: Measurement) -> dict[str, Any]:
-        """Return the stored form, with the norm if others can be compared with it."""
+        """Return the columns to store; the norm is None if it is of no use for comparisons."""
         columns = ("state", "reason", "message", "weight", "clip")
         norm = of.norm if of.finite and not of.problem else None
         return {name: getattr(self, name) for name in columns} | {"norm": norm}
@@ -128,8 +128,8 @@ def effort(update: str, train: TrainSettings, first: int, steps: int, total: int
 
 
 def by_effort(norm: float, its: float, ours: float) -> float:
-    """Return the largest plausible norm by effort at effort `ours`, from a contribution of effort
-    `its`.
+    """Return the norm by effort of a contribution of effort `its`, for comparison with one of
+    effort `ours`: the largest plausible value.
 
     The steps of a task partly undo each other, so norms grow with something between the square root
     of the steps and the steps themselves. Divided by its steps alone, the norm of an honest task
@@ -142,8 +142,8 @@ def voices(peers: Iterable[P], most: int, norm: Callable[[P], float]) -> list[fl
     """Return one norm for each volunteer, the median of its newest `VOICE_OF`, so that many
     machines or tasks have no more influence than one.
 
-    `peers` begin with their volunteer, newest first; their `norm` by effort is computed only for
-    the at most `most` volunteers that count.
+    The first field of each of `peers`, newest first, is its volunteer; `norm` returns the norm by
+    effort, and is called only for the newest `most` volunteers.
     """
     by: dict[str, list[P]] = {}
     for peer in peers:
@@ -164,7 +164,7 @@ def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float
 
 
 def least(train: TrainSettings, effort: float, steps: int, parameters: int) -> float:
-    """Return the L2 norm below which an update of Adam's or Muon's counts as no work; 0 if unknown.
+    """Return the L2 norm below which an update by Adam or Muon counts as no work; 0 if unknown.
 
     `effort` is in steps at the full learning rate.
     """

@@ -4,8 +4,8 @@
     one network       at most a third, if more than three known networks take part
     on probation      together at most a fifth, if any vetted volunteer takes part
 
-The thirds are of the vetted part, and of the part on probation: a vetted volunteer among strangers
-keeps its four fifths.
+The thirds are taken within the vetted part and within the part on probation, so that a single
+vetted volunteer among strangers keeps its four fifths.
 
 Weights are scaled down, never up, by one factor within a group.
 """
@@ -20,7 +20,7 @@ import msgspec
 SHARE_MAX = 1 / 3
 GROUPS_MIN = 4  # with fewer groups, each has more than a third
 PROBATION_MAX = 0.2
-ROUNDS = 1_000  # at most: two conflicting limits take a hundred and more
+ROUNDS = 1_000  # most rounds of `_capped`; two conflicting limits take over a hundred
 ROUNDING = 1e-12
 VANISHED = 1e-9  # limits that leave less weight than this contradict each other
 
@@ -37,9 +37,9 @@ class Voice(msgspec.Struct, frozen=True, kw_only=True):
 def shares(voices: Sequence[Voice]) -> list[float]:
     """Return a weight for each voice, at most its own, so that the limits above hold.
 
-    Vetted voices and those on probation are limited separately, then the latter together. Both
-    limits of one part cannot always hold (four volunteers of whom three share a network); then only
-    the limit on volunteers applies.
+    Vetted voices and those on probation are limited separately, then all on probation together.
+    Both limits of one part cannot always hold (four volunteers of whom three share a network); then
+    only the limit on volunteers applies.
     """
     weights = [0.0] * len(voices)
     for vetted in (True, False):

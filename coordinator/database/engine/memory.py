@@ -1,7 +1,7 @@
 """Database in memory that answers at once on the caller's thread, for simulations in virtual time.
 
-No call waits and no state is outside, so the same calls in the same order give the same answers. A
-server never uses it.
+No call waits and all state is in memory, so the same calls in the same order give the same answers.
+A server never uses it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InlineRunner:
         self._connection = self._engine.connect()
 
     def apply(self, fn: Callable[[Connection], T]) -> T:
-        """Run one transaction, undone when `fn` raises."""
+        """Run `fn` in one transaction, which is rolled back if `fn` raises."""
         with self._connection.begin():
             return fn(self._connection)
 

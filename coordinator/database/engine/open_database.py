@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Dialect = Literal["sqlite", "postgresql"]
-AHEAD_S = 300.0  # clocks of good machines differ by less
-MIGRATION_LOCK = 0x766F6C75  # any number of our own: two processes must not migrate at once
+AHEAD_S = 300.0  # the clocks of two good machines differ by less
+MIGRATION_LOCK = 0x766F6C75  # arbitrary number of the lock under which a process migrates
 
 
 log = structlog.get_logger("database")
@@ -62,7 +62,7 @@ class Database:
         self._runner = runner
         self._lock = lock
         self.dialect: Dialect = dialect
-        self.reads, self.writes = Durations(), Durations()  # the wait for their turn included
+        self.reads, self.writes = Durations(), Durations()  # each with the wait for its turn
 
     @staticmethod
     async def open(

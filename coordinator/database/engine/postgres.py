@@ -35,7 +35,7 @@ WRITES = 9
 TURN_S = 20.0  # longest wait of a write for a connection
 ATTEMPTS = 8
 RETRY_S = 0.01  # base of the random wait before a retry; doubled each time
-CLOCK_S = 60.0  # interval of comparing the database's clock with ours
+CLOCK_S = 60.0  # interval of comparing the database's clock with this machine's
 ALIVE_S = 20.0  # interval of testing the listening connection
 CHANNEL = "volunteer"
 CLOSE_S = 30.0  # longest wait for running functions when closing
@@ -43,7 +43,7 @@ TOPICS_MAX = 10_000
 
 SERVER = {
     "application_name": "coordinator",
-    "jit": "off",  # compiling costs more than these statements
+    "jit": "off",  # compiling these statements costs more than it saves
     "lock_timeout": "15s",
     "statement_timeout": "120s",
     # PostgreSQL ends the session of a frozen or vanished peer after this time and frees its row
@@ -289,7 +289,7 @@ class PostgresRunner:
         await self.write(notify)
 
     async def _listen(self, deliver: Callable[[str | None], None], ready: asyncio.Event) -> None:
-        """Receive notifications of other processes; a lost connection changes every topic."""
+        """Receive notifications of other processes; after a lost connection, deliver all topics."""
 
         def heard(connection: object, pid: int, channel: str, payload: str) -> None:
             sender, _, topic = payload.partition(" ")

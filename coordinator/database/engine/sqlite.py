@@ -38,7 +38,7 @@ BUSY_MS = 30_000
 CLOCK_S = 10.0  # interval of storing the highest instant
 PEEK_S = 0.25  # interval of checking for another process's commits
 
-FAILED_RETRY_S = 60.0  # the organiser must act before writes can work again
+FAILED_RETRY_S = 60.0  # clients retry after this time: the organiser must act first
 
 CLOCK_KEY = "clock"
 

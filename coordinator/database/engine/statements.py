@@ -26,8 +26,8 @@ def one_of(column: KeyedColumnElement[Any], words: Sequence[str]) -> ColumnEleme
     statement.
 
     A list of bound values would be expanded at each run, for 50 us. SQLite would also plan the
-    query anew for a bound value that decides whether a partial index serves: 28 us became 5, 224
-    became 7 (the open tasks' index).
+    query anew for a bound value that decides whether a partial index serves: with written words two
+    queries took 5 us instead of 28, and 7 instead of 224.
     """
     if not all(word.isidentifier() for word in words):
         raise ValueError(f"these are not names of the program: {words}")

@@ -76,12 +76,12 @@ class Streamed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """End of a request: `roll` draws answers of volunteers, and `replica` can compare them."""
+    """End of a request: `roll` returns a draw's random number, `replica` can compare answers."""
 
     now: float
     roll: Callable[[], float]
     first_s: float | None = None
-    replica: str = ""  # "": the answering process is gone, so no process can
+    replica: str = ""  # "": no process can compare them, since the answering one is gone
 
 
 def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -> int:
@@ -159,7 +159,7 @@ def abandoned(conn: Connection, before: float, mine: Sequence[str]) -> dict[str,
 
 
 def still_open(conn: Connection, ids: Sequence[str]) -> dict[str, Streamed]:
-    """Return the open requests among `ids`, with their logged tokens."""
+    """Return the open requests among `ids`, with the tokens stored for them."""
     query = select(_u.id, _u.tokens_out, _u.answered).where(_u.state == "open", _u.id.in_(ids))
     return _streamed(conn, query) if ids else {}
 

@@ -5,10 +5,10 @@ draw agrees.
     answered     escrow -> earned    this answer or a later one of the account was drawn and agreed
     unanswer     escrow -> mint      a drawn answer did not agree, or the account was suspended: the
                                      whole stake is forfeited
-    refund       burn   -> earned    the asker's, with each "unanswer"
+    refund       burn   -> earned    the asker gets its credits back, with each "unanswer"
 
-Nothing else frees the stake. Besides the ledger's events, a row of `answer_stakes` stands for it. A
-draw waits until it is compared. One that its process cannot compare ("untold") frees nothing, and
+Nothing else frees the stake. Besides the ledger's events, it has a row in `answer_stakes`. A drawn
+answer waits until it is compared. One that its process cannot compare ("untold") frees nothing, and
 the next answer of the account is certainly drawn.
 
 A change of an account's stakes locks its row of `volunteers` first, like a suspension.
@@ -85,7 +85,7 @@ def pay(
     roll: Callable[[], float],
     now: float,
 ) -> None:
-    """Put a request's pay at stake, by account, once; `roll` draws. The accounts must be locked."""
+    """Put each locked account's pay for a request at stake; `roll` gives a draw's random number."""
     about = _about(conn, amounts)
     drafts, lines = [], []
     for who, amount in amounts.items():
@@ -122,8 +122,8 @@ def compared(
 ) -> bool:
     """Record how many tokens of an answer were compared, and how many are wrong.
 
-    A draw that agrees frees the answer's pay and all pay before it; another forfeits all. Return
-    True if the account is proven to use another model.
+    An answer that agrees frees its pay and all pay before it; one that does not forfeits all pay at
+    stake. Return True if the account is proven to use another model.
     """
     lock(conn, [who])
     known, (looked, wrong) = _about(conn, [who])[who], found
@@ -168,7 +168,7 @@ def take(conn: Connection, who: str, memo: str, now: float) -> int:
 
 
 def _tell(conn: Connection, request_id: str, who: str, told: str, now: float) -> int:
-    """End a waiting draw and earn the pay that it freed; return the ended draws, 0 or 1."""
+    """End a waiting draw and free the pay that it held; return the ended draws, 0 or 1."""
     its_own = {"its_request_id": request_id, "its_volunteer_id": who, "told": told}
     ended = conn.execute(_TELL, its_own).rowcount
     _free(conn, who, now)

@@ -26,7 +26,7 @@ READ_BATCH = 2000
 # Events of a contribution.
 STEPS = ("pending", "earn", "void", "escrow", "vest", "forfeit", "reverse")
 GIVEN = ("earn", "void", "escrow", "forfeit")  # one of them follows "pending"
-SEALED = (events.c.key, events.c.digest, events.c.at)  # the digest stands for the rest
+SEALED = (events.c.key, events.c.digest, events.c.at)  # the digest covers the other columns
 
 
 def check_ledger(conn: Connection) -> list[str]:
@@ -148,7 +148,7 @@ def _steps(conn: Connection) -> Iterator[str]:
 
 
 def _unpaid(conn: Connection) -> Iterator[str]:
-    """Check that every accepted contribution has its event."""
+    """Check that every accepted contribution has its event "pending"."""
     posted = exists().where(
         events.c.contribution_id == contributions.c.id, events.c.kind == "pending"
     )

@@ -49,8 +49,8 @@ def charge(
 
 
 def repay(conn: Connection, keys: Mapping[str, str], now: float) -> None:
-    """Repay accounts' debts from their earnings, each under the key of an event that paid it in
-    this transaction.
+    """Repay accounts' debts from their earnings. `keys` has a key for each account's
+    repayment, named after an event of this transaction.
 
     One statement suffices if no account owes anything.
     """

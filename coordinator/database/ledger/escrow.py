@@ -5,8 +5,8 @@
                       one that does not pass: escrow -> mint
     suspended, distrusted, or of no weight in a merge: pending -> mint
 
-Besides the ledger's events, which stay, a row of `escrow` stands for each stake. Earned credit
-settles the debt of its account first.
+Besides the ledger's events, which stay, each stake has a row in `escrow` until it is freed or
+forfeited. Earned credit settles the debt of its account first.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def free(
 ) -> None:
     """Free an account's stake up to a passed draw, oldest first.
 
-    The bond stays, taken from before its oldest open draw: an account that knows that it will fail
-    that draw may have faked the work behind it.
+    The bond stays, and must come from work before the account's oldest open draw: an account that
+    knows that it will fail that draw may have faked all later work.
     """
     last, before = proven
     left = at_stake(conn, volunteer_id, before - 1) - bond

@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 HISTORY_MAX = 500
-SKEW_S = 60.0  # largest disorder in time between numbers of events
+SKEW_S = 60.0  # an event may be this much older than events with lower numbers
 # For each step: the steps of which one must precede it, and the steps that exclude it.
 ORDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "earn": (("pending",), ("void", "escrow", "forfeit")),

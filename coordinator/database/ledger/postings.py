@@ -82,7 +82,7 @@ _ACCOUNTS = (
     select(accounts.c.owner, accounts.c.kind, accounts.c.id)
     .where(among(accounts.c.owner, "owners"), among(accounts.c.kind, "kinds"))
     .order_by(accounts.c.owner == SYSTEM, accounts.c.owner, accounts.c.kind)
-    .with_for_update(key_share=True)  # readers of foreign keys need not wait; SQLite ignores it
+    .with_for_update(key_share=True)  # inserts of postings need not wait; SQLite ignores it
 )
 
 

@@ -96,7 +96,7 @@ def extend(conn: Connection, limit: int = BATCH) -> int:
     """Add the next rows to the tree; return their number. Must be the first statement of its
     transaction.
     """
-    # first: another that extends the tree must not wait where writers queue
+    # Wait here for another process that extends the tree, before `_settled` keeps writers waiting.
     conn.execute(insert_new(conn, meta, "key").values(key=KEY, value="{}"))
     locked = select(meta.c.value).where(meta.c.key == KEY).with_for_update()
     tree = _read(conn.execute(locked).scalar())
@@ -133,7 +133,7 @@ def inclusions(conn: Connection, places: Sequence[int], size: int) -> list[list[
 
 
 def consistency(conn: Connection, old: int, new: int) -> list[bytes]:
-    """Return the proof that the tree of `new` entries begins with the old. Raises NotFound."""
+    """Return the proof that the tree of `new` entries begins with `old` ones. Raises NotFound."""
     _check_size(conn, new)
     if not 0 < old <= new:
         raise NotFound(f"a record of {new} entries does not begin with one of {old}")

@@ -123,7 +123,7 @@ def _window(conn: Connection, newest: CTE, now: float) -> ContributionWindow:
 def _flows(
     conn: Connection, newest: CTE, an_hour: float
 ) -> tuple[dict[int, Flow], dict[int, Flow]]:
-    """Return volunteers' pushed and versions' pulled work by run, for self-play in positions."""
+    """Return the submitted and the merged work of each run; samples of self-play are positions."""
     n, h = newest.c, harvests.c
     query = (
         select(n.run_id, n.kind, n.state, func.count(), func.sum(n.samples))
@@ -140,7 +140,7 @@ def _flows(
         if kind == "experience":
             _add(pushed, run, an_hour, count, drawn or 0, episodes or 0)
         elif kind != "evaluation":
-            if run not in plays:  # a run without self-play counts samples
+            if run not in plays:  # with self-play, only games count as submitted
                 _add(pushed, run, an_hour, count, samples, 0)
             if state == "merged":
                 _add(pulled, run, an_hour, count, samples, 0)

@@ -75,7 +75,7 @@ _RUNS = (
 )
 _OPEN_TASKS = (
     select(_T.run_id, _T.kind, _T.state, func.count(), func.count(_T.worker_id.distinct()))
-    .where(one_of(_T.state, ("todo", "doing")))  # as in the partial index
+    .where(one_of(_T.state, ("todo", "doing")))  # the condition of the partial index
     .group_by(_T.run_id, _T.kind, _T.state)
 )
 _WAITING = (
@@ -131,7 +131,7 @@ def _unmerged(conn: Connection, run_id: int) -> int:
 
 
 def _pace(row: Mapping[str, Any], now: float) -> float:
-    """Return the newest versions made in an hour; the rate falls while no version is made."""
+    """Return the recent number of versions an hour; it falls while no version is made."""
     if row["state"] != "running" or row["first_at"] is None or row["head"] <= row["first"]:
         return 0.0
     return float(3600 * (row["head"] - row["first"]) / max(1.0, now - row["first_at"]))

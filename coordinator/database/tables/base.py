@@ -1,4 +1,4 @@
-"""Metadata shared by all tables, and its 64-bit key.
+"""Metadata and the type of 64-bit keys, shared by all tables.
 
 Instants (`*_at`) are UTC epoch seconds as doubles, from the Clock; money is integer micro-credits;
 JSON is text written by msgspec. Rows that must never change (postings, events, record, versions)

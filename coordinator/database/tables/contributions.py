@@ -97,8 +97,8 @@ Index(
 )
 Index("ix_contributions_seen", _c.sha256, _c.run_id)
 Index("ix_contributions_volunteer", _c.volunteer_id, _c.run_id, _c.version)
-# Initial states of a machine's tasks; partial, or SQLite would use it for the search of uploads,
-# too.
+# For the search of a machine's optimiser states; partial, or SQLite would use it for the search of
+# uploads, too.
 Index(
     "ix_contributions_machine",
     _c.worker_id,
