@@ -1,5 +1,5 @@
-"""Joiner: requests that arrive while others are served are served together next, so that many
-cost one transaction.
+"""Joiner: collects the requests that arrive while others are served, and serves them together next,
+so that many cost one transaction.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Joiner(Generic[Q, A]):
     """Serves requests, at most `most` at once. `serve` returns the answers in the order of the
     requests; an error among them is raised to its own requester.
 
-    Where serving several fails, each is served by itself, so that none harms another.
+    If serving several fails, each is served alone, so that a wrong one does not harm the others.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Joiner(Generic[Q, A]):
         while self._waiting:
             batch = self._waiting[: self.most]
             del self._waiting[: self.most]
-            batch = [each for each in batch if not each[1].done()]  # the client has not hung up
+            batch = [each for each in batch if not each[1].done()]  # skip clients that hung up
             answers = await self._answers([request for request, _ in batch])
             for (_, waiting), answer in zip(batch, answers, strict=True):
                 if waiting.done():
@@ -55,7 +55,7 @@ class Joiner(Generic[Q, A]):
         try:
             return await self._serve(requests) if requests else []
         except Exception as error:
-            if len(requests) == 1 or isinstance(error, Unavailable):  # nobody's fault
+            if len(requests) == 1 or isinstance(error, Unavailable):  # one by one would not help
                 return [error] * len(requests)
         alone = await asyncio.gather(*(self._answers([request]) for request in requests))
         return [answer for [answer] in alone]

@@ -58,7 +58,7 @@ class CachedValue(Generic[T]):
 
     def _note(self, loading: asyncio.Future[T]) -> None:
         failed = loading.cancelled() or loading.exception() is not None
-        if loading is self._loading:  # else it was dropped meanwhile
+        if loading is self._loading:  # the result of a dropped load is not kept
             self._loading = None
             if not failed:
                 self._loaded = (loading.result(),)

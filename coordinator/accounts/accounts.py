@@ -474,7 +474,7 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
 
 
 def _proving(conn: Connection, who: str, now: float) -> dict[str, Any]:
-    """Return the number of an account's draws without a result, and their estimated time."""
+    """Return how many checks by recompute an account waits for, and their estimated seconds."""
     count, served = len(recomputes.open_of(conn, who)), recomputes.served(conn, now)
     until = recomputes.backlog_s(conn, now, served, who) if count else None
     return {"proving": count, "proved_in_s": until}

@@ -1,6 +1,6 @@
 """Suspension or ban of an account until the organiser lifts it, and the forfeit of a stake alone.
 
-The organiser's commands and draws call these functions within their own transactions.
+The organiser's commands and failed checks call these functions within their transactions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _set_state(
 
 
 def give_up(conn: Connection, volunteer_id: str, reason: str, now: float) -> TakenBack:
-    """Forfeit an account's stake: escrow, unmerged work, open draws. Raises NotFound."""
+    """Forfeit an account's stake: escrow, unmerged work, open checks. Raises NotFound."""
     row = store.locked(conn, volunteer_id)
     waiting = contributions.accepted_of(conn, row.id)
     for contribution in waiting:

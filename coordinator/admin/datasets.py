@@ -187,7 +187,7 @@ def _paths(ask: AddDataset) -> tuple[str, ...]:
 
 
 def _in_folders(box: Path, files: Iterable[Path]) -> list[Path]:
-    """Return the sent images in their folders, whose names are the classes."""
+    """Move the sent images into a folder for each class; return the paths to read."""
     top: list[Path] = []
     for path in files:
         sent = _SENT.match(path.name)

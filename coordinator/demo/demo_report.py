@@ -32,7 +32,7 @@ class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Strength(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of the last version against version 0 by fixed openings, and all ratings."""
+    """Result of games of the last version against version 0, from fixed openings."""
 
     version: int
     wins: int

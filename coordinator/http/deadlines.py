@@ -46,7 +46,7 @@ class ConnectionProgress:
     def __init__(self, address: str, now: float) -> None:
         self.address = address
         self.received = 0  # bytes that were received
-        # number of begun requests, which distinguishes a new one
+        # number of begun requests, which tells one request from the next
         self.request = 0
         self.resumed = 0  # number of times that writing was resumed
         self.seen: tuple[Phase, int] = ("headers", 0)

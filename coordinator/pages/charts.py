@@ -38,7 +38,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     first: float  # first and last version of the horizontal scale
     last: float
     points: tuple[Point, ...]
-    marks: tuple[tuple[float, str], ...] = ()  # places of the horizontal scale, with their names
+    marks: tuple[tuple[float, str], ...] = ()  # named places on the horizontal scale
 
     @property
     def series(self) -> str:

@@ -45,7 +45,7 @@ RUNS = 20  # newest runs that the first page lists
 JSON = "application/json"
 FOR_OTHERS = ((b"access-control-allow-origin", b"*"),)
 STATISTICS_RUNS, STATISTICS_LEADERS = 100, 1000
-QUIET = 4  # modules of light around a QR code
+QUIET = 4  # width of the light margin around a QR code, in its modules
 WINDOWS = {"day": 1, "week": 7, "month": 30, "ever": None}
 
 
@@ -383,7 +383,7 @@ def live(info: RunInfo, figures: DecidedCounts, device_s: float) -> Live:
 
 
 class Square(msgspec.Struct, frozen=True):
-    """QR code as a path, a unit for each module, with its quiet zone."""
+    """QR code as an SVG path with a light margin; each module is one unit wide."""
 
     side: int
     path: str

@@ -181,7 +181,7 @@ class SimulatedMachine:
             await self._vanish()
 
     async def _until_merged(self) -> None:
-        """Wait for the merge that contains its last contribution."""
+        """Wait for the merge that contains this machine's last contribution."""
         self._enter("wait")
         if self._uploads:
             await asyncio.wait(self._uploads)
@@ -231,7 +231,7 @@ class SimulatedMachine:
         sending = asyncio.create_task(self._hand_in(lease, begun, made))
         self._uploads.add(sending)
         sending.add_done_callback(self._uploads.discard)
-        if lease.in_step:  # it may begin nothing else meanwhile
+        if lease.in_step:  # the machine may begin nothing else meanwhile
             self._enter("up")
             await asyncio.wait([sending])
 
@@ -299,7 +299,7 @@ class SimulatedMachine:
         await self._move("down", ref.size * scale)
 
     async def _train(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> Handed:
-        """Let the training's virtual time pass; its result takes none."""
+        """Wait for the virtual time of training, then compute the result, which takes none."""
         self._enter("prepare")
         await self._world.clock.nap(self.kind.overhead_s)
         self._enter("train")
@@ -330,7 +330,7 @@ class SimulatedMachine:
     async def _hand_in(
         self, lease: Lease, begun: Begun, made: Handed, turn: LeasedUpdate | None = None
     ) -> Verdict | None:
-        """Upload and submit. A lease that another worker holds by now is wasted work."""
+        """Upload and submit a result; return None if it was refused, as when the lease was lost."""
         whole, turn = turn is None, turn or LeasedUpdate()
         try:
             verdict = await self._submit(lease, begun, made, turn)

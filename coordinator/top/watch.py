@@ -55,9 +55,9 @@ async def pictures(
                 while True:
                     asked = FORGET in typed
                     found: Overview = await ask("top", forget_silent=asked)
-                    if asked:  # else the key was typed meanwhile
+                    if asked:  # a key that was typed meanwhile is for the next request
                         typed.discard(FORGET)
-                    # an unchanged overview: the server was too busy to make another
+                    # the same overview again: the server was too busy to make another
                     if seen is None or found.at != seen.at:
                         seen, at = found, clock.monotonic()
                     old = clock.monotonic() - at > LATE_S

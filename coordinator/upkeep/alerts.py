@@ -140,7 +140,7 @@ class Alerts:
         self._machine = socket.gethostname()[:64]
         self.address = PublicAddress(settings.url)
         self._state = AlertState(checked_at=clock.now())
-        # number of failed tries to report that the database failed; -1 = none yet
+        # retries of the report that the database failed; -1 = not yet tried
         self._failed_said = -1
         self.certificate_ends_at = certificate_end(settings)
 
@@ -282,9 +282,7 @@ class Alerts:
         return problem
 
     async def _say_failed(self, why: str) -> tuple[Alert, ...]:
-        """Send the alert that the database failed, from memory, with as many tries as any other
-        alert.
-        """
+        """Send the alert that the database failed; its tries are counted in memory."""
         now = self._clock.now()
         first = self._failed_said < 0
         alert = self._alert("database", why, now)

@@ -1,4 +1,4 @@
-"""Series of backups: one folder an instant, unchanged blobs shared by hard links."""
+"""Series of backups: a folder for each backup, unchanged blobs shared by hard links."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class DrillReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def folders(series: Path) -> list[Path]:
-    """Return the complete backups of a series, oldest first, or the one backup that the folder is.
+    """Return the complete backups in a folder, oldest first, or the folder if it is a backup.
 
-    Raises BadRequest for no folder.
+    Raises BadRequest if it is no folder.
     """
     if not series.is_dir():
         raise BadRequest(f"{series} is not a folder of backups")

@@ -63,7 +63,7 @@ class Checks:
             problem = await self._blob_problem(sha, size)
             if problem and sha in await self._db.read(
                 datasets.all_registered
-            ):  # not a blob that was deleted meanwhile
+            ):  # the blob was not deleted meanwhile
                 found.append(problem)
         return len(noted), found
 
