@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 ADMIN = "admin"  # name before the secret in the organiser's token
 NONCE_CHARS_MAX = 64
-RUNS_S = 1.0  # time for which a listing of the runs is served again
+RUNS_S = 1.0  # time for which a listing of the runs is reused
 
 
 class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):

@@ -148,7 +148,7 @@ class RemoteServer:
     def _reply(
         self, method: str, path: str, body: Any = None, **headers: str
     ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request; lend its reply until the block is left. Raises Unreachable."""
+        """Send a request; yield its reply, readable until the block ends. Raises Unreachable."""
         connection = self._connect()
         try:
             connection.request(method, API + path, body=body, headers=self._headers() | headers)
@@ -228,8 +228,8 @@ def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
     """Return each file, folders walked (hidden files and links skipped), with a name that is unique
     in a box and keeps its suffix.
 
-    The second number of a name stands for the name of the file's folder: 0 for a path that is a
-    file, or a file directly in a path. Images of one folder are one class.
+    The second number of a name tells the file's folder by its name: 0 for a file that `paths` names,
+    or one directly in a folder that `paths` names. Images of one folder are one class.
     """
     found: list[tuple[str, Path]] = []
     folders = {"": 0}

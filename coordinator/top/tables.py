@@ -19,7 +19,7 @@ MARKS: dict[Level, str] = {"good": "✓", "watch": "!", "bad": "✗"}
 WORDS: dict[Level, str] = {"good": "good", "watch": "look", "bad": "bad"}
 
 ROWS_MAX = 20  # rows of a table
-PARTS = ("audits", "answered audits")  # parts of the queue of recomputes
+PARTS = ("audits", "answered audits")  # names of two parts of the queue of recomputes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Alerts to the organiser: a line in the log, a POST to `alert_webhook`.
 
-Each alert is sent once, and once more when it is over. Standing alerts and undelivered letters are
-one value in the database, so that a restart repeats and forgets nothing, and only one of several
-replicas sends. A failed delivery is retried for some hours.
+Each alert is sent once, and once more when it is over. Alerts that last and letters that are not
+delivered are one value in the database, so that a restart repeats and forgets nothing, and only one
+of several replicas sends. A failed delivery is retried for some hours.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 LOOK_S = 30.0
 SILENT_S = HOUR_S  # an event is over after this time without another one, and may be sent again
 WINDOW_LOOKS = 10  # checks over which the share of failed requests is counted
-GONE_S = 600.0  # alerts of a machine that no longer checks end after this time
+GONE_S = 600.0  # alerts about a machine end this long after its last check
 LATE_S = 60.0
 STANDING_MAX, LETTERS_MAX = 500, 100
 # Waits after each failed delivery; after the last one the notification is dropped.

@@ -65,7 +65,7 @@ class Overviews:
         return await self._overview.get()
 
     async def gauges(self) -> Gauges:
-        """Return the newest figures of the metrics, which read no past work."""
+        """Return the newest figures for the metrics; past work is not read for them."""
         return await self._gauges.get()
 
     async def forget_silent(self) -> None:
