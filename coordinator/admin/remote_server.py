@@ -228,8 +228,8 @@ def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
     """Return each file, folders walked (hidden files and links skipped), with a name that is unique
     in a box and keeps its suffix.
 
-    The second number of a name tells the file's folder by its name: 0 for a file that `paths` names,
-    or one directly in a folder that `paths` names. Images of one folder are one class.
+    The second number of a name identifies the file's folder by its name: 0 for a file that is
+    itself in `paths`, or lies directly in a folder of `paths`. Images of one folder are one class.
     """
     found: list[tuple[str, Path]] = []
     folders = {"": 0}
