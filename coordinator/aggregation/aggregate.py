@@ -195,7 +195,7 @@ def merge(
 
     The rule merges parameters. Buffers (sent as absolute values) take the median of each element,
     and of two contributions the weighted mean, so that no minority changes a variance under any
-    rule. `merge_counters` handles counters. Raises NotFinite, naming the contributions to leave out.
+    rule. `merge_counters` handles counters. Raises NotFinite, naming contributions to leave out.
     """
 
     def work(piece: TensorPiece, out: Floats) -> Merged:

@@ -91,14 +91,14 @@ NEVER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examiners:
-    """Examiners of a contribution before its verdict; all run PyTorch."""
+    """Services with which the intake examines contributions."""
 
     harvest: Harvest
     recomputes: Recomputes
     audits: Audits
 
 
-_Received = tuple[ContributionRow, bool]  # and whether it is new
+_Received = tuple[ContributionRow, bool]  # a contribution, and whether it is new
 
 
 class Intake(PlatformService):
@@ -154,7 +154,7 @@ class Intake(PlatformService):
     def _receive(
         self, conn: Connection, asked: Sequence[_Submission]
     ) -> list[_Received | Exception]:
-        """Return contributions, and whether each is new, or errors."""
+        """Store new contributions; return each contribution and whether it is new, or an error."""
         # locked first, since the same request may be sent twice at once
         held = tasks.holders(conn, [each.task_id for each in asked])
         found = submissions.arrivals(conn, [each.named for each in asked])
@@ -247,7 +247,7 @@ class Intake(PlatformService):
         steady = {row.run_id for row in rows if _plan(found[row.id]).in_flight == "redo"}
         for run_id in sorted(steady):  # the head must not move any more
             runs.by_id(conn, run_id, lock=True)
-        if steady:  # the locks may have waited for a merge
+        if steady:  # read again, since a merge may have ended while this waited for the locks
             found = submissions.backgrounds(conn, rows)
         held = submissions.held(conn, rows)
         judged: list[tuple[ContributionRow, Judgement]] = []
@@ -338,8 +338,8 @@ class Intake(PlatformService):
     def _reject(
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
     ) -> list[TrustChange]:
-        """Requeue the task of a rejected contribution; only bad content counts as a failure;
-        return what it does to trust.
+        """Requeue the task of a rejected contribution; only bad content counts as a failure.
+        Return the loss of trust, if any.
         """
         at_fault = judgement.reason not in NO_FAULT
         kind: FailureKind | None = "failure" if at_fault else None
@@ -367,8 +367,8 @@ class Intake(PlatformService):
         contribution_id: int,
         newest: Sequence[Verdict] = (),
     ) -> Verdict:
-        """Return the state of a contribution of this volunteer, from its worker's newest verdicts
-        if it is among them. Raises NotFound.
+        """Return the state of a contribution of this volunteer, without a query if `newest` has its
+        verdict. Raises NotFound.
         """
         told = [each for each in newest if each.contribution == contribution_id]
         if told and told[-1].reason != Reason.STALE:
@@ -389,7 +389,7 @@ class Intake(PlatformService):
     async def history(
         self, principal: Principal, before: int | None, limit: int = 50
     ) -> list[tuple[int, Verdict]]:
-        """Return this volunteer's verdicts, newest first; each number continues the listing."""
+        """Return this volunteer's verdicts, newest first, each with the `before` that continues."""
         limit = max(1, min(limit, HISTORY_MAX))
         return await self._db.read(
             lambda conn: verdicts.history(conn, principal.volunteer_id, before, limit)
@@ -410,7 +410,7 @@ class _Taken(NamedTuple):
 
 
 def _plan(found: Background) -> Plan:
-    """Return the plan at the head."""
+    """Return the plan at the head of the contribution's run."""
     return phases.at_head(found.run)
 
 
@@ -420,8 +420,8 @@ def _judge(
     measured: Measurement,
     peers: Sequence[PeerContribution],
 ) -> Judgement:
-    """Judge a contribution, its content first: good but superseded work is paid. `peers` are
-    the run's recent contributions of vetted volunteers.
+    """Judge a contribution by its content first, so that good work is paid even if it is too late
+    to merge. `peers` are the run's recent contributions of vetted volunteers.
     """
     run, plan = found.run, _plan(found)
     about = definition(run)
@@ -484,7 +484,7 @@ class _Submission(NamedTuple):
 def _values(
     each: _Submission, task: TaskRow, found: Arrival, run: RunRow, now: float
 ) -> dict[str, Any]:
-    """Return the values of a new submission to store, and whether it is its task's last. Raises the
+    """Return the row of a new submission, with `last`: it is the last part of its task. Raises the
     errors of `Intake.take_in`.
     """
     request, plan = each.request, phases.at_head(run)
@@ -493,7 +493,7 @@ def _values(
         raise Conflict(f"task {task.id} has not begun: there is no base version yet")
     part = submissions.expect(task, request, found)
     base = task.base_version
-    # a part may begin from an older version than the newest, if it asked for that
+    # a worker that begins parts from newer versions reports which one this part began from
     if task.part_steps or plan.pull_every:
         base = min(base, max(0, request.base_version))
     if not found.uploaded:
@@ -539,6 +539,6 @@ def _values(
 
 
 def _is_late(row: ContributionRow, run: RunRow, plan: Plan) -> bool:
-    """Return True if a gradient's version is too old for a run that merges one at a time."""
+    """Return True for a gradient from too old a version, in a run that has these computed again."""
     gap = run.head - row.base_version
     return row.kind == "gradient" and plan.in_flight == "redo" and gap > plan.max_staleness

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from coordinator.accounts.accounts import Principal
 
 BATCH_BYTES = 2 << 20
-# an upload, or its rest, of at most this size is received before it is written
+# an upload, or its rest, up to this size is received whole before it is written
 SMALL_BYTES = 256 << 10
 UPLOAD_TTL_S = DAY_S  # an unfinished upload is deleted after this time
 WAITING_MAX = 1024  # uploads of one volunteer that are not submitted yet
@@ -66,7 +66,7 @@ PLACE_MAX = 2  # uploads of one part: a volunteer that lost its file may compute
 UNVETTED_SHARE = 0.5  # share of the free disk above the floor for all unvetted volunteers together
 # an upload is deleted this long after its lease ended, since a submission may be on its way
 ABANDONED_S = 60.0
-# hash states kept between two requests; an older one is recomputed from the file
+# most hash states kept between requests; a missing state is recomputed from the file
 HASHES_MAX = 512
 EXPIRE_MAX = 500
 
@@ -89,7 +89,7 @@ class _UploadWriter:
         self._ended = False
 
     def end(self) -> None:
-        """End this writer's request; called by the next writer, or by several."""
+        """End this writer's request, once, even if several newer writers call this."""
         if not (self.storing or self._ended):
             self._ended = True
             self.scope.reschedule(asyncio.get_running_loop().time())
@@ -172,8 +172,8 @@ class Uploads(PlatformService):
         return await self._directed(self._view(row, 0) if fresh else await self._info(row))
 
     async def _directed(self, info: UploadInfo) -> UploadInfo:
-        """Add the address in the store for the next piece of an upload, if the upload is large
-        enough.
+        """Add the address for sending the next piece straight to the store, if enough bytes are
+        left.
         """
         left, staging = info.size - info.offset, self._blobs.staging
         if staging is None or info.complete or left < DIRECT_BYTES:
@@ -241,10 +241,10 @@ class Uploads(PlatformService):
             )
         return free
 
-    # --- go on ---
+    # --- receive ---
 
     async def info(self, principal: Principal, upload_id: str) -> UploadInfo:
-        """Return the progress of an upload. Raises NotFound for another account's."""
+        """Return the progress of an upload. Raises NotFound for another worker's."""
         return await self._info(await self._row(principal, upload_id))
 
     async def _row(self, principal: Principal, upload_id: str) -> UploadRow:
@@ -328,7 +328,7 @@ class Uploads(PlatformService):
         return there
 
     async def _stage(self, row: UploadRow, offset: int, piece: str) -> int:
-        """Store a received piece; an upload of one piece skips the staging. Return its bytes."""
+        """Store a received piece; an upload of one piece skips the staging. Return its size."""
         size, path = await in_pool(self._offset, piece), self._path(piece)
         known = self._hashes.pop(piece, None)
         if size == row.size:
@@ -520,7 +520,7 @@ def _check_evidence(
         raise NotFound(why)
     row = contributions.by_id(conn, number)
     place = request.task, request.attempt, request.part, request.tries
-    if place != (row.task_id, row.attempt, row.part, row.tries):  # each file is revealed once
+    if place != (row.task_id, row.attempt, row.part, row.tries):  # the drawn part
         raise NotFound(f"contribution {number} is another part of another lease")
     limit = evidence_bytes_max(runs.by_id(conn, run_id).parameters)
     if request.size > limit:

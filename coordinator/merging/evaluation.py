@@ -1,5 +1,5 @@
-"""Evaluation of versions on held-out data after the merge, one at a time, always the newest; it
-chooses a run's `best` version.
+"""Evaluation of versions on held-out data after the merge, one at a time, always the newest that
+waits; it chooses a run's `best` version.
 
 The computing is not done here but where `Compute` says. Version 0 is always measured, so that
 every run has a beginning.
@@ -73,7 +73,7 @@ class Evaluation(PlatformService):
         self._compute = compute
         self.durations = Durations(SLOW_S)
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, "done" or "failed"
-        # versions, with their run, whose suites were tried without an evaluation
+        # run and version of the measurements that `_left` has chosen since the start
         self._tried: set[tuple[int, int]] = set()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -90,8 +90,8 @@ class Evaluation(PlatformService):
             stopper.cancel()
 
     async def evaluate_next(self) -> bool:
-        """Measure the newest waiting version. False when none waits."""
-        # Read outside of a write transaction, since every merge asks for it.
+        """Measure the newest waiting version. Return False if none waits."""
+        # Look without a write transaction first, since every new version calls this.
         waits, left = await self._db.read(self._look)
         if not waits:
             if left is not None:
@@ -241,7 +241,7 @@ class Evaluation(PlatformService):
                 at=now,
             )
             best = evaluations.best(conn, run.id)
-            if about.play is not None:  # matches decide there, from the first on
+            if about.play is not None:  # matches choose the best version, which is 0 at first
                 best = 0 if run.best is None else None
             if best is not None:
                 runs.set_values(conn, run.id, best=best)

@@ -1,4 +1,4 @@
-"""Healing: proposed rollback from versions made with the work of accounts suspended since.
+"""Healing: proposed rollback from versions made with the work of accounts suspended later.
 
 No merge is undone automatically. If contributions of a suspended account, or with reversed pay, had
 more than `SHARE` of a version's weight, a rollback to the version before it is proposed to the
@@ -32,7 +32,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     version: int  # first version that is spoilt
-    share: float  # share of its weight from accounts suspended since
+    share: float  # share of its weight that suspended accounts contributed
     to: int
 
     @property
@@ -72,7 +72,7 @@ def _line(conn: Connection, run: RunRow) -> Sequence[VersionRow]:
 
 
 def _share(conn: Connection, run: RunRow, row: VersionRow, spoilt: frozenset[int]) -> float:
-    """Return the share of a version's weight from some of its contributions."""
+    """Return the share that the `spoilt` contributions have in a version's weight."""
     if not spoilt or row.parent is None:
         return 0.0
     made = recipe.of_contributions(

@@ -2,8 +2,8 @@
 job.
 
     due? ── lease: base head, contributions ──> files, in a thread ──> one transaction: version + head + merged + credits
-                                           │    or in shards, each a job of its own (parts.py)
-                                           └──> failed twice: tried singly, the culprit is set aside
+                                           │    or in shards, each a job of its own (shard_jobs.py)
+                                           └──> failed twice: each tried alone, culprits set aside
 
 Whatever fails before the transaction leaves no trace but two scratch files.
 """
@@ -243,8 +243,9 @@ class Merger(PlatformService):
         return recipes.of_contributions(conn, run=run, base=base, rows=rows, terms=terms)
 
     def _outer_scale(self, conn: Connection, run: RunRow, share: float) -> float:
-        """Return the share of the outer rate for this merge, to which a share of the live workers
-        contributed: lower where the last versions turned back, higher after a long rest.
+        """Return the factor on the outer rate for this merge: lowered when the last updates turned
+        back against the momentum, raised after many steady ones. `share` is the part of the live
+        workers that contribute.
         """
         plan = in_phase(definition(run).plan, run.phase)
         if not plan.momentum or not plan.steady:

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 
 class MergeTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """Terms fixed when a merge begins, its contributions left out."""
+    """Terms fixed when a merge begins, besides its base and contributions."""
 
     workers: int = 1  # live workers
     shards: int = 1
     shard_by: Literal["size", "name"] = "size"
-    # share of the plan's outer rate, by the direction of the last versions
+    # factor on the plan's outer rate, from the direction of the last updates
     outer_scale: float = 1.0
-    cooling: float = 1.0  # share of the outer rate, by the distance to the end of the run
-    rate: float = 0.0  # rate by the schedule of `[train]`
+    cooling: float = 1.0  # factor on the outer rate, lower towards the end of the run
+    rate: float = 0.0  # learning rate by the schedule of `[train]`
 
 
 class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,8 +71,8 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stepping(self) -> Plan:
-        """Return the plan with the numbers of this step: the outer rate reduced near the end of
-        the run, or those of `[train]`.
+        """Return the plan with the rate of this step: the outer rate, reduced near the end of the
+        run, or with "adamw" the rate and betas of `[train]`.
         """
         plan, train = self.plan, self.about.file.train
         if plan.optimizer == "adamw":
@@ -137,8 +137,8 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
     async def order(
         self, blobs: BlobStore | ShardFiles, threads: int, part: str = ""
     ) -> step.MergeOrder:
-        """Return the merge order with its files; `part` marks files of one shard. Raises
-        NotFound.
+        """Return the merge order with its files; `part` goes into the metadata of a shard's files.
+        Raises NotFound.
         """
         return await self.order_on(
             blobs,
@@ -157,7 +157,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         threads: int,
         part: str = "",
     ) -> step.MergeOrder:
-        """Return the merge order on other files of the base. Raises NotFound."""
+        """Return the merge order with these files as base and state. Raises NotFound."""
         plan, train = self.plan, self.about.file.train
         inputs = [
             step.Input(
@@ -184,8 +184,8 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _push(self, plan: Plan) -> Push:
-        """Return the scalars of this merge's step, which is shortened by staleness and by few
-        arrivals.
+        """Return the scalars of this merge's step, which is shorter for stale updates and if
+        few workers contributed.
         """
         terms = [
             Term(
@@ -235,5 +235,5 @@ def of_contributions(
 
 
 def _work(row: ContributionRow, update: str) -> float:
-    """Return a contribution's weight before staleness and trust: samples or steps, by the task."""
+    """Return a contribution's work: the samples of a gradient, or the steps of a delta."""
     return float(row.samples if update == "gradient" else row.steps)

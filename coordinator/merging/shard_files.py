@@ -24,7 +24,7 @@ Span = tuple[int, int]
 class ShardFiles:
     """Base, state and contributions of a recipe, each with at least the bytes of a shard.
 
-    A context: what was copied for the shard is gone after it.
+    A context manager: files that were copied for the shard are deleted at its end.
     """
 
     def __init__(self, blobs: BlobStore, recipe: MergeRecipe, shard: Shard, beside: Path) -> None:
@@ -64,8 +64,8 @@ def _of_update(name: str, schema: Schema, cuts: Iterable[Cut], file: BinaryIO) -
 
 
 def _of_weights(shard: Shard, file: BinaryIO) -> Iterator[Span]:
-    """Yield the pieces of a shard, and its buffers whole: a buffer's step depends on all of its
-    elements.
+    """Yield the spans of a shard's pieces. Buffers are read whole: the bound of a buffer's change
+    depends on all of its elements.
     """
     header = read_header(file)
     for piece in shard:
@@ -74,7 +74,7 @@ def _of_weights(shard: Shard, file: BinaryIO) -> Iterator[Span]:
 
 
 def _of_state(shard: Shard, file: BinaryIO) -> Iterator[Span]:
-    """Yield the counters and the slots of a shard's pieces, for any split of the file."""
+    """Yield the spans of the counters and of the slots of a shard's pieces, for any old split."""
     header = read_header(file)
     slots = {name.partition("/")[0] for name in header.entries} - {"count"}
     for name in header.entries:

@@ -1,6 +1,6 @@
 """Shards of a merge as jobs: opened by the leading process, done by every free thread and replica.
 
-    leader    begin ── take, make, finish ──┬── all in: put together ──> the merger commits
+    leader    begin ── take, make, finish ──┬── all done: assemble ──> the merger commits
     others            take, make, finish ───┘
 
 A part is leased and fenced like the merge itself. The result of a job is a file in the blob store
@@ -96,8 +96,8 @@ class Parts(PlatformService):
     async def build(self, merge: MergeRow, recipe: MergeRecipe, weights: Path) -> VersionDraft:
         """Wait until every part is made, here or elsewhere, and assemble the weights in a file.
 
-        Raises Failed with what a part could not bear, StorageFull, Conflict when the merge is
-        somebody else's by now.
+        Raises PartFailed if a part cannot be made from its inputs, StorageFull, Conflict if another
+        process has taken over the merge.
         """
         self._signals.notify(TOPIC)
         slots = range(min(self.threads, recipe.terms.shards))

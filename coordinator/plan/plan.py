@@ -3,10 +3,10 @@
 Presets, overrides, phases, and the questions a plan answers.
 
 plan({"preset": "diloco", "quorum": 4})      the whole plan, checked
-phase_index(plan, version, tokens, losses)   which phase holds
+phase_index(plan, version, tokens, losses)   the present phase
 in_phase(plan, index)                        the plan of that phase
-ready(plan, pending)                         is it time to merge
-weigh(plan, terms, live_workers)             who counts how much
+ready(plan, pending)                         whether it is time to merge
+weigh(plan, terms, live_workers)             the weight of each contribution
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def phase_index(
     """Return the index of the present phase, never one before `reached`; `len(phases)` is the plan
     itself.
 
-    `losses` are the held-out losses measured since phase `reached` began, the oldest first: of a
-    later phase there are none.
+    `losses` are the held-out losses measured since phase `reached` began, the oldest first; they
+    say nothing about later phases.
     """
     for index in range(reached, len(whole.phases)):
         phase = whole.phases[index]
@@ -125,7 +125,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """State of the merge trigger; if not due, `needs` more contributions or `deadline_in_s`."""
+    """Whether a merge is due `now`; if not, how many contributions or seconds are missing."""
 
     now: bool
     needs: int
@@ -139,7 +139,7 @@ def quorum_of(plan: Plan, live_workers: int) -> int:
 
 
 def ready(plan: Plan, pending: Pending) -> Ready:
-    """Return the state of the merge trigger of this plan (of the present phase)."""
+    """Return whether a merge is due under a plan (of the present phase)."""
     quorum = quorum_of(plan, pending.live_workers)
     least = min(plan.min_contributions, quorum)
     needs = max(0, quorum - pending.count)
@@ -163,8 +163,8 @@ def _grace_left(plan: Plan, pending: Pending) -> float:
 
 
 def no_base(plan: Plan, head: int, base: int) -> str:
-    """Return why work may not begin without asking for a newer version than this while `head` is
-    newest; "" if it may.
+    """Return why a task may not begin from version `base` without asking for the newest, `head`;
+    "" if it may.
     """
     gap = head - base
     if not 0 <= base <= head:
@@ -219,8 +219,8 @@ def weigh(plan: Plan, terms: Sequence[Term], live_workers: int = 1) -> Weighing:
 
     Raises ValueError for work or trust that is no finite number >= 0.
 
-    A single late arrival has the whole mean to itself whatever it counts, so with `damping`
-    staleness shortens the step too.
+    A single late contribution is the whole mean whatever its weight, so with `damping` staleness
+    shortens the step too.
     """
     plain = [term.work * term.trust for term in terms]
     if not all(math.isfinite(value) and value >= 0 for value in plain):

@@ -160,7 +160,7 @@ def _update_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
 
 
 def _robust_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
-    # A small quorum is allowed only where the rule is not applied to few contributions.
+    # A small quorum is allowed if `aggregate_from` keeps the rule away from few contributions.
     rule, quorum = plan.aggregate, max(plan.quorum, plan.aggregate_from)
     least = 5 if rule in ("krum", "multi-krum") else 3
     capped = rule not in ("mean", "norm-clip") and quorum < least and not plan.quorum_share

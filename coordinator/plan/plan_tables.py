@@ -19,7 +19,7 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """First stretch of a run with other keys.
+    """Stretch of a run, before the plan itself applies, that overrides some keys of the plan.
 
     A phase ends at the first of its conditions.
     """
@@ -56,8 +56,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     snapshot_every: Count = 1  # versions
     prox_mu: NotNegative = 0.0  # FedProx: pull towards the base
 
-    # When to merge: whichever comes first. Live workers cap the count, so two laptops never wait
-    # for a third.
+    # When to merge: at the quorum, the deadline or the work target, whichever comes first. The
+    # quorum is at most the number of live workers, so two laptops never wait for a third.
     quorum: Annotated[int, Meta(ge=1, le=10_000)] = 3
     quorum_share: Share = 0.0  # or this share of the live workers, if it is more
     # From the newest contribution on, a merge with its quorum still waits for the other live

@@ -4,8 +4,8 @@ Plain data, checked like a run file.
 
 Server momentum from scratch ended worse than one worker alone over 20-60 merges, and after a warm
 start it is nearly the whole gain, so presets that have it begin with plain averaging at few local
-steps (`WARM_UP`). Versions are the switch because they are at hand in every workload; a run may
-switch by tokens or by loss slope instead.
+steps (`WARM_UP`). These phases end at a version because every workload has versions; a run
+may end them by tokens or by the slope of the loss instead.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ WARM_UP: dict[str, Any] = {
     "until_versions": 60,
     "overrides": {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, "window": 0, "local_steps": 10},
 }
-# Presets with momentum raise local steps to 30 late: half as many versions of averaging, then
-# momentum at few local steps. An outer rate of 0.4 kept more of the gain than 0.7, with every seed
-# (docs/decisions/0021-steady-defaults.md).
+# Half as many versions of averaging, then momentum at few local steps, and only from version 70
+# on the local steps of `[task]`. An outer rate of 0.4 kept more of the gain than 0.7, with every
+# seed (docs/decisions/0021-steady-defaults.md).
 EARLY_MOMENTUM: tuple[dict[str, Any], ...] = (
     WARM_UP | {"until_versions": 30},
     {"until_versions": 70, "overrides": {"local_steps": 10}},
@@ -93,7 +93,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedasync": _AVERAGING
     | _EVERY_ARRIVAL
     | {"lr": 0.6, "table": "polynomial", "max_staleness": 50, "phases": [ASYNC_WARM_UP]},
-    # Merges of three synchronise workers: one that is late waits once. Merged singly, equal
+    # Merges of three synchronise workers: a late worker waits once. Merged singly, equal
     # machines stay a round apart for ever; merged in twos, four may stay two pairs. There is no
     # damping, since versions made by a slow machine's short tasks make no work outdated.
     "async-diloco": _OUTER_MOMENTUM

@@ -121,7 +121,7 @@ def _check_with_tasks(whole: Plan, file: RunFile) -> None:
 
 
 def check_train(said: TrainSettings, whole: Plan) -> None:
-    """Refuse unread keys of `[train]` if only the server makes steps. Raises InvalidRunFile."""
+    """Raise InvalidRunFile for keys of `[train]` that are unread if only the server makes steps."""
     plans = (whole, *(in_phase(whole, index) for index in range(len(whole.phases))))
     if any(plan.update == "delta" for plan in plans):
         return
@@ -146,7 +146,7 @@ def check_train(said: TrainSettings, whole: Plan) -> None:
 def table_defaults(
     file: RunFile, workload: Workload, *, strangers: bool = False
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the defaults of a run file: of its workload, then its preset, then open runs."""
+    """Return the defaults of a run file: its workload's, else its preset's, else of open runs."""
     tables = dict(workload.defaults(file.plan))
     preset = TASKS.get(str(file.plan.get("preset")), {})
     tables |= {"task": {**preset, **tables.get("task", {})}}
@@ -156,7 +156,7 @@ def table_defaults(
 def _for_strangers(
     file: RunFile, tables: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the defaults of an open run. The file still sets the rule and the time of merging."""
+    """Return the defaults of an open run; a file that sets aggregation or quorum keeps them."""
     said = {**tables.get("plan", {}), **file.plan}
     preset = PRESETS.get(str(said.get("preset", "fedavg")), {})
     plan = OPEN_RULE if "aggregate" not in said else {}
@@ -169,8 +169,8 @@ def _for_strangers(
 
 
 def with_preset(file: RunFile, samples: int, sample_size: int) -> RunFile:
-    """Return the file with a preset if it names none: its workload's default, or "fedavg" if the
-    run ends within that preset's phases.
+    """Return a run file that names no preset: with "fedavg" if the run would end within the phases
+    of its workload's default preset, else unchanged.
 
     A run's creation decides this and stores it with the run.
     """

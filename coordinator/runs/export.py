@@ -339,7 +339,7 @@ def _base_model(about: Definition) -> str:
 
 
 def _hub_dataset(data: DatasetManifest) -> str:
-    """Return a dataset by its name on a hub, or by its own name."""
+    """Return a dataset's name on a hub, taken from its source, or else its own name."""
     found = re.search(r"(?:/datasets/|^)([\w.-]+/[\w.-]+)$", data.source.strip().rstrip("/"))
     return found[1] if found else data.name
 

@@ -44,7 +44,7 @@ class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
     contact: str
     # library that loads the model, by its name on hubs; "" for this program's own format
     library: str
-    packages: str  # packages that the code needs; "" for this program
+    packages: str  # packages that the code needs; "" if it needs this program
     code: Sequence[str]
     sample: str = ""  # text that the version generated
     pictured: bool = False  # `PICTURE` is in the folder

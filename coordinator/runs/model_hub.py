@@ -72,7 +72,7 @@ class HubRepository:
             api.upload_folder(repo_id=self.repository, folder_path=folder, commit_message=message)
         except HfHubHTTPError as error:
             raise self._refused(error.response.status_code, told(error)) from None
-        # httpx raises other errors, and only volunteer.net may import it
+        # errors of httpx are known by their module: this package may not import it
         except Exception as error:
             if not type(error).__module__.startswith("httpx"):
                 raise VolunteerError(f"the hub refused {self.repository}: {told(error)}") from None

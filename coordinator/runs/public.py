@@ -91,8 +91,8 @@ async def check_shown(db: Database, settings: Settings, name: str) -> None:
 
 def spread(head: int, every: int, count: int) -> range:
     """Return versions spread evenly up to the head: at least `count`, at most twice as many; every
-    `every`-th if there are fewer. Points keep their places as a run grows, since then every second
-    one is dropped.
+    `every`-th if there are fewer. As a run grows every second point is dropped, and the others keep
+    their places.
     """
     step = every
     while head // step > 2 * count:
@@ -205,7 +205,7 @@ class PublicRuns:
         return tuple(sorted(told, key=lambda each: -each.at)[:NEWS])
 
     async def losses(self, run: RunRow, newest: float | None) -> tuple[VersionLoss, ...]:
-        """Return measured losses evenly spread over a run, oldest first, including the `newest`."""
+        """Return losses evenly spread over a run, oldest first; cached for each `newest` loss."""
 
         def read(conn: Connection) -> tuple[VersionLoss, ...]:
             every = max(1, run_file.decode(run.file).evaluation.every)

@@ -180,7 +180,7 @@ class RunQueries:
     async def versions(
         self, name: str, after: int = -1, limit: int = LISTING_MAX, volunteer_id: str = ""
     ) -> tuple[VersionInfo, ...]:
-        """Return the history above version `after`, oldest first."""
+        """Return the versions above version `after`, oldest first."""
 
         def read(conn: Connection) -> tuple[VersionInfo, ...]:
             run = runs.by_name(conn, name)
@@ -395,7 +395,7 @@ def _progress(run: RunRow, about: Definition) -> float | None:
 
 
 def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
-    """Return the estimated steps a second of the task's device in a run, by its own benchmark."""
+    """Return the estimated steps a second of a worker's device in a run, by its own benchmark."""
     told = decode(worker["benchmark"], tuple[Benchmark, ...])
     flops = next((b.step_flops for b in told if b.device == worker["device"]), 0.0)
     return flops / run.step_flops if flops and run.step_flops else None

@@ -42,7 +42,7 @@ def recipe(name: str) -> RunRecipe:
 def write_recipe(name: str, file: Path | None) -> Path:
     """Write a recipe as a new file, by default NAME.toml in the present folder.
 
-    Raises BadRequest if the file exists or cannot be written; then no file is left.
+    Raises BadRequest if the file exists, or cannot be written; a partly written file is removed.
     """
     text, path = recipe(name).text, file or Path(f"{name}{_SUFFIX}")
     place = path.expanduser()

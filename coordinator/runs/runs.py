@@ -190,7 +190,7 @@ class Runs(PlatformService):
         changed.
         """
         files = workload.files(model)
-        for name, path in workload.sources(model).items():  # others are of the dataset
+        for name, path in workload.sources(model).items():  # the other files belong to the dataset
             copy = self._blobs.scratch() / f"file-{secrets.token_hex(8)}"
             try:
                 if await asyncio.to_thread(_copied, path, copy) != files[name].sha256:
@@ -308,7 +308,7 @@ class Runs(PlatformService):
         values: Mapping[str, Any],
     ) -> None:
         """Sign a version and insert its row. `values` are the columns that do not follow from its
-        content or progress; only merged versions are evaluated at intervals.
+        content or progress. Merged versions are evaluated at intervals, all others always.
         """
         now = self._clock.now()
         signed = self._signed(conn, run, content, progress, now)

@@ -23,19 +23,19 @@ from shared.tensors.update import delta
 from shared.workloads.base import DatasetManifest, Job, Weights, Work, load
 
 STEPS = 2  # two, since the first is slower: it allocates memory
-SAMPLES = 4  # samples of a step, from which the time of a larger one follows; or games
-MOST_S = 60.0  # longest work
+SAMPLES = 4  # most samples of a step (the time of a full batch follows from it), or games
+MOST_S = 60.0  # the work ends after this time
 NO_DATA = DatasetManifest(name="none", kind="none", licence="", source="", chunks=())
 BYTES_A_COUNT = 1 if sys.platform == "darwin" else 1024  # unit of ru_maxrss
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a run's work on this machine; 0 if the time allowed was too short to tell."""
+    """Cost of a run's work on this machine; size and time are 0 if the work took too long."""
 
     memory_bytes: int  # most memory of the process, PyTorch included
     update_bytes: int
     step_s: float
-    counted: str = ""  # unit of `steps` where nothing is learnt, such as "games"
+    counted: str = ""  # unit of the work if it makes no steps, such as "games"
 
 
 def attempt(stop: Stop, job: Job, data: LocalData, codec_name: str) -> Trial:
@@ -80,8 +80,8 @@ def _encoded(work: Work, job: Job, base: Weights, codec_name: str) -> int:
 async def trial(
     run: RunRow, manifest: DatasetManifest | None, blobs: BlobStore, threads: int
 ) -> Trial | None:
-    """Return the cost of a run's work on this machine; None if the run does not fit. New weights
-    cost as much as trained ones.
+    """Return the cost of a run's work on this machine; None if the run does not fit. The work
+    begins with new weights, which cost as much as trained ones.
     """
     about = definition(run)
     file, model = about.file, about.file.model

@@ -139,7 +139,7 @@ def signed(key: SigningKey, manifest: VersionManifest) -> SignedManifest:
 def renewed(key: SigningKey, old: SignedManifest, now: float) -> SignedManifest:
     """Renew the signature of a version's manifest whose content is still valid.
 
-    A paused or slow run has an old head; only a recorded and replayed one must expire.
+    A paused or slow run keeps an old head; only a manifest that somebody replays must expire.
     """
     manifest = decode(old.payload, VersionManifest)
     return signed(key, msgspec.structs.replace(manifest, expires_at=now + MANIFEST_LIFE_S))

@@ -1,6 +1,7 @@
 """Wind-down and reuse of runs: delete, extend, fork, compare.
 
-Each method describes its effect, makes it when `yes` is set, and then adds a line to the record.
+Each method that changes something describes its effect; only if `yes` is set it makes the change
+and adds a line to the record.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ VERSION = re.compile(r"(?P<run>[^\s@/]+)@(?P<version>[0-9]{1,9})")
 
 
 class Deed(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences on a command's effect, made or only previewed."""
+    """Sentences on the effect of a command that was done or only previewed."""
 
     says: tuple[str, ...]
     done: bool

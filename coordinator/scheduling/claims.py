@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 JOINED_MAX = 256  # claims in one transaction
 SPREAD = 0.5  # share of its wait by which a claim may end early
-# waiting tasks that are read beyond two a waiter, since waiters may have failed some of them
+# tasks read besides two for each waiter, since waiters may have failed some of them before
 TODO_SPARE = 32
 ABLE_S = 30.0  # time for which a worker's workloads, devices and speed are cached
 WORKERS_MAX = 100_000
@@ -69,7 +69,7 @@ DEVICE = re.compile(r"[a-z0-9][a-z0-9:_.-]{0,31}")
 NAMES_MAX = 64
 FLOPS_MAX = 1e24
 SUSPENDED_S = 600.0
-ASKED_S = 5.0  # wait of a machine with an open question before its next claim
+ASKED_S = 5.0  # wait of a machine that owes evidence before its next claim
 RETRY_S = {
     Reason.NO_RUN: 5.0,
     Reason.NO_FIT: 30.0,
@@ -498,8 +498,8 @@ def _idle(refusal: Refusal) -> IdleReply:
 def matched(
     conn: Connection, todo: Sequence[Todo], waiters: Sequence[Waiter]
 ) -> tuple[list[Todo], list[Waiter]]:
-    """Return the tasks, waiting audits with their terms, and the workers with their marks as
-    auditors; nothing more is read without a waiting audit.
+    """Add the terms of audits to the tasks, and to the waiters what qualifies them as auditors.
+    Nothing is read if no audit waits or no waiter audits.
     """
     ids = [task.id for task in todo if task.beside == AUDIT]
     able = {waiter.volunteer_id for waiter in waiters if waiter.audits}

@@ -36,7 +36,7 @@ ANNOUNCED_S = 5.0
 ORDER_S = DAY_S  # an owner's order to an absent machine lapses after this time
 # Verdicts younger than this are sent again: a transaction may commit an older number late.
 RECENT_S = 60.0
-MORE_S = 1.0  # until the next heartbeat while unseen verdicts wait
+MORE_S = 1.0  # time until the next heartbeat if more unseen verdicts wait
 TOLD_MAX = 4096  # workers whose newest verdict is remembered
 
 

@@ -91,7 +91,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobBase(msgspec.Struct, frozen=True, kw_only=True):
-    """Run at one of its versions: the part that all jobs from there have in common."""
+    """Part that all jobs from one version of a run have in common."""
 
     spec: Spec
     plan: Plan
@@ -198,8 +198,8 @@ def lease(
     *,
     commit: bool = False,
 ) -> Lease:
-    """Return the message for a leased task, to a worker with these codecs (empty = all), which
-    commits to its states if its work may be recomputed.
+    """Return the message for a leased task. `codecs` are the worker's (empty = all); `commit` tells
+    the worker to commit to its states, since its work may be recomputed.
     """
     spec, plan = base.spec, base.plan
     granted = upload_bytes_max(spec.parameters)
@@ -233,7 +233,7 @@ def lease(
 
 
 def audit(of: Lease, work: AuditLease) -> Lease:
-    """Return the lease of an audit: job and base of its task; the answer is sums."""
+    """Return the lease `of` an audit with the job to audit; the answer is sums of its result."""
     grant = msgspec.structs.replace(of.grant, codec="float32", bytes_max=AUDIT_BYTES, parts=1)
     return msgspec.structs.replace(
         of,

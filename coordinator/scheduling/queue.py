@@ -161,9 +161,9 @@ class Queue:
     async def release(self, principal: Principal, task_id: int, request: ReleaseRequest) -> None:
         """Release a lease: nothing is counted, unless the task itself failed.
 
-        A failure counts against the task as one voice of its volunteer. The machine gets no work
-        for a while, longer each time, and an uninvited account loses a little trust. Releasing
-        twice has the effect of once.
+        Failures count against the task once for each volunteer. The machine gets no work for a
+        while, longer each time, and an uninvited account loses a little trust. Releasing twice has
+        the effect of once.
         """
         now = self._clock.now()
 

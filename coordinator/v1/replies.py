@@ -40,7 +40,7 @@ def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
 
 
 def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPrompt:
-    """Return the prompt of a chat, by the run's template or left to the tokenizer's (None)."""
+    """Return the prompt of a chat: a text written by `chat`, or the turns if that is None."""
     if ask.max_tokens and ask.max_completion_tokens:
         raise Wrong("give max_completion_tokens or max_tokens, not both", "max_tokens")
     if ask.top_logprobs and not ask.logprobs:

@@ -80,7 +80,7 @@ def _plain(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _telling(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that are not null, no label and not at a value that changes nothing."""
+    """Return the fields that change something: not null, no label, not at a neutral value."""
     return {
         key: value
         for key, value in raw.items()
@@ -91,7 +91,7 @@ def _telling(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _turn(turn: Any) -> Any:
-    """Return a turn of a conversation without nulls, for an assistant's without empty lists."""
+    """Return a turn without null fields; an assistant's turn loses its empty lists too."""
     if not isinstance(turn, dict):
         return turn
     own = turn.get("role") == "assistant"
