@@ -363,7 +363,7 @@ def follows(conn: Connection, row: ContributionRow) -> bool:
     """Return True if a task's initial state and residual are legitimate: empty, or left by earlier
     accepted tasks of the same machine and not used since.
 
-    An invented residual could turn honest work into anything, and a true one must be used once.
+    An invented residual could turn honest work into anything, and a true one may be used only once.
     """
     said = commitment_of(row)
     if not (said.inner or said.residual):

@@ -192,7 +192,7 @@ def _at_work() -> ColumnElement[bool]:
 
 
 def _steering(vetted: bool) -> Select[int]:
-    """Return the query that counts a run's delivering workers, and 1 for volunteers without."""
+    """Return the query that counts a run's delivering workers, at least 1 a volunteer."""
     c, w = contributions.c, workers.c
     good = exists().where(c.volunteer_id == w.volunteer_id, c.worker_id == w.id, its(c.run_id))
     good = good.where(one_of(c.kind, UPDATES))

@@ -36,7 +36,7 @@ from shared.copying import copying
 from shared.protocol.accounts import WorkerInfo
 from shared.units import DAY_S
 
-STRETCHES = 48  # columns of the picture of work over time
+STRETCHES = 48  # columns of the chart of work over time
 GOOD = ("accepted", "merged", "superseded")  # states of accepted contributions
 LISTING_MAX = 100_000
 
@@ -216,7 +216,7 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     first_at: float | None = None  # time of the first good contribution
     versions: int = 0  # versions with work of this volunteer
     days: int = 0  # longest run of days (UTC) with good work
-    stretches: tuple[Stretch, ...] = ()  # since the first contribution, at least a day each
+    stretches: tuple[Stretch, ...] = ()  # from the first contribution on; each is a day or longer
 
 
 def marks(conn: Connection, volunteer_id: str, run_ids: Sequence[int], now: float) -> Marks:
@@ -433,7 +433,7 @@ _ACCOUNT = (
 
 
 def account(conn: Connection, volunteer_id: str, since: float, after: int) -> AccountRow | None:
-    """Return an account with its earnings since an instant, after `after`; None if unknown."""
+    """Return an account and its earnings since an instant, after event `after`; None if unknown."""
     given = {"its_id": volunteer_id, "its_owner": volunteer_id, "since": since, "after": after}
     rows = conn.execute(_ACCOUNT, given).mappings().all()
     if not rows:

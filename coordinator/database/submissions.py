@@ -120,8 +120,8 @@ _ARRIVALS = Lines("arrived", _ARRIVED, _arrivals, (0, 0, 0, 0, 0, 0, "", "", "")
 def arrivals(
     conn: Connection, asked: Sequence[tuple[str, str, int, SubmitRequest]]
 ) -> dict[int, Arrival]:
-    """Read the stored facts that judge submissions for locked tasks, by their place; each is of a
-    volunteer, a worker and a task.
+    """Return the stored facts by which submissions for locked tasks are judged, by the position in
+    `asked`, whose entries are volunteer, worker, task and request.
     """
     lines = [
         (

@@ -150,7 +150,9 @@ class ServeSettings(Settings):
     who: Literal["nobody", "volunteers", "keys"] = "volunteers"
     price: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # multiple of the price of training a FLOP
     free_tokens_per_day: CountOrOff = 0  # for each account and UTC day
-    stop: Annotated[tuple[Line, ...], Meta(max_length=16)] = ()  # texts that end every answer
+    stop: Annotated[
+        tuple[Line, ...], Meta(max_length=16)
+    ] = ()  # an answer ends where one of these begins
     tiers: Annotated[tuple[TierSettings, ...], Meta(min_length=1, max_length=16)] = (
         _tier(0, 30, 256),
         _tier(10_000, 60, 512),

@@ -276,7 +276,7 @@ def steps_in(samples: int, batch_size: int) -> int:
 
 
 def parts_of(steps: int, part_steps: int) -> int:
-    """Return the number of updates of a task, one each `part_steps` (0 = one at its end)."""
+    """Return the number of updates of a task, one each `part_steps` steps (0 = one at its end)."""
     return -(-steps // part_steps) if part_steps else 1
 
 

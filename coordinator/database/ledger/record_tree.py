@@ -233,9 +233,9 @@ def _check_size(conn: Connection, size: int) -> None:
 def _settled(conn: Connection, table: Table) -> int:
     """Return the id up to which no row can appear any more, 0 for an empty table.
 
-    PostgreSQL gives numbers before a transaction commits, so a lower one could still appear. The
-    table is closed to writers for this one look, which waits for those under way; rolling back to
-    the savepoint opens it again.
+    PostgreSQL gives numbers before a transaction commits, so a lower one could still appear. This
+    waits for the present writers and locks the table against new ones while it reads; rolling back
+    to the savepoint unlocks it.
     """
     newest = select(func.coalesce(func.max(table.c.id), 0))
     if conn.dialect.name != "postgresql":

@@ -55,7 +55,7 @@ def take_back(conn: Connection, rows: Sequence[Payment], memo: str, now: float) 
     escrow.forfeit(conn, held_back, now, memo)
     missing = max(0, _sum(earned) - held[owner, "earned"])
     if earned:
-        # Each contribution is reversed once, so the last one's key is free to name the debt.
+        # Each contribution is reversed once, so the debt can be named after the last of them.
         last = max(row.contribution_id for row in earned)
         debts.owe(conn, owner, str(last), missing, memo, now)
         payments.post_reversal_many(conn, earned, now, memo)
