@@ -1,4 +1,4 @@
-"""Parts of a merge: one leased, fenced job for each shard, done by any replica with a free thread."""
+"""Parts of a merge: a leased, fenced job for each shard, done by a replica with a free thread."""
 
 from __future__ import annotations
 
