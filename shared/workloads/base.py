@@ -100,7 +100,7 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Data(Protocol):
-    """Local files of a dataset, by hash."""
+    """Files of a dataset on this machine."""
 
     manifest: DatasetManifest
 
@@ -230,7 +230,7 @@ class Reader(Protocol):
     vocabulary: int  # tokens that the model knows
 
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
-        """Return tokens, at least one; special ones only with `marks`. Raises InvalidRunFile."""
+        """Return at least one token; special tokens only with `marks`. Raises InvalidRunFile."""
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 

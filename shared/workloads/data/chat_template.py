@@ -217,7 +217,7 @@ class ChatFrame(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, manifest: DatasetManifest) -> Self | None:
-        """Return the frame of a dataset; None for one without dialogues."""
+        """Return the frame of a dataset; None for a dataset without dialogues."""
         found = [manifest.meta.get(name) for name in _FRAME]
         return cls(*map(str, found)) if all(isinstance(each, str) for each in found) else None
 

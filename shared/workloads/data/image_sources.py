@@ -43,7 +43,7 @@ def read_pictures(
 ) -> Iterator[SourceImage]:
     """Yield every image of `sources`, folders and archives in sorted order, labelled by its folder.
 
-    Large ones are scaled down, to sides of at least 2 x `side` pixels. Raises InvalidRunFile for a
+    Large images are shrunk, to sides of at least 2 x `side` pixels. Raises InvalidRunFile for a
     missing source.
     """
     for source in sources:
@@ -72,7 +72,7 @@ def read_pictures(
 
 def digit_pictures() -> Iterator[SourceImage]:
     """Yield the 1,797 hand-written digits of 8 x 8 pixels that scikit-learn ships (Alpaydin and
-    Kaynak 1998); without it, as many drawn ones.
+    Kaynak 1998); without scikit-learn, as many digits of a font.
     """
     try:
         from sklearn.datasets import load_digits

@@ -39,7 +39,7 @@ def heldout_loss(
     end the measurement early.
 
     The metrics are "loss" in nats a token, "perplexity", "tokens" (number counted), "complete" 1 or
-    0, and "bits_per_byte" if the manifest has the bytes a token. `heldout` has the held-out chunks.
+    0, and "bits_per_byte" if the manifest has `bytes_per_token`. `heldout` has the held-out chunks.
     Raises InvalidRunFile.
     """
     T = reading.context

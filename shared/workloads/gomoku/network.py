@@ -121,7 +121,7 @@ def read_weights(path: Path, config: GomokuConfig) -> dict[str, Tensor]:
 
 
 class NetEvaluator:
-    """Network as the search uses it: boards of the player to move in, logits and values out."""
+    """Network as the search uses it: from boards of the player to move to logits and values."""
 
     def __init__(self, config: GomokuConfig, weights: Weights, device: str) -> None:
         self.positions = 0  # positions evaluated so far

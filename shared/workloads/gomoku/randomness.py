@@ -54,8 +54,8 @@ def dirichlet(seed: int, ply: int, legal: NDArray[np.bool_]) -> NDArray[np.float
 
 
 def draw(visits: NDArray[np.int32], seed: int, ply: int, temperature_plies: int) -> int:
-    """Return self-play's move after a search: early ones drawn by visits, later the most
-    visited.
+    """Return self-play's move after a search: early moves are drawn by visits, later moves
+    are the most visited.
     """
     if ply >= temperature_plies:
         return int(visits.argmax())

@@ -35,7 +35,7 @@ _SCORED = 256  # rows whose moves are compared at once, so that they fit a core'
 
 
 class Evaluator(Protocol):
-    """Evaluates boards (B, A) of the player to move (+1, -1) -> logits (B, A), values (B,)."""
+    """Function of boards (B, A), +1 the player to move, that gives logits (B, A), values (B,)."""
 
     def __call__(self, boards: Boards, /) -> tuple[Floats, Floats]: ...
 

@@ -3,7 +3,7 @@
 The answers to one problem are a group, and an answer's advantage is its reward minus the group's
 mean (Shao et al. 2024, arXiv 2402.03300). Neither the deviation of a group nor the length of an
 answer divides it (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783): the loss of an answer is the sum
-over its tokens by a fixed length, so that a mean over answers is the same in any micro-batches. The
+over its tokens divided by a fixed length, so that any micro-batches give the same mean. The
 clip is wider upwards (DAPO, Yu et al. 2025, arXiv 2503.14476), and also bounds the importance
 weights in answers worse than their group (INTELLECT-2, 2025, arXiv 2505.07291). No KL term is used.
 """
@@ -34,7 +34,7 @@ def policy_loss(
     clipped tokens, and the mean length.
 
     `new` and `old` (B, T) are log-probabilities of the sampled tokens at the sampling temperature,
-    under the learning weights and the sampling ones; `mask` (B, T) is one for the tokens of an
+    under the learning and the sampling weights; `mask` (B, T) is one for the tokens of an
     answer, its end included; `advantage` is (B,); `longest` is the most tokens of an answer.
     """
     weight = (new - old).clamp(max=_LOG_MAX).exp()

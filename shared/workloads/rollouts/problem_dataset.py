@@ -1,8 +1,8 @@
 """Dataset of problems: JSON lines of an organiser, checked, and stored as two blobs.
 
-A line is `{"prompt", "verifier", "arguments"}`. A bare `answer` is an argument too; without a
-`verifier` a number names `number`, and a text `exact`. One blob has the problems that are learnt
-from, the other the held-out ones.
+A line is `{"prompt", "verifier", "arguments"}`. The argument `answer` may also be a key of the line.
+Without a `verifier`, `number` checks an answer that is a number, `exact` a text. One blob has the
+problems that are learnt from, the other the held-out problems.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def build(wanted: DatasetWanted, put: Put) -> DatasetManifest:
 
 @lru_cache(maxsize=4)
 def stored(path: Path) -> tuple[Problem, ...]:
-    """Return the problems of a blob, whose path is named by its hash. Raises BadRequest."""
+    """Return the problems of a blob, cached by its path, which has its hash. Raises BadRequest."""
     return tuple(unpack(path.read_bytes(), Problem, BYTES_MAX, PROBLEMS_MAX))
 
 
