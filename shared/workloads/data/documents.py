@@ -104,7 +104,7 @@ def _file(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
 
 
 def _texts(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
-    """Yield the "text" of records; `skipped` gets bad ones. Raises InvalidRunFile if all are bad."""
+    """Yield the "text" of records; `skipped` gets bad ones. Raises InvalidRunFile if all are."""
     bad, good = Skipped(), False
     for place, number, fields in records(path, {"text"}, bad, name):
         if isinstance(text := fields.get("text"), str):

@@ -1,6 +1,6 @@
 """Dataset of problems: JSON lines of an organiser, checked, and stored as two blobs.
 
-A line is `{"prompt", "verifier", "arguments"}`. The argument `answer` may also be a key of the line.
+A line is `{"prompt", "verifier", "arguments"}`. The argument `answer` can also be a key of a line.
 Without a `verifier`, `number` checks an answer that is a number, `exact` a text. One blob has the
 problems that are learnt from, the other the held-out problems.
 """
