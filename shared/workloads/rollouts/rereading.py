@@ -63,9 +63,11 @@ def differing(
         spots.setdefault(record.version, []).extend((place, sample) for sample in samples)
     seen: dict[int, list[tuple[int, int]]] = {}  # faulty and read tokens of each answer
     for version, some in spots.items():
+        if _mostly_refuted(seen):
+            break
         reader = Rereader(job, file(version), problems)
         for start in range(0, len(some), BATCH):
-            if 2 * sum(refuted(*_sum(answers)) for answers in seen.values()) > len(seen):
+            if _mostly_refuted(seen):
                 break
             batch = some[start : start + BATCH]
             counts = reader.faulty([(records[place], sample) for place, sample in batch])
@@ -86,6 +88,10 @@ def differing(
         for place in records.keys() - seen.keys()
     }
     return Reread(complaints, read, faulty)
+
+
+def _mostly_refuted(seen: Mapping[int, Iterable[tuple[int, int]]]) -> bool:
+    return 2 * sum(refuted(*_sum(answers)) for answers in seen.values()) > len(seen)
 
 
 def _sum(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:

@@ -25,6 +25,7 @@ from shared.workloads.rollouts.answer_records import (
     restored,
 )
 from shared.workloads.rollouts.problems import END
+from shared.workloads.rollouts.rereading import differing
 from tests.support.workloads import tiny_rollouts as tiny
 
 Change = Callable[[list[GroupRecord]], list[GroupRecord]]
@@ -35,12 +36,18 @@ def timeless(records: list[GroupRecord]) -> list[GroupRecord]:
     return [replace(record, began_s=0.0) for record in records]
 
 
+def published(path: Path) -> Path:
+    """The file of a version's weights."""
+    weights = path / "weights"
+    save_file({name: value.contiguous() for name, value in tiny.lively().items()}, weights)
+    return weights
+
+
 def inspected(
     path: Path, data: bytes, *, known: int = 1, secret: int = 3, **changes: Any
 ) -> Inspection:
     """The findings of the coordinator, with `known` versions that are all the same."""
-    weights = path / "weights"
-    save_file({name: value.contiguous() for name, value in tiny.lively().items()}, weights)
+    weights = published(path)
     versions = [KnownVersion(number=n, sha256=tiny.SHA256, since_s=100.0 * n) for n in range(known)]
     task = tiny.job("selfplay", changes.pop("steps", 8), **changes)
     return tiny.WORKLOAD.experience.inspect(task, data, versions, lambda _: weights, secret)
@@ -272,3 +279,18 @@ def test_a_forged_file_is_read_no_further_than_its_first_batch(tmp_path: Path) -
     assert (honest.episodes, honest.faults) == (40, 0)
     assert (forged.episodes, forged.refused) == (0, 40)
     assert forged.read < honest.read / 2
+
+
+def test_a_forged_file_opens_no_version_after_the_judge_gave_up(tmp_path: Path) -> None:
+    weights = published(tmp_path)
+    opened: list[int | str] = []
+
+    def file(name: int | str) -> Path:
+        opened.append(name)
+        return weights
+
+    records = dict(enumerate(tiny.answers(tiny.lively(2), tmp_path)))
+    later = {place: replace(record, version=place // 2) for place, record in records.items()}
+    found = differing(later, tiny.job("selfplay", 8), file, 3, whole=False)
+    assert opened == [0]
+    assert found.complaints.keys() == records.keys()
