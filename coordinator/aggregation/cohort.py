@@ -75,7 +75,7 @@ class Cohort:
 
     readers: tuple[DeltaReader, ...]
     weights: tuple[float, ...]
-    positions: tuple[int, ...]  # index of each among the submitted ones
+    positions: tuple[int, ...]  # index of each contribution in the arguments of `cohort`
 
     def __len__(self) -> int:
         return len(self.readers)

@@ -29,7 +29,7 @@ LANES = 1024
 ROW = 8192  # a row of at most 10,000 elements keeps numpy's BLAS on one thread
 GEMM_LIMIT = 262_144  # multiplications below which OpenBLAS stays on one thread
 GEMM_COLUMNS = 8  # columns of products taken at once; blocks above the diagonal are left out
-GEMM_TILE = 512  # elements along which one product sums
+GEMM_TILE = 512  # elements over which one matrix product sums
 SCRATCH_BYTES = 1024 * 1024  # scratch of doubles: half of the second-level cache
 # size to which scratch may grow for many contributions, and size of one read
 ROOM_BYTES = 8 << 20

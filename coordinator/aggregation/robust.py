@@ -90,7 +90,7 @@ class Krum:
             distances, -1.0
         )  # the contribution itself comes first in the sorted row, even before a twin
         nearest = np.sort(distances, axis=1)[:, 1 : count - hostile - 1]  # K - f - 2 neighbours
-        # Compared in float32, so that the last bit of a double never decides; of equal ones the
+        # Compared in float32, so that the last bit of a double never decides; of equal scores the
         # first wins.
         order = np.argsort(nearest.sum(axis=1).astype(np.float32), kind="stable")
         chosen = order[: count - hostile] if self.several else order[:1]

@@ -1,5 +1,5 @@
-"""Server-optimiser state in files: one for a whole model or one a shard; any split can be read
-under any other.
+"""Server-optimiser state in files: one for the whole model or one for each shard. A merge can read
+the files of any other split.
 
 The files hold flat float32 arrays "slot/tensor" (or "slot/tensor[start:stop]" for a part of a
 tensor), and the counters as "count/name" with one element, which every shard has.
@@ -61,7 +61,7 @@ class NewState:
     once.
 
     The file is mapped, so that several slots can be written at once without a model's worth of
-    memory. When `files` end, an unclosed file is deleted.
+    memory. When `files` is closed, an unfinished file is deleted.
     """
 
     def __init__(

@@ -124,7 +124,7 @@ class Audits(PlatformService):
     async def _compared(
         self, seed: int, checked: ContributionRow, run: RunRow, sums: bytes
     ) -> Likeness | None:
-        """Compare the answered sums with the update's; None where the update is gone."""
+        """Compare the answered sums with the update's; return None if the update is gone."""
         try:
             said = recomputes.commitment_of(checked)
             names = (checked.sha256, said.kept, said.residual)

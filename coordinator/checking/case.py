@@ -46,7 +46,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, conn: Connection, row: ContributionRow, run: RunRow) -> Case | None:
-        """Return the case of a contribution without a verdict; None unless it has one base."""
+        """Return the case of a contribution without a verdict; None if it cannot be redone."""
         if row.kind not in ("delta", "gradient"):
             return None
         task = tasks.holder(conn, row.task_id, for_update=False)
@@ -111,7 +111,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         return about.workload.files(about.file.model)
 
     def silent(self, row: ContributionRow) -> bool:
-        """Return True if a worker sent no commitment to the state or residual that it carries."""
+        """Return True if a worker did not commit to the state or residual that it carries over."""
         said = decode(row.report, SubmitRequest).commitment
         keeps = row.kind == "delta" and not self.job.reset_inner
         return (keeps and not said.left) or (row.codec not in EXACT_CODECS and not said.kept)

@@ -174,7 +174,7 @@ class Recomputes(PlatformService):
         )
 
     async def _attempt(self, row: RecomputeRow, compute: Compute) -> bool:
-        """Run a recompute, or postpone it with the reason; False where the server ends."""
+        """Run a recompute, or postpone it with the reason; return False if the server stops."""
         try:
             why = await self._make(row, compute)
         except Unavailable as error:

@@ -68,7 +68,7 @@ class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     async def of(cls, case: Case, given: SubmittedUpdate, blobs: Local) -> RecomputeFiles:
-        """Return the files of a case. Raises NotFound for a deleted one."""
+        """Return the files of a case. Raises NotFound for a deleted file."""
         said = given.commitment
         inner, left, residual, kept = [
             await blobs.local(name) if name else None

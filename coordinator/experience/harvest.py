@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-OPPONENT = "opponent"  # asset and figure of a match task that name the other version
+OPPONENT = "opponent"  # key of a match task's asset and metadata that name the other version
 DRAWS = 20  # newest draws of an account, of one kind, whose faults are summed
 # share of a file's games that may be refused without refusing the file; one game always may
 TOLERATED_SHARE = 0.05

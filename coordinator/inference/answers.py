@@ -192,7 +192,7 @@ async def _next(sequence: AsyncIterator[AnswerPiece]) -> AnswerPiece | None:
 
 
 class Answers:
-    """Entrance to the engine: models, limits, and metered answers."""
+    """Lists the models, and checks, limits and meters what the engine answers."""
 
     def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
         self._db = db
@@ -233,7 +233,7 @@ class Answers:
         return await self._db.read(read)
 
     async def find(self, asker: Asker, name: str) -> Servable:
-        """Return the version named by a model id, and this asker's tier; counts one request.
+        """Return the version named by a model id, and this asker's tier; count the request.
 
         Raises UnknownModel, Forbidden, TooManyRequests.
         """

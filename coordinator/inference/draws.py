@@ -2,7 +2,7 @@
 
 A request's settlement decides the draw and stores it in the database (`answer_pay`). Only
 this process holds the prompt and the tokens: if it ends, its draws can no longer be compared.
-Draws of one account are compared in order, those of several accounts in turn.
+The draws of one account are compared in order; several accounts are compared side by side.
 """
 
 from __future__ import annotations

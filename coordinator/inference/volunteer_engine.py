@@ -103,7 +103,7 @@ class VolunteerEngine:
             try:
                 async with aclosing(part.arriving()) as tokens:
                     async for token in tokens:
-                        # a token outside the vocabulary, which no later token could follow
+                        # a token outside the vocabulary, from which no machine could continue
                         if token >= request.vocabulary > 0:
                             raise Silent
                         yield answer.add(token, part.volunteer_id)

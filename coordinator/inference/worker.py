@@ -337,7 +337,7 @@ class VersionMemory:
 
     def limit(self) -> None:
         """Make the system refuse memory beyond the limit."""
-        # CUDA's driver reserves addresses beyond any limit of the process
+        # no limit of the process suits CUDA, whose driver reserves more addresses than it uses
         if self.device == "cuda":
             import torch
 

@@ -1,8 +1,8 @@
 """Evaluation of versions on held-out data after the merge, one at a time, always the newest that
 waits; it chooses a run's `best` version.
 
-The computing is not done here but where `Compute` says. Version 0 is always measured, so that
-every run has a beginning.
+The measurement runs in a process or thread of `Compute`. Version 0 is always measured, so that
+every run has a first loss.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class VersionDraft:
     norm: float  # norm of the update
     heading: float | None  # cosine of the update to the momentum before it, where there is momentum
     state: Written | None = None  # a scratch file
-    states: tuple[StateFile, ...] = ()  # files in the store, one a shard
+    states: tuple[StateFile, ...] = ()  # files in the store, one for each shard
     spent: tuple[str, ...] = ()  # blobs that are not needed once the version exists
 
     async def store_state(self, blobs: BlobStore, path: Path) -> Written | None:
@@ -130,7 +130,7 @@ class Parts(PlatformService):
             await watch.wait(POLL_S)
 
     async def help(self) -> bool:
-        """Make parts of other replicas' merges, one a thread. Return True if there were any."""
+        """Make parts of other replicas' merges, one for each thread. Return True if any."""
         found = await asyncio.gather(*(self._lend_a_hand() for _ in range(self.threads)))
         return any(found)
 

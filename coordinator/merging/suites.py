@@ -36,7 +36,7 @@ class SuiteFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SuiteOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Scores of a version by suite, and the reasons of missing ones."""
+    """Scores of a version by suite, and the reasons why some are missing."""
 
     scores: dict[str, SuiteTally]
     failures: dict[str, str]

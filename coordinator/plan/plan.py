@@ -76,8 +76,8 @@ def improvement(losses: Sequence[float], window: int) -> float | None:
 def phase_index(
     whole: Plan, version: int, tokens: int, losses: Sequence[float] = (), reached: int = 0
 ) -> int:
-    """Return the index of the present phase, never one before `reached`; `len(phases)` is the plan
-    itself.
+    """Return the index of the present phase, never one before `reached`; `len(phases)` is the
+    plan after its phases.
 
     `losses` are the held-out losses measured since phase `reached` began, the oldest first; they
     say nothing about later phases.

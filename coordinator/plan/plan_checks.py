@@ -16,7 +16,7 @@ COORDINATE_RULES = ("trimmed-mean", "median")
 
 
 def known_preset(name: object, presets: Mapping[str, object]) -> str:
-    """Return the preset's name. Raises InvalidPlan with the nearest one."""
+    """Return the preset's name. Raises InvalidPlan, naming the nearest preset."""
     if not isinstance(name, str) or name not in presets:
         raise InvalidPlan(f"unknown preset {_shown(name)}: {hint(name, presets)}")
     return name
@@ -33,7 +33,7 @@ def check_steps(plan: Plan, local_steps: int, max_steps: int, where: str = "") -
     """Raise InvalidPlan when tasks of this length cannot be divided into gradients, or give too
     many of them.
 
-    `max_steps` is 0 where every task has `local_steps`.
+    `max_steps` is 0 if every task has `local_steps`.
     """
     every = plan.gradient_every
     if plan.update != "gradient" or not every:

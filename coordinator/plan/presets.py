@@ -72,7 +72,7 @@ _EVERY_ARRIVAL: dict[str, Any] = {
 PRESETS: dict[str, dict[str, Any]] = {
     "fedavg": _AVERAGING,
     "fedprox": _AVERAGING | {"prox_mu": 0.01},
-    # Heavy-ball momentum lacks Nesterov's look-ahead, and kept less of the gain at 0.9 and 0.7.
+    # Heavy-ball momentum has no look-ahead: momentum 0.9 and rate 0.7 suit Nesterov's, not this.
     "fedavgm": _AVERAGING | {"lr": 0.35, "momentum": 0.8, "phases": [WARM_UP]},
     "fedadam": _ADAPTIVE | {"optimizer": "adam", "bias_correction": True},
     "fedyogi": _ADAPTIVE | {"optimizer": "yogi"},

@@ -172,7 +172,7 @@ class Datasets(PlatformService):
 async def heldout(
     manifest: DatasetManifest, blobs: BlobStore, more: Mapping[str, ChunkRef]
 ) -> LocalData:
-    """Return the held-out split (else the first chunk) as a dataset; `more` are files of its run."""
+    """Return the held-out split, else the first chunk, as a dataset; `more`: files of its run."""
     split = msgspec.structs.replace(
         manifest, chunks=manifest.heldout or manifest.chunks[:1], heldout=()
     )

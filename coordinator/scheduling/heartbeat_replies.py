@@ -41,7 +41,7 @@ TOLD_MAX = 4096  # workers whose newest verdict is remembered
 
 
 class VerdictNews(msgspec.Struct, frozen=True, kw_only=True):
-    """Unseen verdicts, their last number, and the balance after them."""
+    """Unseen verdicts, the number of the last one, and the balance after them."""
 
     verdicts: tuple[Verdict, ...]
     until: int

@@ -144,7 +144,7 @@ def _libraries(workload: str, file: RunFile) -> tuple[str, ...]:
 
 
 def _play(workload: str, file: RunFile) -> Pacing | None:
-    """Return the pace of a run's experience; None for a workload that is not installed here."""
+    """Return the pace of a run's experience; None without, or if the workload is not installed."""
     experience = load(workload).experience if workload in installed() else None
     return experience.plan(file.model, file.task.options) if experience else None
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 TASKS_MAX = 256  # tasks in one heartbeat
-PAUSE_MAX_S = 2 * HEARTBEAT_S  # time that one heartbeat during a pause may add
+PAUSE_MAX_S = 2 * HEARTBEAT_S  # most time that a heartbeat during a pause adds to a lease
 COMPARE_S = 5.0
 WRITE_MAX = 2000  # leases in one statement
 LATE = "its time ran out: submit it before another worker takes it"
