@@ -5,7 +5,7 @@ so that many cost one transaction.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 from shared.errors import Unavailable
@@ -19,13 +19,18 @@ class Joiner(Generic[Q, A]):
     requests; an error among them is raised to its own requester.
 
     If serving several fails, each is served alone, so that a wrong one does not harm the others.
+    Requests of one `key` are served one after the other, never together.
     """
 
     def __init__(
-        self, serve: Callable[[Sequence[Q]], Awaitable[Sequence[A | Exception]]], most: int
+        self,
+        serve: Callable[[Sequence[Q]], Awaitable[Sequence[A | Exception]]],
+        most: int,
+        key: Callable[[Q], Hashable] | None = None,
     ) -> None:
         self.most = most
         self._serve = serve
+        self._key = key
         self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
         self._serving: asyncio.Task[None] | None = None
 
@@ -39,10 +44,13 @@ class Joiner(Generic[Q, A]):
 
     async def _serve_all(self) -> None:
         while self._waiting:
-            batch = self._waiting[: self.most]
-            del self._waiting[: self.most]
-            batch = [each for each in batch if not each[1].done()]  # skip clients that hung up
-            answers = await self._answers([request for request, _ in batch])
+            batch = self._take()
+            try:
+                answers = await self._answers([request for request, _ in batch])
+            except BaseException:  # otherwise the clients would wait for ever
+                for _, waiting in (*batch, *self._waiting):
+                    waiting.cancel()
+                raise
             for (_, waiting), answer in zip(batch, answers, strict=True):
                 if waiting.done():
                     continue
@@ -50,6 +58,20 @@ class Joiner(Generic[Q, A]):
                     waiting.set_exception(answer)
                 else:
                     waiting.set_result(answer)
+
+    def _take(self) -> list[tuple[Q, asyncio.Future[A]]]:
+        """Take the next batch off the queue; skip clients that hung up."""
+        batch: dict[Hashable, tuple[Q, asyncio.Future[A]]] = {}
+        left: list[tuple[Q, asyncio.Future[A]]] = []
+        for place, each in enumerate(self._waiting):
+            if len(batch) == self.most:
+                left += self._waiting[place:]
+                break
+            key = id(each) if self._key is None else self._key(each[0])
+            if not each[1].done() and batch.setdefault(key, each) is not each:
+                left.append(each)
+        self._waiting = left
+        return [*batch.values()]
 
     async def _answers(self, requests: Sequence[Q]) -> Sequence[A | Exception]:
         try:

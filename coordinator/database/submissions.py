@@ -226,7 +226,8 @@ def held(conn: Connection, rows: Sequence[ContributionRow]) -> dict[int, TaskRow
     return {
         row.id: task
         for row in rows
-        if (task := known[row.task_id]).attempt == row.attempt
+        if (task := known.get(row.task_id)) is not None
+        and task.attempt == row.attempt
         and task.state in ("doing", "todo", "cancelled")
     }
 

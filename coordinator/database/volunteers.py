@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -361,6 +361,14 @@ _TRUST = (
     .with_for_update(key_share=True)
 )
 _SET_TRUST = update(volunteers).where(its(_V.id))
+
+
+def lock(conn: Connection, ids: Collection[str]) -> None:
+    """Lock accounts until the transaction ends, all in one order, which avoids deadlocks. SQLite
+    has a single writer.
+    """
+    if ids and conn.dialect.name == "postgresql":
+        conn.execute(_TRUST, {"ids": sorted(ids)})
 
 
 def set_trusts(conn: Connection, changes: Sequence[TrustChange]) -> dict[str, int]:

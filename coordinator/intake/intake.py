@@ -11,7 +11,7 @@ it then.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -99,6 +99,7 @@ class Examiners:
 
 
 _Received = tuple[ContributionRow, bool]  # a contribution, and whether it is new
+_Measured = tuple[ContributionRow, Measurement]
 
 
 class Intake(PlatformService):
@@ -112,8 +113,9 @@ class Intake(PlatformService):
         self._under_way: dict[int, asyncio.Task[None]] = {}  # running checks, by contribution
         self.durations = Durations(SLOW_S)  # duration of submissions with their check
         self.decided: Counter[tuple[str, str, str]] = Counter()  # run, state, reason
-        self._arriving = Joiner(self._receive_all, JOINED_MAX)
-        self._deciding = Joiner(self._decide_all, JOINED_MAX)
+        # a repeat is received after what it repeats
+        self._arriving = Joiner(self._receive_all, JOINED_MAX, key=lambda each: each.task_id)
+        self._deciding = defaultdict[int, Joiner[_Measured, None]](self._decider)  # by run
         self._abouts: dict[int, Definition] = {}  # unchanging definition of each run, read once
 
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
@@ -232,10 +234,17 @@ class Intake(PlatformService):
                 problem=f'the update is encoded as "{row.codec}", which this run does not accept; '
                 f"accepted: {', '.join(sorted(granted))}"
             )
-        await self._deciding.ask((row.id, measured))
+        await self._deciding[row.run_id].ask((row, measured))
 
-    async def _decide_all(self, asked: Sequence[tuple[int, Measurement]]) -> list[None]:
-        await self._db.write(lambda conn: self._decide(conn, dict(asked)))
+    def _decider(self) -> Joiner[_Measured, None]:
+        """Return what decides the contributions of a run, those of an account one after the other,
+        since trust and draws depend on those before.
+        """
+        return Joiner(self._decide_all, JOINED_MAX, key=lambda each: each[0].volunteer_id)
+
+    async def _decide_all(self, asked: Sequence[_Measured]) -> list[None]:
+        measured = {row.id: found for row, found in asked}
+        await self._db.write(lambda conn: self._decide(conn, measured))
         return [None] * len(asked)
 
     def _decide(self, conn: Connection, measured: Mapping[int, Measurement]) -> None:
@@ -250,6 +259,7 @@ class Intake(PlatformService):
         if steady:  # read again, since a merge may have ended while this waited for the locks
             found = submissions.backgrounds(conn, rows)
         held = submissions.held(conn, rows)
+        accounts.lock(conn, {row.volunteer_id for row in rows})  # before draws and trust change
         judged: list[tuple[ContributionRow, Judgement]] = []
         peers = {
             (run_id, kind): contributions.cohort(

@@ -77,6 +77,22 @@ async def books(home: LocalCoordinator) -> list[tuple[Any, ...]]:
     return sorted(await home.coordinator.db.read(read), key=repr)
 
 
+def failures_of(home: LocalCoordinator) -> list[BaseException]:
+    """Errors of transactions from now on."""
+    db, failed = home.coordinator.db, list[BaseException]()
+    write = db.write
+
+    async def watched(fn: Any) -> Any:
+        try:
+            return await write(fn)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    db.write = watched  # type: ignore[method-assign]
+    return failed
+
+
 async def crew(home: LocalCoordinator) -> list[Worker]:
     await home.start_run(SLOW)
     return [await home.join(name) for name in NAMES]
@@ -133,7 +149,9 @@ async def test_each_submission_has_its_own_answer_whatever_comes_with_it(
             lost,
             rest,
         ]
+        failed = failures_of(home)
         replies = await asyncio.gather(*map(submit, asked))
+        assert failed == []
         codes = [reply.status_code for reply in replies]
         assert codes[:3] + codes[5:] == [200, 200, 200, 404, 409, 410, 200]
         assert sorted(codes[3:5]) == [200, 409]  # which of the two comes first is open
@@ -180,3 +198,41 @@ async def test_retries_and_failing_transactions_pay_nothing_twice(
         states = await db.read(lambda conn: contributions.counts(conn, 1))
         assert states == {"accepted": len(work)}
         await books(home)
+
+
+async def test_of_one_account_each_is_decided_after_the_other(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        await home.start_run(SLOW)
+        machines = [await home.join(NAMES[0])]
+        people = home.coordinator.volunteers
+        ann = await people.authenticate(machines[0].worker_id, machines[0].secret)
+        for _ in range(4):
+            code = (await people.link_code(ann)).code
+            machines += [await home.join("", code=code)]
+        work = [await uploaded(worker, seed) for seed, worker in enumerate(machines)]
+        with counted() as statements:
+            replies = await asyncio.gather(*map(submit, work))
+        assert {decode(reply, Verdict).state for reply in replies} == {"accepted"}
+        trusted = [each for each in statements if each.startswith("UPDATE volunteers SET trust")]
+        assert len(trusted) == len(work)
+        await books(home)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_accounts_are_locked_in_one_order_before_their_draws_are_counted(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        await home.start_run(SLOW + "[trust]\nrecompute = 1.0\n")
+        work = [await uploaded(await home.join(name), n) for n, name in enumerate(NAMES)]
+        with counted() as statements:
+            await asyncio.gather(*map(submit, work))
+        order = ""
+        for each in statements:
+            order += "d" if each.startswith("UPDATE volunteers SET draws") else ""
+            order += "l" if "FROM volunteers" in each and "FOR NO KEY UPDATE" in each else ""
+            order += "b" if "FROM contributions" in each and each.endswith("FOR UPDATE") else ""
+        assert order.count("d") == len(work)
+        assert "bd" not in order

@@ -69,3 +69,28 @@ async def test_a_database_that_is_away_is_not_asked_once_more_for_each() -> None
     assert sum(calls) == 5
     with pytest.raises(Unavailable):
         await joiner.ask(6)
+
+
+async def test_requests_of_one_key_are_served_one_after_the_other() -> None:
+    batches: list[list[str]] = []
+
+    async def serve(batch: Sequence[str]) -> list[str]:
+        batches.append(list(batch))
+        await asyncio.sleep(0)
+        return list(batch)
+
+    joiner: Joiner[str, str] = Joiner(serve, 3, key=lambda request: request[0])
+    asked = ["a1", "a2", "b1", "a3", "c1", "d1", "b2"]
+    assert await asyncio.gather(*map(joiner.ask, asked)) == asked
+    assert batches == [["a1", "b1", "c1"], ["a2", "d1", "b2"], ["a3"]]
+
+
+async def test_nobody_waits_for_ever_where_serving_is_cancelled() -> None:
+    async def serve(batch: Sequence[int]) -> list[int]:
+        raise asyncio.CancelledError
+
+    joiner: Joiner[int, int] = Joiner(serve, 2)
+    asking = [asyncio.create_task(joiner.ask(number)) for number in range(5)]
+    async with asyncio.timeout(10):
+        found = await asyncio.gather(*asking, return_exceptions=True)
+    assert all(isinstance(each, asyncio.CancelledError) for each in found)
