@@ -21,7 +21,7 @@ from sqlalchemy import (
 from coordinator.database.engine.bulk_statements import Lines
 from coordinator.database.tables.accounts import workers
 from coordinator.database.tables.tasks import tasks
-from coordinator.database.tasks import TaskRow, rows_of
+from coordinator.database.tasks import TaskRow, in_order, rows_of
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +43,16 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
 
 def _renewed(beat: CTE) -> ClauseElement:
     later = tasks.c.finish_by + beat.c.extra_s
+    own = tasks.c.id == beat.c.id
+    live = in_order(
+        own,
+        tasks.c.attempt == beat.c.attempt,
+        tasks.c.state == "doing",
+        tasks.c.renew_by.is_not(None),  # None: the task waits for its verdict
+    )
     return (
         update(tasks)
-        .where(
-            tasks.c.id == beat.c.id,
-            tasks.c.attempt == beat.c.attempt,
-            tasks.c.state == "doing",
-            tasks.c.renew_by.is_not(None),  # None: the task waits for its verdict
-        )
+        .where(own, live)
         .values(
             renew_by=case(
                 (beat.c.renew_by > tasks.c.renew_by, beat.c.renew_by), else_=tasks.c.renew_by

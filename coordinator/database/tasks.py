@@ -160,6 +160,15 @@ def holders(conn: Connection, task_ids: Sequence[int]) -> dict[int, TaskRow]:
     return {row.id: row for row in rows_of(conn.execute(_BY_IDS, {"ids": sorted({*task_ids})}))}
 
 
+def in_order(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Return the condition that a task is one of these, which are locked by number before an update
+    changes them, as `holders` locks them: two transactions cannot wait for each other.
+    """
+    found = select(tasks.c.id).where(*conditions).order_by(tasks.c.id)
+    picked = found.with_for_update(of=tasks, key_share=True).cte("picked")
+    return tasks.c.id.in_(select(picked.c.id))
+
+
 def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
     """Check that an attempt may submit. Raises NotFound, Gone if another holds it, Cancelled."""
     if row.worker_id != worker_id:
@@ -433,7 +442,7 @@ def cancel_run(conn: Connection, run_id: int, now: float) -> int:
     """Cancel all unfinished tasks of an ended run; return their number."""
     open_tasks = and_(tasks.c.run_id == run_id, tasks.c.state.in_(("todo", "doing")))
     values = {"state": "cancelled", "returned": False, "ended_at": now, **FREE}
-    return conn.execute(update(tasks).where(open_tasks).values(**values)).rowcount
+    return conn.execute(update(tasks).where(in_order(open_tasks)).values(**values)).rowcount
 
 
 def reopen_run(conn: Connection, run_id: int) -> int:
@@ -462,7 +471,7 @@ def _take_back(conn: Connection, run_id: int, based: ColumnElement[bool]) -> int
     taken = and_(tasks.c.run_id == run_id, based, tasks.c.kind != AUDIT, _unsubmitted())
     values = {"state": "todo", "returned": False, "attempt": tasks.c.attempt + 1}
     values |= {"begun_at": None, "base_version": None, **FREE}
-    return conn.execute(update(tasks).where(taken).values(**values)).rowcount
+    return conn.execute(update(tasks).where(in_order(taken)).values(**values)).rowcount
 
 
 def _unsubmitted() -> ColumnElement[bool]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
-from sqlalchemy import select, update
+import asyncio
+from collections.abc import Callable
 
-from coordinator.database import tasks
+import pytest
+from sqlalchemy import Connection, select, text, update
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from coordinator.database import heartbeats, tasks
 from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.accounts import workers as workers_table
+from coordinator.database.tables.tasks import tasks as tasks_table
 from shared.errors import Gone, NotFound, Unavailable
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.protocol.leases import ReleaseRequest
@@ -203,3 +208,47 @@ async def test_beats_tell_what_a_machine_does(house: VirtualQueue) -> None:
     await house.write(lambda conn: conn.execute(left))
     await house.queue.renewals.beat(house.a, HeartbeatRequest())
     assert (await seen())[1] == "left"
+
+
+@pytest.mark.parametrize("change", ["renew", "overtake", "cancel"])
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_tasks_are_locked_by_number_whatever_changes_them(
+    house: VirtualQueue, database_url: str, change: str
+) -> None:
+    low, high = [await house.lease(who) for who in (house.a, house.b)]
+    for who, lease in ((house.a, low), (house.b, high)):
+        await house.queue.begin(who, lease.task, 1)
+    t = tasks_table.c
+    for task in (high.task, low.task):  # rows lie in the order in which they were last written
+        await house.write(
+            lambda conn, n=task: conn.execute(  # type: ignore[misc]
+                update(tasks_table).where(t.id == n).values(returned=False)
+            )
+        )
+    renewals = [
+        heartbeats.Renewal(task=lease.task, attempt=1, renew_by=1e12, extra_s=0.0)
+        for lease in (high, low)
+    ]
+    changes: dict[str, Callable[[Connection], object]] = {
+        "renew": lambda conn: heartbeats.renew(conn, renewals),
+        "overtake": lambda conn: tasks.overtake(conn, house.run, head=9),
+        "cancel": lambda conn: tasks.cancel_run(conn, house.run, 1.0),
+    }
+    server = create_async_engine(database_url)
+    waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    locked = select(t.id).where(t.id == low.task).with_for_update()
+    free = select(t.id).where(t.id == high.task).with_for_update(skip_locked=True)
+    async with server.connect() as other, server.connect() as watch:
+        await other.execute(locked)
+        changing = asyncio.create_task(house.write(changes[change]))
+        while not (await watch.execute(waits)).scalar_one():
+            await asyncio.sleep(0.01)
+        assert (await watch.execute(free)).scalar() == high.task
+        await watch.rollback()
+        await other.execute(update(tasks_table).where(t.id == low.task).values(renew_by=5e11))
+        await other.commit()
+        await changing
+    await server.dispose()
+    rows = [await house.row(lease.task) for lease in (low, high)]
+    expected = {"renew": ("doing", 1e12), "overtake": ("todo", None), "cancel": ("cancelled", None)}
+    assert [(row.state, row.renew_by) for row in rows] == [expected[change]] * 2
