@@ -59,6 +59,18 @@ async def test_writers_do_not_wait_while_rows_are_sealed(database: Database) -> 
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+async def test_a_log_without_new_rows_is_not_locked(database: Database, database_url: str) -> None:
+    await database.write(lambda conn: earn(conn, pay(), pay(2)))
+    server = create_async_engine(database_url)
+    async with server.connect() as other, asyncio.timeout(30):
+        await other.execute(text("LOCK TABLE record IN ROW EXCLUSIVE MODE"))  # it writes rows
+        assert await database.write(record_tree.extend) == 4
+        await other.execute(text("LOCK TABLE events IN ROW EXCLUSIVE MODE"))
+        assert await database.write(record_tree.extend) == 0
+    await server.dispose()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_writers_do_not_wait_while_two_replicas_seal(
     database: Database, database_url: str
 ) -> None:

@@ -86,10 +86,7 @@ def behind(conn: Connection) -> bool:
     """Return True if rows wait to be added to the tree; locks nothing."""
     tree = head(conn)
     done = {"events": tree.events, "record": tree.record}
-    return any(
-        conn.execute(select(table.c.id).where(table.c.id > done[name]).limit(1)).first()
-        for name, (table, _) in LOGS.items()
-    )
+    return any(_has_more(conn, table, done[name]) for name, (table, _) in LOGS.items())
 
 
 def extend(conn: Connection, limit: int = BATCH) -> int:
@@ -230,6 +227,10 @@ def _check_size(conn: Connection, size: int) -> None:
         raise NotFound(f"the record has {present} entries now, so there is no proof for {size}")
 
 
+def _has_more(conn: Connection, table: Table, after: int) -> bool:
+    return conn.execute(select(table.c.id).where(table.c.id > after).limit(1)).first() is not None
+
+
 def _settled(conn: Connection, table: Table) -> int:
     """Return the id up to which no row can appear any more, 0 for an empty table.
 
@@ -248,8 +249,10 @@ def _settled(conn: Connection, table: Table) -> int:
 
 
 def _next(conn: Connection, name: str, after: int, limit: int) -> list[list[Any]]:
-    """Return the next rows of a log, as they are hashed."""
+    """Return the next rows of a log, as they are hashed; lock the log only if there are any."""
     table, columns = LOGS[name]
+    if limit < 1 or not _has_more(conn, table, after):
+        return []
     query = (
         select(table.c.id, *columns)
         .where(table.c.id > after, table.c.id <= _settled(conn, table))
