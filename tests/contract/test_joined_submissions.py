@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Engine, event
 
-from coordinator.database import contributions
+from coordinator.database import contributions, submissions
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import tasks
@@ -161,6 +161,9 @@ async def test_each_submission_has_its_own_answer_whatever_comes_with_it(
         assert len({*found}) == 4
         states = await home.coordinator.db.read(lambda conn: contributions.counts(conn, 1))
         assert states == {"accepted": 4}
+        row = await home.coordinator.db.read(lambda conn: contributions.by_id(conn, found[0]))
+        gone = msgspec.structs.replace(row, task_id=10**9)
+        assert not await home.coordinator.db.write(lambda conn: submissions.held(conn, [gone]))
         again = await asyncio.gather(*map(submit, [good, rest]))
         assert [decode(reply, Verdict).contribution for reply in again] == [found[0], found[4]]
         await books(home)
