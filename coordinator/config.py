@@ -203,9 +203,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     inference_models: Annotated[
         str,
         Meta(
-            description="Names of models at that address: RUN@40=NAME where it has this version "
-            "only, RUN=NAME with {version} in NAME where it has several; separated by commas. "
-            "Of other runs: RUN@VERSION.",
+            description="Names of models at that address, separated by commas: RUN@40=NAME for one "
+            "version of a run, RUN=NAME-{version} for all. Runs not listed are asked for as "
+            "RUN@VERSION.",
             max_length=10_000,
         ),
     ] = ""

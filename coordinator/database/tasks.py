@@ -173,7 +173,7 @@ def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
     """Check that an attempt may submit. Raises NotFound, Gone if another holds it, Cancelled."""
     if row.worker_id != worker_id:
         if 0 < attempt < row.attempt:
-            raise Gone(f"task {row.id} is done by somebody else now")
+            raise Gone(f"task {row.id} was given to somebody else")
         raise NotFound(f"there is no task {row.id} of yours")
     if row.state == "cancelled":
         why = (

@@ -1,4 +1,4 @@
-"""Demo: a real coordinator and real volunteers on this machine for two minutes, then a summary.
+"""Demo: a real coordinator and real volunteers on this machine for a few minutes, then a summary.
 
 The demo starts the same server and `volunteer --no-ui` processes that people run, in a directory of
 its own, and watches them through the database, like the organiser's commands.

@@ -1,4 +1,4 @@
-"""Runs of the demo: real, and small enough for two minutes on two cores.
+"""Runs of the demo: real, and small enough for two or three minutes on two cores.
 
 The run file of each lies in `files`; the number of volunteers sets its quorum.
 """

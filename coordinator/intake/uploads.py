@@ -438,7 +438,7 @@ class Uploads(PlatformService):
         while len(self._hashes) > HASHES_MAX:
             self._hashes.popitem(last=False)
 
-    # --- end ---
+    # --- finish ---
 
     async def _finish(self, row: UploadRow) -> UploadInfo:
         path, staging = self._path(row.id), self._blobs.staging

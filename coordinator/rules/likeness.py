@@ -88,7 +88,7 @@ def judge(found: Redone, precision: str = "float32", *, comparable: bool) -> Res
 
 
 def share(found: Redone, precision: str = "float32", *, comparable: bool) -> float:
-    """Return the share of its work that a passed recompute shows.
+    """Return the share of a worker's task that a passed recompute shows to be done.
 
     The share is 1 within the tight bound on comparable arithmetic; otherwise it falls to 0 at the
     loose bound. Leaving out a part of the steps or batches makes a larger difference than that

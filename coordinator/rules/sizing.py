@@ -288,7 +288,7 @@ def first_part(steps: int, price: int, part_steps: int) -> tuple[int, int]:
 
 
 def work_of(run: Run, price_micro: int) -> float:
-    """Return the operations of a task at this price; each operation of a run costs the same."""
+    """Return the operations of a task that costs this much, in proportion to a step of its run."""
     return price_micro / max(1, run.price_micro) * run.step_flops
 
 

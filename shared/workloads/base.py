@@ -154,7 +154,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     metrics: dict[str, float] = {}  # e.g. loss_g, loss_d
     preview: str = ""  # text for people to look at, such as a sample or a board
-    counted: str = ""  # unit of steps and samples where nothing is learnt: "games"
+    counted: str = ""  # unit of step and samples in a task that does not train, e.g. "games"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

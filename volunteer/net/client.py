@@ -260,8 +260,8 @@ class Client:
             ) from error
 
     def may_go_to(self, url: str) -> bool:
-        """Return True if the coordinator may name this address: encrypted, or loopback like its
-        own.
+        """Return True if the coordinator may send this machine to an address: one with https, but a
+        loopback address only if its own is one too.
         """
         to, home = urlsplit(url), urlsplit(self.address.url)
         near = is_loopback(to.hostname or "")

@@ -252,7 +252,7 @@ def read_known(kind: str) -> tuple[str, ...]:
 
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rotary positions, from the form of this or an earlier release of the library."""
+    """Return the settings of rotary positions, as old or new releases of transformers write them."""
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
         raise InvalidRunFile(f"{SETTINGS}: rope_parameters must be a table")

@@ -52,8 +52,9 @@ def differing(
     *,
     whole: bool,
 ) -> Reread:
-    """Read some answers again, and complain of records that their version did not write. Once most
-    of the records read are refuted, no more is read, so that a forged file costs little.
+    """Read some answers again; return a complaint about each record that the version it names did
+    not write. Once most of the records read are refuted, read no more, so that a forged file costs
+    little; each record left unread gets a complaint too.
     """
     problems = Problems.of(RolloutsConfig.from_dict(job.config), file)
     dice = np.random.Generator(np.random.Philox(secret))

@@ -351,7 +351,9 @@ def _told(means: list[float]) -> float:
 
 
 class Lookout:
-    """Context of a micro-batch on the CPU, which checks for pauses and counts kept memory."""
+    """Context manager for a micro-batch on the CPU: it checks for pauses, and counts the bytes kept
+    for the backward pass.
+    """
 
     def __init__(self, look: Callable[[], None], parameters: Iterable[nn.Parameter]) -> None:
         self._look = look
