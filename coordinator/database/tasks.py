@@ -164,9 +164,8 @@ def in_order(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
     """Return the condition that a task is one of these, which are locked by number before an update
     changes them, as `holders` locks them: two transactions cannot wait for each other.
     """
-    found = select(tasks.c.id).where(*conditions).order_by(tasks.c.id)
-    picked = found.with_for_update(of=tasks, key_share=True).cte("picked")
-    return tasks.c.id.in_(select(picked.c.id))
+    found = select(tasks.c.id).where(*conditions).order_by(tasks.c.id).correlate(None)
+    return tasks.c.id.in_(found.with_for_update(of=tasks, key_share=True))
 
 
 def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:

@@ -237,8 +237,8 @@ class Intake(PlatformService):
         await self._deciding[row.run_id].ask((row, measured))
 
     def _decider(self) -> Joiner[_Measured, None]:
-        """Return what decides the contributions of a run, those of an account one after the other,
-        since trust and draws depend on those before.
+        """Return a joiner that decides the contributions of a run, those of an account one after
+        the other, since trust and draws depend on those before.
         """
         return Joiner(self._decide_all, JOINED_MAX, key=lambda each: each[0].volunteer_id)
 
