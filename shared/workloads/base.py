@@ -336,7 +336,7 @@ class Workload(Protocol):
     """
 
     name: str
-    version: int
+    version: int  # raised once earlier programs could not do its tasks
     dataset_kinds: tuple[str, ...]
     traits: Traits = Traits()
     experience: Experience | None = None  # experience of a workload that makes its own data

@@ -41,7 +41,7 @@ class GomokuWorkload(Workload):
     """Workload `gomoku`; see `Workload`."""
 
     name = "gomoku"
-    version = 1
+    version = 2
     dataset_kinds = ()
     formats = ("onnx",)
     traits = Traits(items="positions", measure="tactical loss", loss_is_measured=False)

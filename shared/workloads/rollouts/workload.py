@@ -45,7 +45,7 @@ class RolloutsWorkload(Workload):
     """Workload `rollouts`; see `Workload`."""
 
     name = "rollouts"
-    version = 1
+    version = 2
     dataset_kinds = (problem_dataset.KIND,)
     formats = ("transformers",)
     traits = Traits(items="answers", measure=UNSOLVED, loss_is_measured=False)

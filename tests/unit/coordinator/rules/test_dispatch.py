@@ -13,6 +13,7 @@ from coordinator.rules.dispatch import HALF_LIFE_S, Assignment, FairShares, Hold
 from coordinator.rules.fit import Todo
 from coordinator.rules.sizing import Run, RunPace, task_seed
 from shared.protocol.base import Reason
+from shared.workloads.base import load
 from tests.support.waiting_workers import ask, run_of, todo_of, waiter
 
 BY_SPEED = {"local_steps": 10, "batch_size": 4, "min_steps": 1}
@@ -310,6 +311,15 @@ def test_who_does_not_fit_is_told_why(
     refusal = ask([waiter(**values)], [run_of(**run)]).refusals[0]
     assert refusal.reason == Reason.NO_FIT
     assert refusal.message == f'no run needs this device: "run-1" {says}'
+
+
+@pytest.mark.parametrize("name", ["gomoku", "rollouts"])
+def test_a_program_with_another_word_for_experience_is_told_to_update(name: str) -> None:
+    run = run_of(workload=name, workload_version=load(name).version, kind="selfplay")
+    refusals = ask([waiter(workloads=frozenset({name}), versions={name: 1})], [run]).refusals
+    assert [each.message.rpartition(", ")[2] for each in refusals.values()] == [
+        "here is 1: upgrade this machine"
+    ]
 
 
 @pytest.mark.parametrize(
