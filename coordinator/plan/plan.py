@@ -125,7 +125,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a merge is due `now`; if not, how many contributions or seconds are missing."""
+    """Readiness for a merge: due `now`, or how many contributions or seconds are missing."""
 
     now: bool
     needs: int
