@@ -75,7 +75,7 @@ async def test_the_code_of_a_card_runs(tmp_path: Path, workload: str, format: st
         assert "![sample](version.png)" in card
         assert (to / "version.png").read_bytes().startswith(b"\x89PNG")
     else:
-        assert re.search(r"A sample of this version:\n\n```text\n[^`]+\n```", card)
+        assert re.search(r"A sample of this version:\n\n(`{3,})text\n(?s:.+)\n\1\n", card)
     named = "library_name: " in card.partition("\n---\n")[0]
     assert named == (format != "safetensors") == ("`pip install " in card)
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
