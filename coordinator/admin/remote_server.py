@@ -67,6 +67,13 @@ class RemoteServer:
 
         Raises Configuration.
         """
+        try:
+            link = parse_link(server)
+        except BadRequest as error:
+            raise BadRequest(
+                f'"{escaped(server)}" names no server: --server takes https://HOST:PORT, '
+                "http://127.0.0.1:PORT on its own machine, or a whole join link"
+            ) from error
         if token_file is None:
             raise Configuration(
                 "--server needs --token-file: the file admin.token of the server's data directory"
@@ -79,13 +86,6 @@ class RemoteServer:
             ) from error
         if not token:
             raise Configuration(f"the token file {token_file} is empty")
-        try:
-            link = parse_link(server)
-        except BadRequest as error:
-            raise BadRequest(
-                f'"{escaped(server)}" names no server: --server takes https://HOST:PORT, '
-                "http://127.0.0.1:PORT on its own machine, or a whole join link"
-            ) from error
         return cls(link, token)
 
     def within(self, timeout_s: float) -> RemoteServer:
