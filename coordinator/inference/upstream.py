@@ -65,8 +65,8 @@ log = structlog.get_logger("inference")
 
 
 class Upstream(msgspec.Struct, frozen=True, kw_only=True):
-    """Server at an address, and its names of models, by run (with {version}) or by version
-    (RUN@40).
+    """Organiser's inference server. `names` holds its names of our models: under RUN@40 the name
+    of one version, under RUN the name of every version, with {version} for its number.
     """
 
     url: str

@@ -67,7 +67,7 @@ def benchmarks(told: Sequence[Benchmark]) -> tuple[Benchmark, ...]:
 
 
 def workloads(told: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of installed workloads."""
+    """Return the names of the workloads that a worker reports, each once, within limits."""
     return tuple(dict.fromkeys(line(name, NAME_CHARS_MAX) for name in told[:WORKLOADS_MAX]))
 
 

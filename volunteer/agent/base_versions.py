@@ -30,7 +30,8 @@ from volunteer.net.retry import FOREVER
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
 
-PATIENCE_S = 10.0  # a restarting coordinator answers within this time, with a newer base
+# A task begins from a stored version after this wait, in which a coordinator can restart.
+PATIENCE_S = 10.0
 NEWEST = ("train", "selfplay", "learn")  # kinds that begin with the newest version
 
 

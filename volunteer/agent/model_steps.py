@@ -37,7 +37,7 @@ class ModelSteps:
             self.hub.emit(events.StepMeasured(step=step, known=True))
 
     def known(self, job: Job, version: int, device: str) -> ModelStep | None:
-        """Return the step of this model's job on a device, if it was measured recently."""
+        """Return the measured step of this model's job on a device; None without a recent one."""
         key = self._key(job, version, device)
         steps = newest(self.home.memory.steps, self.clock.now())
         return next((step for step in steps if step.key == key and step.run == job.run), None)

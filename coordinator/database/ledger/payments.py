@@ -203,7 +203,7 @@ def post_escrow_many(conn: Connection, rows: Sequence[Payment], now: float) -> N
 
 
 def post_vested_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Post the pay of contributions as earned at the end of escrow."""
+    """Move the pay of contributions from escrow to the earned credits, which can be spent."""
     _step(conn, "vest", rows, now)
 
 
@@ -331,7 +331,7 @@ def last_event(conn: Connection) -> int:
 
 
 def earned_since(conn: Connection, volunteer_id: str, at: float, upto: int | None = None) -> int:
-    """Return the credits earned from `at` on, less reversals, up to the event `upto`."""
+    """Return the micro-credits earned from `at` on, less reversals, up to the event `upto`."""
     after = conn.execute(_BEFORE, {"since": at - SKEW_S}).scalar() or 0  # skips old history
     query = EARNED_SINCE if upto is None else EARNED_SINCE.where(postings.c.event_id <= upto)
     given = {"its_owner": volunteer_id, "since": at, "after": after}

@@ -1,4 +1,4 @@
-"""Serving processes, by their beats."""
+"""Table of serving processes: their start, their last sign of life, and their figures."""
 
 from __future__ import annotations
 

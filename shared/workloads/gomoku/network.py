@@ -34,7 +34,7 @@ _GPU_BATCH = 4096
 
 
 class ResidualBlock(nn.Module):
-    """Residual block x + two(relu(one(x)))."""
+    """Residual block relu(x + two(relu(one(x))))."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

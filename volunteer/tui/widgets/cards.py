@@ -253,7 +253,7 @@ def _newest_version(view: AgentView, run: str, begun: Sequence[int]) -> int:
 
 
 def _loss_of(info: RunInfo | None, model: ModelView | None, glyphs: Glyphs) -> list[Line]:
-    """Return the row of the run's measure, from the first to the newest."""
+    """Return the row of the run's measure: its first and newest value; none without values."""
     points = model.points if model else ()
     newest = points[-1][1] if points else (info.loss if info else None)
     first = points[0][1] if points else (info.loss_first if info else None)
