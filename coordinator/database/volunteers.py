@@ -355,7 +355,7 @@ def is_suspended(conn: Connection, volunteer_id: str) -> bool:
 
 _V = volunteers.c
 _TRUST = (
-    select(_V.id, _V.trust, _V.accepted, _V.accepted_micro, _V.lost_to)
+    select(_V.id, _V.standing, _V.trust, _V.accepted, _V.accepted_micro, _V.lost_to)
     .where(among(_V.id, "ids"))
     .order_by(_V.id)
     .with_for_update(key_share=True)
@@ -363,12 +363,14 @@ _TRUST = (
 _SET_TRUST = update(volunteers).where(its(_V.id))
 
 
-def lock(conn: Connection, ids: Collection[str]) -> None:
-    """Lock accounts until the transaction ends, all in one order, which avoids deadlocks. SQLite
-    has a single writer.
+def lock(conn: Connection, ids: Collection[str]) -> frozenset[str]:
+    """Lock accounts until the transaction ends, all in one order, which avoids deadlocks. Return
+    those that are suspended by then; none on SQLite, where a single writer waits for nobody.
     """
-    if ids and conn.dialect.name == "postgresql":
-        conn.execute(_TRUST, {"ids": sorted(ids)})
+    if not ids or conn.dialect.name != "postgresql":
+        return frozenset()
+    rows = conn.execute(_TRUST, {"ids": sorted(ids)})
+    return frozenset(row.id for row in rows if row.standing == "suspended")
 
 
 def set_trusts(conn: Connection, changes: Sequence[TrustChange]) -> dict[str, int]:

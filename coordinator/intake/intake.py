@@ -259,7 +259,8 @@ class Intake(PlatformService):
         if steady:  # read again, since a merge may have ended while this waited for the locks
             found = submissions.backgrounds(conn, rows)
         held = submissions.held(conn, rows)
-        accounts.lock(conn, {row.volunteer_id for row in rows})  # before draws and trust change
+        # locked before draws and trust change; the wait may have been for a suspension
+        suspended = accounts.lock(conn, {row.volunteer_id for row in rows})
         judged: list[tuple[ContributionRow, Judgement]] = []
         peers = {
             (run_id, kind): contributions.cohort(
@@ -270,7 +271,8 @@ class Intake(PlatformService):
         for row in rows:
             its = found[row.id]
             judgement = _judge(row, its, measured[row.id], peers[row.run_id, row.kind])
-            if judgement.state != "rejected" and its.standing == "suspended":
+            is_out = its.standing == "suspended" or row.volunteer_id in suspended
+            if judgement.state != "rejected" and is_out:
                 judgement = validation.SUSPENDED
             if judgement.reason == Reason.STALE and _is_late(row, its.run, _plan(its)):
                 self._too_late(conn, row, its.run)

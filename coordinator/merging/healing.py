@@ -47,6 +47,8 @@ def proposal(conn: Connection, run: RunRow) -> Proposal | None:
     if not line:
         return None
     spoilt = contributions.discredited(conn, run.id, line[-1].version)
+    if not spoilt:
+        return None
     for row in line:
         share = _share(conn, run, row, spoilt.get(row.version, frozenset()))
         if share > SHARE:
@@ -55,7 +57,10 @@ def proposal(conn: Connection, run: RunRow) -> Proposal | None:
         return None
     to = first[0].parent
     while to > 0 and evaluations.evaluation(conn, run.id, to).pruned:
-        to -= 1
+        before = _before(conn, versions.get(conn, run.id, to))
+        if before is None:
+            return None
+        to = before
     return Proposal(run=run.name, version=first[0].version, share=first[1], to=to)
 
 
@@ -67,8 +72,13 @@ def _line(conn: Connection, run: RunRow) -> Sequence[VersionRow]:
         row = versions.get(conn, run.id, at)
         if row.kind == "merge":
             found.append(row)
-        at = versions.content_before(conn, row) if row.kind == "rollback" else row.parent
+        at = _before(conn, row)
     return found
+
+
+def _before(conn: Connection, row: VersionRow) -> int | None:
+    """Return the version from which a version was made; a rollback leads past what it reverted."""
+    return versions.content_before(conn, row) if row.kind == "rollback" else row.parent
 
 
 def _share(conn: Connection, run: RunRow, row: VersionRow, spoilt: frozenset[int]) -> float:

@@ -199,6 +199,7 @@ def in_database(
     yield from _of_work(conn, now, since, open_now)
     limits = of_settings(settings)
     yield from _of_runs(conn, limits, now)
+    yield from _of_rollbacks(conn)
     yield from _of_servers(conn, now)
     yield from _of_backup(conn, limits, now)
 
@@ -238,12 +239,6 @@ def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condi
             message = f"the merge of {run.name} to version {newest.version} failed"
             todo = f"`coordinator run show {run.name}`; the log says more"
             yield Condition(kind="merge", about=run.name, message=message, todo=todo)
-        if heal := healing.proposal(conn, run):
-            message = (
-                f"{heal.share:.0%} of {run.name}@{heal.version} is of accounts suspended since"
-            )
-            todo = f"`{heal.command}` goes back"
-            yield Condition(kind="rollback", about=run.name, message=message, todo=todo)
         if not runs.live_workers(conn, run.id, now - LIVE_S):
             yield Condition(
                 kind="nobody",
@@ -266,6 +261,15 @@ def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condi
             yield Condition(
                 kind="stalled", about=run.name, message=message, todo=todo, patience_s=half_s
             )
+
+
+def _of_rollbacks(conn: Connection) -> Iterator[Condition]:
+    for run in runs.every(conn, runs.OPEN)[:RUNS_MAX]:
+        if heal := healing.proposal(conn, run):
+            spoilt = f"{run.name}@{heal.version}"
+            message = f"{heal.share:.0%} of {spoilt} is of accounts suspended since"
+            todo = f"`{heal.command}` goes back"
+            yield Condition(kind="rollback", about=spoilt, message=message, todo=todo)
 
 
 def _of_servers(conn: Connection, now: float) -> Iterator[Condition]:

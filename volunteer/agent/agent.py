@@ -265,7 +265,7 @@ class Agent:
         chosen = {device.id: device for device, _ in groups}
         others = {each for _, more in groups for each in more}
         devices = tuple(chosen.get(each.id, each) for each in devices if each.id not in others)
-        lent = {device.id: usable_bytes(device, share) for device in devices}
+        lent = {device.id: usable_bytes(device, share) for device in chosen.values()}
         self._hub.emit(events.devices_found(devices, lent))
         self._trainers = {groups[0][0].id: first}
         pairs = [(d, self._trainers.get(d.id) or self._thread(d.id)) for d in chosen.values()]
