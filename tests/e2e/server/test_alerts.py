@@ -89,7 +89,8 @@ async def test_a_failed_check_is_an_alert_and_stands_in_the_report(tmp_path: Pat
             async with machine.working(lazy, max_tasks=1) as process:
                 await process.ended(120)
                 await results(home, 1)
-        assert [alert.kind for alert in await alerts.look()] == ["failed check"]
+        kinds = {alert.kind for alert in await alerts.look()}
+        assert {"failed check"} <= kinds <= {"failed check", "rollback"}  # if it was merged before
         report = await coordinator.volunteers.trust()
         assert report.standings == {"suspended": 1}
         assert report.drawn.failed == 1
