@@ -16,6 +16,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from shared.errors import InvalidRunFile
 from shared.nearest import nearest
 from shared.sentences import Sentence, figure, heard, of, plural
 
@@ -93,6 +94,16 @@ def complaint(error: msgspec.ValidationError, table: str, kind: Any = None) -> s
     """
     key, what = _parted(error, kind)
     return f"{table} {key}: {what[:1].lower()}{what[1:]}" if key else f"{table}: {what}"
+
+
+def decoded_line(line: bytes, kind: type[T], place: str) -> T:
+    """Decode a line of an organiser's file. Raises InvalidRunFile, which names the place."""
+    try:
+        return decoder(kind).decode(line)
+    except msgspec.ValidationError as error:
+        raise InvalidRunFile(complaint(error, place)) from error
+    except MALFORMED as error:
+        raise InvalidRunFile(f"{place}: {error}") from error
 
 
 def _parted(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:

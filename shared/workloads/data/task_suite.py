@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import MALFORMED, complaint, decoder
+from shared.decoding import decoded_line
 from shared.errors import InvalidRunFile, why
 from shared.text_file import unmarked
 from shared.workloads.base import ChunkRef, DatasetManifest
@@ -98,12 +98,7 @@ _KINDS = {"choice": "choices", "exact": "an answer to write"}
 
 
 def _example(line: bytes, place: str) -> Example:
-    try:
-        found = decoder(Example).decode(line)
-    except msgspec.ValidationError as error:
-        raise InvalidRunFile(complaint(error, place)) from error
-    except MALFORMED as error:
-        raise InvalidRunFile(f"{place}: {error}") from error
+    found = decoded_line(line, Example, place)
     said = found.answer
     choice = isinstance(said, int)
     texts = (*found.choices, *(() if isinstance(said, int) else found.answers))

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from shared.decoding import MALFORMED, complaint, decoder
+from shared.decoding import decoded_line
 from shared.errors import InvalidRunFile, why
 from shared.text_file import unmarked
 from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted
@@ -103,12 +103,7 @@ def _lines(path: Path) -> list[tuple[str, bytes]]:
 
 
 def _read(line: bytes, place: str) -> Problem:
-    try:
-        found = decoder(_Line).decode(line)
-    except msgspec.ValidationError as error:
-        raise InvalidRunFile(complaint(error, place)) from error
-    except MALFORMED as error:
-        raise InvalidRunFile(f"{place}: {error}") from error
+    found = decoded_line(line, _Line, place)
     bare = not isinstance(found.answer, UnsetType)
     if not bare and not found.arguments:
         raise InvalidRunFile(f"{place}: the problem has no answer")
