@@ -33,12 +33,14 @@ def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def load(path: Path) -> dict[str, torch.Tensor] | None:
-    """Return the tensors of a file; None if it is missing, or unreadable and so removed."""
+    """Return the tensors of a file; None if it cannot be read. A damaged file is removed."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         return load_file(path)
-    except (OSError, SafetensorError):
+    except OSError:  # missing, or this process may open no more files
+        return None
+    except SafetensorError:
         path.unlink(missing_ok=True)
         return None
