@@ -25,4 +25,5 @@ def test_file_survives_a_process_without_free_descriptors(tmp_path: Path) -> Non
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     loaded = tensor_files.load(path)
-    assert loaded is not None and loaded["weight"].tolist() == [1.0, 1.0, 1.0]
+    assert loaded is not None
+    assert loaded["weight"].tolist() == [1.0, 1.0, 1.0]
