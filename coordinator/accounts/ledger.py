@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.database.ledger import payments as store
 from coordinator.database.ledger import record_tree
+from coordinator.database.ledger.check import check_ledger
 from coordinator.database.ledger.payments import Balances
 
 if TYPE_CHECKING:
@@ -40,6 +41,4 @@ class Ledger:
 
     async def check(self) -> tuple[str, ...]:
         """Return a sentence for each breach in the ledger and the record; empty if none."""
-        return await self._db.read(
-            lambda conn: (*store.check_ledger(conn), *record_tree.check(conn))
-        )
+        return await self._db.read(lambda conn: (*check_ledger(conn), *record_tree.check(conn)))

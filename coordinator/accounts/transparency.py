@@ -9,8 +9,8 @@ import msgspec
 import structlog
 
 from coordinator.database import record
-from coordinator.database.ledger import payments
 from coordinator.database.ledger import record_tree as store
+from coordinator.database.ledger.check import check_ledger
 from shared.clock import Clock, pause
 from shared.errors import BadRequest, VolunteerError
 from shared.protocol.transparency import (
@@ -92,7 +92,7 @@ class Transparency:
                 size=tree.size,
                 root=tree.root,
                 waiting=max(0, events + lines - tree.size),
-                breaches=(*payments.check_ledger(conn), *store.check(conn)),
+                breaches=(*check_ledger(conn), *store.check(conn)),
             )
 
         return await self._db.read(read)

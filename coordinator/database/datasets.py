@@ -165,16 +165,6 @@ def blob_sizes(conn: Connection, sha256s: Sequence[str]) -> dict[str, int]:
     return dict(conn.execute(query).all())
 
 
-def registered(conn: Connection, older_than: float) -> list[tuple[str, int]]:
-    """Return the blobs registered before an instant."""
-    return [
-        (sha, size)
-        for sha, size in conn.execute(
-            select(blobs.c.sha256, blobs.c.size).where(blobs.c.created_at < older_than)
-        )
-    ]
-
-
 def all_registered(conn: Connection) -> dict[str, int]:
     return dict(conn.execute(select(blobs.c.sha256, blobs.c.size)).all())
 

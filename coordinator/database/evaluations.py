@@ -220,14 +220,6 @@ def best(conn: Connection, run_id: int) -> int | None:
     return conn.execute(query.order_by(e.loss, e.version).limit(1)).scalar()
 
 
-def waiting(conn: Connection, run_id: int) -> int:
-    e = evaluations.c
-    query = select(func.count()).where(
-        e.run_id == run_id, e.state.in_(("waiting", "running")), ~e.pruned
-    )
-    return int(conn.execute(query).scalar_one())
-
-
 class SuiteScoreRow(NamedTuple):
     """Score of one version on one suite."""
 

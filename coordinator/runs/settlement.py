@@ -29,14 +29,7 @@ def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now
     verdicts.decide(
         conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message
     )
-    payments.post_void(
-        conn,
-        volunteer_id=row.volunteer_id,
-        contribution_id=row.id,
-        run_id=row.run_id,
-        amount_micro=row.price_micro,
-        now=now,
-    )
+    payments.post_void_many(conn, [payments.Payment.of(row)], now)
     row = msgspec.structs.replace(row, task_id=submissions.task_of(conn, row))
     put_back(conn, row, run, "failure", message, now)
 

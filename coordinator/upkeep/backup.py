@@ -62,7 +62,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 SNAPSHOTS_MAX = 3
 LIST, SIGNATURE = "backup.json", "backup.sig"
-COPY_BYTES = 4 << 20
 
 log = structlog.get_logger("backup")
 

@@ -97,10 +97,10 @@ async def test_what_a_volunteer_sees_of_itself(
         run_id = add_run(conn, "gamma")
         paid(conn, run_id, mia.volunteer_id, 8, clock.now())
         number = add_contribution(conn, run_id, mia.volunteer_id, "accepted", 9)
-        payments.post_pending(
-            conn, volunteer_id=mia.volunteer_id, contribution_id=number, run_id=run_id,
-            amount_micro=9, now=clock.now(),
-        )  # fmt: skip
+        one = Payment(
+            volunteer_id=mia.volunteer_id, contribution_id=number, run_id=run_id, amount_micro=9
+        )
+        payments.post_pending_many(conn, [one], clock.now())
         add_contribution(conn, run_id, mia.volunteer_id, "rejected", reason="norm")
         spending.hold(conn, mia.volunteer_id, "h", 10, "", clock.now())
         spending.settle(conn, mia.volunteer_id, "h", 4, clock.now())
@@ -195,10 +195,10 @@ async def test_the_report_of_a_class(
         for reason in ("norm", "norm", "stale"):
             add_contribution(conn, alpha, mia.volunteer_id, "rejected", reason=reason)
         number = add_contribution(conn, alpha, helper.volunteer_id, "accepted", 7)
-        payments.post_pending(
-            conn, volunteer_id=helper.volunteer_id, contribution_id=number, run_id=alpha,
-            amount_micro=7, now=clock.now(),
-        )  # fmt: skip
+        one = Payment(
+            volunteer_id=helper.volunteer_id, contribution_id=number, run_id=alpha, amount_micro=7
+        )
+        payments.post_pending_many(conn, [one], clock.now())
 
     await database.write(write)
     rows = await people.report("alpha")

@@ -107,13 +107,10 @@ async def test_nothing_is_earned_on_the_pending_credit_of_something_else(
 
 
 async def test_what_is_set_aside_is_not_earned_and_the_other_way_round(database: Database) -> None:
-    values = {"volunteer_id": MIA, "run_id": 1, "amount_micro": 100, "now": 3.0}
-    one, two = {**values, "contribution_id": 1}, {**values, "contribution_id": 2}
-
     def write(conn: Connection) -> None:
         payments.post_pending_many(conn, [pay(1), pay(2), pay(3)], 1.0)
-        payments.post_void(conn, **one)  # type: ignore[arg-type]
-        payments.post_earned(conn, **two)  # type: ignore[arg-type]
+        payments.post_void_many(conn, [pay(1)], 3.0)
+        payments.post_earned_many(conn, [pay(2)], 3.0)
 
     await database.write(write)
     assert await have(database) == (100, 100, 0, 0)
@@ -184,14 +181,9 @@ async def test_void_and_earn_at_the_same_moment_do_not_both_happen(database: Dat
     rows = [pay(n) for n in range(1, 21)]
     await database.write(lambda conn: payments.post_pending_many(conn, rows, 1.0))
 
-    def void(number: int) -> Callable[[Connection], None]:
-        return lambda conn: payments.post_void(
-            conn, volunteer_id=MIA, contribution_id=number, run_id=1, amount_micro=100, now=2.0
-        )
-
-    jobs = [database.write(void(row.contribution_id)) for row in rows]
-    jobs += [
-        database.write(lambda conn, row=row: payments.post_earned_many(conn, [row], 2.0))  # type: ignore[misc]
+    jobs = [
+        database.write(lambda conn, post=post, row=row: post(conn, [row], 2.0))  # type: ignore[misc]
+        for post in (payments.post_void_many, payments.post_earned_many)
         for row in rows
     ]
     results = await asyncio.gather(*jobs, return_exceptions=True)

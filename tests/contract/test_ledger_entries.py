@@ -138,13 +138,12 @@ async def test_each_step_posts_its_two_sides_under_its_own_key(
     assert await database.read(payments.last_event) == len(before) + 1
 
 
-async def test_single_payments_post_what_many_do(database: Database) -> None:
-    one: dict[str, Any] = {"volunteer_id": MIA, "run_id": 1, "amount_micro": 9}
+async def test_the_steps_of_one_account_stand_in_their_order(database: Database) -> None:
     assert await database.read(payments.last_event) == 0
-    await database.write(lambda c: payments.post_pending(c, contribution_id=4, now=1.0, **one))
-    await database.write(lambda c: payments.post_earned(c, contribution_id=4, now=2.0, **one))
-    await database.write(lambda c: payments.post_pending(c, contribution_id=5, now=3.0, **one))
-    await database.write(lambda c: payments.post_void(c, contribution_id=5, now=4.0, **one))
+    await database.write(lambda c: payments.post_pending_many(c, [pay(4, 9)], 1.0))
+    await database.write(lambda c: payments.post_earned_many(c, [pay(4, 9)], 2.0))
+    await database.write(lambda c: payments.post_pending_many(c, [pay(5, 9)], 3.0))
+    await database.write(lambda c: payments.post_void_many(c, [pay(5, 9)], 4.0))
     found = await entries(database)
     assert [(key, at) for key, *_, at in found] == [
         ("pending:4", 1.0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from sqlalchemy import Connection, func, select, text, update
 from sqlalchemy.exc import DBAPIError
@@ -172,21 +173,16 @@ async def test_contributions_and_credits_are_compared(database: Database, story:
         number = add_contribution(conn, add_run(conn), MIA, state=state, price_micro=10)
         row = conn.execute(select(contributions).where(contributions.c.id == number)).one()
         one = Payment.of(row)  # type: ignore[arg-type]
-        values = {
-            "volunteer_id": MIA,
-            "contribution_id": number,
-            "run_id": one.run_id,
-            "amount_micro": 10,
-        }
+        dearer = msgspec.structs.replace(one, amount_micro=11)
         for step in steps:
             if step == "price":
-                payments.post_pending(conn, **{**values, "amount_micro": 11}, now=1.0)  # type: ignore[arg-type]
+                payments.post_pending_many(conn, [dearer], 1.0)
             elif step == "pending":
                 payments.post_pending_many(conn, [one], 1.0)
             elif step == "earn":
                 payments.post_earned_many(conn, [one], 2.0)
             elif step == "void":
-                payments.post_void(conn, **values, now=2.0)  # type: ignore[arg-type]
+                payments.post_void_many(conn, [one], 2.0)
             else:
                 payments.post_reversal_many(conn, [one], 3.0)
 

@@ -11,6 +11,7 @@ from coordinator.accounts.accounts import ORDERS_A_MINUTE, Volunteers
 from coordinator.accounts.authentication import AGAIN_S, CACHE_S
 from coordinator.accounts.ledger import Ledger
 from coordinator.config import Settings
+from coordinator.database import contributions
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments, record_tree
@@ -198,8 +199,8 @@ async def test_a_forgotten_volunteer_leaves_only_true_books(
         run_id = add_run(conn)
         for who in (mia, bob):
             number = add_contribution(conn, run_id, who.volunteer_id, price_micro=50)
-            values = {"volunteer_id": who.volunteer_id, "contribution_id": number}
-            payments.post_pending(conn, **values, run_id=run_id, amount_micro=50, now=1.0)  # type: ignore[arg-type]
+            one = payments.Payment.of(contributions.by_id(conn, number))
+            payments.post_pending_many(conn, [one], 1.0)
         task = add_task(conn, run_id)
         conn.execute(failures.insert().values(task_id=task, attempt=1, worker_id=mia.worker_id,
                      kind="failure", message="/home/mia/x", at=1.0))  # fmt: skip

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, insert, select
 from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments
+from coordinator.database.ledger.check import check_ledger
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.accounts import workers
 from coordinator.database.tables.contributions import contributions
@@ -150,4 +151,4 @@ def earn(conn: Connection, *rows: Payment) -> None:
 
 async def breaches(db: Database) -> list[str]:
     """Return the breaches that the check of the ledger finds."""
-    return await db.read(payments.check_ledger)
+    return await db.read(check_ledger)

@@ -14,6 +14,7 @@ import structlog
 import uvicorn
 
 from coordinator.database.ledger import gifts, payments
+from coordinator.database.ledger.check import check_ledger
 from coordinator.database.ledger.payments import Balances
 from coordinator.http.app import create_app
 from coordinator.http.server import listen
@@ -67,7 +68,7 @@ class Answering:
     async def sound(self) -> None:
         """Check that no hold is open and every sum balances."""
         await self.settled()
-        assert await self.coordinator.db.read(payments.check_ledger) == []
+        assert await self.coordinator.db.read(check_ledger) == []
 
 
 @asynccontextmanager

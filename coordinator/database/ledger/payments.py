@@ -27,7 +27,6 @@ from sqlalchemy import Connection, bindparam, case, func, select
 
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import its, one_of
-from coordinator.database.ledger.check import check_ledger
 from coordinator.database.ledger.postings import (
     AMOUNT_MAX,
     BALANCE_MAX,
@@ -43,21 +42,6 @@ from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.runs import runs
 from shared.errors import BadRequest, Conflict
 from shared.protocol.listings import LedgerRow
-
-__all__ = [
-    "Balances",
-    "Payment",
-    "balances",
-    "check_ledger",
-    "earned_since",
-    "history",
-    "post_earned",
-    "post_earned_many",
-    "post_pending",
-    "post_pending_many",
-    "post_reversal_many",
-    "post_void",
-]
 
 HISTORY_MAX = 500
 SKEW_S = 60.0  # an event may be this much older than events with lower numbers
@@ -221,45 +205,6 @@ def post_withdrawn_many(
     _step(conn, "withdraw", rows, now, memo)
 
 
-def post_pending(
-    conn: Connection,
-    *,
-    volunteer_id: str,
-    contribution_id: int,
-    run_id: int,
-    amount_micro: int,
-    now: float,
-) -> None:
-    """Post the acceptance of one contribution."""
-    post_pending_many(conn, [_pay(volunteer_id, contribution_id, run_id, amount_micro)], now)
-
-
-def post_earned(
-    conn: Connection,
-    *,
-    volunteer_id: str,
-    contribution_id: int,
-    run_id: int,
-    amount_micro: int,
-    now: float,
-) -> None:
-    """Post the pay of one contribution that was merged, or needed no merge."""
-    post_earned_many(conn, [_pay(volunteer_id, contribution_id, run_id, amount_micro)], now)
-
-
-def post_void(
-    conn: Connection,
-    *,
-    volunteer_id: str,
-    contribution_id: int,
-    run_id: int,
-    amount_micro: int,
-    now: float,
-) -> None:
-    """Void the pending credit of one contribution that was set aside."""
-    _step(conn, "void", [_pay(volunteer_id, contribution_id, run_id, amount_micro)], now)
-
-
 def post_reversal_many(
     conn: Connection, rows: Sequence[Payment], now: float, memo: str = ""
 ) -> None:
@@ -275,15 +220,6 @@ def steps_of(conn: Connection, ids: Sequence[int]) -> dict[int, set[str]]:
         kind, _, number = key.partition(":")
         found[int(number)].add(kind)
     return found
-
-
-def _pay(volunteer_id: str, contribution_id: int, run_id: int, amount_micro: int) -> Payment:
-    return Payment(
-        volunteer_id=volunteer_id,
-        contribution_id=contribution_id,
-        run_id=run_id,
-        amount_micro=amount_micro,
-    )
 
 
 # --- reading ---

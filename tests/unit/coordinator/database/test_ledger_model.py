@@ -190,16 +190,10 @@ class Books(RuleBasedStateMachine):
     def contribution(self, step: str, row: tuple[int, str, int]) -> None:
         number, name, amount = row
         one = self.pay(number, name, amount)
-        values = {
-            "volunteer_id": one.volunteer_id,
-            "contribution_id": one.contribution_id,
-            "run_id": 1,
-            "amount_micro": amount,
-        }
         write: dict[str, Callable[[Connection], None]] = {
-            "pending": lambda conn: payments.post_pending(conn, **values, now=1.0),  # type: ignore[arg-type]
-            "earn": lambda conn: payments.post_earned(conn, **values, now=2.0),  # type: ignore[arg-type]
-            "void": lambda conn: payments.post_void(conn, **values, now=2.0),  # type: ignore[arg-type]
+            "pending": lambda conn: payments.post_pending_many(conn, [one], 1.0),
+            "earn": lambda conn: payments.post_earned_many(conn, [one], 2.0),
+            "void": lambda conn: payments.post_void_many(conn, [one], 2.0),
             "escrow": lambda conn: payments.post_escrow_many(conn, [one], 2.0),
             "vest": lambda conn: payments.post_vested_many(conn, [one], 3.0),
             "forfeit": lambda conn: payments.post_forfeit_many(conn, [one], 3.0),
