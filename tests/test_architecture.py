@@ -60,7 +60,7 @@ GATES = {
     "starlette": ("coordinator.http", "coordinator.v1", "coordinator.pages"),
     "uvicorn": ("coordinator.http",),
     "httpx": ("volunteer.net", "coordinator.inference.upstream"),
-    "h11": ("volunteer.net", "coordinator.http"),
+    "h11": ("volunteer.net",),
     "PIL": ("shared.workloads.data", "coordinator.runs"),
     "platformdirs": ("volunteer.settings.settings", "coordinator.config"),
 }

@@ -20,7 +20,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-import h11
 import msgspec
 
 from coordinator.rules.networks import address_key
@@ -190,51 +189,37 @@ def _trusted(settings: Settings) -> Callable[[str], bool]:
     return lambda address: address in hosts
 
 
-def protocol(
-    guard: ConnectionGuard, kind: Literal["auto", "httptools", "h11"] = "auto"
-) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol with deadlines; "auto" takes httptools where it is installed."""
-    if kind == "h11":
-        return _on_h11(guard)
-    try:
-        return _on_httptools(guard)
-    except ImportError:
-        if kind == "httptools":
-            raise
-        return _on_h11(guard)
-
-
-def _on_httptools(guard: ConnectionGuard) -> type[asyncio.Protocol]:
+def protocol(guard: ConnectionGuard) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol on httptools, with deadlines."""
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    class GuardedHttptools(_WatchedHttptools, HttpToolsProtocol):
+    class Guarded(_Watched, HttpToolsProtocol):
         _guard = guard
 
-    return GuardedHttptools
-
-
-def _on_h11(guard: ConnectionGuard) -> type[asyncio.Protocol]:
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class GuardedH11(_WatchedH11, H11Protocol):
-        _guard = guard
-
-    return GuardedH11
+    return Guarded
 
 
 class _Watched:
-    """Base of both protocols, placed before uvicorn's class in the order of inheritance."""
+    """Part of the protocol that learns the phase from the callbacks of the parser; placed before
+    uvicorn's class in the order of inheritance.
+    """
 
     _guard: ConnectionGuard
     _framing = 0  # bytes after the headers of a message that are not part of its body
     _body = 0
     _refused = False
+    _phase: Phase = "headers"
+    _header_bytes = 0  # header bytes of the incoming message so far
     watch: ConnectionProgress | None = None
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
     flow: Any
     cycle: Any
     client: tuple[str, int] | None
+    url: bytes
+    headers: list[tuple[bytes, bytes]]
+    scope: Any
+    pipeline: deque[Any]  # earlier requests that wait for their answers
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[misc]
@@ -252,16 +237,16 @@ class _Watched:
             self.watch.resumed += 1
         super().resume_writing()  # type: ignore[misc]
 
-    def _while(self, receiving: Phase) -> Phase:
+    def phase(self) -> Phase:
         """Return the phase that counts for deadlines: a client is not slow while the server does
         not read, or has not asked for the body.
         """
         if self.flow.write_paused:
             return "reply"
-        if receiving == "body":
+        if self._phase == "body":
             waiting = self.cycle is not None and self.cycle.waiting_for_100_continue
             return "idle" if self.flow.read_paused or waiting else "body"
-        return receiving
+        return self._phase
 
     def unsent(self) -> int:
         """Return the bytes of answers that wait for the client to take them."""
@@ -278,7 +263,7 @@ class _Watched:
         # The current request has a cycle only once its body arrives; before that `cycle` is that of
         # the previous request.
         waiting = cycle is not None and not cycle.response_complete
-        begun = waiting and (cycle.response_started or self.phase() != "body" or self._queued())
+        begun = waiting and (cycle.response_started or self.phase() != "body" or self.pipeline)
         if not begun and not silent:
             self.transport.write(raw_reply(status, message))
         self.transport.close()
@@ -290,24 +275,6 @@ class _Watched:
         most = FRAMING_BYTES_MAX + FRAMING_A_BODY_BYTE * self._body
         if self._framing > most and not self._refused:
             self.refuse(431, "the chunk headers and trailers are too large for this body")
-
-    phase: Callable[[], Phase]
-    _queued: Callable[[], bool]  # True while earlier requests wait for their answers
-
-
-class _WatchedHttptools(_Watched):
-    """Learns the phase from the callbacks of the parser."""
-
-    url: bytes
-    headers: list[tuple[bytes, bytes]]
-    scope: Any
-    pipeline: deque[Any]
-
-    _phase: Phase = "headers"
-    _header_bytes = 0  # header bytes of the incoming message so far
-
-    def phase(self) -> Phase:
-        return self._while(self._phase)
 
     def data_received(self, data: bytes) -> None:
         if self._refused or self.watch is None:
@@ -360,50 +327,3 @@ class _WatchedHttptools(_Watched):
         if self._header_bytes > HEADER_BYTES_MAX and not self._refused:
             self.refuse(431, f"the headers are larger than {HEADER_BYTES_MAX} bytes")
         return not self._refused
-
-    def _queued(self) -> bool:
-        return bool(self.pipeline)
-
-
-class _WatchedH11(_Watched):
-    """Learns the phase from the state of the h11 connection, whose own limit bounds headers."""
-
-    conn: Any
-    _stray = False  # bytes arrived between requests that do not begin one
-
-    def phase(self) -> Phase:
-        assert self.watch is not None
-        theirs = self.conn.their_state
-        if theirs is h11.SEND_BODY:
-            return self._while("body")
-        begun = self._stray or self.conn.trailing_data[0] or not self.watch.request
-        partial = theirs is h11.IDLE and begun
-        return self._while("headers" if partial else "idle")
-
-    def data_received(self, data: bytes) -> None:
-        if self.watch is None or self._refused or self.watch.closing_since is not None:
-            return
-        self.watch.received += len(data)
-        before, theirs, body = self.cycle, self.conn.their_state, self._body
-        super().data_received(data)  # type: ignore[misc]
-        if self.cycle is not before:
-            self.watch.request += 1
-            self._framing, self._body = 0, 0
-        elif theirs is h11.SEND_BODY:
-            self._framing += len(data) - (self._body - body)
-            self._check_framing()
-        self._stray = self.cycle is before and theirs is h11.IDLE
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self._next_event = self.conn.next_event
-        self.conn.next_event = self._counted
-
-    def _counted(self) -> Any:
-        event = self._next_event()
-        if type(event) is h11.Data:
-            self._body += len(event.data)
-        return event
-
-    def _queued(self) -> bool:
-        return False

@@ -44,7 +44,6 @@ from shared import gc_freeze
 from shared.command_hints import options
 from shared.errors import Configuration, Internal, why
 from shared.links import format_link, is_loopback
-from shared.protocol.limits import HEADER_BYTES_MAX
 from shared.units import DAY_S
 
 KEEP_ALIVE_S = 75  # longer than the interval of heartbeats, which then need no new handshakes
@@ -185,7 +184,6 @@ def uvicorn_config(
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
-        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
         ssl_certfile=certificate.cert if certificate else None,
         ssl_keyfile=certificate.key if certificate else None,
     )

@@ -16,7 +16,6 @@ import uvicorn
 
 from coordinator.config import Constants, Settings
 from coordinator.http.deadlines import ConnectionGuard, protocol
-from shared.protocol.limits import HEADER_BYTES_MAX
 from tests.support.fuzz_watch import TOGETHER, Plan, Watch, flat, watched
 
 PIECES = [
@@ -94,25 +93,24 @@ async def answer(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def serve(kind: Any) -> None:
-    """Serve one parser behind the guard, and print the port."""
+def serve() -> None:
+    """Serve the parser behind the guard, and print the port."""
     settings = Settings(constants=Constants(connections_per_address=4096, headers_s=2.0))
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     print(listener.getsockname()[1], flush=True)
     config = uvicorn.Config(
         answer,
-        http=protocol(ConnectionGuard(settings), kind),
+        http=protocol(ConnectionGuard(settings)),
         lifespan="off",
         ws="none",
         log_config=None,
-        h11_max_incomplete_event_size=HEADER_BYTES_MAX,
     )
     asyncio.run(uvicorn.Server(config).serve(sockets=[listener]))
 
 
-def fuzz_parser(kind: str, plan: Plan) -> Counter[str]:
-    """Raw streams at a parser in a process of its own. Raises AssertionError for a fault."""
-    words = [sys.executable, "-m", "tests.support.fuzz_streams", kind]
+def fuzz_parser(plan: Plan) -> Counter[str]:
+    """Raw streams at the parser in a process of its own. Raises AssertionError for a fault."""
+    words = [sys.executable, "-m", "tests.support.fuzz_streams"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as child:
         try:
             assert child.stdout
@@ -121,10 +119,10 @@ def fuzz_parser(kind: str, plan: Plan) -> Counter[str]:
             process = psutil.Process(child.pid)
             warm = Watch("warm-up", 10 * TOGETHER, process, plan.folder)
             asyncio.run(streams(port, plan.begun(10 * TOGETHER, 30), warm))
-            watch = Watch(kind, plan.count, process, plan.folder, warm.faults)
+            watch = Watch("streams", plan.count, process, plan.folder, warm.faults)
             with flat(process) as grown:
                 found = asyncio.run(streams(port, plan.begun(seed=1), watch))
-                print(f"{kind}: {grown() / 2**20:+.0f} MB")
+                print(f"streams: {grown() / 2**20:+.0f} MB")
             watch.check()
         finally:
             child.kill()
@@ -132,4 +130,4 @@ def fuzz_parser(kind: str, plan: Plan) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve()

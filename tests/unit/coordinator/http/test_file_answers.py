@@ -33,7 +33,7 @@ class Server:
         self.path = path
         self.connections: list[Any] = []
         self.ended: list[BaseException | None] = []  # how answers did
-        kind: Any = protocol(self.guard, "httptools")
+        kind: Any = protocol(self.guard)
         config = Config(self, log_config=None, lifespan="off")
         state = ServerState()
 
