@@ -105,14 +105,6 @@ class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
         return "prompt" if self.kind == "completion" else "messages"
 
 
-class Streams:
-    """Counts of running sequences in this process."""
-
-    def __init__(self) -> None:
-        self.queued = 0  # sequences whose first token has not arrived
-        self.writing = 0
-
-
 class AnswerStream:
     """Running answer: pieces of its sequences as they arrive, then its price."""
 
@@ -122,7 +114,6 @@ class AnswerStream:
         prompt_tokens: int,
         sequences: Sequence[AsyncIterator[AnswerPiece]],
         count: Callable[[int, str], None],
-        streams: Streams,
     ) -> None:
         self.id = metered.id
         self.metered = metered
@@ -132,7 +123,6 @@ class AnswerStream:
         self.count = len(sequences)
         self._sequences = sequences
         self._count = count
-        self._streams = streams
 
     async def pieces(
         self, gone: asyncio.Future[None]
@@ -142,8 +132,6 @@ class AnswerStream:
         Each piece is counted on arrival, even if the asker no longer waits for it.
         """
         waiting = {asyncio.ensure_future(_next(s)): n for n, s in enumerate(self._sequences)}
-        streams, begun, ended = self._streams, set[int](), 0
-        streams.queued += len(waiting)
         try:
             while waiting and not gone.done():
                 either: list[asyncio.Future[Any]] = [*waiting, gone]
@@ -151,20 +139,13 @@ class AnswerStream:
                 done = [task for task in waiting if task.done()]
                 arrived = [(waiting.pop(task), self._counted(task)) for task in done]
                 for number, piece in arrived:
-                    if number not in begun:
-                        begun.add(number)
-                        streams.queued, streams.writing = streams.queued - 1, streams.writing + 1
-                    if piece is None or piece.finish is not None:
-                        streams.writing, ended = streams.writing - 1, ended + 1
-                    else:
+                    if piece is not None and piece.finish is None:
                         task = asyncio.ensure_future(_next(self._sequences[number]))
                         waiting[task] = number
                 for number, piece in arrived:
                     if piece is not None:
                         yield number, piece
         finally:
-            streams.queued -= len(self._sequences) - len(begun)
-            streams.writing -= len(begun) - ended
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
@@ -198,7 +179,6 @@ class Answers:
         self._db = db
         self.meter = Meter(db, clock, settings)
         self.rates = PerMinute(clock.monotonic)
-        self.streams = Streams()
         self.answerers = Answerers(db, clock)
         self._engine: InferenceEngine | None = None
         self._only: Mapping[str, int] = {}
@@ -300,7 +280,7 @@ class Answers:
                 for number in range(wish.count)
             ]
             count = partial(self.meter.count, metered)
-            answer = AnswerStream(metered, len(prepared.tokens), sequences, count, self.streams)
+            answer = AnswerStream(metered, len(prepared.tokens), sequences, count)
             if wish.echo:
                 text = wish.prompt if isinstance(wish.prompt, str) else prepared.text
                 answer.echo = AnswerPiece(text=text, logprobs=prepared.said)

@@ -1,16 +1,14 @@
 """Inference engine at an address: the organiser's OpenAI-compatible server computes answers.
 
-The server gets texts through `/completions` and pictures through `/images/generations`. The run's
-tokenizer counts prompts. Each chunk counts as one token until the text ends; then the reply's
-`usage` corrects the count, or else the tokenizer. The server may read the prompts, but its replies
-are not trusted: they are bounded, timed and read strictly, and any fault becomes Unavailable.
+The server gets texts through `/completions`. The run's tokenizer counts prompts. Each chunk counts
+as one token until the text ends; then the reply's `usage` corrects the count, or else the
+tokenizer. The server may read the prompts, but its replies are not trusted: they are bounded, timed
+and read strictly, and any fault becomes Unavailable.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import lru_cache
@@ -56,8 +54,6 @@ SEEDS = 1 << 31
 UNKNOWN = -1  # in place of a token whose number is unknown
 SPARE_CHUNKS = 8  # chunks with text that are allowed beyond one for each token
 LINE_BYTES_MAX, CHUNK_BYTES = 1 << 18, 8192
-IMAGE_BYTES_MAX = 4 << 20
-PNG = b"\x89PNG\r\n\x1a\n"
 BROKE_OFF = "the answer broke off"
 
 T = TypeVar("T")
@@ -113,16 +109,7 @@ class _Chunk(msgspec.Struct, frozen=True):
     error: Any = None
 
 
-class _Picture(msgspec.Struct, frozen=True):
-    b64_json: str
-
-
-class _Pictures(msgspec.Struct, frozen=True):
-    data: tuple[_Picture, ...]
-
-
 _CHUNK = decoder(_Chunk)
-_PICTURES = decoder(_Pictures)
 
 
 class UpstreamEngine:
@@ -181,16 +168,7 @@ class UpstreamEngine:
         yield text.last()
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
-        body = {"prompt": "", "n": count, "seed": seed % SEEDS, "response_format": "b64_json"}
-        async with self._reply("/images/generations", model, body) as response:
-            found = await self._soon(_whole(response, IMAGE_BYTES_MAX * count), self._silent_s)
-        try:
-            made = [base64.b64decode(each.b64_json) for each in _PICTURES.decode(found).data]
-        except (msgspec.MsgspecError, binascii.Error, RecursionError, ValueError) as error:
-            _broken(error)
-        if len(made) != count or not all(each.startswith(PNG) for each in made):
-            _broken(f"{len(made)} files instead of {count} PNG")
-        return made
+        raise BadRequest("this engine writes texts and draws no pictures")
 
     async def close(self) -> None:
         """Drop every stream."""

@@ -87,8 +87,6 @@ async def test_two_hundred_streams_of_the_built_in_engine_with_disconnects(
         assert sum(row["tokens_out"] for row in rows) >= sum(seen)
         paid = (await house.balances()).spent_micro
         assert sum(row["cost_micro"] for row in rows) == paid > 0
-        streams = inside.answers.streams
-        assert (streams.queued, streams.writing) == (0, 0)
 
 
 @pytest.mark.parametrize("reads", [0, 1])  # bytes, now and then

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +16,7 @@ from coordinator.inference.inference_engine import AnswerPiece, Generation, Mode
 from coordinator.inference.upstream import Upstream, UpstreamEngine
 from shared.errors import BadRequest, NotFound, Unavailable, VolunteerError
 from tests.support.answering import Answering, answering
-from tests.support.counting_engine import PNG, expected
+from tests.support.counting_engine import expected
 from tests.support.local_coordinator import RUN
 
 LONGER = RUN.replace("block_size = 8", "block_size = 64")
@@ -329,15 +328,13 @@ async def test_a_text_that_goes_on_and_on_is_cut(tmp_path: Path, asked: Generati
         assert len(_text(pieces)) < 20
 
 
-async def test_pictures_come_from_there_and_are_looked_at(tmp_path: Path) -> None:
-    async with answering(tmp_path, LONGER) as house:
-        for data, good in ((PNG + b"1", True), (b"<svg>", False)):
-            body = json.dumps({"data": [{"b64_json": base64.b64encode(data).decode()}]}).encode()
-            async with asked_at(house, status(200, body)) as engine:
-                if good:
-                    assert await engine.images(TINY, 1, 5) == [data]
-                with pytest.raises(Unavailable):
-                    await engine.images(TINY, 2 if good else 1, 5)
+async def test_pictures_are_not_asked_for_there(tmp_path: Path) -> None:
+    async with (
+        answering(tmp_path, LONGER) as house,
+        asked_at(house, status(200, b"{}")) as engine,
+    ):
+        with pytest.raises(BadRequest, match="draws no pictures"):
+            await engine.images(TINY, 1, 5)
 
 
 async def test_a_server_that_is_not_there_is_left_alone_for_a_while(tmp_path: Path) -> None:
