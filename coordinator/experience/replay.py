@@ -143,8 +143,8 @@ class Replay(PlatformService):
             since = versions.get(conn, run.id, max(0, run.head - play.fresh)).created_at
             window = [chunk for chunk in window if chunk.sealed_at >= since]
         warm = warm_start(spec.file.train, play.warm_steps) * batch
-        if found.learnt < warm:
-            return self._add_warm(conn, spec, run, found)
+        if found.learnt < warm or (warm and not run.head):
+            return self._add_warm(conn, spec, run, found)  # no answers by version 0
         found = msgspec.structs.replace(
             found, planned=found.planned - warm, learnt=found.learnt - warm
         )

@@ -120,6 +120,7 @@ class Batch:
         if len(self._waiting) >= WAITING_MAX:
             raise TooManyRequests("too many prompts wait for an answer here", retry_after_s=5)
         self._waiting.append(sequence)
+        self._admit()
 
     def cancel(self, id: str) -> None:
         """Drop a sequence and free its slot at once."""
@@ -169,17 +170,20 @@ class Batch:
                 return
 
     def _alike(self, room: int) -> list[_RunningSequence]:
-        """Return waiting prompts of similar length that are faster to read together; none that is
-        partly read or cached.
+        """Return waiting sequences with different prompts of similar length that are faster to
+        read together; none that is partly read or cached.
         """
-        known = {one.sequence.prompt for one in self._running.values()}
+        cached = {one.sequence.prompt for one in self._running.values()}
+        known: set[tuple[int, ...]] = set()
         found: list[_RunningSequence] = []
         longest = read = 0
         for one in self._reading:
             prompt = one.sequence.prompt
+            if prompt in known:
+                continue
             longest, read = max(longest, len(prompt)), read + len(prompt)
             area = longest * (len(found) + 1)
-            if one.read or prompt in known or area > min(room, PADDED * read):
+            if one.read or prompt in cached or area > min(room, PADDED * read):
                 break
             known.add(prompt)
             found.append(one)
@@ -187,21 +191,29 @@ class Batch:
 
     def _read_whole(self, ones: list[_RunningSequence]) -> Iterator[NextToken]:
         ones.sort(key=lambda one: one.slot)
-        for one in ones:
-            self._reading.remove(one)
-            self._running[one.sequence.id] = one
-            one.read = len(one.sequence.prompt)
         rows = self._decoder.prefill_many(
             [one.slot for one in ones], [one.sequence.prompt for one in ones]
         )
         for one, logits in zip(ones, rows, strict=True):
-            yield self._next(one, logits)
+            yield from self._begin(one, logits)
 
     def _read(self, one: _RunningSequence, part: tuple[int, ...]) -> Iterator[NextToken]:
         logits = self._decoder.prefill(one.slot, part, one.read)
         one.read += len(part)
         if one.read == len(one.sequence.prompt):
-            self._reading.popleft()
+            yield from self._begin(one, logits)
+
+    def _begin(self, first: _RunningSequence, logits: NDArray[np.floating]) -> Iterator[NextToken]:
+        """Start the sequence whose prompt was read, and all that wait with the same prompt; yield
+        their first tokens.
+        """
+        prompt = first.sequence.prompt
+        alike = [one for one in self._reading if one.sequence.prompt == prompt and not one.read]
+        for one in [first, *[one for one in alike if one is not first]]:
+            if one is not first:
+                self._decoder.share(first.slot, one.slot, len(prompt))
+            one.read = len(prompt)
+            self._reading.remove(one)
             self._running[one.sequence.id] = one
             yield self._next(one, logits)
 

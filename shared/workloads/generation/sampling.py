@@ -62,7 +62,7 @@ def probed(logits: NDArray[np.floating], token: int, logprobs: int) -> SampledTo
     scores = _finite(logits)
     said = scores - scores.max()
     said -= math.log(float(np.exp(said).sum()))
-    first = np.argsort(-said, kind="stable")[:logprobs]
+    first = np.argsort(-said, kind="stable")[:logprobs] if logprobs else ()
     return SampledToken(
         token=token,
         logprob=float(said[token]),

@@ -33,6 +33,7 @@ from shared.workloads.rollouts.workload import RolloutsWorkload
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from tests.support.rollouts_run import RUN
+from tests.support.scripted_worker import Player
 from volunteer.control import events
 from volunteer.settings import settings
 
@@ -105,6 +106,20 @@ async def test_volunteers_learn_from_the_problems_of_a_dataset(tmp_path: Path) -
         assert {bytes(each.tokens)[0] for each in await sealed(home)} <= {*b"123456"}
         assert (await home.coordinator.runs.queries.decided("rollouts")).rejected == 0
         assert await sound(home)
+
+
+async def test_nothing_is_answered_by_the_model_from_before_its_warm_start(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.coordinator.runs.create(RUN.replace("warm_steps = 300", "warm_steps = 1"))
+        await home.coordinator.runs.start("rollouts")
+        ann = Player(home, await home.join("Ann", workloads=["rollouts"]))
+        await home.coordinator.replay.tend(1)
+        assert (await ann.do(await ann.claim("learn"))).state == "accepted"
+        await home.coordinator.replay.tend(1)
+        assert (await ann.ask("selfplay")).lease is None
+        assert await home.coordinator.merger.merge_if_due(1)
+        await home.coordinator.replay.tend(1)
+        assert (await ann.claim("selfplay")).job.kind == "selfplay"
 
 
 async def test_one_machine_answers_and_another_learns(tmp_path: Path) -> None:

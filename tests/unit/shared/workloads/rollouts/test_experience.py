@@ -71,6 +71,9 @@ def test_the_same_task_writes_the_same_answers_whatever_the_slots_and_pauses(
     few = tiny.WORKLOAD.options({"group": 4, "slots": 3})
     narrow = timeless(tiny.answers(tiny.lively(), tmp_path, options=few))
     assert [r.tokens for r in narrow] == [r.tokens for r in straight]
+    many = tiny.WORKLOAD.options({"group": 4, "slots": 1024})
+    wide = timeless(tiny.answers(tiny.lively(), tmp_path, steps=65, options=many))
+    assert [r.tokens for r in wide[:8]] == [r.tokens for r in straight]
     work = tiny.WORKLOAD.begin(
         tiny.job("selfplay", 8), tiny.lively(), tiny.Window(tmp_path), "cpu", None
     )
