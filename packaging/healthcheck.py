@@ -1,4 +1,4 @@
-"""Exit 0 if the coordinator of this container answers on /health, over TLS or without."""
+"""Exit 0 if the coordinator of this container answers on /health, without TLS or over it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def healthy(port: int) -> bool:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     tries: list[http.client.HTTPConnection] = [
-        http.client.HTTPSConnection(HOST, port, timeout=TIMEOUT_S / 2, context=context),
         http.client.HTTPConnection(HOST, port, timeout=TIMEOUT_S / 2),
+        http.client.HTTPSConnection(HOST, port, timeout=TIMEOUT_S / 2, context=context),
     ]
     for connection in tries:
         try:

@@ -129,8 +129,9 @@ class Worker:
     async def get(self, path: str, **headers: str) -> httpx.Response:
         return await self.http.get(API + path, headers=headers)
 
-    async def claim(self, wait_s: float = 0.0) -> Lease:
-        body = {"claim_id": secrets.token_hex(16), "wait_s": wait_s, "codecs": ["float32"]}
+    async def claim(self, wait_s: float = 0.0, claim_id: str = "") -> Lease:
+        claim_id = claim_id or secrets.token_hex(16)
+        body = {"claim_id": claim_id, "wait_s": wait_s, "codecs": ["float32"]}
         reply = decode(await self.post("/claims", body), ClaimReply)
         assert reply.lease is not None, reply.idle
         return reply.lease
@@ -221,8 +222,12 @@ class Worker:
         """Upload and submit a whole task."""
         data = await self.update(lease.job.run, seed)
         await self.upload(lease, data)
-        reply = await self.post(f"/tasks/{lease.task}/submit", self.submission(lease, begun, data))
-        return decode(reply, Verdict)
+        return await self.submit(lease, begun, data)
+
+    async def submit(self, lease: Lease, begun: BeginReply, data: bytes) -> Verdict:
+        """Submit what was uploaded."""
+        said = self.submission(lease, begun, data)
+        return decode(await self.post(f"/tasks/{lease.task}/submit", said), Verdict)
 
 
 def decode(response: httpx.Response, kind: type[T]) -> T:

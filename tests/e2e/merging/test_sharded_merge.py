@@ -10,16 +10,17 @@ import itertools
 import multiprocessing
 import os
 import random
+import secrets
 import shutil
 import signal
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -349,6 +350,7 @@ MOST_S = 60.0 * float(os.environ.get("CHAOS_MINUTES", STEPS / 20))  # of trouble
 LEASE_S = 0.3
 BACKLOG = 6
 REPLICAS = 3
+T = TypeVar("T")
 TROUBLES = ("freeze", "kill", "store", "database", "cut")
 
 
@@ -454,13 +456,21 @@ class Replicas:
                 await self._postgres.crash(down_s=0.5)
 
 
-async def handed_in(worker: Worker, seed: int) -> int | None:
-    """The number of a contribution that was acknowledged; None where there was trouble."""
-    try:
-        verdict = await worker.work(seed)
-    except (AssertionError, VolunteerError):
+async def answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a request, as volunteers do, until it is answered."""
+    while True:
+        with suppress(AssertionError, VolunteerError):
+            return await ask()
         await asyncio.sleep(0.1)
-        return None
+
+
+async def handed_in(worker: Worker, seed: int) -> int:
+    """The number of a contribution that was acknowledged."""
+    lease = await answered(partial(worker.claim, claim_id=secrets.token_hex(16)))
+    begun = await answered(partial(worker.begin, lease))
+    data = await answered(partial(worker.update, lease.job.run, seed))
+    await answered(partial(worker.upload, lease, data))
+    verdict = await answered(partial(worker.submit, lease, begun, data))
     assert verdict.state == "accepted"
     return verdict.contribution
 
@@ -489,10 +499,9 @@ async def test_three_coordinators_in_trouble_never_merge_a_step_twice(
                             suffering.result()
                         if await backlog(home) < BACKLOG:
                             seed = next(seeds)
-                            if (number := await handed_in(crew[seed % 3], seed)) is not None:
-                                acknowledged.add(number)
+                            acknowledged.add(await handed_in(crew[seed % 3], seed))
                         else:
-                            await asyncio.sleep(0.01)
+                            await asyncio.sleep(0.05)
             finally:
                 suffering.cancel()
                 print(dict(replicas.suffered), len(acknowledged), "acknowledged")

@@ -97,6 +97,18 @@ def test_the_unit_of_the_machine_hides_devices_but_no_gpu() -> None:
         assert f"\n{words}" in text
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"], ids=["plain", "tls"])
+def test_the_health_check_finds_a_server_and_leaves_no_warning(host: str, tmp_path: Path) -> None:
+    check = [sys.executable, str(FOLDER / "healthcheck.py")]
+    with Process(tmp_path, f"--host={host}", "--port=0") as server:
+        port = {"COORDINATOR_PORT": str(server.port)}
+        assert server.url.startswith("https:") == (host == "0.0.0.0")
+        assert subprocess.run(check, env=port, check=False).returncode == 0
+        assert server.stop() == 0
+        assert "warning" not in "".join(server.errors)
+    assert subprocess.run(check, env=port, check=False).returncode == 1
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("unit", UNITS)
 def test_systemd_takes_the_units(unit: str, tmp_path: Path) -> None:
