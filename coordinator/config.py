@@ -137,7 +137,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     mirrors: Annotated[
         str,
         Meta(
-            description="Public copies of the blobs, as URL/ab/abcdef..., by commas.",
+            description="Public copies of the blobs, as URL/ab/abcdef..., separated by commas.",
             pattern=r"^(https?://[^\s,]+(,\s*https?://[^\s,]+)*)?$",
             max_length=2000,
         ),
@@ -162,8 +162,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     metrics: Annotated[
         Literal["token", "public", "off"],
         Meta(
-            description="Who may read /metrics: token = who has the token in metrics.token of the "
-            "data directory, and on a server of this machine alone everybody; public; off."
+            description="Who may read /metrics: token = whoever has the token in metrics.token of "
+            "the data directory (on loopback: everybody); public = everybody; off = nobody."
         ),
     ] = "token"
     space_floor_bytes: Annotated[

@@ -184,13 +184,13 @@ def _of_length(kinds: str, sign: str, bound: int) -> Sentence:
 def _no_choice(wrong: str, right: Sequence[str]) -> Sentence:
     """Return the sentence about an invalid text and its nearest valid one."""
     if not right:
-        return Sentence("'{value}' is none of its values", value=wrong)
+        return Sentence("'{value}' is not one of its values", value=wrong)
     known = ", ".join(f'"{one}"' for one in right)
     near = nearest(wrong, right)
     if not near:
-        return Sentence("'{value}' is none of {known}", value=wrong, known=known)
+        return Sentence("'{value}' is not one of {known}", value=wrong, known=known)
     return Sentence(
-        "'{value}' is none of {known}, did you mean \"{near}\"?",
+        "'{value}' is not one of {known}, did you mean \"{near}\"?",
         value=wrong,
         known=known,
         near=near,

@@ -112,7 +112,7 @@ def parse_link(text: str) -> JoinLink:
         if not (local or "." in bare.netloc or ":" in bare.netloc):
             raise BadRequest(
                 Sentence(
-                    '"{text}" is no address: a join link begins with https:// and comes from your '
+                    '"{text}" is not a link: a join link begins with https:// and comes from your '
                     "organiser",
                     text=given,
                 )

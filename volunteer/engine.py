@@ -246,9 +246,7 @@ class Engine:
             return await self._query(self._agent, command)
         if (acting := ACTING.get(type(command))) is not None:
             return await _answered(acting(self._agent, command))
-        raise Conflict(
-            Sentence("{name} is no command of this version", name=type(command).__name__)
-        )
+        raise Conflict(Sentence("this version has no command {name}", name=type(command).__name__))
 
     @cached_property
     def _own(self) -> dict[type[Command[Any]], Callable[[Any], Any]]:

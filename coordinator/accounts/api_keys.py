@@ -185,7 +185,7 @@ class ApiKeys:
             if new and given + request.amount_micro > self._gift_micro:
                 raise Forbidden(
                     f"at most {credit(self._gift_micro)} credits may be given within 24 hours, "
-                    f"and {credit(given)} were"
+                    f"and {credit(given)} were given already"
                 )
             if new and count >= GIFTS_A_DAY:
                 raise TooManyRequests(

@@ -58,7 +58,7 @@ class Entrance:
         if not request.challenge:
             raise Forbidden(
                 "this coordinator is open to everybody and asks newcomers for a proof of work, "
-                "which this version does not bring: `volunteer update`, or join by an invite"
+                "which this request lacks: `volunteer update`, or join by an invite"
             )
         now, given = self._clock.now(), request.challenge
         proof_of_work.check(self._secret, request.volunteer_id, given, now)

@@ -134,7 +134,7 @@ def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
 
 def _no_room(most: int) -> str:
     """Return the refusal for an account with too many machines, with the remedy."""
-    said = f"this account has at most {most} machines, those that left among them"
+    said = f"this account may have {most} machines, including those that left"
     if most < MACHINES_MAX:
         return f"{said}, until its work passed checks or the organiser vouches for it"
     return f"{said}: the organiser can make room (coordinator volunteer reissue)"
@@ -182,7 +182,7 @@ def _check_network(conn: Connection, admission: Admission, now: float) -> None:
     came = store.strangers_of(conn, admission.network, now - DAY_S)
     if came >= admission.network_most:
         raise TooManyRequests(
-            f"{came} accounts were made from your network within a day, as many as may be: come "
+            f"{came} accounts were made from your network within a day, which is the limit: come "
             "back tomorrow, or join by an invite",
             retry_after_s=RETRY_S,
         )

@@ -30,7 +30,9 @@ def reason_of(text: str) -> str:
     """Return a reason as it is stored, one printable line. Raises BadRequest without one."""
     why = reports.line(text, REASON_CHARS_MAX)
     if not why:
-        raise BadRequest("this needs a reason: it stands in the record, and its owner reads it")
+        raise BadRequest(
+            "give a reason: the record keeps it, and the owner of the account reads it"
+        )
     return why
 
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from shared.tensors.spec import Schema
 
 POLL_S = 60.0
-THANKS = "your sums are here; the organiser settles what differs"
+THANKS = "your sums arrived; the organiser recomputes the task if they differ"
 TOO_LATE = Judgement(
     state="superseded",
     message="the organiser did the task meanwhile: not paid",
@@ -248,7 +248,7 @@ def judge(
     answer = contributions.by_id(conn, audit.answer_id)
     backed = found is not None and bool(found.sums) and (proved == "passed" or audit.agrees)
     if found is not None and backed and rules.made_up(likeness(found.sums, audit.sums), found):
-        why = f"the audit of task {answer.task_id} was done again here and is not what was answered"
+        why = f"a recompute of the audited task {answer.task_id} differs from its audit"
         suspend(conn, answer.volunteer_id, why, now)
         take_back(conn, [Payment.of(answer)], why, now)
     else:  # the auditor's pay waited for the result

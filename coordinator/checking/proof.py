@@ -48,7 +48,7 @@ def settle(
         return True
     contribution = contributions.by_id(conn, row.contribution_id)
     if result == "failed":
-        why = f"task {row.task_id} was done again here and is not what was submitted"
+        why = f"a recompute of task {row.task_id} differs from what was submitted"
         suspend(conn, account.id, why, now)
         take_back(conn, [Payment.of(contribution)], why, now)
         return True
@@ -91,7 +91,7 @@ def _charge(
     has = payments.balances(conn, account.id)
     stake = escrow.at_stake(conn, account.id) + has.pending_micro - has.debt_micro
     owed = shortfall(share, min(stake, max(bond_of(account), row.price_micro)))
-    why = f"task {row.task_id}, done again elsewhere, shows {share:.1%} of its work"
+    why = f"task {row.task_id}, recomputed elsewhere, proves {share:.1%} of its work"
     debts.charge(conn, account.id, row.id, owed, why, now)
 
 
@@ -105,6 +105,6 @@ def _admit(conn: Connection, row: ContributionRow, account: VolunteerRow, now: f
     if weight > 0.0:
         contributions.proved(conn, row.id, weight)
         return
-    message = f"version {run.head} was merged while it was proved; {verdicts.PAID}"
+    message = f"version {run.head} was merged before its proof ended; {verdicts.PAID}"
     verdicts.decide(conn, row, "superseded", now=now, message=message)
     escrow.pay(conn, [row], now)

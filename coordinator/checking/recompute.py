@@ -126,7 +126,7 @@ class Recomputes(PlatformService):
         now = self._clock.now()
         late = await self._db.read(lambda conn: recomputes.overdue(conn, now))
         for row in late:
-            await self._end(row, "unproven", "what it was committed to was not revealed in time")
+            await self._end(row, "unproven", "the files it committed to were not revealed in time")
         return len(late)
 
     async def forfeit(self, principal: Principal) -> Forfeited:
@@ -204,11 +204,11 @@ class Recomputes(PlatformService):
         said = recomputes.commitment_of(contribution)
         if case.silent(contribution):
             await self._end(
-                row, "unproven", "it was not committed to what it begins from and leaves"
+                row, "unproven", "it did not commit to the state or the residual that it left"
             )
             return None
         if not follows:
-            await self._end(row, "unproven", "its state is of no earlier task of this machine")
+            await self._end(row, "unproven", "no earlier task of this machine left its first state")
             return None
         given = SubmittedUpdate(
             sha256=contribution.sha256, codec=contribution.codec, commitment=said, seed=row.seed

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 ACCELERATORS = ("cuda", "xpu", "mps")
-SHORT = "memory was short here: the batches could not be cut as they were"
+SHORT = "too little memory here to split the batches as the volunteer did"
 
 Tensors = Mapping[str, "torch.Tensor"]
 Tell = Callable[[int, int], None]  # steps done, steps in all

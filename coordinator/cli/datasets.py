@@ -85,7 +85,7 @@ def add(
         list[Path] | None,
         Parameter(
             help="Dialogues as .jsonl, .json, .csv, .parquet or .arrow, written by the chat "
-            "template beside --tokenizer; only answers are learnt.",
+            "template in the folder of --tokenizer; only answers are learnt.",
             consume_multiple=True,
             negative="",
         ),

@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 SCHEME = "s3://"  # begins the address of a store, in place of a folder
 T = TypeVar("T")
 
-alerts = App(
-    name="alerts", help="Alerts to the organiser: list those that stand, test the webhook."
-)
+alerts = App(name="alerts", help="Alerts to the organiser: list those that last, test the webhook.")
 
 
 @alerts.command(name="list")
 def list_alerts(*, where: Where = HERE, json: Json = False) -> None:
-    """List the alerts that were sent and still stand."""
+    """List the alerts that were sent and whose cause still lasts."""
     columns = {
         "kind": lambda a: a.kind,
         "about": lambda a: a.about,
@@ -129,8 +127,8 @@ def backup(
     folder: Annotated[
         str,
         Parameter(
-            help="A new or empty folder (with --keep or --every: the parent of one "
-            "folder a backup), or s3://bucket/prefix, which holds any number."
+            help="A new or empty folder (with --keep or --every: the folder that holds one "
+            "folder per backup), or s3://bucket/prefix, which holds any number."
         ),
     ],
     *,
@@ -249,12 +247,12 @@ def list_backups(folder: Series, *, json: Json = False) -> None:
         "size": lambda b: size(b.bytes),
         "folder": lambda b: b.path,
     }
-    table(found, columns, "No backup is there.")
+    table(found, columns, "No backup yet.")
 
 
 @backups.command(name="verify")
 def verify_backup(folder: Series, *, json: Json = False) -> None:
-    """Read every byte of a backup, of several the newest. Exit code 78 where it is damaged."""
+    """Read every byte of a backup, or of the newest of several. Exit code 78 if it is damaged."""
     from coordinator.upkeep import backup_series as series
     from coordinator.upkeep.stored_backups import at_hand
 
@@ -313,7 +311,7 @@ async def _drill(settings: Settings, folder: Path) -> DrillReport:
 
 @backups.command(name="drill")
 def drill_backup(folder: Series, *, where: Where = HERE, json: Json = False) -> int:
-    """Restore a backup, of several the newest, into a scratch directory and check it there.
+    """Restore a backup, or the newest of several, into a scratch directory and check it there.
 
     Exit code 1 on any breach. Nothing of the server is touched.
     """
@@ -347,7 +345,7 @@ def restore(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Check a backup, of several the newest, and fill a new data directory (or an empty database)
+    """Check a backup, or the newest of several, and fill a new data directory (or empty database)
     with it.
     """
     import asyncio

@@ -351,9 +351,11 @@ def announce(
     *,
     run: Annotated[str, Parameter(help="Run that the sentence is about.")] = "",
     until: Annotated[
-        datetime | None, Parameter(help="When it ends, UTC (default: when withdrawn).")
+        datetime | None, Parameter(help="Shown until this time, UTC (default: until withdrawn).")
     ] = None,
-    withdraw: Annotated[int | None, Parameter(help="Number of one to withdraw.")] = None,
+    withdraw: Annotated[
+        int | None, Parameter(help="Number of the announcement to withdraw.")
+    ] = None,
     where: Where = HERE,
     json: Json = False,
 ) -> None:

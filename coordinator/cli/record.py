@@ -24,7 +24,7 @@ def listing(
     limit: Annotated[int, Parameter(help="Number of lines, 1 to 500.")] = 100,
     before: Annotated[
         int | None,
-        Parameter(help="Only lines below this number, such as the last of the page before."),
+        Parameter(help="Only lines below this number, such as the last one of the list before."),
     ] = None,
     where: Where = HERE,
     json: Json = False,

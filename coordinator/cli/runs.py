@@ -83,7 +83,7 @@ def create(
         f"{f'on {run.dataset}' if run.dataset else 'no dataset needed'}."
     )
     if run.origin:
-        print(f"It goes on from {_origin(run)}.")
+        print(f"It begins from {_origin(run)}.")
     print("Measuring its work on this machine: up to a minute.", flush=True)
     _tell_cost(call(where, "run.measure", name=run.name))
     for sentence in done.advice:
@@ -200,9 +200,7 @@ def extend(
     where: Where = HERE,
     json: Json = False,
 ) -> int:
-    """Move the end of a run; one that was completed runs again. Says what it would do, without
-    --yes.
-    """
+    """Change where a run ends; a completed run resumes. Only a preview, without --yes."""
     stop = {"versions": versions, "passes": passes, "tokens": tokens, "date": date}
     return deed(call(where, "run.extend", name=name, stop=stop, yes=yes), json)
 
@@ -216,9 +214,7 @@ def fork(
     where: Where = HERE,
     json: Json = False,
 ) -> int:
-    """Make a draft with the run file of a run, from one of its versions. Says what it would do,
-    without --yes.
-    """
+    """Make a draft from a run file and one of its run's versions. Only a preview, without --yes."""
     return deed(call(where, "run.fork", name=name, source=source, yes=yes), json)
 
 
@@ -230,7 +226,7 @@ def diff(
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Keys in which the files of two runs differ, and where the two stand."""
+    """List the keys that differ between two run files, and the progress of both runs."""
     columns = {
         "key": lambda d: d.key,
         first: lambda d: d.first,
@@ -305,7 +301,7 @@ def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
             ("state", run.state),
             ("about", run.description),
             ("workload", f"{run.workload} {run.workload_version}, {run.parameters:,} parameters"),
-            ("goes on from", _origin(run) if run.origin else None),
+            ("begins from", _origin(run) if run.origin else None),
             ("dataset", run.dataset),
             ("licence", run.licence),
             ("version", run.version if run.version >= 0 else "none yet"),
@@ -373,7 +369,7 @@ def best_note(versions: Sequence[VersionInfo]) -> str:
     best = next((v.loss for v in versions if v.best and v.loss is not None), None)
     if best is None or all(v.loss is None or v.loss >= best for v in versions):
         return ""
-    return "* the best: another replaces it once it is better beyond doubt, not by its loss"
+    return "* the best: a lower loss replaces it only once the difference is significant"
 
 
 def _experience(found: ExperienceFigures | None) -> str | None:

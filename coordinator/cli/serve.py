@@ -122,7 +122,7 @@ def demo(
     """Train a small model with volunteers on this machine, for real, then print the result.
 
     gpt, dcgan, gomoku and rollouts need nothing more, causal-lm the extra hf. Training takes two
-    minutes (gomoku and rollouts three), what comes before up to one more.
+    minutes (gomoku and rollouts three), the preparation up to one more.
     """
     from coordinator.demo.demo import DemoOptions
     from coordinator.demo.demo import demo as run
@@ -139,7 +139,7 @@ def migrate(
     new_tokens: Annotated[
         bool,
         Parameter(
-            help="Make admin.token and metrics.token anew; servers that run keep the old ones "
+            help="Replace admin.token and metrics.token; running servers keep the old ones "
             "until they start again.",
             negative="",
         ),
@@ -147,14 +147,14 @@ def migrate(
     recovered: Annotated[
         bool,
         Parameter(
-            help="The database was brought back to an earlier moment: tell volunteers, signed.",
+            help="Tell volunteers, signed, that the database was restored to an earlier moment.",
             negative="",
         ),
     ] = False,
     where: Where = HERE,
     json: Json = False,
 ) -> None:
-    """Bring the database to this version, making it where there is none. Back up first."""
+    """Upgrade the database to this version, or create it. Back up first."""
     import asyncio
 
     from coordinator.config import without_password

@@ -313,7 +313,7 @@ def unwanted(conn: Connection, contribution_id: int, volunteer_id: str, sha256: 
     if row is None or row.volunteer_id != volunteer_id:
         return f"nobody asks this account for evidence of contribution {contribution_id}"
     if sha256 not in decode(row.wanted, tuple[str, ...]):
-        return f"{sha256[:12]}... is no file that contribution {contribution_id} was committed to"
+        return f"contribution {contribution_id} did not commit to the file {sha256[:12]}..."
     if row.state == "asked":
         return ""
     done = row.result or "all of it is here"

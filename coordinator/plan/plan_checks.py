@@ -80,11 +80,10 @@ def _timing_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
         ),
         (
             plan.quorum > BATCH_MAX * (plan.max_staleness + 1),
-            f"quorum = {plan.quorum} is above what the allowed staleness lets wait: a merge "
-            f"takes {BATCH_MAX} contributions, "
-            f"and with max_staleness = {plan.max_staleness} the rest would be too old before its "
-            "turn: set quorum to "
-            f"{BATCH_MAX * (plan.max_staleness + 1)} or less, or raise max_staleness",
+            f"quorum = {plan.quorum} is too large for max_staleness = {plan.max_staleness}: a "
+            f"merge takes {BATCH_MAX} contributions, and the others would be too old before their "
+            f"turn: set quorum to {BATCH_MAX * (plan.max_staleness + 1)} or less, or raise "
+            "max_staleness",
         ),
         (
             plan.max_staleness == 0 and plan.in_flight == "continue",

@@ -44,16 +44,16 @@ def _unsteady(file: RunFile, plan: Plan) -> Iterator[str]:
         return
     if last.lr >= LR_UNSTEADY:
         yield (
-            f"[plan] lr = {last.lr:g} with momentum = {last.momentum:g} is outside of what was "
-            f"measured to be steady: at 30 local steps updates went on along the momentum up to "
-            f"{LR_STEADY:g}, and turned back at {LR_UNSTEADY:g}, where a run lowers its rate by "
-            "itself and ends higher than one that began with less"
+            f"[plan] lr = {last.lr:g} with momentum = {last.momentum:g} was measured to be "
+            f"unstable: at 30 local steps updates agreed with the momentum up to lr {LR_STEADY:g} "
+            f"and opposed it at {LR_UNSTEADY:g}, where a run lowers its rate by itself, and ends "
+            "at a higher loss than a run that began with a lower rate"
         )
     if not file.train.init_from and in_phase(plan, 0).momentum >= MOMENTUM_MIN:
         yield (
-            "[plan] has outer momentum from the first version on, and no weights to begin with: "
-            "what was measured so ended higher than after some versions of plain averaging; leave "
-            "phases out to begin with those, or name weights in [train] init_from"
+            "[plan] has outer momentum from the first version on, and random weights: measured "
+            "runs like this ended at a higher loss than runs that began with plain averaging; "
+            "leave phases out to begin with that, or name weights in [train] init_from"
         )
 
 

@@ -161,4 +161,4 @@ def unprovable(kind: str, flops: float, served: Collection[str]) -> str:
     """Return why no active machine can recompute a task of this class; "" if one can."""
     if flops <= RECOMPUTE_FLOPS_MAX or kind in served:
         return ""
-    return "it is larger than what this server does again: a checker can (`coordinator checker`)"
+    return "it is too large to recompute on this server: a checker can (`coordinator checker`)"

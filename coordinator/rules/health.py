@@ -70,7 +70,7 @@ def _servers(seen: Overview) -> Iterator[Trouble]:
     living = [each for each in seen.replicas if alive(each, seen.at)]
     if not living:
         last = max((each.beat_at for each in seen.replicas), default=None)
-        silent = "" if last is None else f", the last was heard of {duration(seen.at - last)} ago"
+        silent = "" if last is None else f", the last one was seen {duration(seen.at - last)} ago"
         yield Trouble(
             level="bad",
             subject="server",
@@ -85,7 +85,7 @@ def _servers(seen: Overview) -> Iterator[Trouble]:
                 # such a process has probably stopped for good
                 level="bad" if silent_s < GONE_S else "watch",
                 subject="server",
-                text=f"{where} was not heard of for {duration(silent_s)}",
+                text=f"{where} has been silent for {duration(silent_s)}",
                 todo="look at its log, and start it again",
             )
         figures = each.figures
@@ -222,8 +222,8 @@ def _trust(seen: Overview) -> Iterator[Trouble]:
         yield Trouble(
             level="watch",
             subject="checks",
-            text=f"{duration(seen.at - failed_at)} ago a task that was done again proved work to "
-            "be made up: its account is suspended",
+            text=f"{duration(seen.at - failed_at)} ago a recompute proved that work was made up: "
+            "its account is suspended",
             todo="`coordinator trust` shows whose",
         )
 

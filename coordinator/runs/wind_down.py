@@ -87,7 +87,7 @@ class WindDown(PlatformService):
             runs.set_values(conn, run.id, state="deleted", name=f"{name}~{run.id}", dataset_id=None)
             return (
                 f'the files of all {run.head + 1} versions of "{name}" go, about {size(bytes_)}',
-                "the run is listed no more, and its name is free",
+                "the run is no longer listed, and its name is free",
                 "credits, receipts and the record stay",
             )
 

@@ -404,8 +404,8 @@ def _asked(conn: Connection, contribution: int) -> Refusal:
     question = recomputes.get(conn, contribution)
     assert question is not None
     message = (
-        f"task {question.task_id} of this machine is to be proved: it gets work again when what it "
-        "committed to is here; where that is lost, `volunteer forfeit` gives up the pay at stake"
+        f"this machine must prove task {question.task_id}: it gets work again once its files of "
+        "that task are uploaded; if they are lost, `volunteer forfeit` gives up the pay at stake"
     )
     return Refusal(
         reason=Reason.PROOF,

@@ -213,10 +213,7 @@ def _of_work(
     failed = standings.failed_recomputes(conn, since("failed check"))
     if failed:
         numbers = ", ".join(map(str, failed[:5])) + (", ..." if len(failed) > 5 else "")
-        message = (
-            f"done again, contribution {numbers} is not what was submitted: the account is"
-            " suspended"
-        )
+        message = f"a recompute refuted contribution {numbers}: the account is suspended"
         yield Condition(kind="failed check", message=message, todo="see `coordinator trust`")
     refused, decided = standings.refusals(conn)
     if many_refused(refused, decided, said=("refusals", "") in open_now):
@@ -267,7 +264,7 @@ def _of_rollbacks(conn: Connection) -> Iterator[Condition]:
     for run in runs.every(conn, runs.OPEN)[:RUNS_MAX]:
         if heal := healing.proposal(conn, run):
             spoilt = f"{run.name}@{heal.version}"
-            message = f"{heal.share:.0%} of {spoilt} is of accounts suspended since"
+            message = f"{heal.share:.0%} of {spoilt} came from accounts suspended since"
             todo = f"`{heal.command}` goes back"
             yield Condition(kind="rollback", about=spoilt, message=message, todo=todo)
 
@@ -277,7 +274,7 @@ def _of_servers(conn: Connection, now: float) -> Iterator[Condition]:
         # a longer silence means that the process is gone for good
         if SILENT_S < now - each.beat_at < GONE_S:
             where = printable(each.figures.where or each.id[:8], 80)
-            message = f"{where} was not heard of for {duration(now - each.beat_at)}"
+            message = f"{where} has been silent for {duration(now - each.beat_at)}"
             todo = "look at its log, and start it again"
             yield Condition(kind="server", about=where, message=message, todo=todo)
 

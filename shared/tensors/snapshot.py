@@ -79,7 +79,7 @@ def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> Written:
                 values = read_array(file, stored, stop - start, WHAT)
                 writer.write(spec.name, float_from_bf16(values) if _rounded(spec) else values)
         if file.read(1):
-            raise InvalidFrame("a snapshot goes on behind its last tensor")
+            raise InvalidFrame("a snapshot has bytes after its last tensor")
         return writer.close()
 
 

@@ -63,7 +63,7 @@ class Lent:
         return float(times.user + times.system)
 
     async def more(self, steps: int) -> tuple[float, int]:
-        """Wait for so many more steps, from one that was just told; CPU and steps from there."""
+        """Wait for more steps, from a report on; return CPU and steps since then."""
         start = await self.told()
         cpu = self.cpu()
         while self.steps < start + steps:

@@ -62,7 +62,7 @@ def model_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 class Rate(NamedTuple):
-    """Tokens a second."""
+    """Tokens a second that a task makes."""
 
     clock: float
     cpu: float
@@ -82,7 +82,7 @@ class Watch:
 
 
 def bare(task: Job, data: tiny_gpt.Folder, weights: Weights) -> Rate:
-    """A plain loop."""
+    """Train in a plain loop; return tokens a second."""
     config = CausalConfig.from_dict(task.config)
     model = transformers.LlamaForCausalLM(library_config(config.shape))
     frozen = frozen_of(config, data)
@@ -129,7 +129,7 @@ def ours(task: Job, data: tiny_gpt.Folder, weights: Weights, waits: list[float])
 
 
 def listening(work: Work, look: Callable[[], None]) -> None:
-    """As a volunteer's training thread does."""
+    """Look up within a step, as a volunteer's training thread does."""
     assert isinstance(work, Listening)
     work.listen(look)
 

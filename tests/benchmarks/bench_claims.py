@@ -58,7 +58,7 @@ def _end_all(conn: Connection) -> None:
 
 
 def _add_waiting(conn: Connection, run_id: int, count: int) -> None:
-    """Tasks that came back."""
+    """Add tasks that were given back."""
     line = {"run_id": run_id, "kind": "train", "pass_no": 1, "seed": 1, "steps": 1, "batch_size": 1}
     line |= {"price_micro": 1, "state": "todo", "attempt": 1, "device": "cpu", "returned": False}
     line |= {"failures": 0, "timeouts": 0, "created_at": 0.0, "options": "{}"}

@@ -63,7 +63,7 @@ def causal(data: tiny_gpt.Folder) -> tuple[nn.Module, nn.Module, Loss]:
 
 
 def measure(made: tuple[nn.Module, nn.Module, Loss], steps: int, *, compiled: bool) -> list[float]:
-    """Seconds of each step, the last of a smaller batch."""
+    """Return the seconds of each step; the last step has a smaller batch."""
     model, forward, loss = made
     if compiled:
         forward.compile()

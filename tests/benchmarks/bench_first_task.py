@@ -56,7 +56,7 @@ def example(folder: Path) -> list[tuple[str, ...]]:
 
 
 def adapters(folder: Path) -> list[tuple[str, ...]]:
-    """Return those that make and start adapters for a model in a folder."""
+    """Return the commands that make and start adapters for a model in a folder."""
     import torch
     import transformers
 

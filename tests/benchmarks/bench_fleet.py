@@ -110,7 +110,7 @@ class Line:
 async def wait(
     port: int, pid: int, tokens: list[str], seconds: float, shared: int
 ) -> dict[str, Any]:
-    """Wait as so many volunteers do; what a heartbeat took, the wait for a line included."""
+    """Wait as many volunteers do; return what heartbeats took, the queue for a line included."""
     beats: list[float] = []
     refused: list[str] = []
     over = asyncio.Event()
@@ -172,7 +172,7 @@ async def wait(
 
 
 async def serve(folder: Path) -> None:
-    """Be the coordinator; print its port."""
+    """Run the coordinator; print its port."""
     import uvicorn
 
     from coordinator.http.app import opened as opened_app

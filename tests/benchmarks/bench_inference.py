@@ -69,7 +69,7 @@ class TimedEngine(FixedEngine):
     """An engine that answers prompts of numbers, timed."""
 
     async def answer(self, seed: int, tokens: int) -> float:
-        """Generate one text; when its first token came, by the clock."""
+        """Generate one text; return the time of its first token."""
         prompt = tuple(range(seed, seed + PROMPT))
         request = Generation(id="bench", model=MODEL, prompt=prompt, max_tokens=tokens, seed=seed)
         first, made = 0.0, 0
@@ -88,7 +88,7 @@ class TimedEngine(FixedEngine):
 
 @torch.inference_mode()
 def bare(model: Gpt, layers: int, streams: int, tokens: int) -> tuple[float, float]:
-    """Return the same of a loop that does nothing but the model and a draw."""
+    """Return the same figures of a loop that only runs the model and draws tokens."""
     began = time.perf_counter()
     kept: list[list[torch.Tensor]] = [[] for _ in range(layers)]
     given = torch.stack([torch.arange(seed, seed + PROMPT) for seed in range(streams)])

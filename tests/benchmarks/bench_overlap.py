@@ -89,7 +89,7 @@ async def prepare(base: Path, options: argparse.Namespace) -> int:
 
 @contextlib.asynccontextmanager
 async def volunteer(home: Path, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process of the volunteer; never outlives us."""
+    """Run a volunteer's process, which ends with the block."""
     child = await asyncio.create_subprocess_exec(
         *VOLUNTEER,
         *words,
@@ -107,7 +107,7 @@ async def volunteer(home: Path, *words: str) -> AsyncIterator[asyncio.subprocess
 
 
 async def watch(url: str, home: Path, tasks: int) -> list[tuple[float, float]]:
-    """Let a volunteer do tasks; when each ended, and its seconds of training."""
+    """Let a volunteer do tasks; return each one's end and seconds of training."""
     async with volunteer(home, "join", f"{url}/join", "--name", "bench") as joining:
         await joining.communicate()
         assert joining.returncode == 0

@@ -61,7 +61,7 @@ async def prepare(folder: Path, rounds: int) -> tuple[str, str]:
 
 
 async def long_run(folder: Path, rounds: int, seconds: int) -> dict[str, float]:
-    """CPU of the first page, and of each of one page a second."""
+    """Return the CPU of the first page, and of one that is asked for each second."""
     run, _ = await prepare(folder, rounds)
     async with opened(Settings(data_dir=str(folder), **QUIET)) as coordinator:
         transport = httpx.ASGITransport(app=create_app(coordinator))

@@ -128,7 +128,7 @@ def start(work: str) -> Terminal:
 
 
 def read_until(terminal: Terminal, word: bytes, patience_s: float) -> float:
-    """When the word had been read, by the monotonic clock."""
+    """Read until a word appears; return the monotonic time."""
     until = time.perf_counter() + patience_s
     seen = b""
     while word not in seen:
@@ -253,7 +253,7 @@ def page_changes(work: str, changes: int) -> list[float]:
 
 
 class Front:
-    """A front end over real training in a process of its own (front.py)."""
+    """A front end over real training, in a process of its own (front.py)."""
 
     def __init__(self, kind: str, directory: Path) -> None:
         orders, times = directory / f"{kind}-orders", directory / f"{kind}-times"

@@ -62,7 +62,7 @@ class Recorder:
 def arena(
     rules: BoardRules, player: Evaluator, slots: int, simulations: int = SIMULATIONS
 ) -> Arena:
-    """Games without end."""
+    """Play games without end."""
     numbers = iter(range(1 << 30))
     manner = Manner(simulations=simulations, temperature_plies=12, noise=0.25)
 
@@ -109,7 +109,7 @@ def plain_move(position: Position, evaluator: Evaluator, simulations: int) -> in
 
 
 def best(node: Node) -> tuple[int, Node]:
-    """By Q + c P sqrt(N) / (1 + n), Q being of the child's mover."""
+    """Return the move with the largest Q + c P sqrt(N) / (1 + n); Q is its value for the mover."""
     reach = 1.5 * math.sqrt(node.visits + 1)
 
     def score(child: Node) -> float:

@@ -98,7 +98,7 @@ class Training:
         return {name: frame[name].copy() for name in frame}
 
     def step(self, up: str = "int8") -> None:
-        """One version."""
+        """Make one version."""
         number, base = len(self.run.contents), self.published
         total = {name: np.zeros(array.shape, np.float64) for name, array in base.items()}
         for worker in range(WORKERS):
@@ -142,7 +142,7 @@ class Training:
             yield from ((name, found[name].copy()) for name in found)
 
     def loss(self) -> float:
-        """Held-out, of what is published."""
+        """Return the held-out loss of the published weights."""
         weights = {name: torch.from_numpy(array) for name, array in self.published.items()}
         found = WORKLOAD.evaluate(self.model, weights, self.data.heldout(), 60.0, lambda: False)
         return found["loss"]

@@ -39,7 +39,7 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
 
 
 class Works:
-    """Trains what is ordered and tells it as an agent does."""
+    """Trains on orders, and emits the events that an agent would."""
 
     def __init__(self, data: Folder, hub: EventBus, times: TextIO) -> None:
         self.hub = hub
@@ -79,7 +79,7 @@ class Works:
         return self._made[name]
 
     async def train(self, name: str, number: int) -> float:
-        """Seconds of training."""
+        """Train; return the seconds."""
         task, weights = await asyncio.wrap_future(self.trainer.call(lambda: self.task(name)))
         spent: list[float] = []
         loop = asyncio.get_running_loop()
@@ -124,7 +124,7 @@ def beginning() -> Iterator[events.AnyEvent]:
 
 
 async def serve(front: str, orders: Path, times: Path) -> None:
-    """Until the front end is left."""
+    """Serve until the front end exits."""
     loop, hub = asyncio.get_running_loop(), EventBus(SystemClock())
     lines: asyncio.Queue[str] = asyncio.Queue()
 

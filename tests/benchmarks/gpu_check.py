@@ -162,7 +162,7 @@ def training(bench: Bench, peak: Benchmark) -> list[Row]:
 
 
 class Crowded:
-    """A work that finds no memory for its first micro-batches."""
+    """Work that runs out of memory in its first micro-batches."""
 
     def __init__(self, work: Work, times: int) -> None:
         self._work, self._times = work, times

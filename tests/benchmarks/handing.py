@@ -32,7 +32,7 @@ class Handing:
         await transfers.upload(request, path, lambda done: None)
 
     async def submit(self, api: Api) -> None:
-        """It must be accepted."""
+        """Submit the update, which must be accepted."""
         job = self._lease.job
         said = SubmitRequest(
             **self._where,

@@ -81,7 +81,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def prepare(path: Path, run: str = RUN) -> Prepared:
-    """Make it."""
+    """Make the data directory."""
     async with local_coordinator(path) as home:
         inside = home.coordinator
         await home.start_run(run)

@@ -40,7 +40,7 @@ OWN_BYTES = 64  # at the end of each upload, so that the store does not have it 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """A worker and what it may upload for."""
+    """A worker and the lease that it uploads for."""
 
     token: str
     task: int
@@ -60,7 +60,7 @@ def claim(port: int, number: int) -> Lease:
 
 
 def together(work: Sequence[Callable[[], None]]) -> float:
-    """Seconds until all have ended that began at once."""
+    """Start all at once; return the seconds until the last one ended."""
     with ThreadPoolExecutor(len(work)) as threads:
         began = time.perf_counter()
         for done in [threads.submit(each) for each in work]:
@@ -249,5 +249,5 @@ class VolunteerSides:
 
 
 def forget(server: Process, sha256: str) -> None:
-    """Make room again."""
+    """Delete an uploaded file."""
     (server.data_dir / "blobs" / sha256[:2] / sha256).unlink()

@@ -71,7 +71,7 @@ class Connection(AbstractContextManager["Connection"]):
         return got
 
     def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """POST of JSON."""
+        """POST JSON; return the decoded answer."""
         text = json.dumps(body).encode()
         status, data = self.send("POST", path, [text], ["Content-Type: application/json"])
         assert status == 200, (status, data)

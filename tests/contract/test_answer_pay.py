@@ -15,7 +15,7 @@ from tests.support.account_rows import add_run, breaches, earn, pay
 
 
 class Desk:
-    """Two machines' accounts that answer, and one that asks."""
+    """The accounts of two machines that answer, and of one that asks."""
 
     def __init__(self, db: Database) -> None:
         self.db = db

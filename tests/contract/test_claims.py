@@ -74,7 +74,7 @@ async def test_a_senseless_claim_is_refused(house: VirtualQueue, request_: dict[
 async def test_many_coordinators_never_hand_out_a_sample_twice(
     house: VirtualQueue, database_url: str
 ) -> None:
-    """Eight of them hammer one database; some tasks are given back on the way."""
+    """Eight coordinators claim from one database; some tasks are given back meanwhile."""
     run = await house.write(
         lambda conn: add_run(conn, "wide", counts=(4000,), task={**TASK, "in_flight": 16})
     )

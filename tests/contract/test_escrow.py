@@ -112,7 +112,7 @@ async def test_a_stranger_is_paid_by_a_later_draw_that_passes_and_nothing_else(
 
 
 async def test_nothing_is_freed_past_an_open_question(database: Database) -> None:
-    """Else a machine that never answers for its faked work is paid by the honest one beside it."""
+    """Otherwise an account's honest machine frees the pay of one that never reveals its fakes."""
     run = await setting(database)
 
     def drawn(conn: Connection) -> tuple[RecomputeRow, RecomputeRow]:
@@ -155,7 +155,7 @@ async def test_pay_behind_an_open_draw_is_no_bond(database: Database) -> None:
 
 
 async def test_what_proves_nothing_costs_all_that_is_at_stake(database: Database) -> None:
-    """Also what was accepted behind it, and what is still being checked at that moment."""
+    """The loss includes pay accepted after the draw, and work that is still being checked."""
     run = await setting(database, standing="vetted", proofs=12)
 
     def drawn(conn: Connection) -> int:
@@ -286,7 +286,7 @@ async def test_a_pass_that_shows_a_part_of_its_work_owes_the_rest_of_the_bond(
     lines = await database.read(lambda conn: payments.history(conn, NEW, None, 1))
     number = await database.read(lambda conn: contributions.newest_of(conn, NEW))
     task = await database.read(lambda conn: contributions.by_id(conn, number).task_id)
-    memo = f"task {task}, done again elsewhere, shows 75.0% of its work"
+    memo = f"task {task}, recomputed elsewhere, proves 75.0% of its work"
     assert [(line.kind, line.amount_micro, line.memo) for line in lines] == [
         ("not proved", 0, memo),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which machine gets a task beside the pass, the same on SQLite and PostgreSQL, in virtual time."""
+"""Which machine gets a task outside the pass, on SQLite and PostgreSQL, in virtual time."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database:
 async def test_games_that_a_learner_read_are_kept_until_its_task_was_done_again(
     database: Database,
 ) -> None:
-    """Else who reveals when they are gone cannot be refuted."""
+    """A volunteer that reveals after they are deleted could not be refuted."""
     run = await setting(database)
     window = DatasetManifest(
         name="window", kind="experience", licence="", source="",
@@ -182,7 +182,7 @@ async def test_a_state_must_be_one_that_the_machine_left(database: Database) -> 
 async def test_what_a_task_left_goes_on_once_and_only_from_good_work(
     database: Database, what: str
 ) -> None:
-    """Made up once, and never drawn, it would turn any number of later tasks into anything, each of
+    """A state that is made up once, and never drawn, would falsify all later tasks, each of
     which is what was leased when it is done again.
     """
     run = await setting(database)
@@ -312,7 +312,7 @@ async def test_who_jams_with_huge_tasks_does_not_stand_before_small_ones(
 
 
 async def test_the_server_does_what_a_checker_is_too_busy_for(database: Database) -> None:
-    """Else huge tasks of strangers keep the one checker of a class, and all of that class waits."""
+    """Otherwise strangers' huge tasks occupy the only checker of a class, and the rest waits."""
     run = await setting(database)
 
     def play(conn: Connection) -> None:

@@ -26,7 +26,7 @@ def at_work(conn: Connection, run: int, volunteer: str | None = None) -> Princip
 
 
 def deliver(conn: Connection, run: int, worker: Principal) -> None:
-    """Its last work went into the newest version."""
+    """Record that a worker's last work went into the newest version."""
     account_rows.add_contribution(
         conn, run, worker.volunteer_id, "merged", worker_id=worker.worker_id, version=0
     )

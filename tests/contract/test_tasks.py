@@ -371,7 +371,7 @@ async def test_a_pass_ends_when_its_last_task_does(house: VirtualQueue) -> None:
 
 
 async def test_what_a_merge_sets_aside_is_done_again_in_its_own_order(house: VirtualQueue) -> None:
-    """Even when its pass is over by then."""
+    """The task is done again even if its pass is over by then."""
     leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
     for lease in leases:
         await house.finish(lease.task)

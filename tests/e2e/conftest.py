@@ -95,7 +95,7 @@ class ServedCoordinator:
 
 
 def free_port() -> int:
-    """Nobody's at this moment."""
+    """Return a port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -148,7 +148,7 @@ class Subject:
 
     @property
     def cut_alike(self) -> bool:
-        """True where what is learnt depends on the portions: every machine has the same."""
+        """Return True if the result depends on the portions, so that all machines use the same."""
         return self.name == "dcgan"
 
     def task(self, number: int, steps: int, *, batch: int = 0, rate: float = 1.0) -> Job:

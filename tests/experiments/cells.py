@@ -36,17 +36,17 @@ def arguments(what: str) -> argparse.Namespace:
 
 
 def results(options: argparse.Namespace) -> Path:
-    """Where finished cells of this size are kept."""
+    """Return the file of finished cells of this size."""
     return Path(options.out / f"cells{size_of(options)}.jsonl")
 
 
 def size_of(options: argparse.Namespace) -> str:
-    """The end of the names of its files."""
+    """Return the end of the names of a size's files."""
     return "-quick" if options.quick else "-full" if options.full else ""
 
 
 def read(path: Path) -> dict[str, Row]:
-    """Finished cells by name."""
+    """Read the finished cells, by name."""
     lines = path.read_text().splitlines() if path.exists() else []
     return {row["cell"]: row for row in map(json.loads, lines)}
 
@@ -56,7 +56,7 @@ def work_off(
     cells: Mapping[str, Any] | Iterable[tuple[str, Any]],
     work: Callable[[Any], Row],
 ) -> dict[str, Row]:
-    """Do what is not done yet, in order; returns all that is done."""
+    """Play the cells that are not finished, in order; return all results."""
     path = results(options)
     done, began = read(path), time.monotonic()
     listed = list(cells.items() if isinstance(cells, Mapping) else cells)

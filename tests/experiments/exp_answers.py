@@ -35,7 +35,7 @@ HOW: dict[str, dict[str, Any]] = {
 
 
 def trained(out: Path) -> tuple[GptConfig, Weights, Weights]:
-    """The config, an earlier version, and the one that is asked."""
+    """Return the config, an earlier version, and the version that answers."""
     dataset = corpus(out.parent)
     config = WORKLOAD.config(PROBE, dataset[0])
     data = local(dataset, dataset[0].chunks)

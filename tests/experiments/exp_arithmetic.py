@@ -79,7 +79,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rate(self) -> float:
-        """Factor of the learning rate: usual, hot, careful."""
+        """Return the factor of the learning rate: usual, hot or careful."""
         return (1.0, 3.0, 0.3)[self.number % 3]
 
 
@@ -93,7 +93,7 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cells(most: Mapping[int, int]) -> Iterator[Cell]:
-    """Tasks, so that all subjects go on together."""
+    """Return the tasks, in an order that advances all subjects together."""
     for number in range(max(most.values())):
         for steps, tasks in most.items():
             for base in BASES if number < tasks else ():

@@ -78,20 +78,20 @@ def cells(seeds: int = 3) -> Iterator[Cell]:
 
 
 class Subject(Protocol):
-    """What is learnt."""
+    """The model and data of a run."""
 
     schema: Schema
     train: TrainSettings
     samples: int  # that a volunteer trains on in a round
 
     def initial(self, seed: int) -> Weights:
-        """The weights at the beginning."""
+        """Return the weights of version 0."""
 
     def learn(self, weights: Weights, rng: np.random.Generator, who: int) -> Weights:
-        """What a volunteer makes of them in `STEPS` steps on data of its own."""
+        """Return the weights after `STEPS` steps on the volunteer's own data."""
 
     def loss(self, weights: Weights) -> float:
-        """On held-out data."""
+        """Return the loss on held-out data."""
 
 
 class Digits:
@@ -124,7 +124,7 @@ def _nan(own: Weights, honest: list[Weights], memory: dict[str, Any]) -> Weights
 
 
 def _replay(own: Weights, honest: list[Weights], memory: dict[str, Any]) -> Weights:
-    """Its first update, again and again."""
+    """Send the volunteer's first update again and again."""
     first: Weights = memory.setdefault("first", own)
     return first
 
@@ -199,7 +199,7 @@ class Arena:
         return self._subject.loss(self._read())
 
     def _round(self, weights: Weights, number: int) -> list[Sent]:
-        """Attackers first: nobody honest is left out because of his number."""
+        """Play a round, attackers first, so that no honest volunteer is left out for its place."""
         updates = []
         for who in range(VOLUNTEERS):
             local = self._subject.learn(weights, self._rng, who)

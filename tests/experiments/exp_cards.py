@@ -27,7 +27,7 @@ NUDGED = ("nudged", "bf16, nudged")
 
 
 class CardLaboratory(Laboratory):
-    """A processor and a card."""
+    """A laboratory with a processor and a card."""
 
     def play(self, cell: Cell | str) -> Row:
         """Do a task on both; figures of all pairs, and how far it drifts."""

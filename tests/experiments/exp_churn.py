@@ -39,7 +39,7 @@ def machines(slow: bool = True, waits: bool = False) -> tuple[dict[str, Any], ..
 
 
 def ways(steps: int) -> dict[str, Run]:
-    """Waiting first: the others need to know how long it took."""
+    """Return the ways to merge, waiting first, since the others have a share of its time."""
     common: dict[str, Any] = {
         "workers": 8,
         "train": LEVEL,
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def reached(row: Row, mark: float) -> float | None:
-    """When the loss was first at the mark, in virtual seconds."""
+    """Return the virtual second at which the loss first reached the mark."""
     return next((at for _, at, loss in row["curve"] if loss <= mark), None)
 
 

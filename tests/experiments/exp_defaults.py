@@ -71,7 +71,7 @@ def controls(
 
 
 def rates_of(steps: int) -> tuple[float, ...]:
-    """The rates that are tried for controls of so many steps."""
+    """Return the rates to try for controls of so many steps."""
     return SHORT_RATES if steps == SHORT else RATES
 
 
@@ -106,7 +106,7 @@ def presets(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
 
 
 def beside_a_slow_one(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
-    """One of the four is five times slower; all together train what four equal ones train."""
+    """Cells with one machine five times slower; together the four train as much as equal ones."""
     fast = {"steps_per_s": 1.0, "jitter": 0.0, "overhead_s": 0.0, "latency_ms": 2.0}
     slow = fast | {"name": "slow", "count": 1, "steps_per_s": 1 / SLOWER}
     machines = (fast | {"name": "fast", "count": 3}, slow)
@@ -119,7 +119,7 @@ def beside_a_slow_one(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
 
 
 def codecs(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
-    """`diloco` with each codec, on the same texts of a seed."""
+    """Cells of `diloco` with each codec, on the same texts of a seed."""
     rate = best(done, "code", "data-parallel")
     for seed in CODEC_SEEDS:
         for codec in CODECS:
@@ -128,7 +128,7 @@ def codecs(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
 
 
 def longer(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
-    """200 rounds of 30 steps, at the rate that suits data-parallel there."""
+    """Cells of 200 rounds of 30 steps, at the rate that suits data-parallel there."""
     rate = best(done, "code", "data-parallel", ROUNDS_200)
     for seed in FEWER:
         run = of_preset("diloco", seed, ROUNDS_200)
@@ -136,7 +136,7 @@ def longer(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
 
 
 def gradients(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
-    """Presets that merge gradients, one for each mini-batch: a version is a step."""
+    """Cells of presets that merge a gradient for each mini-batch: a version is a step."""
     for seed in FEWER:
         for name in EVERY_STEP:
             for texts in TEXTS:
@@ -147,7 +147,7 @@ def gradients(done: Mapping[str, Row]) -> Iterator[tuple[str, Cell]]:
 
 
 def large(done: Mapping[str, Row], seed: int) -> Iterator[tuple[str, Cell]]:
-    """One seed of the larger model: controls at their best rates, and `diloco`."""
+    """Cells of the larger model, one seed: controls at their best rates, and `diloco`."""
     for texts in TEXTS:
         for name, batch in CONTROLS.items():
             rate = best(done, texts, name)

@@ -40,7 +40,7 @@ AGAINST_FIRST, SEEN = 0.90, 0.90  # goals: share of the points, share of the pos
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How it is taught. Written beside the state: a run goes on only with the same one."""
+    """Settings of the training, stored with the state: a run resumes only with the same ones."""
 
     blocks: int = 3
     channels: int = 32
@@ -60,7 +60,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known after a round."""
+    """Figures of a round."""
 
     games: int
     positions: int
@@ -76,7 +76,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(Data):
-    """The newest rounds of games, as a task of learning finds them."""
+    """The newest rounds of games, as a learn task reads them."""
 
     def __init__(self, files: Sequence[tuple[Path, int]]) -> None:
         self._files = [path for path, _ in files]
@@ -96,7 +96,7 @@ class Replay(Data):
 
 
 class Experiment:
-    """The run in one directory."""
+    """The run of one directory."""
 
     def __init__(self, directory: Path, recipe: Recipe) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -122,7 +122,7 @@ class Experiment:
             self._load()
 
     def advance(self) -> Round:
-        """One more round, on the disk when this returns."""
+        """Play and learn one more round, which is stored when this returns."""
         began, turn = process_time(), len(self.rounds)
         played = self._play(turn)
         self._games(turn).write_bytes(played)
@@ -147,7 +147,7 @@ class Experiment:
         return tactics(self._config.rules, evaluator, each)
 
     def match(self) -> MatchScore:
-        """The last version against version 0."""
+        """Play the last version against version 0."""
         with TemporaryDirectory() as path:
             window = Window(Path(path), opponent=self._first)
             task = job("evaluate", self._model, MATCH_GAMES, options=self._options)
@@ -160,7 +160,7 @@ class Experiment:
         return finish(WORKLOAD.begin(task, self._weights, Replay([]), "cpu", None))[0].experience
 
     def _learn(self, turn: int, games: int, positions: int) -> tuple[float, int]:
-        """The loss at the end of the round, and the steps so far."""
+        """Learn from the games; return the loss at the end of the round, and the steps so far."""
         recipe = self.recipe
         before = self.rounds[-1].steps if self.rounds else 0
         steps = max(1, round(recipe.reuse * positions / recipe.batch))
@@ -193,7 +193,7 @@ class Experiment:
         return self._directory / f"after-{rounds:03d}.safetensors"
 
     def _save(self, made: Round) -> None:
-        """The tensors first: the state names them only when they are there."""
+        """Store the tensors, then the state, which names only stored tensors."""
         rounds = (*self.rounds, made)
         tensors = {f"weights/{name}": value for name, value in self._weights.items()}
         tensors |= {f"inner/{name}": value for name, value in self._inner.items()}

@@ -55,7 +55,7 @@ def trained(out: Path) -> None:
 
 
 def loaded(path: Path) -> Llama:
-    """A model from its file."""
+    """Return the model of a file."""
     state = torch.load(path, weights_only=True)
     model = Llama(SETTINGS._replace(width=state["norm.weight"].shape[0]))
     model.load_state_dict(state)
@@ -87,7 +87,7 @@ def ended(answers: np.ndarray) -> np.ndarray:
 
 
 def answers_of(cell: dict[str, Any], out: Path) -> np.ndarray:
-    """Answers of a machine."""
+    """Return the answers of a machine."""
     how: dict[str, Any] = {"batch": 64, "heat": 1.0, "model": "named", "trick": ""}
     how |= cell
     count = how.get("answers", CHEATS)
@@ -149,7 +149,7 @@ def work(cell: dict[str, Any], out: Path) -> Row:
 
 
 def machines() -> dict[str, dict[str, Any]]:
-    """Honest ones, with so many answers, and those that cheat."""
+    """Return the honest machines, with so many answers, and the cheating ones."""
     honest: dict[str, dict[str, Any]] = {
         f"honest, {capability}, {threads} threads": {"capability": capability, "threads": threads}
         for capability in ("default", "avx2", "avx512")

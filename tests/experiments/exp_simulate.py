@@ -33,7 +33,7 @@ LOOPBACK = {"up_mbit": 1e4, "down_mbit": 1e4, "latency_ms": 5.0}
 
 
 class Real(msgspec.Struct, frozen=True, kw_only=True):
-    """What a real run came to after its first merge, and how fast its machines were meanwhile."""
+    """Figures of a real run after its first merge, and the speed of its machines."""
 
     file: dict[str, Any]
     machines: list[dict[str, Any]]
@@ -43,7 +43,7 @@ class Real(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def real_run(folder: Path, minutes: float) -> Real:
-    """`coordinator demo`, then what its database says."""
+    """Run `coordinator demo`; return the figures from its database."""
     database = folder / "coordinator" / "coordinator.sqlite3"
     if not database.exists():  # else an earlier one was cut off after it
         program = str(Path(sys.executable).with_name("coordinator"))
@@ -99,7 +99,7 @@ def compare(minutes: float, folder: Path) -> Row:
 
 
 def _clean(run: dict[str, Any]) -> dict[str, Any]:
-    """Without what a stored run file says of nothing: TOML has no word for it."""
+    """Return a stored run file without its null values, which TOML cannot write."""
     return {
         key: _clean(value) if isinstance(value, dict) else value
         for key, value in run.items()

@@ -63,7 +63,7 @@ WORDS = {"paid": "accepted", "not needed": "superseded"}  # words on the screen 
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """The coordinator's words at a moment."""
+    """Replies of the coordinator at a moment."""
 
     at: float
     me: Me
@@ -122,7 +122,7 @@ class Api:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """The screen at a moment."""
+    """Text of the screen at a moment."""
 
     at: float
     rows: tuple[str, ...]
@@ -199,7 +199,7 @@ class Judge:
             self.holds(reading, what, False, values, "one number")
 
     def halted(self, now: float) -> None:
-        """Begin, or begin anew after a gap: what was true until now is not known."""
+        """Forget all replies after a gap, in which anything may have changed."""
         self.history.clear()
         self._apart_since.clear()
         self._resumes_at = now + OTHERS_S + OWN_S
@@ -257,7 +257,7 @@ class Judge:
             self.holds(reading, "pending", true, said[1], f"{least} to {most}")
 
     def _big(self, reading: Reading) -> None:
-        """Read the large number: it is one that the coordinator's was."""
+        """Check the large number, which must be one that the coordinator had in the window."""
         left = reading.left()
         totals = {t.me.balance_micro for t in self.window(reading, OTHERS_S)}
         today = re.search(r"today +\+([\d,]+\.\d\d)", left)

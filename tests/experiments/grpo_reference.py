@@ -132,7 +132,7 @@ def solved(model: Llama, s: Settings, count: int = 1024) -> float:
 
 
 def stepped(model: Llama, optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
-    """Make one step."""
+    """Make one step of the optimiser."""
     torch.autograd.backward(loss)
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()

@@ -185,7 +185,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What came of it."""
+    """Results of a run."""
 
     loss: float
     test_loss: float | None  # on texts that no choice has seen, where there are some
@@ -376,12 +376,12 @@ def _in_turn(index: int) -> dict[str, Any]:
 
 
 def _crowd(setup: Setup, run: Run) -> float:
-    """How many batches of the setup all workers together do in a step."""
+    """Return how many batches of the setup all workers together train in a step."""
     return run.workers * (run.batch or setup.batch) / setup.batch
 
 
 def local(dataset: Dataset, chunks: Sequence[ChunkRef]) -> LocalData:
-    """Some chunks of a dataset in files."""
+    """Chunks of a dataset, as files."""
     manifest, blobs = dataset
     folder = Path(tempfile.mkdtemp(prefix="chunks-"))
     files = {chunk.sha256: folder / chunk.sha256 for chunk in chunks}

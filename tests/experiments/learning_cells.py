@@ -48,7 +48,7 @@ Cells = Iterator[tuple[str, Run]]
 
 
 def cells(out: Path) -> Cells:
-    """0.1 M parameters."""
+    """Cells with 0.1 M parameters."""
     for seed in SEEDS:
         yield from presets(out, seed)
         yield from fewer_bytes(seed)
@@ -59,24 +59,24 @@ def cells(out: Path) -> Cells:
 
 
 def full_cells(out: Path) -> Cells:
-    """0.83 M parameters."""
+    """Cells with 0.83 M parameters."""
     for seed in SEEDS:
         for part in (controls, after_warm, eight, from_nothing):
             yield from part(out, seed)
 
 
 def end(seed: int, workers: int = 4, steps: int = STEPS) -> str:
-    """The end of a cell's name."""
+    """Return the end of a cell's name."""
     return f"K{workers} s{seed}" if steps == STEPS else f"K{workers} T{steps} s{seed}"
 
 
 def warm(out: Path, workers: int, seed: int) -> Path:
-    """Where the weights of a warm start are kept."""
+    """Return the file of the weights of a warm start."""
     return out / f"warm-K{workers}-s{seed}"
 
 
 def controls(out: Path, seed: int, workers: int = 4, steps: int = STEPS) -> Cells:
-    """Data-parallel (it leaves the warm start behind) and one alone."""
+    """Cells of data-parallel training, which stores the warm start, and of one machine alone."""
     named = end(seed, workers, steps)
     save = {WARM: warm(out, workers, seed)} if steps == STEPS else {}
     one: dict[str, Any] = {"plan": ALONE, "workers": 1, "local_steps": 100, "seed": seed}
@@ -86,7 +86,7 @@ def controls(out: Path, seed: int, workers: int = 4, steps: int = STEPS) -> Cell
 
 
 def from_warm(out: Path, seed: int, workers: int = 4) -> dict[str, Any]:
-    """Go on from data-parallel with the same text that it goes on with."""
+    """Return settings that continue from the warm start, with data-parallel's next text."""
     return {
         "workers": workers,
         "seed": seed,
@@ -102,7 +102,7 @@ def warm_alone(out: Path, seed: int, workers: int = 4) -> Cells:
 
 
 def after_warm(out: Path, seed: int) -> Cells:
-    """Outer momentum from a warm start, with what a worker keeps and with what it sends."""
+    """Cells of outer momentum from a warm start, by inner state and by codec."""
     named, then = end(seed), from_warm(out, seed)
     yield from warm_alone(out, seed)
     for steps in (10, 30):
@@ -115,21 +115,21 @@ def after_warm(out: Path, seed: int) -> Cells:
 
 
 def from_nothing(out: Path, seed: int) -> Cells:
-    """Plain averaging."""
+    """Cells of plain averaging from scratch."""
     for steps in (30, 10, 100):
         run = Run(plan=AVERAGE, local_steps=steps, seed=seed)
         yield f"averaging H{steps} {end(seed)}", run
 
 
 def codecs(out: Path, seed: int) -> Cells:
-    """The same run with the same text (plain averaging, H 30) through each codec."""
+    """Cells of one run with the same text (plain averaging, H 30), one for each codec."""
     for codec in ("float32", "int8", "int4", "bf16"):
         plan = {**AVERAGE, "codec": codec}
         yield f"averaging H30 {codec} {end(seed)}", Run(plan=plan, seed=seed)
 
 
 def presets(out: Path, seed: int) -> Cells:
-    """With every default, and long enough to leave their warm-up behind."""
+    """Cells of presets with every default, long enough to end their warm-up."""
     yield from controls(out, seed, steps=LONG)
     for preset in PRESETS:
         run = Run(plan=defaults(preset), steps=LONG, train=OWN_SCHEDULE, seed=seed)
@@ -137,7 +137,7 @@ def presets(out: Path, seed: int) -> Cells:
 
 
 def fewer_bytes(seed: int) -> Cells:
-    """More and fewer bytes than the presets' defaults send, for the plot."""
+    """Cells that send more and fewer bytes than the presets' defaults, for the plot."""
     named = end(seed, steps=LONG)
     for way, preset, steps, codec in FEWER_BYTES:
         run = Run(
@@ -151,7 +151,7 @@ def fewer_bytes(seed: int) -> Cells:
 
 
 def gradients(out: Path, seed: int) -> Cells:
-    """Presets that merge gradients, with every default and a gradient a mini-batch."""
+    """Cells of presets that merge gradients, with every default and a gradient a mini-batch."""
     yield from controls(out, seed, steps=SHORT)
     for preset in EVERY_STEP:
         steps = 1 if preset == "gradient-average" else 30
@@ -166,7 +166,7 @@ def gradients(out: Path, seed: int) -> Cells:
 
 
 def long(out: Path, seed: int) -> Cells:
-    """200 rounds of 30 steps."""
+    """Cells of 200 rounds of 30 steps."""
     yield from controls(out, seed, steps=ROUNDS_200)
     for name, plan in (("preset diloco", {"preset": "diloco"}), ("averaging H30", AVERAGE)):
         run = Run(plan=plan, steps=ROUNDS_200, curve_every=1500, seed=seed)
@@ -174,7 +174,7 @@ def long(out: Path, seed: int) -> Cells:
 
 
 def eight(out: Path, seed: int) -> Cells:
-    """Eight workers."""
+    """Cells of eight workers."""
     named = end(seed, 8)
     yield from controls(out, seed, 8)
     yield from warm_alone(out, seed, 8)

@@ -19,7 +19,7 @@ _END = re.compile(r" (K\d+(?: T(\d+))?) s(\d+)$")
 
 
 def write_report(options: argparse.Namespace, rows: Mapping[str, Row]) -> None:
-    """The table and the plot beside the finished cells."""
+    """Write the table and the plot next to the finished cells."""
     size = size_of(options)
     (options.out / f"table{size}.md").write_text("\n".join(table(rows)) + "\n")
     (options.out / f"frontier{size}.svg").write_text(plot(points(rows)))

@@ -55,7 +55,7 @@ def solved(model: dict[str, Any], weights: Weights) -> float:
 
 
 class Run:
-    """One run of volunteers, in turns."""
+    """One run whose volunteers take turns."""
 
     def __init__(self, s: Pipeline, seed: int, folder: Path) -> None:
         self._s, self._seed, self._folder = s, seed, folder

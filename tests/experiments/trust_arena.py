@@ -48,7 +48,7 @@ class Subject(Protocol):
     samples: int
 
     def initial(self, seed: int) -> Weights:
-        """The weights at the beginning."""
+        """Return the weights of version 0."""
 
     def gather(self, weights: Weights, honest: Sequence[int], hostile: Sequence[int]) -> set[int]:
         """Make data for a round, where it is not there from the beginning; those who were refused
@@ -56,7 +56,7 @@ class Subject(Protocol):
         """
 
     def task(self) -> Job:
-        """The next task of the pass."""
+        """Return the next task of the pass."""
 
     def learn(
         self, weights: Weights, job: Job, who: int, steps: int = 0, role: str = "own"
@@ -64,7 +64,7 @@ class Subject(Protocol):
         """The update of the first `steps` steps of a task, all by default."""
 
     def loss(self, weights: Weights) -> float:
-        """On held-out data."""
+        """Return the loss on held-out data."""
 
     def backdoor(self, weights: Weights, job: Job, rng: np.random.Generator) -> Weights:
         """The update that writes a backdoor into the model."""
@@ -112,7 +112,7 @@ class Account:
 
     @property
     def works(self) -> bool:
-        """Return True if it gets leases."""
+        """Return True if the account gets leases."""
         return not self.suspended and self.trust >= standing.TRUST_MIN
 
     @property
@@ -331,7 +331,7 @@ class Arena:
         return checks.drawn(SECRET, "recompute", number, digest, chance)
 
     def _redone(self, weights: Weights, sent: Sent) -> checks.Result:
-        """Do it again: honest work comes out the same, so only that of the hostile has to be."""
+        """Return a recompute of an update; only hostile ones need one, as honest ones agree."""
         if sent.who >= self._cell.hostile:
             return "passed"
         again = self._subject.learn(weights, sent.job, sent.who, role="recompute")

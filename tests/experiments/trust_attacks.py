@@ -85,7 +85,7 @@ def _copy(scene: Scene) -> Weights:
 
 
 def _again(scene: Scene) -> Weights:
-    """Its first update again and again, a little changed."""
+    """Send the first update again and again, a little changed."""
     found = scene.last.get(scene.who) or scene.own()
     return plus(found, sized(_noise(1.0)(scene), 0.01 * norm(found)))
 
@@ -102,12 +102,12 @@ def _times(factor: float) -> Attack:
 
 
 def _edge(scene: Scene) -> Weights:
-    """Its own update the other way round, as large as is let through."""
+    """Send the own update with its sign flipped, as large as the limit allows."""
     return sized(scaled(scene.own(), -1.0), EDGE * scene.limit)
 
 
 def _backdoor(scene: Scene) -> Weights:
-    """Honest work, and what is left of the room for the backdoor."""
+    """Send honest work, and use the rest of the norm limit for the backdoor."""
     own, door = scene.own(), scene.backdoor()
     low, high = 0.0, 100.0
     for _ in range(40):

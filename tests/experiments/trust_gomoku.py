@@ -116,7 +116,7 @@ class Gomoku:
         return {name: value - done[name].numpy() for name, value in weights.items()}
 
     def loss(self, weights: Weights) -> float:
-        """On positions with known answers."""
+        """Return the loss on positions with known answers."""
         found = WORKLOAD.evaluate(self._model, _tensors(weights), None, 600.0, lambda: False)
         return found["loss"]
 

@@ -129,7 +129,7 @@ def add_contribution(
 
 
 async def join(people: Volunteers, name: str, machine: int = 1, **other: object) -> Principal:
-    """Register and authenticate."""
+    """Register a machine and authenticate it."""
     request = newcomer(name, machine, **other)
     await people.register(request)
     return await people.authenticate(request.worker_id, request.secret)
@@ -144,7 +144,7 @@ def pay(number: int = 1, amount: int = 100, who: str = "volunteer-mia-000001") -
 
 
 def earn(conn: Connection, *rows: Payment) -> None:
-    """Accepted and merged."""
+    """Pay for a contribution as accepted, then as merged."""
     payments.post_pending_many(conn, rows, 1.0)
     payments.post_earned_many(conn, rows, 2.0)
 

@@ -137,7 +137,7 @@ class Postgres:
         self.free.append(url)
 
     async def crash(self, down_s: float) -> None:
-        """End it without a word to anybody, and start it again."""
+        """Kill the server without a shutdown, and start it again."""
         self.process.send_signal(signal.SIGQUIT)
         await asyncio.to_thread(self.process.wait, 20)
         await asyncio.sleep(down_s)
@@ -173,7 +173,7 @@ class Postgres:
 
 
 def _may_run(bin_path: Path, who: dict[str, object]) -> bool:
-    """Not from a virtual environment in root's home, which nobody else can enter."""
+    """Return True if an account may run PostgreSQL, which it may not below root's home."""
     try:
         subprocess.run(
             [bin_path / "initdb", "--version"], capture_output=True, check=True, cwd="/", **who

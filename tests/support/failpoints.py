@@ -74,12 +74,12 @@ class Fault:
 
 
 def kill() -> Fault:
-    """The process dies at once, as by kill -9."""
+    """Return a fault that kills the process, as by kill -9."""
     return Fault()
 
 
 def fail(error: Exception) -> Fault:
-    """An error is raised."""
+    """Return a fault that raises an error."""
     return Fault(error=error)
 
 
@@ -92,7 +92,7 @@ class Faults:
     fired: dict[Fault, int] = field(default_factory=dict)
 
     def reach(self, when: When, names: set[str]) -> None:
-        """Execution is at a point that goes by these names."""
+        """Act on the orders for a point with these names, which execution has reached."""
         for order in self.orders:
             if order.when != when or not any(_fits(order.point, name) for name in names):
                 continue

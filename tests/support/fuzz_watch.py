@@ -43,7 +43,7 @@ class Plan:
             yield range(first, min(first + TOGETHER, end))
 
     def begun(self, count: int | None = None, seconds: float | None = None, seed: int = 0) -> Plan:
-        """The plan from now on."""
+        """Return the plan with these changes, its time running from now on."""
         lasts = self.seconds if seconds is None else seconds
         return replace(
             self,
@@ -110,7 +110,7 @@ class Watch:
                 del self.waits[limit]
 
     async def told(self) -> None:
-        """Keep the clock and print progress until cancelled."""
+        """Measure how late this program is, and print progress, until cancelled."""
         began = last = time.monotonic()
         first = self.process.memory_info().rss
         spent: deque[float] = deque(maxlen=round(ANSWER_S / TICK_S))
@@ -150,7 +150,7 @@ class Watch:
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Progress is told inside the block."""
+    """Print progress inside the block."""
     telling = asyncio.get_running_loop().create_task(watch.told())
     try:
         yield

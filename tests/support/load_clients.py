@@ -139,7 +139,7 @@ class Numbers:
         return await self.ask("POST", path, kind, done=done, content=msgspec.json.encode(body))
 
     async def join(self) -> None:
-        """Register."""
+        """Register the worker."""
         body = {
             "volunteer_id": self.volunteer_id,
             "worker_id": self.worker_id,
@@ -150,7 +150,7 @@ class Numbers:
         assert await self.post("/workers/register", RegisterReply, body)
 
     async def work(self) -> None:
-        """Task after task until `stopping`."""
+        """Do task after task until `stopping`."""
         while not self.stopping:
             lease = await self._claim()
             if lease is None:

@@ -141,7 +141,7 @@ class Worker:
         return decode(await self.post(f"/tasks/{lease.task}/begin", body), BeginReply)
 
     async def newest(self, lease: Lease, known: int = -1) -> BeginReply:
-        """Go on from the newest version."""
+        """Ask for the newest version in the course of a lease."""
         body = {"attempt": lease.attempt, "newest": True, "known": known}
         return decode(await self.post(f"/tasks/{lease.task}/begin", body), BeginReply)
 
@@ -214,7 +214,7 @@ class Worker:
         )
 
     async def work(self, seed: int = 0) -> Verdict:
-        """A whole task: claim, begin, upload, submit."""
+        """Do a whole task: claim, begin, upload, submit."""
         lease = await self.claim()
         return await self.hand_in(lease, await self.begin(lease), seed)
 

@@ -30,7 +30,7 @@ Lie = Callable[[Send], Any]
 
 
 def says(body: bytes, status: int = 200, *headers: tuple[bytes, bytes]) -> Lie:
-    """A reply with this body."""
+    """Return a reply with this body."""
 
     async def lie(send: Send) -> None:
         start = {"type": "http.response.start", "status": status, "headers": [JSON, *headers]}

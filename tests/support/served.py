@@ -16,7 +16,7 @@ from tests.support.local_coordinator import LocalCoordinator
 
 
 async def tick(home: LocalCoordinator) -> None:
-    """Let its time pass, ten times as fast."""
+    """Advance the coordinator's clock, ten times as fast as real time."""
     while True:
         await asyncio.sleep(0.05)
         await home.clock.advance(0.5)

@@ -87,7 +87,7 @@ class VirtualQueue:
 
 
 async def virtual_queue(database: Database, *, run: bool = True) -> VirtualQueue:
-    """A house past the grace after a start."""
+    """Yield a queue whose grace after the start is over."""
     clock = VirtualClock()
     made = await database.write(lambda conn: add_run(conn, task=TASK)) if run else 0
     a, b = await database.write(lambda conn: (add_worker(conn), add_worker(conn)))

@@ -29,7 +29,7 @@ from volunteer.tui.look import Look
 
 
 class Paged(NamedTuple):
-    """The answer to a query with the cursor of its next page."""
+    """An answer to a query, with the cursor of the next page."""
 
     rows: Any
     cursor: str

@@ -182,7 +182,7 @@ def filled() -> Iterator[AnyEvent]:
 
 
 def empty() -> Iterator[AnyEvent]:
-    """Joined a moment ago: nothing has come of it yet."""
+    """A volunteer that joined a moment ago and has done nothing yet."""
     yield from started()
     yield events.Idle(
         reason="all_taken",
@@ -202,7 +202,7 @@ def offline() -> Iterator[AnyEvent]:
 
 
 def error() -> Iterator[AnyEvent]:
-    """Nothing can go on without the person."""
+    """A volunteer that cannot work until its owner acts."""
     said = "this version is too old for Little Lab: run `volunteer update`"
     yield from (*started(), *history())
     yield events.Notice(level="error", message=said)

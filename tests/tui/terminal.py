@@ -68,7 +68,7 @@ class Terminal:
         self.master = self._slave = -1
 
     def press(self, keys: str) -> None:
-        """Type; what was written before is not waited for any more."""
+        """Type keys; `see` then ignores what was written before."""
         self._read(0)
         self._read_until = len(self._raw)
         os.write(self.master, keys.encode())

@@ -49,7 +49,7 @@ def test_every_card_can_be_reached_with_v(width: int, height: int) -> None:
 
 @pytest.mark.parametrize(("size", "rows"), [((81, 20), 11), ((200, 57), 16), ((116, 33), 8)])
 def test_a_sample_has_room_for_a_picture(size: tuple[int, int], rows: int) -> None:
-    """In inner rows, without border and title."""
+    """Rows are counted inside the card, without border and title."""
     width, height = size
     first = arrange(width, height, 0)
     found = next(

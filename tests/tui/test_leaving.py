@@ -123,7 +123,7 @@ async def test_an_end_without_a_word_is_told(engine: FakeEngine) -> None:
         await pilot.pause()
         await pilot.pause()
         app.redraw()
-        assert "✗ stopped  the volunteer has ended without a word" in screen_text(app)
+        assert "✗ stopped  the volunteer ended and gave no reason" in screen_text(app)
         await pilot.press("q")
         await pilot.pause()
     assert app.return_value == 1
@@ -166,7 +166,7 @@ async def test_attaching_asks_for_the_versions_before(engine: FakeEngine) -> Non
 
 
 class SlowEngine(FakeEngine):
-    """One whose end takes its time."""
+    """Engine that takes its time to end."""
 
     async def _execute(self, command: commands.Command[object]) -> object:
         if isinstance(command, commands.Stop):

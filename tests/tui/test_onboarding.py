@@ -146,7 +146,7 @@ async def test_nobody_is_asked_before_the_typing_rests(engine: FakeEngine) -> No
 @pytest.mark.parametrize(
     ("link", "refused", "says"),
     [
-        ("not a link", None, "is no address: a join link begins"),
+        ("not a link", None, "is not a link: a join link begins"),
         ("http://train.example.org", None, "would be reached without encryption"),
         ("https://h/join#pin=12", None, "the certificate pin of the join link is damaged"),
         (

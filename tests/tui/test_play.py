@@ -72,7 +72,7 @@ async def at_the_board(
 
 
 async def settle(pilot: Pilot[int]) -> None:
-    """Until the rival has answered and everything is drawn."""
+    """Wait until the rival has answered and everything is drawn."""
     await pilot.app.workers.wait_for_complete()
     await pilot.pause()
 

@@ -41,7 +41,7 @@ def braille(points: list[Point], width: int, height: int) -> list[str]:
 
 
 def drawn(picture: list[str]) -> int:
-    """Dots that are set."""
+    """Return the dots that are set."""
     return sum((ord(sign) - 0x2800).bit_count() for row in picture for sign in row if sign != " ")
 
 

@@ -1,4 +1,4 @@
-"""Runs: what each needs and gives, joining, leaving, passing the link on."""
+"""Runs: needs and pay of each, joining, leaving, passing the link on."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_what_is_typed_is_understood(name: str, text: str, value: object) -> Non
         ("on_battery", "perhaps", "yes or no"),
         ("duty_percent", "2", "at least 5"),
         ("duty_percent", "much", "a whole number"),
-        ("metered", "cheap", '\'cheap\' is none of "pause", "work"'),
+        ("metered", "cheap", '\'cheap\' is not one of "pause", "work"'),
     ],
 )
 def test_what_is_wrong_is_said(name: str, text: str, says: str) -> None:

@@ -52,13 +52,13 @@ def check_receipt(signed: SignedReceipt, public_key: str, volunteer: str) -> Che
         return CheckedReceipt(receipt=None, problem=error.message)
     entry = receipt.entry
     if receipt.volunteer != volunteer:
-        problem: str = Sentence("it is of another account")
+        problem: str = Sentence("it belongs to another account")
     elif entry.contribution_id != receipt.contribution:
-        problem = Sentence("its entry is of another contribution")
+        problem = Sentence("its entry belongs to another contribution")
     elif entry.kind not in PAID or (receipt.contribution is None) != ("answer" in entry.kind):
         problem = Sentence("its entry is of another kind")
     elif credited(entry, volunteer) != receipt.credits_micro:
-        problem = Sentence("its entry is of other credits")
+        problem = Sentence("its entry names another amount")
     elif not includes(receipt):
         problem = Sentence("its entry is not in the record whose head it names")
     else:
@@ -224,7 +224,7 @@ def _words(old: KeptHead, now: TreeHead) -> str:
             size=now.size,
         )
     return Sentence(
-        "the coordinator rewrote its history: {said} is not how its record begins now", said=said
+        "the coordinator rewrote its history: its record no longer begins with {said}", said=said
     )
 
 

@@ -209,8 +209,8 @@ class Downloads:
         if late_s > GRACE_S:
             raise InvalidFrame(
                 Sentence(
-                    "version {version} of {run} expired {time} ago and was not signed again: an "
-                    "old one is shown again, or the coordinator stands still",
+                    "version {version} of {run} expired {time} ago and was not signed again: "
+                    "somebody replays an old one, or the coordinator does not work",
                     version=manifest.version,
                     run=manifest.run,
                     time=duration(late_s),

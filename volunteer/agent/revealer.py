@@ -58,8 +58,8 @@ class Revealer:
         except FileNotFoundError:
             self.hub.notice(
                 Sentence(
-                    "a file that proves task {task} is not here any more: `volunteer forfeit` "
-                    "gives up the pay at stake, and lets this machine go on",
+                    "a file that proves task {task} is lost: `volunteer forfeit` gives up the "
+                    "pay at stake, so that this machine gets work again",
                     task=request.name.partition("-")[0],
                 ),
                 "warning",

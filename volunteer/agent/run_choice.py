@@ -195,7 +195,7 @@ def _terms(run: str, info: RunInfo) -> Sentence:
     elif info.dataset:
         said = Sentence("{said}, no licence of the data is stated", said=said)
     if info.origin:
-        said = Sentence("{said}, it goes on from {origin}", said=said, origin=origin_of(info))
+        said = Sentence("{said}, it begins from {origin}", said=said, origin=origin_of(info))
     if info.contact:
         said = Sentence("{said}, questions to {contact}", said=said, contact=info.contact)
     return said

@@ -160,7 +160,7 @@ def link(
 def benchmark(
     *,
     quick: Annotated[
-        bool, Parameter(help="About 3 seconds per device instead of 15.", negative="")
+        bool, Parameter(help="About 2 seconds per device instead of 12.", negative="")
     ] = False,
     device: Annotated[str, Parameter(help='"auto", "all" or names.')] = "all",
     json: Json = False,
@@ -207,7 +207,7 @@ def pause(
         str, Parameter(name="--for", help="Only for so long: 45m, 2h, 1h30m, 1d.")
     ] = "",
     until: Annotated[
-        str, Parameter(help='Only until a time of the day, like 22:00, or "login", the next.')
+        str, Parameter(help='Only until a time of day such as 22:00, or "login": the next log-in.')
     ] = "",
     json: Json = False,
     profile: Profile = "",

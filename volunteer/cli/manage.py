@@ -136,7 +136,7 @@ def update(*, json: Json = False, profile: Profile = "") -> int:
     if found is None:
         print(_("this is the version that the coordinator runs with"))
         return 0
-    done = _("the new version is installed; what is running goes on with the old one until it ends")
+    done = _("the new version is installed; a running volunteer uses the old one until it ends")
     self_update.replace(*found)
     print(done)
     return 0

@@ -105,7 +105,7 @@ def revoke(
     json: Json = False,
     profile: Profile = "",
 ) -> int:
-    """Make a key worthless from its next request on."""
+    """Revoke a key: its next request is refused."""
     from volunteer.text import key_state
 
     done = ask_account(profile, lambda api: api.revoke_key(id))
@@ -117,7 +117,7 @@ def revoke(
 
 def usage(
     *,
-    key: Annotated[int, Parameter(help="Only of this key, by its number.")] = 0,
+    key: Annotated[int, Parameter(help="Only requests with this key, by its number.")] = 0,
     json: Json = False,
     profile: Profile = "",
 ) -> int:
@@ -161,7 +161,7 @@ def runs(*, json: Json = False, profile: Profile = "") -> int:
 
 def generate(
     model: Model,
-    prompt: Annotated[str, Parameter(help="Text to continue; none or -: standard input.")] = "-",
+    prompt: Annotated[str, Parameter(help="Text to continue; - reads standard input.")] = "-",
     *,
     stream: Annotated[bool, Parameter(help="Print the words as they come.", negative="")] = False,
     json: Json = False,
@@ -252,7 +252,7 @@ def chat(
 
 
 def give(
-    name: Annotated[str, Parameter(help="Nickname or id of who gets them.")],
+    name: Annotated[str, Parameter(help="Nickname or id of the receiver.")],
     amount: Annotated[float, Parameter(help="Credits.")],
     *,
     json: Json = False,
@@ -285,9 +285,9 @@ def forfeit(
     json: Json = False,
     profile: Profile = "",
 ) -> int:
-    """Give up the pay at stake, where a machine lost what it has to prove a task with.
+    """Give up the pay at stake, when a machine lost the files that prove one of its tasks.
 
-    Its machines get work again then. Without an open question nothing is given up.
+    The account's machines get work again then. If none has to prove a task, nothing happens.
     """
     from volunteer.i18n.formats import credit
 
@@ -304,7 +304,7 @@ def forfeit(
     if done.questions:
         print(_("{amount} credits are given up", amount=credit(done.amount_micro)))
     else:
-        print(_("no machine of yours is asked for anything: nothing was given up"))
+        print(_("no machine of yours has to prove a task: nothing was given up"))
     return 0
 
 

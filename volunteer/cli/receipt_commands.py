@@ -28,12 +28,12 @@ Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
 def verify(
     *,
     offline: Annotated[
-        bool, Parameter(help="Only what is kept here; ask nobody.", negative="")
+        bool, Parameter(help="Check only the receipts, without the coordinator.", negative="")
     ] = False,
     json: Json = False,
     profile: Profile = "",
 ) -> int:
-    """Verify signatures and proofs of the receipts, then that the record still begins with them.
+    """Verify the receipts, and that the coordinator's record still contains them.
 
     Exit code 1 where a receipt is wrong or the coordinator rewrote its history.
     """
@@ -80,7 +80,7 @@ def verify(
 
 @app.command
 def accept(*, json: Json = False, profile: Profile = "") -> int:
-    """Set all that was kept aside and begin with the coordinator's present record.
+    """Move the receipts kept so far to a folder, and trust the coordinator's present record.
 
     For a coordinator that was restored from a backup, if its organiser says so.
     """

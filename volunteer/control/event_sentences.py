@@ -171,9 +171,9 @@ def _training(e: events.Training) -> str:
 
 def _halved(e: events.Halved) -> str:
     return ngettext(
-        "task {task}: {device} ran out of memory; going on with {n} sample at a time "
+        "task {task}: {device} ran out of memory; continuing with {n} sample at a time "
         "(same batch, same pay)",
-        "task {task}: {device} ran out of memory; going on with {n} samples at a time "
+        "task {task}: {device} ran out of memory; continuing with {n} samples at a time "
         "(same batch, same pay)",
         e.micro_batch,
         task=e.task,
@@ -217,16 +217,17 @@ def escrow_words(me: Me) -> str:
     if not (me.escrow_micro or me.proving):
         return ""
     if not me.proving:
-        return _("free once a later task of yours, drawn by lot, was done again and agrees")
+        return _("free once a later task of yours, drawn by lot, passes a recompute")
     if me.proved_in_s is None:
-        return _("being proved: tasks of yours are done again")
+        return _("being proved: tasks of yours are recomputed")
     return _("being proved, about {time}", time=duration(me.proved_in_s))
 
 
 def debt_words() -> str:
     """Explain where a debt comes from."""
     return _(
-        "what is owed was taken back after it was spent, or not proved: later pay settles it first"
+        "a debt is pay that was spent before it was taken back, or work not proved; new pay "
+        "settles it"
     )
 
 

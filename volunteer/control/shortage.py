@@ -70,7 +70,7 @@ def shortage_words(short: Shortage) -> Sentence:
             had=had,
         )
     if short.fitted:
-        return Sentence("{said}; it had before, so it is tried again in an hour", said=said)
+        return Sentence("{said}; it did fit before, so it is tried again in an hour", said=said)
     return Sentence(
         "{said}; it is tried again when its model, the setting memory_gb or torch has changed",
         said=said,

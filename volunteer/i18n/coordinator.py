@@ -44,7 +44,7 @@ IDLE = {
     Reason.ALL_TAKEN: N_("all tasks are held by others just now"),
     Reason.IN_FLIGHT: N_("this machine holds as many tasks as it may for now"),
     Reason.PROOF: N_(
-        "first this machine proves a task that it did; where it lost the files for that, "
+        "this machine must first prove a task that it did; if it lost the files for that, "
         "`volunteer forfeit` gives up the pay at stake"
     ),
     Reason.MERGING: N_("every pass is done; the last results are being merged"),
@@ -57,7 +57,7 @@ VERDICTS = {
     Reason.NOT_FINITE: N_(
         "the update holds NaN or infinity: the training diverged, or memory is bad"
     ),
-    Reason.NORM: N_("the update is not as large as work of this kind is"),
+    Reason.NORM: N_("the update is far larger or smaller than such work makes it"),
     Reason.LOSS: N_("its loss cannot be right"),
     Reason.EMPTY: N_("the update changes nothing, or hardly anything"),
     Reason.FRAME: N_('its file is not as it must be ("{words}")'),

@@ -56,7 +56,7 @@ def refusal(system: str = sys.platform, drivers: Sequence[str] = DRIVERS) -> str
     if system != "linux":
         return "nothing on this system limits the memory of the program"
     if any(Path(driver).exists() for driver in drivers):
-        return "nothing limits the memory of the program beside a graphics card's driver"
+        return "nothing limits the memory of the program on a machine with a graphics driver"
     return ""
 
 

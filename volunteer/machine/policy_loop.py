@@ -77,7 +77,7 @@ class PolicyGuard:
             if hold not in kept:
                 self._watched.say(
                     Sentence(
-                        "going on although {message}, until {until}",
+                        "working although {message}, until {until}",
                         message=hold.message,
                         until=hold.until,
                     )

@@ -62,7 +62,7 @@ class Peer:
 def another(address: Address) -> Sentence:
     """Return the sentence that another coordinator answers at the joined address."""
     return Sentence(
-        "another coordinator answers at {url} than the one you joined; nothing is sent to it, and "
-        "yours is waited for",
+        "the coordinator at {url} is not the one you joined; nothing is sent to it until yours "
+        "answers again",
         url=address.url,
     )

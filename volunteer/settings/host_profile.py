@@ -35,7 +35,7 @@ def profile_directory(data: Path, name: str, host: str, mark: str | None = None)
         raise Configuration(
             Sentence(
                 "this machine had other names, and several have an account: {names}; rename the "
-                "one to go on with to {here}, in {data}",
+                "one to keep to {here}, in {data}",
                 names=names,
                 here=here.name,
                 data=data,

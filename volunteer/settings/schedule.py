@@ -70,7 +70,7 @@ def end_of_pause(length: str, until: str, now: datetime) -> datetime | None:
         if not timedelta() < wait <= LONGEST_PAUSE:
             raise BadRequest(
                 Sentence(
-                    '"{length}" is no length: write it like 45m, 2h, 1h30m or 1d', length=length
+                    '"{length}" is not a time: write it like 45m, 2h, 1h30m or 1d', length=length
                 )
             )
         return now + wait

@@ -85,8 +85,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Literal["all", "asked"],
         Meta(
             description=N_(
-                '"all": joining a coordinator is a yes to the licence of its runs, which '
-                'is shown; "asked": help only runs you said yes to.'
+                '"all": joining a coordinator accepts the licences of its runs, which are '
+                'shown; "asked": help only runs whose licence you accepted.'
             )
         ),
     ] = "all"
@@ -100,8 +100,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool,
         Meta(
             description=N_(
-                "Fetch the public model that a run goes on from at its hub, or the mirror "
-                "in HF_ENDPOINT, and from the coordinator only what is missing there."
+                "Fetch the public base model of a run from its hub, or the mirror in "
+                "HF_ENDPOINT, and from the coordinator only what is missing there."
             )
         ),
     ] = True

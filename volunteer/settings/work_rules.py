@@ -155,7 +155,7 @@ class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             wrong = [word for word in text.split() if word not in KINDS]
             if wrong or not text.split():
                 said = (
-                    Sentence('"{wrong}" is no role', wrong=wrong[0][:40])
+                    Sentence('"{wrong}" is not a role', wrong=wrong[0][:40])
                     if wrong
                     else Sentence("a role is missing")
                 )

@@ -283,8 +283,8 @@ class LocalTask:
         if workload.version != wanted.workload_version:
             raise NotFound(
                 Sentence(
-                    'the run {run} needs version {workload_version} of the workload "{name}", here '
-                    "is {version}: both sides must have the same release",
+                    'the run {run} needs version {workload_version} of the workload "{name}", this '
+                    "machine has {version}: both sides must have the same release",
                     run=wanted.run,
                     workload_version=wanted.workload_version,
                     name=workload.name,
@@ -353,7 +353,7 @@ class LocalTask:
     def _answer(self, made: PartResult, audit: AuditWork) -> bytes:
         """Return the sums of an audit's update, which are submitted in its place."""
         if len(made.result.halved) > len(self._files.held.lease.job.halved):
-            raise TooLarge(Sentence("memory was short: the batches could not be cut as they were"))
+            raise TooLarge(Sentence("too little memory to split the batches as the volunteer did"))
         with open_frame(self._files.weights, self._schema) as base:
             found = sums(self._update(made.tensors, base), self._schema, audit.seed)
         return found.astype("<f4").tobytes()

@@ -105,8 +105,8 @@ class EventFeed:
     def _lost(self) -> events.Stopped:
         """Return the end event of a volunteer whose events stopped without one."""
         status, now = self.control.status, self._clock.now()
-        here = _("the volunteer has ended without a word")
-        behind = _("the volunteer in the background has ended without a word")
+        here = _("the volunteer ended and gave no reason")
+        behind = _("the volunteer in the background ended and gave no reason")
         return events.Stopped(
             at=now,
             code=1,

@@ -72,7 +72,7 @@ LABELS = {
     "in_use": N_("while you use the computer"),
     "idle_minutes": N_("unused after"),
     "on_battery": N_("on battery"),
-    "programs": N_("pause beside"),
+    "programs": N_("pause for programs"),
     "metered": N_("metered network"),
     "device": N_("devices"),
     "threads": N_("processor threads"),

@@ -109,7 +109,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRunFile(
                 '[model] needs config = { model_type = "llama", ... }, the architecture to train'
                 ' from nothing, or from = "FOLDER" (or "hub:OWNER/NAME@REVISION") with a model to'
-                " go on with"
+                " train further"
             )
         table = read_table(raw, _Table, "[model]")
         shape = read_shape(table.config)
@@ -125,8 +125,8 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if table.train == "head" and shape.tie_word_embeddings:
             raise InvalidRunFile(
-                '[model] train = "head": the head of this model is its table of tokens'
-                ' (tie_word_embeddings), so it has none to train alone: take train = "lora"'
+                '[model] train = "head": this model uses its table of tokens as its head'
+                ' (tie_word_embeddings), which cannot be trained alone: take train = "lora"'
             )
         if table.train == "all" and table.base_precision != "float32":
             raise InvalidRunFile(
@@ -188,7 +188,7 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> Caus
     if config.shape.vocab_size < known:
         raise InvalidRunFile(
             f"[model.config] vocab_size {config.shape.vocab_size} is below the {known} tokens of"
-            f' the dataset "{manifest.name}": its tokenizer is another than this model\'s'
+            f' the dataset "{manifest.name}", whose tokenizer is not this model\'s'
         )
     for chunks, use in ((manifest.chunks, "train on"), (manifest.heldout, "hold out")):
         longest = max((chunk.items for chunk in chunks), default=config.context + 1)
@@ -265,7 +265,7 @@ def origin(config: CausalConfig) -> Origin | None:
 def _check_files(files: Mapping[str, ChunkRef]) -> None:
     """Refuse names and sizes that no folder can have."""
     if len(files) > model_folder.FILES_MAX:
-        raise InvalidRunFile(f"[model] files has more than {model_folder.FILES_MAX} of them")
+        raise InvalidRunFile(f"[model] files names more than {model_folder.FILES_MAX} files")
     for name, file in files.items():
         plain = model_folder.SHARD.fullmatch(name) and _SHA256.fullmatch(file.sha256)
         if not plain or not 0 <= file.size <= _FILE_BYTES_MAX:

@@ -75,7 +75,7 @@ def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
         )
     if str(row.get(_VERDICT)).lower() == "false":
         raise InvalidRunFile(
-            "its label is false: it is an answer to avoid, and good ones are learnt"
+            "its label is false: it is an answer to avoid, and only good answers are learnt"
         )
     messages, form = _turns(row, unread)
     system = row.get("system")

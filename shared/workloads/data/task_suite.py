@@ -103,11 +103,11 @@ def _example(line: bytes, place: str) -> Example:
     choice = isinstance(said, int)
     texts = (*found.choices, *(() if isinstance(said, int) else found.answers))
     rules = (
-        (bool(found.choices) <= choice, "answer must be the number of a choice, from 0 on"),
+        (bool(found.choices) <= choice, "answer must be the number of a choice, counted from 0"),
         (choice <= (len(found.choices) > 1), "a number as answer needs at least two choices"),
         (
             not isinstance(said, int) or 0 <= said < len(found.choices),
-            f"answer {said} is none of its choices, which are 0 to {len(found.choices) - 1}",
+            f"answer {said} is not one of its choices, 0 to {len(found.choices) - 1}",
         ),
         (len(set(found.choices)) == len(found.choices), "two of its choices are the same"),
         (all(text.strip() for text in texts), "an answer is empty"),

@@ -105,7 +105,7 @@ def numbering(records: Sequence[GameRecord], job: Job, *, match: bool) -> dict[i
         if not job.start <= record.game < job.stop:
             found[place] = f"game {record.game} is not one of {job.start} to {job.stop - 1}"
         elif record.game in seen:
-            found[place] = f"game {record.game} stands in the file twice"
+            found[place] = f"game {record.game} is in the file twice"
         elif record.seed != seed:
             found[place] = f"game {record.game} was not played with its own seed"
         elif match and record.version != job.base_version:

@@ -66,8 +66,8 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
             return checked
         if given := [key for key in ("problems", "size") if key in raw]:
             raise InvalidRunFile(
-                f'[model] {given[0]} is of drawn problems, and this run has those of "'
-                f'{dataset.name}": take the line or the dataset out'
+                f"[model] {given[0]} is for generated problems, but this run uses those of the "
+                f'dataset "{dataset.name}": remove the line or the dataset'
             )
         place, used = dataset.meta["prompt_place"], int(dataset.meta["prompt_bytes"])
         checked.check_room(used, f'the problem of {place} in "{dataset.name}"')
@@ -98,8 +98,8 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
         most = self.context - self.answer
         if used > most:
             raise InvalidRunFile(
-                f"{what} has {used} bytes, but [model] context {self.context} leaves {most} beside"
-                f" an answer of {self.answer}: raise context"
+                f"{what} has {used} bytes, but [model] context {self.context} leaves {most} for it"
+                f" before an answer of {self.answer}: raise context"
             )
 
     @property

@@ -117,8 +117,8 @@ def _check_warm(config: RolloutsConfig, how: RolloutsOptions) -> None:
     listed = config.dataset
     if listed and how.warm_size:
         raise InvalidRunFile(
-            "[task.options] warm_size is of drawn problems, and this run has a dataset: take the"
-            " line out"
+            "[task.options] warm_size is for generated problems, but this run has a dataset:"
+            " remove the line"
         )
     drawn = not listed and solution(Problems(config).get(0)) is None
     if how.warm_steps and (drawn or (listed and listed.without_solution)):
@@ -143,7 +143,7 @@ def _misfits(records: Sequence[GroupRecord], task: _Task) -> dict[int, str]:
         try:
             _check(record, task)
             if record.problem in seen:
-                raise InvalidGroup(f"problem {record.problem} stands in the file twice")
+                raise InvalidGroup(f"problem {record.problem} is in the file twice")
         except InvalidGroup as error:
             found[place] = error.message
         seen.add(record.problem)

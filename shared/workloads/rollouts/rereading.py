@@ -85,7 +85,7 @@ def differing(
         if (all_faulty and count) or any(refuted(*each) for each in [(count, tokens), *seen[place]])
     }
     complaints |= {
-        place: f"problem {records[place].problem}: not read, since most before it were refused"
+        place: f"problem {records[place].problem}: not checked, since most before it were refused"
         for place in records.keys() - seen.keys()
     }
     return Reread(complaints, read, faulty)

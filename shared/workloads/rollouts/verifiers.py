@@ -82,7 +82,9 @@ class Choice(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.answer not in self.choices:
-            raise InvalidRunFile(f"the answer {self.answer} is none of the choices {self.choices}")
+            raise InvalidRunFile(
+                f"the answer {self.answer} is not one of the choices {self.choices}"
+            )
 
     def reward(self, answer: str) -> float:
         found = re.findall(rf"(?<!\w)[{self.choices}](?!\w)", answer)

@@ -32,7 +32,7 @@ HEAD = (
 
 
 def told(row: dict[str, Any]) -> tuple[str, ...]:
-    """A line of the table, in the order of `HEAD`."""
+    """Return a line of the table, in the order of `HEAD`."""
     ours = [row[way] for way in ("float32", "int8", "chain")]
     flower, hivemind = row["flower"], row["hivemind"]
 

@@ -19,7 +19,7 @@ SPEED = 10.0  # of the clock: the last seconds of a task are long enough to fetc
 
 
 async def publish(machine: LocalMachine, process: Process) -> str:
-    """Somebody else's work makes version 1 while our device is paused; the hash of its weights."""
+    """Make version 1 of others' work while our device is paused; return the hash of its weights."""
     await process.until(events.Training, lambda event: event.step >= 5)
     await process.control.do(commands.Pause())
     bob = await machine.home.join("Bob")
@@ -36,14 +36,14 @@ async def newest(machine: LocalMachine) -> VersionManifest:
 
 
 async def second_task(process: Process) -> list[str]:
-    """What was asked for until the second task trained, in order."""
+    """Return the requests until the second task trains, in order."""
     first = process.all(events.Training)[0].task
     await process.until(events.Training, lambda event: event.task != first)
     return list(process.network.seen)
 
 
 def begun(seen: list[str]) -> int:
-    """Where the second task began."""
+    """Return the index of the request that began the second task."""
     return [index for index, request in enumerate(seen) if request.endswith("/begin")][1]
 
 

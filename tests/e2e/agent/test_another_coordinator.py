@@ -25,7 +25,7 @@ ANOTHER = "another coordinator answers"
 
 
 class Heard(httpx.AsyncBaseTransport):
-    """The way to a coordinator, with what was sent over it."""
+    """A transport to a coordinator that records what is sent."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self.inner = inner
@@ -134,7 +134,7 @@ async def test_a_name_is_refused_before_anything_is_computed(tmp_path: Path) -> 
 
 
 class Overtaken(Network):
-    """The way to a coordinator where somebody takes each name while its proof is computed."""
+    """A transport to a coordinator where others take each name while its proof is computed."""
 
     def __init__(self, home: LocalCoordinator) -> None:
         super().__init__(home.transport)

@@ -19,7 +19,7 @@ PARTS = RUN.replace('preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"\ngrad
 
 
 def waiting(machine: LocalMachine) -> int:
-    """Parts in the outbox."""
+    """Return the parts in the outbox."""
     return len(list(machine.directories.profile.glob("*/outbox/*.json")))
 
 

@@ -1,4 +1,4 @@
-"""Machines of an account, each of which may be ordered from another."""
+"""Machines of an account, which give orders to each other."""
 
 from __future__ import annotations
 

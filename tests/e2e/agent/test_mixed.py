@@ -102,12 +102,12 @@ async def home(tmp_path: Path, database_url: str) -> AsyncIterator[LocalCoordina
 
 
 def operations(lease: Lease) -> float:
-    """What a task needs by the server's own price."""
+    """Return the operations of a task, from the server's price for it."""
     return lease.price_micro / MICRO * CREDIT_FLOPS
 
 
 async def merge(home: LocalCoordinator) -> None:
-    """What a server does beside answering."""
+    """Seal games into chunks, and make every merge that is due."""
     await home.coordinator.replay.tend(3)
     for run in range(1, 5):
         while await home.coordinator.merger.merge_if_due(run):

@@ -70,7 +70,7 @@ async def away(path: Path, database_url: str, run: str) -> AsyncIterator[Away]:
 
 
 async def second(process: Process) -> int:
-    """The task that was claimed while the first one trained."""
+    """Return the task that was claimed while the first one trained."""
     first = await process.until(events.Claimed)
     return (await process.until(events.Claimed, lambda event: event.task != first.task)).task
 
@@ -153,7 +153,7 @@ async def test_a_task_begun_offline_goes_on_after_a_restart_from_the_same_base(
 
 
 async def publish(home: LocalCoordinator, count: int) -> None:
-    """Others make so many versions."""
+    """Make versions of others' work."""
     bob = await home.join("Bob")
     before = (await home.coordinator.runs.queries.info("tiny")).version
     for seed in range(count):

@@ -23,7 +23,7 @@ OPEN: dict[str, Any] = {"open": True, "proof_of_work_bits": BITS}
 
 
 async def proved(home: LocalCoordinator, request: RegisterRequest) -> RegisterRequest:
-    """The request with what an open coordinator asks for."""
+    """Return the request with the proof of work that an open coordinator wants."""
     given = await home.coordinator.volunteers.challenge(request.volunteer_id, "")
     assert given.bits == BITS
     nonce = proof_of_work.solve(given.challenge, given.bits, lambda _: True)

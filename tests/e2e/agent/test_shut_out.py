@@ -13,7 +13,7 @@ from volunteer.control import commands, events
 
 
 async def ended_with(machine: LocalMachine) -> str:
-    """What the machine's process says when it ends, which it must do with 78."""
+    """Return the last words of the machine's process, which must exit with 78."""
     async with machine.working() as process:
         assert await process.ended() == 78
         return process.all(events.Stopped)[-1].message

@@ -52,7 +52,7 @@ async def test_versions_that_heartbeats_announce_play_the_games_that_begin_after
 
 
 class Lesson:
-    """What somebody has learnt and not yet handed in."""
+    """An update that somebody has trained and not yet submitted."""
 
     def __init__(self, who: Player, lease: Lease, begun: BeginReply, update: bytes) -> None:
         self._who = who
@@ -92,7 +92,7 @@ async def announced(lesson: Lesson, machine: LocalMachine, process: Process) -> 
 
 
 def games(process: Process) -> int:
-    """How many are over."""
+    """Return how many games of the newest task are over."""
     return process.all(events.Training)[-1].step
 
 

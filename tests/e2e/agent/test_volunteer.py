@@ -58,7 +58,7 @@ class Machine:
         )
 
     def retry(self) -> None:
-        """As the key `r` on the screen does."""
+        """Retry as the key `r` on the screen does."""
 
         async def ask() -> None:
             place = directories(self.environment).profile / "control.json"
@@ -224,9 +224,9 @@ def test_training_goes_on_while_the_coordinator_is_away(server: Process, tmp_pat
         (["status"], 75, "no volunteer is running"),
         (["pause"], 75, "no volunteer is running"),
         (["link"], 78, "joined no coordinator yet"),
-        (["join", "not a link"], 2, "is no address: a join link begins"),
+        (["join", "not a link"], 2, "is not a link: a join link begins"),
         (["join", "http://203.0.113.9:1/join"], 2, "without encryption"),
-        (["join", "nonsense"], 2, '"nonsense" is no address'),
+        (["join", "nonsense"], 2, '"nonsense" is not a link'),
         (["--no-ui", "--set", "thread=1"], 2, 'did you mean "threads"'),
         (["--no-ui", "--max-tasks", "-1"], 2, "at least 0"),
         (["--no-ui", "--set", "threads"], 2, "NAME=VALUE"),

@@ -48,7 +48,7 @@ def test_what_was_paid_for_one_contribution_is_taken_back_once(
         assert why in said.err
     said = run("contribution", "reverse", "2", "--reason", " ", *place)
     assert (said.code, said.out) == (2, "")
-    assert "this needs a reason" in said.err
+    assert "give a reason" in said.err
     assert here("check").code == 0
 
 
@@ -90,7 +90,7 @@ def test_a_ban_with_a_reversal_suspends_too_and_is_lifted(
 def _ban(here: Run, told: Run, busy: Path, run: Run) -> None:
     said = run("volunteer", "ban", "Ann", "--reverse", "--data-dir", busy)
     assert (said.code, said.out) == (2, "")
-    assert "this needs a reason" in said.err
+    assert "give a reason" in said.err
     first, second = told(
         "volunteer", "ban", "Ann", "--reverse", "--reason", "copies"
     ).out.splitlines()

@@ -105,7 +105,7 @@ WRITTEN = "<system>short<|endoftext|><user>2 plus 2?<|endoftext|><assistant>"
 
 
 async def version_of(coordinator: Coordinator, run: str) -> ModelVersion:
-    """The newest version of a run."""
+    """Return the newest version of a run."""
     row = await coordinator.db.read(lambda conn: runs.by_name(conn, run))
     return ModelVersion(run_id=row.id, run=run, version=row.head)
 

@@ -102,7 +102,7 @@ class Books:
         return int(conn.execute(query).scalar() or 0)
 
     def by_volunteers(self, request: str) -> int:
-        """Tokens of a request that volunteers made."""
+        """Return the tokens of a request that volunteers made."""
         return sum(decode(self.usage[request]["answered"], dict[str, int]).values())
 
 

@@ -85,13 +85,13 @@ async def manifest(worker: Worker, version: str = "latest") -> VersionManifest:
 
 
 def blobs_of(found: VersionManifest) -> list[BlobRef]:
-    """Of the ways to a version."""
+    """Return the blobs of the links and snapshots of a version."""
     links, snapshots = found.downlink.links, found.downlink.snapshots
     return [*(link.blob for link in links), *(each.blob for each in snapshots)]
 
 
 def downloads(worker: Worker, path: Path) -> Weights:
-    """What brings weights to the machine of a worker."""
+    """Return the downloader of weights of a worker's machine."""
     client = Client(
         Address(url="http://127.0.0.1:1"),
         clock=SystemClock(),
@@ -167,7 +167,7 @@ async def test_whoever_follows_holds_the_published_bits_and_the_master_stays_exa
 
 
 async def update_of(home: LocalCoordinator, seed: int) -> list[tuple[str, Array]]:
-    """What `Worker.work` hands in with a seed."""
+    """Return the update that `Worker.work` submits with a seed."""
     row = await home.coordinator.db.read(lambda conn: runs.by_id(conn, 1))
     schema: Schema = definition(row).schema
     rng = np.random.default_rng(seed)
@@ -237,7 +237,7 @@ async def test_what_the_newest_version_needs_is_kept_when_older_ones_are_pruned(
 
 
 async def grow_old(home: LocalCoordinator) -> None:
-    """As if every blob had lain there for long."""
+    """Make every blob look old."""
     async for entry in home.coordinator.blobs.entries():
         os.utime(await home.coordinator.blobs.local(entry.sha256), (0, 0))
 

@@ -37,7 +37,7 @@ async def states(home: LocalCoordinator) -> list[str]:
 
 
 def losses(conn: Connection) -> list[float]:
-    """The measured losses by version."""
+    """Return the measured losses by version."""
     query = select(evaluations.c.loss).order_by(evaluations.c.version)
     return [float(row[0]) for row in conn.execute(query)]
 

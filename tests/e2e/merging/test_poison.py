@@ -69,14 +69,14 @@ async def hand_in(worker: Worker, data: bytes, **claims: Any) -> Verdict:
 
 
 async def moved(home: LocalCoordinator, version: int) -> float:
-    """How far a version is from the one before."""
+    """Return how far a version is from the one before."""
     row = await home.coordinator.db.read(lambda conn: versions.get(conn, 1, version))
     assert row.update_norm is not None
     return row.update_norm
 
 
 async def merged(home: LocalCoordinator) -> bool:
-    """Whether two honest volunteers make a version out of what is there."""
+    """Return True if two honest volunteers make a version of what is there."""
     ann, bob = [await home.join(name) for name in ("Honest Ann", "Honest Bob")]
     for worker, seed in ((ann, 901), (bob, 902)):
         assert (await worker.work(seed)).state == "accepted"

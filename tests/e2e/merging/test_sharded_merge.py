@@ -60,7 +60,7 @@ async def joined(home: LocalCoordinator) -> list[Worker]:
 
 
 async def round_of(crew: list[Worker], version: int) -> None:
-    """Everybody hands in the update of a round."""
+    """Submit every worker's update of a round."""
     for index, worker in enumerate(crew):
         assert (await worker.work(10 * version + index)).state == "accepted"
 
@@ -298,7 +298,7 @@ def merge_until_killed(settings: dict[str, Any], point: str, now: float) -> None
 
 @pytest.fixture(scope="module")
 def processes() -> Any:
-    """Processes that are born with everything imported."""
+    """Fork processes that have everything imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["coordinator.http.app", "alembic.command", "asyncpg", "tests.support.failpoints", __name__]
@@ -392,7 +392,7 @@ class Replicas:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start them; they end with the block."""
+        """Start the replicas, which end with the block."""
         socket = f"{self._postgres.directory}/.s.PGSQL.5432"
         port = self._store.server_address[1]
         async with AsyncExitStack() as stack:
@@ -429,7 +429,7 @@ class Replicas:
         return process
 
     async def suffer(self, until: float) -> None:
-        """Cause one trouble after another until then, and end each."""
+        """Cause one trouble after another until an instant, and end each."""
         while monotonic() < until:
             await asyncio.sleep(self._moments.uniform(0.0, 1.0))
             [kind] = self._moments.choices(TROUBLES, (45, 30, 7, 3, 15))

@@ -52,7 +52,7 @@ def nan_scale(data: bytes, schema: Schema, folder: Path) -> bytes:
 
 
 def encoded(way: str, schema: Schema, folder: Path) -> bytes:
-    """A sound update."""
+    """Encode a valid update."""
     rng = np.random.default_rng(1)
     tensors = {s.name: (rng.standard_normal(s.shape) * 1e-3).astype("f4") for s in schema}
     codec(way).encode(tensors, schema, folder / "made")

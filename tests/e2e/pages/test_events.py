@@ -16,7 +16,7 @@ from tests.support.virtual_clock import VirtualClock
 
 
 class State(msgspec.Struct):
-    """Anything that changes."""
+    """A state that changes."""
 
     version: int
 
@@ -46,7 +46,7 @@ class Viewer:
             self.news.set()
 
     def states(self) -> list[int]:
-        """Versions that were told, in order."""
+        """Return the versions that were sent, in order."""
         return [
             int(msgspec.json.decode(piece.split(b"data: ")[1])["version"])
             for piece in self.got
@@ -72,7 +72,7 @@ class Source:
 
 
 async def settled() -> None:
-    """Let everything that can go on go on."""
+    """Run every task of the loop until all wait."""
     for _ in range(20):
         await asyncio.sleep(0)
 

@@ -37,7 +37,7 @@ def text(answer: httpx.Response) -> str:
 
 
 def hide(conn: Connection, who: str) -> None:
-    """As the volunteer's own program asks for it."""
+    """Hide a nickname, as the request of the volunteer's program does."""
     set_volunteer(conn, who, public=False)
 
 

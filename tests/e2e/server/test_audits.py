@@ -333,7 +333,7 @@ async def test_an_audit_is_for_nobody_else(tmp_path: Path) -> None:
 
 
 async def test_an_audit_that_was_given_back_is_for_another_account(tmp_path: Path) -> None:
-    """Else a second machine of the account would be asked, and could do no more."""
+    """Otherwise a second machine of the account would be asked, and could do no more."""
     async with checked(tmp_path, "") as (home, bob):
         lease = await taken(home, bob)
         second = Worker(home, "Bob")
@@ -437,7 +437,7 @@ async def state_of(home: LocalCoordinator, task: int) -> str:
 async def test_a_lease_that_comes_back_behind_the_organiser_is_given_to_nobody(
     tmp_path: Path,
 ) -> None:
-    """Else it would have its place among the tasks that wait for ever."""
+    """Otherwise it would stay among the waiting tasks for ever."""
     async with checked(tmp_path, "") as (home, bob):
         lease = await taken(home, bob)
         await bob.post(f"/tasks/{lease.task}/release", {"attempt": lease.attempt})

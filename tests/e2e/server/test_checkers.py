@@ -223,7 +223,7 @@ async def test_a_library_that_a_checker_lacks_is_no_fault_of_the_volunteer(
 
 
 class Nothing:
-    """A place without files."""
+    """Stored files, of which there are none."""
 
     async def local(self, sha256: str) -> Path:
         raise NotFound("there is no such blob")

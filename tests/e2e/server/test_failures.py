@@ -124,7 +124,7 @@ async def failed(
         (merge_fails, "", "the merge to version 1 failed", 200, "merge",
          'coordinator_alerts{kind="merge"} 1'),
         (nobody_comes, "At work 0", "nobody works", 200, "nobody", "coordinator_run_workers{"),
-        (replica_freezes, "", "http://two:8765 was not heard of", 200, "server",
+        (replica_freezes, "", "http://two:8765 has been silent for", 200, "server",
          'coordinator_alerts{kind="server"} 1'),
         (proxy_fails, "", "answers 502", 200, "address", 'coordinator_alerts{kind="address"} 1'),
     ],

@@ -61,7 +61,7 @@ async def test_the_organiser_is_shown_the_one_command(tmp_path: Path) -> None:
         look = home.coordinator.alerts.look
         (told,) = [alert for alert in await look() if alert.kind == "rollback"]
         assert (told.state, told.about) == ("on", "tiny@2")
-        assert "of tiny@2 is of accounts suspended since" in told.message
+        assert "of tiny@2 came from accounts suspended since" in told.message
         assert "`coordinator run rollback tiny --to 1`" in told.message
         info = await home.coordinator.runs.rollback(run, found.to)
         assert info.version == 4

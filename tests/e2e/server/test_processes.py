@@ -25,7 +25,7 @@ LONE = RUN.replace("quorum = 2", "quorum = 1")
 
 @pytest.fixture(params=["sqlite"])
 def database_url(tmp_path: Path) -> str:
-    """The one that is there without options."""
+    """Use the default database alone."""
     return ""
 
 

@@ -242,7 +242,7 @@ async def test_other_work_ends_its_account_and_earns_nothing(tmp_path: Path) -> 
 async def test_work_that_a_merge_overtook_is_checked_like_any_that_is_paid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else who comes at the moment of a merge is paid for whatever it sends."""
+    """Otherwise whoever submits at the moment of a merge is paid for anything."""
     async with local_coordinator(tmp_path / "coordinator") as home:
         text = run_file("float32", "gradient-average").replace("[plan]", "[plan]\nquorum = 2")
         await home.start_run(text)
@@ -402,7 +402,7 @@ async def test_each_reason_why_a_task_cannot_be_done_again_is_a_sentence(
             async with machine.working(max_tasks=1) as process:
                 await asked()
                 await change(home, due_at=0.0)
-                missing = ("unproven", "what it was committed to was not revealed in time")
+                missing = ("unproven", "the files it committed to were not revealed in time")
                 assert await results(home, 1) == [missing]
                 revealed.set()
                 late = await process.until(
@@ -415,7 +415,7 @@ async def test_each_reason_why_a_task_cannot_be_done_again_is_a_sentence(
             async with machine.working(max_tasks=1):
                 await asked()
                 revealed.set()
-                made_up = ("unproven", "its state is of no earlier task of this machine")
+                made_up = ("unproven", "no earlier task of this machine left its first state")
                 assert (await results(home, 2))[1] == made_up
             revealed.clear()
             async with machine.working(max_tasks=1):

@@ -153,9 +153,9 @@ async def test_the_monitor_names_a_frozen_replica_at_80_columns_and_forgets_it_b
         screen.see("no run is running")
         three.signal(signal.SIGSTOP)
         frozen = time.monotonic()
-        named = f"server: {three.url} was not heard of for"
+        named = f"server: {three.url} has been silent for"
         screen.see(named)
-        while f"{three.url} was not heard of" not in (
+        while f"{three.url} has been silent" not in (
             said := command("alerts", "list", *shared).stdout
         ):
             assert time.monotonic() - frozen < MINUTE_S, said

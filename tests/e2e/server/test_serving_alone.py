@@ -1,4 +1,4 @@
-"""A server without PyTorch: it answers requests, and leaves all that computes to others."""
+"""A server without PyTorch: it answers requests, and leaves all computing to other servers."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ async def kinds_done(home: LocalCoordinator) -> set[str]:
 
 
 def rated(rows: Sequence[VersionInfo]) -> list[VersionInfo]:
-    """Those that met an older version in a match."""
+    """Return the versions that met an older one in a match."""
     return [row for row in rows if row.version and "elo" in row.metrics]
 
 
@@ -105,7 +105,7 @@ async def test_games_become_chunks_and_chunks_a_version(home: LocalCoordinator) 
 
 
 async def test_games_are_drawn_by_what_they_are_paid(tmp_path: Path) -> None:
-    """A task's price is a guess: else long games were faked at the risk of short ones."""
+    """A task's price is a guess: drawn by it, fakes of long games would be drawn too rarely."""
     async with local_coordinator(tmp_path) as home:
         await home.coordinator.runs.create(f"{RUN}[trust]\nrecompute = 0.05\n")
         await home.coordinator.runs.start("gomoku")

@@ -98,7 +98,7 @@ def test_a_mistake_is_named(
     ("flags", "says"),
     [
         ({"port": 99_999}, "expected a whole number of at most 65535"),
-        ({"log_level": "loud"}, '\'loud\' is none of "debug", "error", "info", "warning"'),
+        ({"log_level": "loud"}, '\'loud\' is not one of "debug", "error", "info", "warning"'),
     ],
 )
 def test_a_mistake_on_the_command_line_is_one_of_usage(flags: dict[str, object], says: str) -> None:

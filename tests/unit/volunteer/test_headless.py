@@ -231,15 +231,13 @@ def test_the_status_says_when_the_stake_is_free_and_what_is_owed() -> None:
     me = msgspec.structs.replace(ME, escrow_micro=1_500_000, debt_micro=2_000_000)
     text = status_lines(Status(me=me))
     assert any("1.50 at stake, 2.00 owed" in line for line in text)
-    free = (
-        "at stake: 1.50; free once a later task of yours, drawn by lot, was done again and agrees"
-    )
+    free = "at stake: 1.50; free once a later task of yours, drawn by lot, passes a recompute"
     assert free in text
     proving = msgspec.structs.replace(me, proving=2, proved_in_s=10_800.0)
     assert "at stake: 1.50; being proved, about 3:00 h" in status_lines(Status(me=proving))
     first = msgspec.structs.replace(ME, proving=1, proved_in_s=10_800.0)  # its pay is pending
     assert "being proved, about 3:00 h" in status_lines(Status(me=first))
-    assert any(line.startswith("owed: 2.00; what is owed was taken back") for line in text)
+    assert any(line.startswith("owed: 2.00; a debt is pay that was spent") for line in text)
     assert not any("at stake" in line or "owed" in line for line in status_lines(Status(me=ME)))
 
 

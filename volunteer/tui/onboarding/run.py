@@ -109,7 +109,7 @@ class RunStep(Step):
         elif info.dataset:
             licence += " " + _("No licence of the data is stated.")
         if info.origin:
-            licence += " " + _("It goes on from {origin}.", origin=origin_of(info))
+            licence += " " + _("It begins from {origin}.", origin=origin_of(info))
         return [*said(info.description, width, 2), *said(licence, width, 2, "dim")][:height]
 
     @on(Listing.Chosen)

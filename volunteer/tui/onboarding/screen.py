@@ -72,14 +72,14 @@ class Onboarding(Page):
             key="enter",
             action="next",
             short=N_("next"),
-            help=N_("On to the next step."),
+            help=N_("Go to the next step."),
             rank=1,
         ),
         keys.KeyCommand(
             key="n",
             action="go_on",
             short=N_("go on"),
-            help=N_("On to the next step, as enter."),
+            help=N_("Go to the next step, as enter does."),
         ),
         keys.KeyCommand(
             key="escape",
@@ -92,13 +92,13 @@ class Onboarding(Page):
             key="s",
             action="skip",
             short=N_("skip the benchmark"),
-            help=N_("Do without measuring for now."),
+            help=N_("Skip measuring for now."),
         ),
         keys.KeyCommand(
             key="ctrl+o",
             action="hide",
             short=N_("hide my name"),
-            help=N_("Keep the nickname from the leaderboard, or show it."),
+            help=N_("Hide the nickname on the leaderboard, or show it."),
         ),
         keys.KeyCommand(
             key="space",

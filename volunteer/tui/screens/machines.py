@@ -24,7 +24,7 @@ COLUMNS = (
     Column(title=N_("state"), cells=12),
     Column(title=N_("device"), cells=9, least=66),
     Column(title=N_("task"), cells=9, align="right", least=56),
-    Column(title=N_("heard of"), cells=14, align="right"),
+    Column(title=N_("last seen"), cells=14, align="right"),
 )
 STATES = {
     "training": N_("training"),

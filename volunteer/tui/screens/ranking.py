@@ -51,9 +51,7 @@ class LeaderboardPage(QueryPage):
             key="h",
             action="hide",
             short=N_("hide/show me"),
-            help=N_(
-                "Keep your nickname from others, or let them see it. Your credits stay the same."
-            ),
+            help=N_("Hide your nickname from others, or show it. Your credits stay the same."),
             rank=36,
         ),
         RELOAD,

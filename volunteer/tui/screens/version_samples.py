@@ -66,14 +66,14 @@ class SamplesPage(Page):
             key="end",
             action="end(1)",
             short=N_("newest"),
-            help=N_("The newest one, and each that comes while you look."),
+            help=N_("The newest version, and each new one while you look."),
             rank=36,
         ),
         keys.KeyCommand(
             key="b",
             action="beside",
             short=N_("before"),
-            help=N_("Show an earlier version beside, or not."),
+            help=N_("Show an earlier version next to it, or hide it."),
             rank=33,
         ),
         keys.KeyCommand(

@@ -237,7 +237,7 @@ def test_centred_clip_leaves_out_what_points_elsewhere(attack: str, cosine: floa
 @pytest.mark.parametrize("count", [5, 10, 20])
 @pytest.mark.parametrize("cosine", [0.0, 0.1, 0.2])
 def test_centred_clip_keeps_all_where_work_points_apart(count: int, cosine: float) -> None:
-    """As the updates of players of games do."""
+    """Updates of players of games point in such different directions."""
     assert all(kept(alike(count, cosine, count), [1.0] * count))
 
 

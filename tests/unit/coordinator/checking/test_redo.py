@@ -47,7 +47,7 @@ def handed_in(folder: Path, name: str, number: int, update: Row) -> RecomputeFil
 
 
 def written(files: RecomputeFiles) -> Row:
-    """The numbers that were sent."""
+    """Return the numbers that were sent."""
     with codec(files.codec).decode(files.update, SCHEMA) as update:
         return np.array(update["w"])
 
@@ -83,7 +83,7 @@ def test_half_of_the_work_is_told_apart_however_much_a_codec_leaves_behind(
 
 
 def test_what_is_left_behind_hides_nothing_that_was_sent(tmp_path: Path) -> None:
-    """The sum of both is the honest update, and what was sent is not."""
+    """What was sent and what was kept add up to the honest update; what was sent differs."""
     drawn = np.random.default_rng(1)
     honest = drawn.standard_normal(COUNT).astype(np.float32)
     files = handed_in(tmp_path, "topk-2bit", 0, -honest)

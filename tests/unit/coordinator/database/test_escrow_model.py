@@ -201,7 +201,7 @@ class Books(RuleBasedStateMachine):
 
     @rule(weightless=st.sampled_from([False, False, False, True]))
     def merge(self, weightless: bool) -> None:
-        """All that waits, of both; now and then it counts nothing."""
+        """Merge every waiting contribution of both; now and then one counts nothing."""
         due = [number for number, work in self.work.items() if work.waits]
 
         def change(conn: Connection) -> None:

@@ -41,7 +41,7 @@ class Killed(Exception):
 
 
 class Refusal(Exception):
-    """The model says no."""
+    """Raised by the model for a step that it refuses."""
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Model:
         )
 
     def many(self, rows: list[tuple[int, str, int]]) -> None:
-        """All or nothing."""
+        """Make all steps, or none."""
         kept = Model(self.accounts.copy(), dict(self.used))
         for row in rows:
             kept.contribution("earn", *row)

@@ -103,7 +103,7 @@ def test_fedbuff_divides_by_the_work_and_not_by_the_damped_weights() -> None:
 
 @pytest.mark.parametrize("name", ["fedbuff", "fedasync", "async-diloco"])
 def test_async_plans_begin_in_step_with_most_of_the_workers(name: str) -> None:
-    """From nothing they ended no better than one worker alone (docs/experiments.md)."""
+    """Momentum from scratch ended no better than one worker alone (docs/experiments.md)."""
     warm = in_phase(plan({"preset": name}), 0)
     assert [quorum_of(warm, live) for live in (1, 2, 4, 8)] == [1, 2, 3, 4]
     assert not warm.overlap

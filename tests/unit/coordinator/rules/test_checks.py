@@ -27,7 +27,7 @@ def test_draws_begin_at_certainty_and_fall_to_a_floor_never_to_zero() -> None:
 @given(st.integers(0, 5000), st.integers(0, 10**9), st.floats(1.0, 1e9))
 @example(5000, 100, 1.0)
 def test_a_draw_is_proportional_to_the_pay(draws: int, price: int, mean: float) -> None:
-    """Else one does cheap tasks honestly and fakes dear ones."""
+    """Otherwise it pays to do cheap tasks honestly and to fake dear ones."""
     one, two = (checks.chance(draws, each, mean, FLOOR) for each in (price, 2 * price))
     assert two == pytest.approx(min(1.0, 2 * one))
 

@@ -137,7 +137,7 @@ def test_a_clock_that_was_ahead_is_said(ahead_s: float, said: str) -> None:
 def test_no_server_runs() -> None:
     todo = "start it with `coordinator serve`"
     assert only(seen(replicas=())) == ("bad", "server", "no server is running", todo)
-    silent = "no server is running, the last was heard of 5:00 min ago"
+    silent = "no server is running, the last one was seen 5:00 min ago"
     older = replace(REPLICA, beat_at=NOW - 900)
     newer = replace(REPLICA, beat_at=NOW - 300)
     assert only(seen(replicas=(older, newer))) == ("bad", "server", silent, todo)
@@ -147,9 +147,9 @@ def test_one_server_of_two_is_silent() -> None:
     other = ReplicaLine(id="0123456789ab", started_at=0.0, beat_at=NOW - 21, figures=FIGURES)
     nameless = replace(other, figures=replace(FIGURES, where=""))
     todo = "look at its log, and start it again"
-    said = "https://house was not heard of for 21 s"
+    said = "https://house has been silent for 21 s"
     assert only(seen(replicas=(REPLICA, other))) == ("bad", "server", said, todo)
-    said = "01234567 was not heard of for 21 s"
+    said = "01234567 has been silent for 21 s"
     assert only(seen(replicas=(REPLICA, nameless))) == ("bad", "server", said, todo)
     gone = replace(other, beat_at=NOW - 3600)  # stopped for good: it outranks nothing
     assert only(seen(replicas=(REPLICA, gone)))[0] == "watch"
@@ -296,7 +296,7 @@ def test_a_check_that_failed_is_told_for_a_day() -> None:
     assert troubles(late) == []
     said = only(seen(recompute=CheckCounts(newest_failed_at=NOW - 7200)))
     assert said[:2] == ("watch", "checks")
-    assert said[2].startswith("2:00 h ago a task that was done again proved work to be made up")
+    assert said[2].startswith("2:00 h ago a recompute proved that work was made up")
     assert said[3] == "`coordinator trust` shows whose"
 
 

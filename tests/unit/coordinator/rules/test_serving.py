@@ -68,7 +68,7 @@ def test_a_conversation_is_a_transcript_and_braces_in_it_mean_nothing() -> None:
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"who": "everybody"}, 'none of "keys", "nobody", "volunteers"'),
+        ({"who": "everybody"}, 'not one of "keys", "nobody", "volunteers"'),
         ({"who": "volunteer"}, 'did you mean "volunteers"?'),
         ({"chat": {"stop": [3]}}, "expected a text"),
         ({"price": -1}, "at least 0"),

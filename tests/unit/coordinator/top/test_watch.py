@@ -182,7 +182,7 @@ def test_a_verdict_is_the_worst_and_says_what_to_do() -> None:
     silent = msgspec.structs.replace(well.replicas[0], beat_at=NOW - 300)
     dead = picture(replicas=(silent,))
     assert dead.verdict.level == "bad"
-    assert "no server is running, the last was heard of 5:00 min ago" in dead.verdict.text
+    assert "no server is running, the last one was seen 5:00 min ago" in dead.verdict.text
     assert "coordinator serve" in dead.verdict.todo
     stalled = msgspec.structs.replace(RUN, failed=0, head_at=NOW - 4000)
     assert picture(runs=(stalled,)).verdict.level == "bad"

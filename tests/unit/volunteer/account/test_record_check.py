@@ -225,9 +225,9 @@ def test_two_records_at_once_are_noticed_whichever_is_seen_first(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"volunteer": "volunteer-eve-000001"}, "of another account"),
-        ({"contribution": 9}, "of another contribution"),
-        ({"credits_micro": 6}, "of other credits"),
+        ({"volunteer": "volunteer-eve-000001"}, "to another account"),
+        ({"contribution": 9}, "to another contribution"),
+        ({"credits_micro": 6}, "names another amount"),
         ({"leaf": 1}, "not in the record"),
         ({"proof": ()}, "not in the record"),
         ({"kind": "tree-head"}, "cannot be read"),

@@ -243,7 +243,7 @@ async def test_going_on_with_one_device_lifts_no_rule_while_its_owner_pauses_all
             await process.control.do(commands.Resume(device="cpu"))
             await process.control.do(commands.Pause(device="cpu"))
             await process.until(events.Paused, lambda event: event.device == "cpu")
-            assert not [e for e in process.all(events.Notice) if "going on although" in e.message]
+            assert not [e for e in process.all(events.Notice) if "working although" in e.message]
             assert process.control.status.paused("cpu") is not None
 
 
@@ -281,7 +281,7 @@ async def test_taking_a_finish_back_lifts_no_rule(tmp_path: Path) -> None:
             async with process.eventually():
                 while len(process.all(events.Finishing)) < 2:
                     await process.tick()
-            assert not [e for e in process.all(events.Notice) if "going on although" in e.message]
+            assert not [e for e in process.all(events.Notice) if "working although" in e.message]
 
 
 async def test_it_can_be_stopped_while_its_account_waits_for_the_coordinator(

@@ -18,7 +18,7 @@ async def said(machine: LocalMachine, *runs: str) -> tuple[int, str]:
 
 
 async def over(machine: LocalMachine) -> None:
-    """The run has ended, and the list of runs says so."""
+    """End the run, and wait until the list of runs says so."""
     await machine.home.coordinator.runs.stop("tiny")
     await machine.home.clock.advance(5)
 

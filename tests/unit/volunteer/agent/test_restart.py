@@ -17,7 +17,7 @@ LEASE_S = 3000.0
 
 
 async def lapse(machine: LocalMachine) -> None:
-    """Nobody is heard of for so long that leases run out."""
+    """Let time pass without heartbeats, until leases run out."""
     await machine.home.clock.advance(LEASE_S)
     await machine.home.coordinator.queue.expire()
 

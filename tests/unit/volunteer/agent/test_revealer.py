@@ -16,7 +16,7 @@ from volunteer.storage.evidence import EvidenceFiles
 
 
 class Api:
-    """Neither it nor its transfers go on with this version."""
+    """Coordinator that refuses requests and transfers of this version of the program."""
 
     def __init__(self) -> None:
         self.client = self

@@ -103,7 +103,7 @@ def test_what_did_not_fit_is_tried_again_when_something_has_changed(
 
 
 def test_a_run_that_is_not_listed_yet_is_not_claimed_again_at_once() -> None:
-    """Else one that has just been started is taken, loaded and given back without a pause."""
+    """Otherwise a run that has just started is claimed, loaded and given back again and again."""
     status = Status(shortages=(SHORTAGE,), lent_bytes={"cpu": 4_000_000_000})
     settings: Any = SimpleNamespace(runs=(), rules=WorkRules(), consent="all")
     hub: Any = SimpleNamespace(status=status)

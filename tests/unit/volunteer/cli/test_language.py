@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("language", "says"),
     [
-        ("en", '"soon" is no length: write it like 45m, 2h, 1h30m or 1d'),
+        ("en", '"soon" is not a time: write it like 45m, 2h, 1h30m or 1d'),
         ("de", "„soon“ ist keine Dauer: schreib sie wie 45m, 2h, 1h30m oder 1d"),
         ("es", "«soon» no es una duración: escríbela como 45m, 2h, 1h30m o 1d"),
     ],

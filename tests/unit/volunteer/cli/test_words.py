@@ -305,7 +305,7 @@ def test_receipts(joined: Answers, said: Said, monkeypatch: pytest.MonkeyPatch) 
     found = [CheckedReceipt(receipt=each, problem="") for each in (receipt, answer)]
     monkeypatch.setattr(receipt_commands, "_checked", lambda identity, book: found)
     assert said("receipts", "verify", "--offline") == set()
-    wrong = Sentence("it is of another account")
+    wrong = Sentence("it belongs to another account")
     found += [CheckedReceipt(receipt=each, problem=wrong) for each in (receipt, answer, None)]
 
     async def rewritten(*args: object) -> str:
@@ -375,4 +375,4 @@ def test_machines_read_english(home: Path, capsys: pytest.CaptureFixture[str]) -
     assert run_command(["settings", "--json"]) == 0
     assert "Torch threads" in capsys.readouterr().out
     assert run_command(["pause", "--for", "soon", "--json"]) == 2
-    assert "is no length" in json.loads(capsys.readouterr().err)["error"]
+    assert "is not a time" in json.loads(capsys.readouterr().err)["error"]

@@ -44,7 +44,7 @@ class Machine:
         self.done.append(f"resume {device or 'all'}: {by}")
 
     async def see(self, facts: MachineFacts) -> list[str]:
-        """What is done about these facts."""
+        """Return what the guard does about these facts."""
         self.facts, self.done = facts, []
         await self.guard.look()
         return self.done
@@ -84,7 +84,7 @@ async def test_going_on_is_obeyed_and_explained() -> None:
     machine.guard.go_on()
     assert machine.done == ["resume all: battery"]
     assert machine.said == [
-        "going on although on battery, until it is plugged in",
+        "working although on battery, until it is plugged in",
         "still paused: only 0.0 GiB of disk are free, until 1 GiB are free",
     ]
     assert await machine.see(MachineFacts(on_battery=True, disk_free_bytes=0)) == []

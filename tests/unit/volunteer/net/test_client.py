@@ -252,7 +252,7 @@ async def test_what_will_not_change_is_not_tried_again() -> None:
 
 @asynccontextmanager
 async def tls_server(file: Path) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Its address, and the first bytes of every request that it got to see."""
+    """Yield the server's address, and the first bytes of every request that it received."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(file)
     seen: list[bytes] = []

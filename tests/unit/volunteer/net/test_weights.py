@@ -65,7 +65,7 @@ class Volunteer:
         self.weights = Weights(Transfers(Api(client), self.cache), self.cache, self.told.append)
 
     async def fetch(self, manifest: VersionManifest | None = None) -> int:
-        """Get the newest version, or another; how many bytes that took."""
+        """Fetch the newest version, or another; return how many bytes that took."""
         wanted = manifest or self.run.manifest()
         before = self.shelf.sent
         path = await self.weights.fetch(wanted, lambda total: lambda done: None)

@@ -92,7 +92,7 @@ def test_a_mistake_on_the_command_line_is_one_of_usage(
     ("name", "text", "says"),
     [
         ("threads", "1.5", "expected a whole number"),
-        ("metered", "cheap", '\'cheap\' is none of "pause", "work"'),
+        ("metered", "cheap", '\'cheap\' is not one of "pause", "work"'),
     ],
 )
 def test_what_is_typed_is_not_refused_for_being_a_text(
@@ -255,7 +255,7 @@ def test_a_device_takes_the_work_and_the_time_of_its_own(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("variable", "text", "says"),
     [
-        ("DEVICE_ROLES", "cpu=dance", '"dance" is no role; they are play, learn and train'),
+        ("DEVICE_ROLES", "cpu=dance", '"dance" is not a role; they are play, learn and train'),
         ("DEVICE_ROLES", "cpu=", "a role is missing"),
         ("DEVICE_ROLES", "gpu0=play", 'no device is called "gpu0"'),
         ("DEVICE_DUTY", "cpu=0", "5"),

@@ -26,7 +26,7 @@ def result(task: int, part: int = 0) -> str:
 def encode(
     carried: Carried, task: int, value: float, global_step: int = 0, *, part: int = 0
 ) -> None:
-    """As when the update of a task is written: its residual becomes the current one."""
+    """Store the residual of a written update as the current one."""
     carried.residual(SCHEMA, global_step)
     carried.next.write_bytes(frame_bytes({"w": np.full(2, value, np.float32)}))
     carried.advance(result(task, part), global_step)

@@ -263,7 +263,7 @@ def test_a_pause_is_obeyed_within_a_micro_batch(
 
 @pytest.mark.parametrize(("kind", "done"), [(Steps, 8), (Looking, 6)])
 def test_stop_with_save_goes_on_to_the_end_of_the_step(kind: type[Steps], done: int) -> None:
-    """From within a micro-batch that looks up, back to the end of the step before."""
+    """A save within a micro-batch returns to the end of the step before."""
     clock = Ticking()
     saved: list[int] = []
     with training(clock) as trainer:

@@ -49,9 +49,9 @@ def llama(**changes: Any) -> dict[str, Any]:
         (llama(rope_parameters={"rope_theta": 0}), "rope_theta"),
         (llama(sliding_window=16), "no sliding_window"),
         (llama() | {"context": 65}, "64 tokens"),
-        (llama() | {"train": "Lorra"}, 'none of "all", "head", "lora", did you mean "lora"'),
+        (llama() | {"train": "Lorra"}, 'not one of "all", "head", "lora", did you mean "lora"'),
         (llama() | {"lora": {}}, 'this run has train = "all"'),
-        (llama(tie_word_embeddings=True) | {"train": "head"}, "so it has none to train alone"),
+        (llama(tie_word_embeddings=True) | {"train": "head"}, "which cannot be trained alone"),
         (llama() | {"train": "lora", "lora": {"targets": ["q_prj"]}}, 'did you mean "q_proj"'),
         (llama() | {"train": "lora", "lora": {"targets": []}}, "targets is empty"),
         (llama() | {"train": "lora", "lora": {"rank": 0}}, "rank must lie"),
@@ -78,7 +78,9 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused() -> None:
         heldout=(chunk,),
         meta={"vocab_size": 301, "dtype": "uint16"},
     )
-    with pytest.raises(InvalidRunFile, match=r"vocab_size 300 is below the 301 tokens .* another"):
+    with pytest.raises(
+        InvalidRunFile, match=r"vocab_size 300 is below the 301 tokens .* whose tokenizer"
+    ):
         WORKLOAD.config(llama(), manifest)
 
 

@@ -251,7 +251,7 @@ def test_out_of_memory_starts_the_turn_over_in_smaller_pieces(data: Folder) -> N
 def test_a_task_is_done_again_as_a_machine_cut_it_that_was_short_of_memory(
     data: Folder, advances: int
 ) -> None:
-    """Once before it began, or in a turn of either network, also after a restart."""
+    """Memory runs out before the task, or in the turn of either network, also after a restart."""
     model = config(data)
     weights = WORKLOAD.init(model, 0)
     task = job(model, steps=4, batch=32)

@@ -42,7 +42,7 @@ def after(cells: tuple[int, ...], move: int, player: int) -> tuple[int, ...]:
 
 
 def is_best(position: Position, move: int) -> bool:
-    """Whether a move keeps what the position is worth."""
+    """Return True if a move keeps the value of the position."""
     cells, player = tuple(position.board[0, :-1].tolist()), position.player
     worth = solve(position.rules, cells, player)
     return -solve(position.rules, after(cells, move, player), -player) == worth

@@ -62,7 +62,7 @@ def test_presets_are_far_apart() -> None:
         ({"size": 19}, "a board of 19 is too large for the preset small"),
         ({"size": 26}, "size: expected a whole number of at most 25"),
         ({"win": 16}, "win must lie between 3 and 15"),
-        ({"preset": "tiny"}, "preset: .tiny. is none of .large., .medium., .small."),
+        ({"preset": "tiny"}, "preset: .tiny. is not one of .large., .medium., .small."),
         ({"channels": "many"}, "channels"),
     ],
 )

@@ -126,7 +126,10 @@ def test_an_answer_names_its_verifier_and_is_a_solution(tmp_path: Path) -> None:
             {"answer": 1},
             r'^the answer to a problem of "sums" has 2 bytes, and \[model\] answer 1 le',
         ),
-        ({"size": 3}, r'^\[model\] size is of drawn problems, and this run has those of "sums"'),
+        (
+            {"size": 3},
+            r'^\[model\] size is for generated problems, but this run uses .* "sums"',
+        ),
     ],
 )
 def test_problems_that_do_not_fit_the_model_are_named(
@@ -146,7 +149,7 @@ def test_a_warm_start_needs_solutions(tmp_path: Path) -> None:
     assert plan(config, {"warm_steps": 0}).unit == "problem"
     with pytest.raises(InvalidRunFile, match=r"warm_steps: problems of the dataset .1. have no"):
         plan(config, {"warm_steps": 5})
-    with pytest.raises(InvalidRunFile, match=r"warm_size is of drawn problems"):
+    with pytest.raises(InvalidRunFile, match=r"warm_size is for generated problems"):
         plan(config, {"warm_size": 5})
 
 

@@ -129,7 +129,7 @@ def test_drawn_problems_can_be_solved() -> None:
         ("numbr", {"answer": 3}, 'it: there is no verifier "numbr": did you mean "number"'),
         ("number", {"answer": "x"}, "it answer: expected a number"),
         ("sorted", {"answer": 3}, "it: a problem needs items for its"),
-        ("choice", {"answer": "Z"}, "it: the answer Z is none of the choices ABCD"),
+        ("choice", {"answer": "Z"}, "it: the answer Z is not one of the choices ABCD"),
     ],
 )
 def test_wrong_arguments_are_named(name: str, arguments: dict[str, Any], sentence: str) -> None:
