@@ -241,7 +241,7 @@ async def test_the_organiser_suspends_with_a_reason_and_vouches(
     run = await setting(database)
     people = Volunteers(database, VirtualClock(), Settings(contact="ann@example.org"))
     await database.write(lambda conn: merged(conn, run, NEW, 1.0))
-    with pytest.raises(BadRequest, match="needs a reason"):
+    with pytest.raises(BadRequest, match="give a reason"):
         await people.suspend(NEW, "\x1b \n")
     with pytest.raises(Conflict, match="is not suspended"):
         await people.unsuspend(NEW, "a mistake")

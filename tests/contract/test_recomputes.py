@@ -124,7 +124,7 @@ async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database:
         assert recomputes.first(conn, 99.0) is None
         assert not recomputes.unwanted(conn, row.id, NEW, LEFT)
         assert "nobody asks this" in recomputes.unwanted(conn, row.id, "somebody-else-1", LEFT)
-        assert "was committed to" in recomputes.unwanted(conn, row.id, NEW, "d" * 64)
+        assert "did not commit to" in recomputes.unwanted(conn, row.id, NEW, "d" * 64)
         assert not arrived(conn, row, LEFT)
         assert arrived(conn, row, INNER)
         assert not recomputes.arrive(conn, row.id)  # once

@@ -153,7 +153,7 @@ async def test_one_contribution_is_reversed_once_and_only_if_paid(database: Data
     waiting = await database.write(lambda conn: accepted(conn, run, FRIEND, 1.0))
     unpaid = await database.write(lambda conn: merged(conn, run, FRIEND, 1.0, weight=0.0))
     reversals = Reversals(database, VirtualClock())
-    with pytest.raises(BadRequest, match="needs a reason"):
+    with pytest.raises(BadRequest, match="give a reason"):
         await reversals.of_contribution(number, " ")
     with pytest.raises(NotFound, match="there is no contribution 987654"):
         await reversals.of_contribution(987654, "wrong")

@@ -95,7 +95,7 @@ async def test_a_failed_check_is_an_alert_and_stands_in_the_report(tmp_path: Pat
         assert report.standings == {"suspended": 1}
         assert report.drawn.failed == 1
         assert report.accounts[0].nickname == "Eve"
-        assert "done again" in report.accounts[0].reason
+        assert "a recompute of task" in report.accounts[0].reason
 
 
 async def test_a_webhook_that_does_not_answer_costs_nothing(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ async def test_a_check_that_fails_within_the_silent_hour_is_said_after_it(
             await clock.advance(1.0)
             return " ".join(alert.message for alert in await alerts.look())
 
-        assert "contribution 1 is" in await fails(1)
+        assert "refuted contribution 1:" in await fails(1)
         assert await fails(2) == ""
         assert await alerts.look() == ()
         await clock.advance(3600.0)
