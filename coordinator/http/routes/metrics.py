@@ -329,16 +329,6 @@ _ANSWERS = (
         lambda c: c.answers.meter.first_token,
     ),
     _gauge("answers_waiting", "Requests under way.", lambda s: s.coordinator.answers.meter.waiting),
-    _gauge(
-        "answers_streams_writing",
-        "Texts that the built-in engine writes at once.",
-        lambda s: s.coordinator.answers.streams.writing,
-    ),
-    _gauge(
-        "answers_streams_queued",
-        "Texts that wait for it.",
-        lambda s: s.coordinator.answers.streams.queued,
-    ),
 )
 
 # Database, disk, and what the organiser has to renew.
