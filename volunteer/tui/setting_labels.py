@@ -15,91 +15,54 @@ from volunteer.settings.display import Display
 from volunteer.settings.work_rules import WorkRules
 from volunteer.tui.themes import THEMES
 
-GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
-        N_("When to work"),
-        ("schedule", "in_use", "idle_minutes", "on_battery", "programs", "metered"),
-    ),
-    (
-        N_("How hard"),
-        (
-            "device",
-            "threads",
-            "memory_gb",
-            "duty_percent",
-            "temperature_max",
-        ),
-    ),
-    (
-        N_("Network and disk"),
-        ("upload_mbit", "download_mbit", "cache_gb", "disk_free_gb"),
-    ),
-    (
-        N_("What to help"),
-        (
-            "runs",
-            "roles",
-            "workloads",
-            "serve",
-            "consent",
-            "public",
-            "max_tasks",
-        ),
-    ),
-    (
-        N_("Screen"),
-        (
-            "theme",
-            "language",
-            "ascii",
-        ),
-    ),
-    (
-        N_("Advanced"),
-        (
-            "priority",
-            "device_duty",
-            "device_roles",
-            "hub",
-            "sandbox",
-            "log_level",
-        ),
-    ),
-)
-# Labels of settings; the name in the file and on the command line is shown next to them.
-LABELS = {
-    "schedule": N_("hours"),
-    "in_use": N_("while you use the computer"),
-    "idle_minutes": N_("unused after"),
-    "on_battery": N_("on battery"),
-    "programs": N_("pause for programs"),
-    "metered": N_("metered network"),
-    "device": N_("devices"),
-    "threads": N_("processor threads"),
-    "memory_gb": N_("memory of a task"),
-    "duty_percent": N_("share of the time"),
-    "device_duty": N_("share of single devices"),
-    "roles": N_("work to take"),
-    "device_roles": N_("work of single devices"),
-    "temperature_max": N_("pause when hotter"),
-    "priority": N_("priority"),
-    "upload_mbit": N_("upload"),
-    "download_mbit": N_("download"),
-    "cache_gb": N_("disk for downloads"),
-    "disk_free_gb": N_("disk left free"),
-    "runs": N_("runs to help"),
-    "workloads": N_("workloads allowed"),
-    "serve": N_("answer prompts"),
-    "consent": N_("licences"),
-    "public": N_("nickname shown"),
-    "max_tasks": N_("tasks to do"),
-    "theme": N_("colours"),
-    "language": N_("language"),
-    "ascii": N_("plain characters"),
-    "sandbox": N_("only its own folders"),
-    "hub": N_("models from their hub"),
-    "log_level": N_("least in the log"),
+# Groups of settings with their labels; the name in the file and on the command line is shown next to
+# a label.
+GROUPS = {
+    N_("When to work"): {
+        "schedule": N_("hours"),
+        "in_use": N_("while you use the computer"),
+        "idle_minutes": N_("unused after"),
+        "on_battery": N_("on battery"),
+        "programs": N_("pause for programs"),
+        "metered": N_("metered network"),
+    },
+    N_("How hard"): {
+        "device": N_("devices"),
+        "threads": N_("processor threads"),
+        "memory_gb": N_("memory of a task"),
+        "duty_percent": N_("share of the time"),
+        "temperature_max": N_("pause when hotter"),
+    },
+    N_("Network and disk"): {
+        "upload_mbit": N_("upload"),
+        "download_mbit": N_("download"),
+        "cache_gb": N_("disk for downloads"),
+        "disk_free_gb": N_("disk left free"),
+    },
+    N_("What to help"): {
+        "runs": N_("runs to help"),
+        "roles": N_("work to take"),
+        "workloads": N_("workloads allowed"),
+        "serve": N_("answer prompts"),
+        "consent": N_("licences"),
+        "public": N_("nickname shown"),
+        "max_tasks": N_("tasks to do"),
+    },
+    N_("Screen"): {
+        "theme": N_("colours"),
+        "language": N_("language"),
+        "ascii": N_("plain characters"),
+    },
+    N_("Advanced"): {
+        "priority": N_("priority"),
+        "device_duty": N_("share of single devices"),
+        "device_roles": N_("work of single devices"),
+        "hub": N_("models from their hub"),
+        "sandbox": N_("only its own folders"),
+        "log_level": N_("least in the log"),
+    },
 }
+_LABELS = {name: label for group in GROUPS.values() for name, label in group.items()}
 # Values that are shown in other words than the file's.
 WORDS = {
     ("in_use", "work"): N_("keep working"),
@@ -113,10 +76,9 @@ WORDS = {
 _AT_ONCE = frozenset(
     field.name for kind in (WorkRules, Display) for field in msgspec.structs.fields(kind)
 )
-SHORT_SOURCES = (N_("flag"), N_("environment"))  # short forms for tables
-SOURCES = {
-    "flag": N_("the command line"),
-    "environment": N_("the environment"),
+SOURCES = {  # the short form for tables, and the long one
+    N_("flag"): N_("the command line"),
+    N_("environment"): N_("the environment"),
     "config.toml": "config.toml",
     "default": N_("default"),
 }
@@ -126,15 +88,15 @@ def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
     """Return all settings under their headings, ungrouped ones last."""
     by_name = {row.name: row for row in rows}
     found: list[tuple[str, list[SettingRow]]] = []
-    for title, names in GROUPS:
-        found.append((_(title), [by_name.pop(name) for name in names if name in by_name]))
+    for title, group in GROUPS.items():
+        found.append((_(title), [by_name.pop(name) for name in group if name in by_name]))
     found[-1][1].extend(by_name.values())
     return [(title, members) for title, members in found if members]
 
 
 def label(row: SettingRow) -> str:
     """Return the label of a setting."""
-    return _(LABELS[row.name]) if row.name in LABELS else row.name
+    return _(_LABELS.get(row.name, row.name))
 
 
 def as_text(value: object) -> str:
@@ -175,11 +137,6 @@ def shown(row: SettingRow) -> str:
     if isinstance(row.value, float):
         text = localized(text)
     return f"{text} {row.unit}".rstrip()
-
-
-def help_of(row: SettingRow) -> str:
-    """Return the explanation of a setting."""
-    return _(row.help)
 
 
 def holds(row: SettingRow) -> str:

@@ -11,7 +11,6 @@ from shared.errors import VolunteerError
 from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _
 from volunteer.tui.onboarding.onboarding_step import BACK, NEXT, Step, said
-from volunteer.tui.setting_labels import help_of
 from volunteer.tui.text import Line
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.setting_list import SettingList
@@ -93,7 +92,7 @@ class LimitsStep(Step):
     def _help(self, scene: Scene, width: int, height: int) -> list[Line]:
         row = self._list.chosen
         text = (
-            help_of(row)
+            _(row.help)
             if row is not None
             else _("The defaults are careful: low priority, and one core stays free.")
         )

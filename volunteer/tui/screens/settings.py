@@ -18,7 +18,7 @@ from volunteer.i18n.catalogue import N_, _
 from volunteer.settings import settings
 from volunteer.tui import keys
 from volunteer.tui.query_page import PageQuery, QueryPage, QueryReply
-from volunteer.tui.setting_labels import SOURCES, choices, help_of, holds, label, shown
+from volunteer.tui.setting_labels import SOURCES, choices, holds, label, shown
 from volunteer.tui.text import Line, left, wrap
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.search_box import Finder
@@ -188,7 +188,7 @@ class SettingsPage(QueryPage):
 
 def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:
     """Return the details of one setting."""
-    lines: list[Line] = [((text, "text"),) for text in wrap(help_of(row), cells, 4)]
+    lines: list[Line] = [((text, "text"),) for text in wrap(_(row.help), cells, 4)]
     lines.append(_fact(_("value"), shown(row), "value"))
     options = choices(row)
     if options and row.type != "bool":

@@ -21,7 +21,6 @@ from volunteer.tui.setting_labels import (
     choices,
     complaint,
     grouped,
-    help_of,
     label,
     parsed,
     shown,
@@ -221,7 +220,7 @@ class SettingList(Vertical):
 
 def matches(row: SettingRow, needle: str) -> bool:
     """Return True if a setting has this text in its name, label, value or help."""
-    text = f"{row.name} {label(row)} {shown(row)} {help_of(row)}"
+    text = f"{row.name} {label(row)} {shown(row)} {_(row.help)}"
     return needle.casefold() in text.casefold()
 
 
