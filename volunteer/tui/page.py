@@ -6,18 +6,30 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Container
 from textual.events import ScreenResume
 from textual.screen import Screen
+from textual.widgets import Input
 
+from volunteer.i18n.catalogue import N_
 from volunteer.tui import keys
 from volunteer.tui.widgets.bars import KeyBar, NewsBar, StateBar, TabBar
 from volunteer.tui.widgets.panel import Scene, panels
+from volunteer.tui.widgets.search_box import Finder
 
 if TYPE_CHECKING:
     from volunteer.tui.app import VolunteerApp
+
+SEARCH = keys.KeyCommand(
+    key="slash",
+    action="search",
+    short=N_("search"),
+    help=N_("Show only lines that hold a text."),
+    rank=36,
+)
 
 
 class Page(Screen[None]):
@@ -26,15 +38,18 @@ class Page(Screen[None]):
 
     This class draws the panels, anywhere on the page. The keys of a page's `ACTIONS` (each runs the
     page's method `action_<name>`) come first in the footer, and are in the palette and the help.
+    A page with a `Finder` or a `ChoiceRow` of its `CHOICES` draws what `needle` and `picked` leave.
     """
 
     NAME: ClassVar[str]
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = ()
+    CHOICES: ClassVar[tuple[tuple[str, str], ...]] = ()  # names and words; the first at first
     BINDINGS: ClassVar[list[BindingType]] = []
 
     def __init__(self) -> None:
         super().__init__()
         self._styled_for: tuple[object, ...] = ()
+        self.picked = self.CHOICES[0][0] if self.CHOICES else ""
         for command in self.ACTIONS:
             self._bindings.bind(command.key, command.action, command.short, show=False)
 
@@ -78,6 +93,30 @@ class Page(Screen[None]):
         event.refresh_styles = outer != self._styled_for
         self._styled_for = outer
         self.show(self.volunteer.scene(), at_once=True)
+
+    @property
+    def needle(self) -> str:
+        return self.query_one(Finder).needle
+
+    def action_choose(self) -> None:
+        """Take the next choice."""
+        names = [name for name, _ in self.CHOICES]
+        self.action_pick(names[(names.index(self.picked) + 1) % len(names)])
+
+    def action_pick(self, name: str) -> None:
+        self.picked = name
+        self._again()
+
+    def action_search(self) -> None:
+        self.query_one(Finder).open()
+
+    @on(Input.Changed, "#finder")
+    def _again(self) -> None:
+        self.show(self.volunteer.scene(), at_once=True)
+
+    @on(Finder.Left)
+    def _left(self) -> None:
+        self.query_one(str(self.AUTO_FOCUS)).focus()
 
     def on_mount(self) -> None:
         self.call_after_refresh(lambda: self.show(self.volunteer.scene(), at_once=True))

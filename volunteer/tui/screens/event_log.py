@@ -9,7 +9,6 @@ from typing import ClassVar, Literal, TypeAlias
 
 from textual import on
 from textual.app import ComposeResult
-from textual.widgets import Input
 
 from shared.errors import VolunteerError, why
 from shared.text import printable
@@ -23,7 +22,7 @@ from volunteer.i18n.catalogue import N_, _, ngettext
 from volunteer.machine import memory_limit, sandbox
 from volunteer.machine.devices import hardware
 from volunteer.tui import keys
-from volunteer.tui.page import Page
+from volunteer.tui.page import SEARCH, Page
 from volunteer.tui.text import Line, wrap
 from volunteer.tui.view import LogEntry
 from volunteer.tui.widgets.choice_row import ChoiceRow
@@ -32,7 +31,6 @@ from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 Level: TypeAlias = Literal["info", "warning", "error"]
-LEVELS = (("info", N_("everything")), ("warning", N_("warnings")), ("error", N_("errors")))
 _RANK: dict[str, int] = {"info": 0, "warning": 1, "error": 2}
 _SIGNS = {
     "info": ("dot", "info", "dim"),
@@ -64,21 +62,16 @@ class LogPage(Page):
 
     NAME = "log"
     AUTO_FOCUS = "#entries"
+    CHOICES = (("info", N_("everything")), ("warning", N_("warnings")), ("error", N_("errors")))
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
         keys.KeyCommand(
             key="w",
-            action="level",
+            action="choose",
             short=N_("filter"),
             help=N_("Show everything, or only warnings and errors."),
             rank=35,
         ),
-        keys.KeyCommand(
-            key="slash",
-            action="filter",
-            short=N_("search"),
-            help=N_("Show only lines that hold a text."),
-            rank=36,
-        ),
+        SEARCH,
         keys.KeyCommand(
             key="end",
             action="follow",
@@ -107,26 +100,21 @@ class LogPage(Page):
 
     def __init__(self) -> None:
         super().__init__()
-        self.level: str = "info"
         self._rows: tuple[Row, ...] = ()
         self._made_of: tuple[int, str, str, str] = (-1, "", "", "")
 
     def body(self) -> ComposeResult:
-        yield ChoiceRow(LEVELS, lambda: self.level, action="pick", key="w", id="span")
+        yield ChoiceRow(self.CHOICES, lambda: self.picked, id="span")
         yield Finder(id="finder")
         yield Tail(COLUMNS, self._filling, id="entries")
         yield FunctionPanel(self._entry, title=N_("In full"), id="entry", classes="card")
 
-    @property
-    def needle(self) -> str:
-        return self.query_one(Finder).needle
-
     def _filling(self, scene: Scene) -> Filling:
         entries = scene.view.entries
         newest = entries[-1].id if entries else 0
-        made_of = (newest, self.level, self.needle, scene.glyphs.dot)
+        made_of = (newest, self.picked, self.needle, scene.glyphs.dot)
         if made_of != self._made_of:
-            self._rows = entry_rows(entries, scene, self.level, self.needle)
+            self._rows = entry_rows(entries, scene, self.picked, self.needle)
             self._made_of = made_of
         following = self.query_one("#entries", Tail).following
         found = _('with "{needle}"', needle=self.needle) if self.needle else ""
@@ -147,28 +135,9 @@ class LogPage(Page):
         said = words(entry.event) if entry is not None else None
         return [((text, "text"),) for text in wrap(said or "", width, height)]
 
-    def action_level(self) -> None:
-        names = [name for name, _ in LEVELS]
-        self.action_pick(names[(names.index(self.level) + 1) % len(names)])
-
-    def action_pick(self, level: str) -> None:
-        self.level = level
-        self.show(self.volunteer.scene(), at_once=True)
-
-    def action_filter(self) -> None:
-        self.query_one(Finder).open()
-
     def action_follow(self) -> None:
         tail = self.query_one("#entries", Tail)
         tail.go(len(tail.rows) - 1)
-
-    @on(Input.Changed)
-    def _typed(self) -> None:
-        self.show(self.volunteer.scene(), at_once=True)
-
-    @on(Finder.Left)
-    def _left(self) -> None:
-        self.query_one("#entries").focus()
 
     @on(Listing.Moved)
     def _moved(self) -> None:

@@ -8,7 +8,6 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
-from textual.widgets import Input
 
 from shared.protocol import endpoints
 from shared.protocol.contributions import Verdict
@@ -21,6 +20,7 @@ from volunteer.control.ledger_pages import ledger
 from volunteer.i18n.catalogue import N_, _, pgettext
 from volunteer.i18n.formats import credit
 from volunteer.tui import keys
+from volunteer.tui.page import SEARCH
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
 from volunteer.tui.text import Line, clock_time, fit, left, percent, when, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
@@ -29,12 +29,6 @@ from volunteer.tui.widgets.recent_work import VERDICTS, reason_of
 from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
-KINDS = (
-    ("all", N_("all")),
-    ("open", N_("waiting")),
-    ("paid", N_("paid")),
-    ("rejected", N_("rejected")),
-)
 PAGES_MAX = 40
 RECENT_S = 14 * DAY_S  # span of ledger rows, for the pay of the newest contributions
 NAME_CELLS = 9
@@ -67,21 +61,21 @@ class History(QueryPage):
 
     NAME = "history"
     AUTO_FOCUS = "#work"
+    CHOICES = (
+        ("all", N_("all")),
+        ("open", N_("waiting")),
+        ("paid", N_("paid")),
+        ("rejected", N_("rejected")),
+    )
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
         keys.KeyCommand(
             key="w",
-            action="kind",
+            action="choose",
             short=N_("filter"),
             help=N_("Show all contributions, or those that wait, were paid, were rejected."),
             rank=35,
         ),
-        keys.KeyCommand(
-            key="slash",
-            action="filter",
-            short=N_("search"),
-            help=N_("Show only lines that hold a text."),
-            rank=36,
-        ),
+        SEARCH,
         RELOAD,
     )
     CSS = """
@@ -104,8 +98,6 @@ class History(QueryPage):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kind = "all"
-        self.needle = ""
         self._older: list[Verdict] = []
         self._pages = 0
         self._cursor = ""
@@ -113,7 +105,7 @@ class History(QueryPage):
     def body(self) -> ComposeResult:
         with Horizontal(id="columns"):
             with Vertical(id="list"):
-                yield ChoiceRow(KINDS, lambda: self.kind, action="pick", key="w", id="span")
+                yield ChoiceRow(self.CHOICES, lambda: self.picked, id="span")
                 yield Finder(id="finder")
                 yield Listing(COLUMNS, self._filling, id="work")
             with Vertical(id="side"):
@@ -158,7 +150,7 @@ class History(QueryPage):
         answer: QueryReply[Page] = self.answer("history")
         known = self.verdicts()
         paid = self.paid()
-        chosen = [v for v in known if chosen_by(v, self.kind, self.needle, paid)]
+        chosen = [v for v in known if chosen_by(v, self.picked, self.needle, paid)]
         old = not scene.view.status.online or answer.old(scene)
         count = (
             _("{chosen} of {known}", chosen=len(chosen), known=len(known))
@@ -181,26 +173,6 @@ class History(QueryPage):
             else _("Contributions"),
             subtitle=note,
         )
-
-    def action_kind(self) -> None:
-        names = [name for name, _ in KINDS]
-        self.action_pick(names[(names.index(self.kind) + 1) % len(names)])
-
-    def action_pick(self, kind: str) -> None:
-        self.kind = kind
-        self.show(self.volunteer.scene(), at_once=True)
-
-    def action_filter(self) -> None:
-        self.query_one(Finder).open()
-
-    @on(Input.Changed)
-    def _typed(self) -> None:
-        self.needle = self.query_one(Finder).needle
-        self.show(self.volunteer.scene(), at_once=True)
-
-    @on(Finder.Left)
-    def _left(self) -> None:
-        self.query_one("#work").focus()
 
     # Older rows.
 

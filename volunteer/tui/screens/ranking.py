@@ -21,7 +21,6 @@ from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
-WINDOWS = (("7", N_("7 days")), ("30", N_("30 days")), ("0", N_("all time")))
 BAR_CELLS = 14
 COLUMNS = (
     Column(title="#", cells=4, align="right"),
@@ -39,10 +38,11 @@ class LeaderboardPage(QueryPage):
 
     NAME = "leaderboard"
     AUTO_FOCUS = "#ranks"
+    CHOICES = (("7", N_("7 days")), ("30", N_("30 days")), ("0", N_("all time")))
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = (
         keys.KeyCommand(
             key="w",
-            action="window",
+            action="choose",
             short=N_("7/30/all"),
             help=N_("Count the last 7 days, the last 30, or all time."),
             rank=35,
@@ -65,27 +65,14 @@ class LeaderboardPage(QueryPage):
     }
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.window = "7"
-
     def body(self) -> ComposeResult:
-        yield ChoiceRow(WINDOWS, lambda: self.window, action="pick", key="w", id="span")
+        yield ChoiceRow(self.CHOICES, lambda: self.picked, id="span")
         yield Listing(COLUMNS, self._filling, id="ranks")
         yield FunctionPanel(self._place, id="place")
 
     def queries(self) -> dict[str, PageQuery]:
-        days = int(self.window)
+        days = int(self.picked)
         return {f"ranks {days}": lambda control: control.query(endpoints.LEADERBOARD, days=days)}
-
-    def action_window(self) -> None:
-        names = [name for name, _ in WINDOWS]
-        self.action_pick(names[(names.index(self.window) + 1) % len(names)])
-
-    def action_pick(self, window: str) -> None:
-        """Switch to another span of time."""
-        self.window = window
-        self.show(self.volunteer.scene(), at_once=True)
 
     def action_hide(self) -> None:
         """Toggle whether others see the nickname."""
@@ -103,7 +90,7 @@ class LeaderboardPage(QueryPage):
         )
 
     def _ranks(self) -> QueryReply[Sequence[LeaderRow]]:
-        return self.answer(f"ranks {self.window}")
+        return self.answer(f"ranks {self.picked}")
 
     def _filling(self, scene: Scene) -> Filling:
         answer = self._ranks()

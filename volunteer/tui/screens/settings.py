@@ -124,17 +124,9 @@ class SettingsPage(QueryPage):
     def action_default(self) -> None:
         self._list.set_back()
 
-    def action_search(self) -> None:
-        self.query_one(Finder).open()
-
     @on(Input.Changed, "#finder")
     def _searched(self) -> None:
-        self._list.needle = self.query_one(Finder).needle
-        self.show(self.volunteer.scene(), at_once=True)
-
-    @on(Finder.Left)
-    def _left(self) -> None:
-        self._list.take_focus()
+        self._list.needle = self.needle
 
     def _values(self) -> dict[str, Any]:
         return {row.name: row.value for row in self.rows()}

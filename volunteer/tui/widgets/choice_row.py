@@ -11,12 +11,14 @@ from volunteer.tui.text import Line, Span
 from volunteer.tui.widgets.bars import Bar
 from volunteer.tui.widgets.panel import Scene
 
+KEY = "w"  # takes the next choice
+
 
 class ChoiceRow(Bar):
     """Row of choices.
 
-    `options` are pairs of a name and its words; `chosen` returns the active name; `action` is
-    called with the clicked name.
+    `options` are pairs of a name and its words; `chosen` returns the active name. A click calls the
+    page's `action_pick` with a name.
     """
 
     DEFAULT_CSS = "ChoiceRow { height: 1; }"
@@ -26,25 +28,21 @@ class ChoiceRow(Bar):
         options: Sequence[tuple[str, str]],
         chosen: Callable[[], str],
         *,
-        action: str,
-        key: str,
         id: str | None = None,
     ) -> None:
         super().__init__(id=id)
         self._options = tuple(options)
         self._chosen = chosen
-        self._action = action
-        self._key = key
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        spans: list[Span] = [(f" {self._key} ", "key")]
-        at = len(self._key) + 2
+        spans: list[Span] = [(f" {KEY} ", "key")]
+        at = len(KEY) + 2
         hits = []
         chosen = self._chosen()
         for name, words in self._options:
             text = f" {_(words)} "
             spans.append((text, "here" if name == chosen else "tab"))
-            hits.append((at, at + cell_len(text), f"screen.{self._action}('{name}')"))
+            hits.append((at, at + cell_len(text), f"screen.pick('{name}')"))
             at += cell_len(text)
         self.hits = tuple(hits)
         return (tuple(spans),)
