@@ -129,9 +129,9 @@ class Engine:
         try:
             code = await self._run()
             if not self._hub.status.stopped:  # it ended before an agent was made
-                self._hub.emit(_stopped(code, "ended"))
+                self._hub.emit(events.Stopped(code=code, message="ended"))
         except VolunteerError as error:
-            self._hub.emit(_stopped(error.exit_code, error.message))
+            self._hub.emit(events.Stopped(code=error.exit_code, message=error.message))
             code = error.exit_code
         self._hub.close()
         return code
@@ -328,18 +328,6 @@ def setting_rows_of(loaded: LoadedSettings) -> tuple[SettingRow, ...]:
             source=loaded.sources[row.name],
         )
         for row in config.TABLE.rows()
-    )
-
-
-def _stopped(code: int, message: str) -> events.Stopped:
-    return events.Stopped(
-        code=code,
-        message=message,
-        tasks=0,
-        credits_micro=0,
-        sent_bytes=0,
-        received_bytes=0,
-        seconds=0.0,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar, get_origin
+from typing import Generic, Literal, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -72,13 +72,6 @@ class Endpoint(Generic[R]):
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the path's parameters, in order."""
         return tuple(_PARAMETER.findall(self.path))
-
-    @property
-    def reply_name(self) -> str:
-        """Return the name of the reply's type for documents."""
-        if get_origin(self.reply) is tuple:
-            return f"list of {self.reply.__args__[0].__name__}"  # type: ignore[attr-defined]
-        return "" if self.reply is NOTHING else getattr(self.reply, "__name__", str(self.reply))
 
     def address(self, args: Mapping[str, str | int]) -> tuple[str, dict[str, str]]:
         """Return the path and the query for these arguments; query parameters that are "" or 0 are

@@ -117,14 +117,6 @@ def open_frame(path: Path, schema: Schema, *, copy_on_write: bool = False) -> Fr
         return Frame(mmap.mmap(file.fileno(), size, access=access), header, schema)
 
 
-def parse_frame(data: bytes, schema: Schema) -> Frame:
-    """Return the tensors of a file in memory. Raises InvalidFrame."""
-    length = header_length(data[:LENGTH_BYTES], len(data), header_limit(schema))
-    header = parse_header(data[LENGTH_BYTES : LENGTH_BYTES + length])
-    check_header(header, schema, len(data))
-    return Frame(data, header, schema)
-
-
 def read_header(source: Path | BinaryIO | bytes, limit: int = HEADER_BYTES_MAX) -> Header:
     """Return the header of a file, or of bytes that begin one. Raises InvalidFrame."""
     if isinstance(source, bytes):

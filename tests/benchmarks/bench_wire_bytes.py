@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.tensors.frame import parse_frame
 from shared.tensors.quantize import CODECS, EXACT_CODECS, codec
 from shared.tensors.slices import Array
 from shared.tensors.spec import Schema, count
@@ -32,6 +31,7 @@ from shared.tensors.update import delta
 from shared.workloads.base import TrainSettings
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
+from tests.support.parsed_frames import parse_frame
 from tests.support.published_versions import Versions
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, finish, job
 

@@ -11,9 +11,9 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
-from shared.protocol.endpoints import ENDPOINTS, Endpoint
+from shared.protocol.endpoints import ENDPOINTS, NOTHING, Endpoint
 
 _BETWEEN = r"(<!-- {name}: .*? -->\n).*?(<!-- end -->)"
 
@@ -41,10 +41,16 @@ def _table(endpoints: Iterable[Endpoint[Any]]) -> str:
             "none": ["no token"],
             "admin": ["organiser's token"],
         }[endpoint.auth]
-        reply = endpoint.gives or (f"`{endpoint.reply_name}`" if endpoint.reply_name else "204")
+        reply = endpoint.gives or _reply(endpoint.reply)
         path = f"{endpoint.method} `{endpoint.path}`"
         rows.append(f"| {path} | {', '.join(sent)} | {reply} | {endpoint.summary} |")
     return "\n".join(rows) + "\n"
+
+
+def _reply(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        return f"`list of {kind.__args__[0].__name__}`"
+    return "204" if kind is NOTHING else f"`{getattr(kind, '__name__', str(kind))}`"
 
 
 if __name__ == "__main__":

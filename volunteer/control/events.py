@@ -291,11 +291,11 @@ class Announced(Event):
 class Stopped(Event):
     code: int
     message: Words
-    tasks: int
-    credits_micro: int
-    sent_bytes: int
-    received_bytes: int
-    seconds: float
+    tasks: int = 0
+    credits_micro: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    seconds: float = 0.0
 
 
 if TYPE_CHECKING:

@@ -67,14 +67,6 @@ def symmetries(size: int) -> NDArray[np.intp]:
     return found
 
 
-@lru_cache(maxsize=16)
-def inverse_symmetries(size: int) -> NDArray[np.intp]:
-    """Return for each symmetry the new place of every old cell, (8, A)."""
-    found = np.argsort(symmetries(size), axis=1, kind="stable")
-    found.setflags(write=False)
-    return found
-
-
 def empty(rules: BoardRules, boards: int) -> Boards:
     """Return boards without stones, (B, A + 1)."""
     found = np.zeros((boards, rules.cells + 1), np.int8)

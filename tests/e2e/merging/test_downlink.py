@@ -25,7 +25,6 @@ from shared.decoding import decode
 from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest
 from shared.signing import digest
-from shared.tensors.frame import parse_frame
 from shared.tensors.slices import Array
 from shared.tensors.spec import Schema
 from tests.support.failpoints import fail, faults
@@ -38,6 +37,7 @@ from tests.support.local_coordinator import (
 )
 from tests.support.local_coordinator import decode as body_of
 from tests.support.local_volunteer import LocalMachine, Process
+from tests.support.parsed_frames import parse_frame
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.tls import Address

@@ -14,7 +14,7 @@ from coordinator.plan.plan import plan
 from coordinator.runs.publishing import ways
 from shared.errors import InvalidFrame, InvalidPlan
 from shared.protocol.versions import BlobRef, Downlink, Link, Snapshot
-from shared.tensors.frame import parse_frame
+from tests.support.parsed_frames import parse_frame
 from tests.support.published_versions import SCHEMA, Versions
 
 COUNT = 200 * 50 + 90  # parameters

@@ -28,12 +28,12 @@ from shared.tensors.frame import (
     FrameWriter,
     frame_bytes,
     open_frame,
-    parse_frame,
     read_header,
 )
 from shared.tensors.header import HEADER_BYTES_MAX
 from shared.tensors.spec import Schema, TensorSpec, by_name, count, grid, nbytes
 from tests.support.examples import examples
+from tests.support.parsed_frames import parse_frame
 
 SMALL: Schema = (
     TensorSpec("a", (2, 3)),

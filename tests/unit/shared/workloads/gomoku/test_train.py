@@ -19,7 +19,7 @@ from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.network import NetEvaluator, build
 from shared.workloads.gomoku.play import PlayWork
 from shared.workloads.gomoku.records import GameRecord, check, decode, positions, score
-from shared.workloads.gomoku.rules import inverse_symmetries
+from shared.workloads.gomoku.rules import symmetries
 from shared.workloads.gomoku.train import Batches
 from shared.workloads.gomoku.verification import Bench, examine
 from tests.support.workloads.tiny_gomoku import (
@@ -180,7 +180,7 @@ def test_every_drawn_position_is_a_turned_one_of_the_window(window: Window) -> N
     known = {
         (found.boards[row, turn].tobytes(), found.visits[row, turn].tobytes())
         for row in range(len(found))
-        for turn in inverse_symmetries(6)
+        for turn in np.argsort(symmetries(6), axis=1)
     }
     boards, policies, _ = Batches(found, 6, job("learn", config(), 1)).read(0, 0, 64)
     visits = (policies * 32).round().numpy().astype(np.uint16)
