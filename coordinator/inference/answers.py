@@ -18,6 +18,7 @@ from coordinator.database.ledger import payments
 from coordinator.inference.answerers import Answerers
 from coordinator.inference.inference_engine import (
     AnswerPiece,
+    FinishReason,
     Generation,
     InferenceEngine,
     ModelVersion,
@@ -120,7 +121,6 @@ class AnswerStream:
         self.prompt_tokens = prompt_tokens
         self.cost_micro = 0
         self.echo: AnswerPiece | None = None  # the prompt, if each sequence begins with it
-        self.count = len(sequences)
         self._sequences = sequences
         self._count = count
 
@@ -278,12 +278,14 @@ class Answers:
                     )
                 )
                 for number in range(wish.count)
+                if most
             ]
             count = partial(self.meter.count, metered)
             answer = AnswerStream(metered, len(prepared.tokens), sequences, count)
             if wish.echo:
                 text = wish.prompt if isinstance(wish.prompt, str) else prepared.text
-                answer.echo = AnswerPiece(text=text, logprobs=prepared.said)
+                end: FinishReason | None = None if most else "length"
+                answer.echo = AnswerPiece(text=text, logprobs=prepared.said, finish=end)
         except BaseException:
             await self.settle(metered)
             raise
@@ -339,7 +341,7 @@ def _order(model: Servable, kind: str, tokens_in: int, most: int) -> MeteredRequ
 def _room(model: Servable, wish: TextPrompt, prompt: int, context: int) -> int:
     """Return how many tokens may be generated. Raises Wrong with the figures."""
     room, limit = context - prompt, model.tier.tokens
-    if room < 1 or (wish.max_tokens is not None and wish.max_tokens > room):
+    if room < (1 if wish.max_tokens is None else wish.max_tokens):
         wanted = f" and {wish.max_tokens} more" if wish.max_tokens and room > 0 else ""
         raise Wrong(
             f"the prompt has {prompt} tokens{wanted}, and {context} fit, answer included: "
@@ -353,7 +355,7 @@ def _room(model: Servable, wish: TextPrompt, prompt: int, context: int) -> int:
             "more is earned by training",
             "max_tokens",
         )
-    return wish.max_tokens or min(room, limit, DEFAULT_TOKENS)
+    return min(room, limit, DEFAULT_TOKENS) if wish.max_tokens is None else wish.max_tokens
 
 
 def _unit_nano(run: RunRow) -> int:

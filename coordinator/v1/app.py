@@ -41,6 +41,13 @@ if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
 SEED_BITS = 31
+# Reply to a browser that asks what pages of other sites may send. Keys travel in a header that a
+# page sets itself; there are no cookies, so a page without a key gets what any stranger gets.
+PREFLIGHT = [
+    (b"access-control-allow-methods", b"GET, POST"),
+    (b"access-control-allow-headers", b"authorization, *"),
+    (b"access-control-max-age", b"86400"),
+]
 Handle = Callable[[Asker, Scope, Receive, Out], Awaitable[None]]
 
 log = structlog.get_logger("v1")
@@ -94,13 +101,13 @@ class V1Api:
             created = int(self._coordinator.clock.now())
             form = Form(answer.id, model.name, created, wish)
             if not ask.stream:
-                async for number, piece in self._pieces(answer, out):
+                async for number, piece in self._pieces(answer, wish.count, out):
                     form.add(number, piece)
                 cost = await self._answers.close(answer)
                 await out.whole(form.whole(answer.prompt_tokens, cost))
                 return
             await out.comment()
-            async for number, piece in self._pieces(answer, out):
+            async for number, piece in self._pieces(answer, wish.count, out):
                 for chunk in form.chunks(number, piece):
                     await out.event(chunk)
             cost = await self._answers.close(answer)
@@ -109,12 +116,12 @@ class V1Api:
             await out.done()
 
     async def _pieces(
-        self, answer: AnswerStream, out: Out
+        self, answer: AnswerStream, count: int, out: Out
     ) -> AsyncIterator[tuple[int, AnswerPiece]]:
         """Yield pieces as they arrive. Raises ClientGone as soon as the client leaves."""
         gone = out.gone()
         if answer.echo is not None:
-            for number in range(answer.count):
+            for number in range(count):
                 yield number, answer.echo
         async with aclosing(answer.pieces(gone)) as pieces:
             async for found in pieces:
@@ -135,6 +142,9 @@ class _ApiHandler:
         scope["endpoint_path"] = self._path
         out = Out(scope, receive, send)
         try:
+            if scope["method"] == "OPTIONS":
+                await out.reply(200, PREFLIGHT, b"")
+                return
             asker = await self._sign_in(scope)
             await self._handle(asker, scope, receive, out)
         except ClientGone:
@@ -200,7 +210,10 @@ def routes(coordinator: Coordinator) -> list[Route]:
         for e in V1
     ]
     rest = _ApiHandler(coordinator, "/v1", nothing)
-    return [*found, Route("/v1/{rest:path}", rest, methods=["GET", "POST", "PUT", "DELETE"])]
+    return [
+        *found,
+        Route("/v1/{rest:path}", rest, methods=["GET", "POST", "PUT", "DELETE", "OPTIONS"]),
+    ]
 
 
 def _seed(given: int | None) -> int:

@@ -24,6 +24,8 @@ END = TokenLogprob(text="", logprob=None)
 
 def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
     """Return the prompt of a completion request. Raises Wrong."""
+    if ask.max_tokens == 0 and not ask.echo:
+        raise Wrong("max_tokens: 0 needs echo = true", "max_tokens")
     return TextPrompt(
         kind="completion",
         prompt=ask.prompt if isinstance(ask.prompt, str) else TokenPrompt(tuple(ask.prompt)),

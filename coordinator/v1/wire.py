@@ -37,6 +37,12 @@ T = TypeVar("T")
 BRIDGE_S = 5.0  # interval of comments in a stream
 SEND_S = 20.0  # a client that takes longer for one piece is dropped
 
+# every reply, refusals too, may be read by pages of other sites
+FOR_PAGES = (
+    (b"access-control-allow-origin", b"*"),
+    (b"access-control-expose-headers", b"*"),
+)
+
 _FIELD = re.compile(r"unknown field `([^`]*)`|missing required field `([^`]*)`")
 _PLACE = re.compile(r"(.*?)(?: - at `\$\.?([^`]*)`)?", re.DOTALL)
 _TYPES = {
@@ -239,7 +245,8 @@ class Out:
         if not self._scope.get("body_read") and self._scope["method"] == "POST":
             headers = [*headers, (b"connection", b"close")]
         self._scope["status"] = status
-        start = {"type": "http.response.start", "status": status, "headers": [*headers, name]}
+        headers = [*headers, name, *FOR_PAGES]
+        start = {"type": "http.response.start", "status": status, "headers": headers}
         await self._put(start)
 
     async def _put(self, message: MutableMapping[str, Any]) -> None:

@@ -185,7 +185,8 @@ class CompletionRequest(_Strict, frozen=True, kw_only=True):
     answered_by: AnsweredBy = None
     prompt: str | Annotated[tuple[Number, ...], Meta(max_length=1 << 20)]  # the text or its tokens
     echo: bool = False
-    max_tokens: Tokens | None = None
+    # 0 with `echo`: the prompt's probabilities only
+    max_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     seed: Seed | None = None

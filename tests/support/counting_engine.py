@@ -27,6 +27,10 @@ def expected(prompt: str, seed: int, count: int) -> str:
     return "".join(LETTERS[(start + 7 * n) % 26] for n in range(count))
 
 
+def _said(letter: str, at: int) -> TokenLogprob:
+    return TokenLogprob(text=letter, logprob=-0.5 if at else None, top=((letter, -0.5),) * bool(at))
+
+
 class CountingEngine:
     """Writes letters; `gate`, where given, lets one token through each time it is released."""
 
@@ -42,12 +46,11 @@ class CountingEngine:
     async def prepare(
         self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
     ) -> PreparedPrompt:
-        if isinstance(prompt, TokenPrompt):
-            return PreparedPrompt(
-                tokens=prompt.tokens, context=self.context, text=bytes(prompt.tokens).decode()
-            )
-        assert isinstance(prompt, str)
-        return PreparedPrompt(tokens=tuple(prompt.encode()), context=self.context)
+        text = bytes(prompt.tokens).decode() if isinstance(prompt, TokenPrompt) else str(prompt)
+        said = () if probe is None else tuple(map(_said, text, range(len(text))))
+        return PreparedPrompt(
+            tokens=tuple(text.encode()), context=self.context, text=text, said=said
+        )
 
     async def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:
         self.open += 1

@@ -241,6 +241,55 @@ async def test_an_echo_begins_with_the_prompt(house: Answering) -> None:
             assert "".join(c.choices[0].text for c in parts) == said.choices[0].text
 
 
+async def test_a_prompt_is_scored_without_an_answer(house: Answering) -> None:
+    wish: dict[str, Any] = {"model": "tiny", "prompt": "two", "echo": True, "max_tokens": 0}
+    async with house.client() as client:
+        said = await client.completions.create(**wish, logprobs=1, n=2)
+        chunks = [c async for c in await client.completions.create(**wish, logprobs=1, stream=True)]
+        with pytest.raises(openai.BadRequestError, match="max_tokens: 0 needs echo"):
+            await client.completions.create(**{**wish, "echo": False})
+    assert [choice.text for choice in said.choices] == ["two", "two"]
+    for found in (said.choices[1], chunks[0].choices[0]):
+        assert found.text == "two"
+        assert found.logprobs is not None
+        assert found.logprobs.tokens == ["t", "w", "o"]
+        assert found.logprobs.token_logprobs == [None, -0.5, -0.5]
+    assert said.choices[0].finish_reason == chunks[-1].choices[0].finish_reason == "length"
+    assert said.usage is not None
+    assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (3, 0)
+    assert said.usage.model_dump()["cost_micro"] > 0
+    await house.sound()
+
+
+async def test_a_page_of_another_site_may_ask_with_a_key(house: Answering) -> None:
+    origin = {"Origin": "https://chat.example.org"}
+    asked = "authorization,content-type,x-stainless-lang"
+    preflight = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": asked}
+    async with httpx.AsyncClient(base_url=house.url) as http:
+        for path in ("/v1/chat/completions", "/v1/models", "/v1/models/tiny"):
+            reply = await http.options(path, headers=origin | preflight)
+            allowed = {key[21:]: value for key, value in reply.headers.items() if "allow-" in key}
+            assert (reply.status_code, reply.content) == (200, b"")
+            assert allowed == {"methods": "GET, POST", "headers": "authorization, *", "origin": "*"}
+        refused = await http.get("/v1/models", headers=origin)
+        elsewhere = await http.options("/api/v1/runs", headers=origin | preflight)
+    replies: list[Any] = [refused]
+    async with house.client() as client:
+        page = client.with_options(default_headers=origin)
+        wish: dict[str, Any] = {"model": "tiny", "prompt": "x", "max_tokens": 1}
+        for stream in (False, True):
+            raw = await page.completions.with_raw_response.create(**wish, stream=stream)
+            replies.append(raw.http_response)
+        with pytest.raises(openai.BadRequestError) as wrong:
+            await page.completions.create(**{**wish, "temperature": 3})
+        replies.append(wrong.value.response)
+    assert [reply.status_code for reply in replies] == [401, 200, 200, 400]
+    for reply in replies:
+        assert reply.headers["access-control-allow-origin"] == "*"
+        assert "access-control-allow-credentials" not in reply.headers
+    assert "access-control-allow-origin" not in elsewhere.headers
+
+
 async def test_a_stream_that_waits_is_bridged_by_comments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
