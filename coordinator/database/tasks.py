@@ -20,6 +20,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     CursorResult,
+    Double,
     and_,
     bindparam,
     exists,
@@ -41,7 +42,7 @@ from coordinator.rules.audits import AUDIT
 from coordinator.rules.run_file import TaskSettings
 from coordinator.rules.sizing import episodes_bytes_max, upload_bytes_max
 from shared.decoding import decode
-from shared.errors import Cancelled, Gone, NotFound, Unavailable
+from shared.errors import Cancelled, Gone, NotFound, Unavailable, VolunteerError
 from shared.protocol.base import TaskState
 from shared.protocol.limits import AUDIT_BYTES
 
@@ -192,14 +193,18 @@ def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
 _PARAMETERS = select(runs.c.parameters).where(its(runs.c.id))
 
 
-def grant_bytes(conn: Connection, row: TaskRow) -> int:
-    """Return the maximum size of one update for this task."""
+def grant_bytes(conn: Connection, row: TaskRow, of_runs: dict[int, int]) -> int:
+    """Return the maximum size of one update for this task; that of each run is kept in
+    `of_runs`.
+    """
     if row.kind == AUDIT:
         return AUDIT_BYTES
     if row.kind in GAMES:
         return episodes_bytes_max(row.stop - row.start)
-    found = conn.execute(_PARAMETERS, {"its_id": row.run_id}).scalar_one()
-    return upload_bytes_max(int(found))
+    if row.run_id not in of_runs:
+        found = conn.execute(_PARAMETERS, {"its_id": row.run_id}).scalar_one()
+        of_runs[row.run_id] = upload_bytes_max(int(found))
+    return of_runs[row.run_id]
 
 
 _V = versions.c
@@ -214,10 +219,14 @@ _BEGUN = select(tasks, *_BASED).where(its(tasks.c.id))
 _REBASE = (
     update(tasks).where(its(tasks.c.id)).values(base_version=_HEAD).returning(*tasks.c, *_BASED)
 )
-_BEGIN = _REBASE.values(
-    begun_at=bindparam("now"),
-    finish_by=bindparam("soft"),
-    finish_limit=bindparam("hard"),
+_GRANTED = tasks.c.finish_limit - tasks.c.claimed_at  # twice the time that the claim granted
+_NOW: ColumnElement[float] = bindparam("now", type_=Double())
+_BEGIN = (
+    update(tasks)
+    .where(among(tasks.c.id, "ids"))
+    .values(base_version=_HEAD, begun_at=_NOW)
+    .values(finish_by=_NOW + _GRANTED / 2, finish_limit=_NOW + _GRANTED)
+    .returning(*tasks.c, *_BASED)
 )
 _BEGIN_AT = _BEGIN.values(base_version=bindparam("base"))
 
@@ -254,31 +263,51 @@ def begin(
     """
     row = holder(conn, task_id)
     may_submit(row, worker_id, attempt)
-    again, given = row.begun_at is not None, {"its_id": task_id}
-    if again:
-        found = conn.execute(_REBASE if newest and row.kind != AUDIT else _BEGUN, given)
-    else:
-        if row.state != "doing" or row.finish_limit is None or row.claimed_at is None:
-            raise Gone(f"the time of task {task_id} ran out before it began")
-        allowance = (row.finish_limit - row.claimed_at) / 2
-        bound = {"now": now, "soft": now + allowance, "hard": now + 2 * allowance}
-        begins = _BEGIN
-        if row.kind == AUDIT:  # an audit begins from the base of the task that it repeats
-            begins, bound = _BEGIN_AT, bound | {"base": int(decode(row.options)["base_version"])}
-        found = conn.execute(begins, given | bound)
-    values = dict(found.mappings().one())
+    if row.begun_at is None:
+        (begun,) = begin_all(conn, [row], now)
+        if isinstance(begun, VolunteerError):
+            raise begun
+        return begun, False
+    found = conn.execute(_REBASE if newest and row.kind != AUDIT else _BEGUN, {"its_id": task_id})
+    return _begun(dict(found.mappings().one()), now), True
+
+
+def begin_all(
+    conn: Connection, rows: Sequence[TaskRow], now: float
+) -> list[Begun | VolunteerError]:
+    """Bind the newest versions as the bases of locked tasks that have not begun; return each start
+    of work, or the reason why there is none.
+    """
+    given: dict[str, Any] = {"now": now}
+    ready = [row.id for row in rows if row.kind != AUDIT and _is_ready(row)]
+    found = conn.execute(_BEGIN, given | {"ids": ready}).mappings().all() if ready else []
+    made = {values["id"]: _begun(dict(values), now) for values in found}
+    for row in rows:
+        if row.kind == AUDIT and _is_ready(row):  # begins from the base of the task that it repeats
+            given |= {"ids": [row.id], "base": int(decode(row.options)["base_version"])}
+            made[row.id] = _begun(dict(conn.execute(_BEGIN_AT, given).mappings().one()), now)
+    return [
+        made.get(row.id) or Gone(f"the time of task {row.id} ran out before it began")
+        for row in rows
+    ]
+
+
+def _is_ready(row: TaskRow) -> bool:
+    return row.state == "doing" and row.finish_limit is not None and row.claimed_at is not None
+
+
+def _begun(values: dict[str, Any], now: float) -> Begun:
     run, global_step = values.pop("run"), values.pop("global_step")
     row = row_of(values)
     if global_step is None or row.base_version is None:
-        raise Unavailable(f"the run of task {task_id} has no version yet", retry_after_s=10)
-    begun = Begun(
+        raise Unavailable(f"the run of task {row.id} has no version yet", retry_after_s=10)
+    return Begun(
         task=row,
         run=run,
         version=row.base_version,
         global_step=int(global_step),
         finish_by=row.finish_by if row.finish_by is not None else now,
     )
-    return begun, again
 
 
 _W = contributions.c
@@ -290,16 +319,18 @@ _AWAITED = exists().where(
     _W.unproven.is_(False),  # a contribution that waits for its proof may wait for long
 )
 _AWAITS = (
-    select(tasks.c.run_id, runs.c.phase)
+    select(tasks.c.id, tasks.c.run_id, runs.c.phase)
     .join_from(tasks, runs, runs.c.id == tasks.c.run_id)
-    .where(its(tasks.c.id), its(tasks.c.worker_id), tasks.c.begun_at.is_(None), _AWAITED)
+    .where(among(tasks.c.id, "ids"), tasks.c.begun_at.is_(None), _AWAITED)
 )
 
 
-def awaits_merge(conn: Connection, task_id: int, worker_id: str) -> tuple[int, int] | None:
-    """Return run and phase of a task not begun, if its worker's contribution waits for a merge."""
-    found = conn.execute(_AWAITS, {"its_id": task_id, "its_worker_id": worker_id}).first()
-    return None if found is None else (int(found[0]), int(found[1]))
+def await_merge(conn: Connection, task_ids: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return run and phase of those tasks not begun whose worker's contribution waits for a
+    merge.
+    """
+    found = conn.execute(_AWAITS, {"ids": task_ids})
+    return {task: (run_id, phase) for task, run_id, phase in found}
 
 
 _FINISH = update(tasks).where(

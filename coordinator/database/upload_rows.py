@@ -21,7 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import among
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions, uploads
 from coordinator.database.tables.tasks import tasks
@@ -59,32 +59,27 @@ def _named() -> ColumnElement[bool]:
 
 _U = uploads.c
 _ADD = insert(uploads)
-_GET = select(uploads).where(its(_U.id), its(_U.worker_id))
-_SAME = select(uploads).where(
-    its(_U.task_id), its(_U.attempt), its(_U.part), its(_U.tries), its(_U.sha256)
-)
-_FINISH = update(uploads).where(its(_U.id)).values(complete=True)
+_GET = select(uploads).where(among(_U.id, "ids"))
+_OF_TASKS = select(uploads).where(among(_U.task_id, "tasks"))
+_FINISH = update(uploads).where(among(_U.id, "ids")).values(complete=True)
 _UNVETTED = (
     select(func.coalesce(func.sum(_U.size), 0))
     .join_from(uploads, workers, workers.c.id == _U.worker_id)
     .join(volunteers, volunteers.c.id == workers.c.volunteer_id)
     .where(volunteers.c.standing != "vetted", ~_named())
 )
-_PLACE = (
-    select(func.count())
-    .where(its(_U.task_id), its(_U.attempt), its(_U.part), its(_U.tries))
-    .where(_U.evidence_of.is_(None))
-)
-_STANDING = select(volunteers.c.standing).where(its(volunteers.c.id))
+_WAITING = and_(_U.worker_id == workers.c.id, ~_handed_in())
 _USE = (
     select(
-        func.count().label("uploads"),
+        volunteers.c.id,
+        volunteers.c.standing,
+        func.count(_U.id).label("uploads"),
         func.coalesce(func.sum(_U.size), 0).label("bytes"),
-        _PLACE.scalar_subquery().label("in_place"),
-        _STANDING.scalar_subquery().label("standing"),
     )
-    .join_from(uploads, workers, workers.c.id == _U.worker_id)
-    .where(its(workers.c.volunteer_id), ~_handed_in())
+    .join_from(volunteers, workers, workers.c.volunteer_id == volunteers.c.id)
+    .outerjoin(uploads, _WAITING)
+    .where(among(volunteers.c.id, "volunteers"))
+    .group_by(volunteers.c.id, volunteers.c.standing)
 )
 _HELD = (tasks.c.state == "doing") | and_(tasks.c.state == "todo", tasks.c.returned)
 _ABANDONED = (
@@ -96,26 +91,24 @@ _ABANDONED = (
 )
 
 
-def add(conn: Connection, row: UploadRow) -> None:
-    conn.execute(_ADD, msgspec.structs.asdict(row))
+def add(conn: Connection, rows: Sequence[UploadRow]) -> None:
+    if rows:
+        conn.execute(_ADD, [msgspec.structs.asdict(row) for row in rows])
 
 
-def get(conn: Connection, upload_id: str, worker_id: str) -> UploadRow | None:
-    """Return the upload, if it belongs to this worker."""
-    row = conn.execute(_GET, {"its_id": upload_id, "its_worker_id": worker_id}).mappings().first()
-    return None if row is None else UploadRow(**row)
+def by_ids(conn: Connection, upload_ids: Sequence[str]) -> dict[str, UploadRow]:
+    """Return the existing uploads with these ids."""
+    found = conn.execute(_GET, {"ids": upload_ids}).mappings()
+    return {row["id"]: UploadRow(**row) for row in found}
 
 
-def same(conn: Connection, row: UploadRow) -> UploadRow | None:
-    """Return an earlier upload of the same bytes for the same try of the same part."""
-    place = ("task_id", "attempt", "part", "tries", "sha256")
-    given = {f"its_{name}": getattr(row, name) for name in place}
-    known = conn.execute(_SAME, given).mappings().first()
-    return None if known is None else UploadRow(**known)
+def of_tasks(conn: Connection, task_ids: Sequence[int]) -> list[UploadRow]:
+    """Return the uploads for all attempts at some tasks."""
+    return [UploadRow(**row) for row in conn.execute(_OF_TASKS, {"tasks": task_ids}).mappings()]
 
 
-def finish(conn: Connection, upload_id: str) -> None:
-    conn.execute(_FINISH, {"its_id": upload_id})
+def finish(conn: Connection, upload_ids: Sequence[str]) -> None:
+    conn.execute(_FINISH, {"ids": sorted(upload_ids)})
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,21 +116,15 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
     count: int  # uploads without a contribution yet; `bytes` is their size
     bytes: int
-    in_place: int  # uploads for the same part of a lease
     vetted: bool
 
 
-def use(conn: Connection, volunteer_id: str, row: UploadRow) -> Use:
-    """Return a volunteer's use of its quota, before another upload is added."""
-    given = {f"its_{name}": getattr(row, name) for name in ("task_id", "attempt", "part", "tries")}
-    given |= {"its_volunteer_id": volunteer_id, "its_id": volunteer_id}
-    found = conn.execute(_USE, given).one()
-    return Use(
-        count=int(found.uploads),
-        bytes=int(found.bytes),
-        in_place=int(found.in_place),
-        vetted=found.standing == "vetted",
-    )
+def use(conn: Connection, volunteer_ids: Sequence[str]) -> dict[str, Use]:
+    """Return the use of their quotas by volunteers, before other uploads are added."""
+    return {
+        row.id: Use(count=int(row.uploads), bytes=int(row.bytes), vetted=row.standing == "vetted")
+        for row in conn.execute(_USE, {"volunteers": volunteer_ids})
+    }
 
 
 def waiting_unvetted(conn: Connection) -> int:

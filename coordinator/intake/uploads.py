@@ -13,15 +13,17 @@ import asyncio
 import hashlib
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from coordinator.database import contributions, datasets, recomputes, runs, tasks, upload_rows
+from coordinator.database.tasks import TaskRow
 from coordinator.database.upload_rows import UploadRow, Use
+from coordinator.joiner import Joiner
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.checks import REVEAL_MAX_S
 from coordinator.rules.sizing import evidence_bytes_max
@@ -39,6 +41,7 @@ from shared.errors import (
     StorageFull,
     TooLarge,
     TooManyRequests,
+    VolunteerError,
 )
 from shared.machine_limits import disk_bytes
 from shared.protocol.contributions import UploadInfo, UploadRequest
@@ -68,6 +71,7 @@ UNVETTED_SHARE = 0.5  # share of the free disk above the floor for all unvetted 
 ABANDONED_S = 60.0
 # most hash states kept between requests; a missing state is recomputed from the file
 HASHES_MAX = 512
+JOINED_MAX = 64  # uploads in one transaction
 EXPIRE_MAX = 500
 
 
@@ -140,6 +144,17 @@ class _PartialFile:
             self._file.close()
 
 
+class _Asked(NamedTuple):
+    """Request to begin an upload, and the free bytes of the disk."""
+
+    principal: Principal
+    request: UploadRequest
+    free: float
+
+
+_Granted = tuple[UploadRow, bool]  # an upload, and whether it is new
+
+
 class Uploads(PlatformService):
     """Receives the bytes of contributions."""
 
@@ -150,6 +165,12 @@ class Uploads(PlatformService):
         self._writers: dict[str, _UploadWriter] = {}
         self._hashes: OrderedDict[str, tuple[int, Digest]] = OrderedDict()
         self.durations = Durations(SLOW_S)  # duration of requests that brought bytes
+        # those of an account one after the other, since each counts against its quota
+        self._granting = Joiner(
+            self._grant_all, JOINED_MAX, key=lambda each: each.principal.volunteer_id
+        )
+        self._reading = Joiner(self._read_all, JOINED_MAX)
+        self._finishing = Joiner(self._store_all, JOINED_MAX)
 
     def _path(self, upload_id: str) -> Path:
         return self._directory / upload_id
@@ -168,7 +189,7 @@ class Uploads(PlatformService):
         if not 0 < request.size <= UPLOAD_BYTES_MAX:
             raise TooLarge(f"an upload has between 1 and {UPLOAD_BYTES_MAX} bytes")
         free = await in_pool(self._check_space, request.size)
-        row, fresh = await self._db.write(lambda conn: self._begin(conn, principal, request, free))
+        row, fresh = await self._granting.ask(_Asked(principal, request, free))
         return await self._directed(self._view(row, 0) if fresh else await self._info(row))
 
     async def _directed(self, info: UploadInfo) -> UploadInfo:
@@ -182,45 +203,68 @@ class Uploads(PlatformService):
         url = await staging.url(info.upload_id, info.offset, size)
         return msgspec.structs.replace(info, url=url)
 
-    def _begin(
-        self, conn: Connection, principal: Principal, request: UploadRequest, free: float
-    ) -> tuple[UploadRow, bool]:
-        """Return the upload, and whether it is new."""
-        now = self._clock.now()
-        row = copying(UploadRow, request, principal)(
+    async def _grant_all(self, asked: Sequence[_Asked]) -> list[_Granted | Exception]:
+        return await self._db.write(lambda conn: self._grant(conn, asked))
+
+    def _grant(self, conn: Connection, asked: Sequence[_Asked]) -> list[_Granted | Exception]:
+        """Store new uploads; return each upload and whether it is new, or an error."""
+        numbers = [each.request.task for each in asked]
+        held = tasks.holders(conn, numbers)
+        there = upload_rows.of_tasks(conn, numbers)
+        uses = upload_rows.use(conn, [each.principal.volunteer_id for each in asked])
+        granted: dict[int, int] = {}  # bytes by run
+        answers: list[_Granted | Exception] = []
+        unvetted = 0  # bytes
+        for each in asked:
+            try:
+                if (task := held.get(each.request.task)) is None:
+                    raise NotFound(f"there is no task {each.request.task} of yours")
+                row = self._row_of(conn, each, task)
+                place = [one for one in there if _place(one) == _place(row)]
+                if (known := _same(place, row)) is not None:
+                    answers.append((known, False))
+                    continue
+                use = uses[each.principal.volunteer_id]
+                if row.evidence_of is None:
+                    size = tasks.grant_bytes(conn, task, granted)
+                    self._check_grant(row, use, place, size)
+                if not use.vetted:
+                    _check_share(conn, unvetted + row.size, each.free)
+                    unvetted += row.size
+                answers.append((row, True))
+            except VolunteerError as error:
+                answers.append(error)
+        new = [found for found in answers if not isinstance(found, Exception) and found[1]]
+        upload_rows.add(conn, [row for row, _ in new])
+        return answers
+
+    def _row_of(self, conn: Connection, each: _Asked, task: TaskRow) -> UploadRow:
+        """Return the row of an upload that its worker may begin. Raises like `create`."""
+        (principal, request, _), now = each, self._clock.now()
+        until = now + UPLOAD_TTL_S
+        if request.evidence_of:
+            _check_evidence(conn, principal, request, task.run_id)
+            until = now + 2 * REVEAL_MAX_S
+        else:
+            tasks.may_submit(task, principal.worker_id, request.attempt)
+        return copying(UploadRow, request, principal)(
             id=secrets.token_hex(16),
             task_id=request.task,
             complete=False,
             created_at=now,
-            expires_at=now + UPLOAD_TTL_S,
+            expires_at=until,
             evidence_of=request.evidence_of or None,
         )
-        task = tasks.holder(conn, request.task)
-        if request.evidence_of:
-            _check_evidence(conn, principal, request, task.run_id)
-            row = msgspec.structs.replace(row, expires_at=now + 2 * REVEAL_MAX_S)
-        else:
-            tasks.may_submit(task, principal.worker_id, request.attempt)
-        known = upload_rows.same(conn, row)
-        if known is not None:
-            if known.worker_id != principal.worker_id:
-                raise NotFound(f"there is no task {request.task} of yours")
-            if known.size != request.size:
-                raise Conflict("these bytes were announced before with another size")
-            return known, False
-        use = upload_rows.use(conn, principal.volunteer_id, row)
-        if not request.evidence_of:
-            self._check_grant(row, use, tasks.grant_bytes(conn, task))
-        if not use.vetted:
-            _check_share(conn, row.size, free)
-        upload_rows.add(conn, row)
-        return row, True
 
-    def _check_grant(self, row: UploadRow, use: Use, granted: int) -> None:
-        """Raise TooLarge beyond a lease's grant, Conflict and TooManyRequests beyond the quota."""
+    def _check_grant(
+        self, row: UploadRow, use: Use, place: Sequence[UploadRow], granted: int
+    ) -> None:
+        """Raise TooLarge beyond a lease's grant, Conflict and TooManyRequests beyond the quota.
+        `place` has the uploads for the same part.
+        """
         if row.size > granted:
             raise TooLarge(f"{row.size} bytes were announced, task {row.task_id} grants {granted}")
-        if use.in_place >= PLACE_MAX:
+        if sum(one.evidence_of is None for one in place) >= PLACE_MAX:
             raise Conflict(f"task {row.task_id} has {PLACE_MAX} uploads of this part already")
         quota = self._settings.constants.upload_quota_bytes
         if not use.vetted:
@@ -248,12 +292,15 @@ class Uploads(PlatformService):
         return await self._info(await self._row(principal, upload_id))
 
     async def _row(self, principal: Principal, upload_id: str) -> UploadRow:
-        row = await self._db.read(
-            lambda conn: upload_rows.get(conn, upload_id, principal.worker_id)
-        )
-        if row is None or row.expires_at < self._clock.now():
+        row = await self._reading.ask(upload_id)
+        mine = row is not None and row.worker_id == principal.worker_id
+        if row is None or not mine or row.expires_at < self._clock.now():
             raise NotFound("there is no such upload, or it was deleted: start it again")
         return row
+
+    async def _read_all(self, asked: Sequence[str]) -> list[UploadRow | None]:
+        found = await self._db.read(lambda conn: upload_rows.by_ids(conn, asked))
+        return [found.get(upload_id) for upload_id in asked]
 
     async def _info(self, row: UploadRow) -> UploadInfo:
         offset = row.size if row.complete else await self._there(row)
@@ -457,16 +504,22 @@ class Uploads(PlatformService):
             await staging.finish(row.id, row.sha256, path)
         else:
             await self._blobs.put_file(row.sha256, path)
-
-        def store(conn: Connection) -> bool:
-            datasets.register(conn, [(row.sha256, row.size, "update")], self._clock.now())
-            upload_rows.finish(conn, row.id)
-            return row.evidence_of is not None and recomputes.arrive(conn, row.evidence_of)
-
-        if await self._db.write(store):
+        if await self._finishing.ask(row):
             self._signals.notify("recomputes")
             self._signals.notify("queue")  # the sending machine may be leased tasks again
         return self._view(row, row.size, complete=True)
+
+    async def _store_all(self, rows: Sequence[UploadRow]) -> list[bool]:
+        return await self._db.write(lambda conn: self._store(conn, rows))
+
+    def _store(self, conn: Connection, rows: Sequence[UploadRow]) -> list[bool]:
+        """Mark uploads complete; return for each whether it completes the requested evidence."""
+        now = self._clock.now()
+        datasets.register(conn, [(row.sha256, row.size, "update") for row in rows], now)
+        upload_rows.finish(conn, [row.id for row in rows])
+        proofs = sorted({row.evidence_of for row in rows if row.evidence_of is not None})
+        whole = {number for number in proofs if recomputes.arrive(conn, number)}
+        return [row.evidence_of in whole for row in rows]
 
     async def _drop(self, upload_ids: list[str]) -> None:
         await self._db.write(lambda conn: upload_rows.remove(conn, upload_ids))
@@ -498,6 +551,21 @@ class Uploads(PlatformService):
         for path in self._directory.iterdir():
             if path.stat().st_mtime < older_than and path.name not in self._writers:
                 path.unlink(missing_ok=True)
+
+
+def _place(row: UploadRow) -> tuple[int, int, int, int]:
+    """Return the part, and its try, that an upload is for."""
+    return row.task_id, row.attempt, row.part, row.tries
+
+
+def _same(place: Sequence[UploadRow], row: UploadRow) -> UploadRow | None:
+    """Return an earlier upload of the same bytes in the same place. Raises NotFound, Conflict."""
+    known = next((one for one in place if one.sha256 == row.sha256), None)
+    if known is not None and known.worker_id != row.worker_id:
+        raise NotFound(f"there is no task {row.task_id} of yours")
+    if known is not None and known.size != row.size:
+        raise Conflict("these bytes were announced before with another size")
+    return known
 
 
 def _check_share(conn: Connection, size: int, free: float) -> None:

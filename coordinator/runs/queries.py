@@ -55,6 +55,7 @@ LIVE_S = 4 * HEARTBEAT_S
 PATIENCE_S = 300.0  # longest wait for silent vetted volunteers, if the plan has no deadline
 LISTING_MAX = 1000
 LOSSES_MAX = 2000
+MANIFEST_S = 1.0  # time for which the manifest of a version is cached
 
 
 class DecidedCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +88,7 @@ class RunQueries:
         self._clock = clock
         self._key = key
         self._counts: KeyedCache[str, dict[str, int]] = KeyedCache(0.0, clock, rest=REST)
+        self._manifests: KeyedCache[tuple[str, int], SignedManifest] = KeyedCache(MANIFEST_S, clock)
         self._losses: KeyedCache[str, tuple[LossPoint, ...]] = KeyedCache(0.0, clock, rest=REST)
 
     async def listing(self) -> tuple[RunInfo, ...]:
@@ -236,7 +238,9 @@ class RunQueries:
                 return found
             return renewed(self._key, found, now)
 
-        return await self._db.read(read)
+        if version is None:
+            return await self._db.read(read)
+        return await self._manifests.get((name, version), lambda: self._db.read(read))
 
     async def loss_history(self, name: str) -> tuple[LossPoint, ...]:
         """Return measured losses, oldest first, thinned to the resolution of a curve."""

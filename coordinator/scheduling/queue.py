@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import structlog
@@ -23,11 +23,12 @@ from coordinator.database import (
     volunteers,
 )
 from coordinator.database.tasks import Begun, TaskLine, TaskRow
+from coordinator.joiner import Joiner
 from coordinator.plan.plan import in_phase, no_base
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.standing import LOSS_FAILED, REST_MAX_S, rest_s
 from shared.clock import Clock, pause
-from shared.errors import Gone, VolunteerError
+from shared.errors import Gone, NotFound, VolunteerError
 from shared.protocol.leases import ReleaseRequest
 from shared.protocol.limits import LONG_POLL_S_MAX, RENEW_S
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 FLUSH_S = 1.0
+JOINED_MAX = 64  # begun tasks in one transaction
 EXPIRE_S = 2.0
 EXPIRE_MAX = 500  # tasks that expire in one transaction
 WORKERS_MAX = 100_000  # workers whose failures are remembered
@@ -57,6 +59,17 @@ class _Wait:
     patience_s: float
 
 
+class _Start(NamedTuple):
+    """Request to begin a task."""
+
+    worker_id: str
+    task_id: int
+    attempt: int
+    newest: bool
+    base: int | None  # base version that the work began from
+    patient: bool = True  # the task waits for a merge
+
+
 class Queue:
     """Begins, releases and expires leases; lists and requeues failed tasks."""
 
@@ -69,6 +82,9 @@ class Queue:
         self.claims = claims
         self.renewals = renewals
         self._started_at = clock.now()
+        self._beginning: Joiner[_Start, Begun | _Wait] = Joiner(
+            self._begin_all, JOINED_MAX, key=lambda each: each.task_id
+        )
         self.expired = 0  # leases that this process expired
         self.released: Counter[str] = Counter()  # "failed" or "given back"
         # Recent failed tasks of each worker, and the end of its enforced rest.
@@ -94,37 +110,63 @@ class Queue:
         """
         if base is not None:
             await self._still_good(principal, task_id, attempt, base)
-        who, now = principal.worker_id, self._clock.now
         watch, until = self._signals.watch(), math.inf
-
-        def bind(conn: Connection) -> Begun | _Wait:
-            """Check and bind in one transaction; some tasks must first wait for a merge."""
-            if base is not None:
-                begun, again = leases.tell(conn, task_id, who, attempt, base, now())
-            elif self._clock.monotonic() < until and (wait := self._in_step(conn, who, task_id)):
-                return wait
-            else:
-                begun, again = tasks.begin(conn, task_id, who, attempt, now(), newest=newest)
-            if not again:
-                return begun
-            part, tries = submissions.wanted(conn, begun.task)
-            return msgspec.structs.replace(begun, part=part, tries=tries)
-
-        while isinstance(found := await self._db.write(bind), _Wait):
+        start = _Start(principal.worker_id, task_id, attempt, newest, base)
+        while isinstance(found := await self._beginning.ask(start), _Wait):
             watch.topics = (f"run:{found.run_id}",)
             until = min(until, self._clock.monotonic() + found.patience_s)
             await watch.wait(until - self._clock.monotonic())
+            start = start._replace(patient=self._clock.monotonic() < until)
         self.renewals.hold(found.task)
         return found
 
-    def _in_step(self, conn: Connection, worker_id: str, task_id: int) -> _Wait | None:
-        """Return the merge to which this worker contributed; the task waits for it, at most until
-        the deadline.
+    async def _begin_all(self, asked: Sequence[_Start]) -> list[Begun | _Wait | Exception]:
+        return await self._db.write(lambda conn: self._bind(conn, asked))
+
+    def _bind(self, conn: Connection, asked: Sequence[_Start]) -> list[Begun | _Wait | Exception]:
+        """Check and bind; some tasks must first wait for a merge."""
+        now = self._clock.now()
+        held = tasks.holders(conn, [each.task_id for each in asked])
+        answers: dict[int, Begun | _Wait | Exception] = {}
+        fresh: list[_Start] = []
+        for each in asked:
+            row = held.get(each.task_id)
+            try:
+                if row is None:
+                    raise NotFound(f"there is no task {each.task_id} of yours")
+                tasks.may_submit(row, each.worker_id, each.attempt)
+                if each.base is None and row.begun_at is None:
+                    fresh.append(each)
+                else:
+                    answers[each.task_id] = self._go_on(conn, each, now)
+            except VolunteerError as error:
+                answers[each.task_id] = error
+        patient = [each.task_id for each in fresh if each.patient]
+        awaited = tasks.await_merge(conn, patient) if patient else {}
+        waits = {task: self._in_step(conn, *found) for task, found in awaited.items()}
+        answers |= {task: wait for task, wait in waits.items() if wait is not None}
+        rows = [held[each.task_id] for each in fresh if each.task_id not in answers]
+        answers |= {
+            row.id: begun for row, begun in zip(rows, tasks.begin_all(conn, rows, now), strict=True)
+        }
+        return [answers[each.task_id] for each in asked]
+
+    def _go_on(self, conn: Connection, each: _Start, now: float) -> Begun:
+        """Bind the base that the worker names, or repeat the reply to its earlier request."""
+        what = each.task_id, each.worker_id, each.attempt
+        if each.base is not None:
+            begun, again = leases.tell(conn, *what, each.base, now)
+        else:
+            begun, again = tasks.begin(conn, *what, now, newest=each.newest)
+        if not again:
+            return begun
+        part, tries = submissions.wanted(conn, begun.task)
+        return msgspec.structs.replace(begun, part=part, tries=tries)
+
+    def _in_step(self, conn: Connection, run_id: int, phase: int) -> _Wait | None:
+        """Return the merge to which a worker contributed; its task waits for it, at most until the
+        deadline.
         """
-        found = tasks.awaits_merge(conn, task_id, worker_id)
-        if found is None:
-            return None
-        run_id, phase = found
         plan = in_phase(self.claims.spec(conn, run_id).plan, phase)
         if plan.overlap:
             return None

@@ -288,7 +288,7 @@ async def test_a_task_taken_whole_leaves_no_rest(rows: Rows) -> None:
 async def test_uploads_are_granted_by_the_kind_of_the_task(rows: Rows) -> None:
     async def granted(**columns: Any) -> int:
         row = await rows.put(**columns)
-        return await rows.db.read(lambda c: tasks.grant_bytes(c, row))
+        return await rows.db.read(lambda c: tasks.grant_bytes(c, row, {}))
 
     assert await granted(kind=AUDIT) == AUDIT_BYTES
     assert await granted(kind="selfplay") == await granted(kind="evaluate") == episodes_bytes_max(8)
@@ -608,16 +608,17 @@ async def test_a_worker_waits_for_the_merge_of_its_own_update_only(rows: Rows) -
     done = await rows.put(state="done", base_version=0)
     task = await rows.put(**HELD)
 
-    async def awaits() -> tuple[int, int] | None:
-        return await rows.db.read(lambda c: tasks.awaits_merge(c, task.id, rows.a.worker_id))
+    other = await rows.put(**HELD | {"worker_id": rows.b.worker_id, "claim_id": "other"})
 
-    assert await awaits() is None
+    async def awaits() -> dict[int, tuple[int, int]]:
+        return await rows.db.read(lambda c: tasks.await_merge(c, [task.id, other.id]))
+
+    assert not await awaits()
     await rows.write(lambda c: add_contribution(c, done))
-    assert await awaits() == (rows.run, 0)
-    assert await rows.db.read(lambda c: tasks.awaits_merge(c, task.id, rows.b.worker_id)) is None
+    assert await awaits() == {task.id: (rows.run, 0)}
     merged = contributions_table.update().values(state="merged")
     await rows.write(lambda c: c.execute(merged))
-    assert await awaits() is None
+    assert not await awaits()
 
 
 async def test_work_ends_once_however_it_came_in(rows: Rows) -> None:

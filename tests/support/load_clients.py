@@ -11,11 +11,12 @@ import asyncio
 import hashlib
 import itertools
 import random
-from collections import defaultdict
+import time
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpx
 import msgspec
@@ -39,6 +40,16 @@ GONE = 410  # to a lease that was given back and is somebody else's by now
 GOOD = ("accepted", "merged", "superseded")
 
 
+class Named(Protocol):
+    """Volunteer with an account."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def volunteer_id(self) -> str: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Held:
     """Lease from the reply to a claim to the request that ends it: no other worker may hold it."""
@@ -52,18 +63,16 @@ class Held:
 
 @dataclass
 class Diary:
-    """Every reply to a volunteer, in one order."""
+    """Every reply to a volunteer, in one order, which diaries of several processes share."""
 
-    tick: int = 0
     answers: int = 0
     leases: list[Held] = field(default_factory=list)
-    verdicts: list[tuple[Numbers, Verdict]] = field(default_factory=list)
+    verdicts: list[tuple[Named, Verdict]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     answered: asyncio.Event = field(default_factory=asyncio.Event)
 
     def now(self) -> int:
-        self.tick += 1
-        return self.tick
+        return time.monotonic_ns()
 
     async def more(self, count: int) -> None:
         """Wait for so many more answers."""
@@ -266,9 +275,7 @@ def overlaps(leases: Sequence[Held]) -> list[str]:
     return found
 
 
-async def losses(
-    coordinator: Coordinator, diary: Diary, volunteers: Sequence[Numbers]
-) -> list[str]:
+async def losses(coordinator: Coordinator, diary: Diary, volunteers: Sequence[Named]) -> list[str]:
     """Return the replies that hold no longer, and every invariant that is broken."""
     rows = await coordinator.db.read(
         lambda conn: list(conn.execute(contributions_table.select()).mappings())
@@ -290,10 +297,11 @@ async def losses(
     if len(set(told)) != len(told):
         found.append("two results got one contribution")
     found += [f"{row['id']} hangs in checking" for row in rows if row["state"] == "checking"]
+    worths = Counter[str]()
+    for row in rows:
+        worths[row["volunteer_id"]] += row["price_micro"] if row["state"] in GOOD else 0
     for who in volunteers:
-        mine = [row for row in rows if row["volunteer_id"] == who.volunteer_id]
-        good = [row for row in mine if row["state"] in GOOD]
-        worth = sum(row["price_micro"] for row in good)
+        worth = worths[who.volunteer_id]
         balances = await coordinator.ledger.balances(who.volunteer_id)
         if balances.pending_micro + balances.escrow_micro + balances.earned_micro != worth:
             found.append(f"{who.name} has {balances}, for work worth {worth}")

@@ -40,6 +40,7 @@ ALIVE_S = 20.0  # interval of testing the listening connection
 CHANNEL = "volunteer"
 CLOSE_S = 30.0  # longest wait for running functions when closing
 TOPICS_MAX = 10_000
+GATHER_S = 0.05  # time for which topics gather for one transaction
 
 SERVER = {
     "application_name": "coordinator",
@@ -272,6 +273,7 @@ class PostgresRunner:
     async def _announce(self) -> None:
         while True:
             await self._send.wait()
+            await asyncio.sleep(GATHER_S)
             self._send.clear()
             topics, self._pending = self._pending, {}
             try:
