@@ -384,6 +384,7 @@ class Replicas:
         self, processes: Any, home: LocalCoordinator, postgres: Postgres, store: WaywardStore
     ) -> None:
         self.suffered: Counter[str] = Counter()
+        self.stepped = asyncio.Event()  # a step was merged since the last trouble
         self._moments = random.Random(4)
         self._processes = processes
         self._home, self._postgres, self._store = home, postgres, store
@@ -429,8 +430,11 @@ class Replicas:
         return process
 
     async def suffer(self, until: float) -> None:
-        """Cause one trouble after another until an instant, and end each."""
+        """Cause one trouble a step, or in two seconds without one, until an instant; end each."""
         while monotonic() < until:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stepped.wait(), 2.0)
+            self.stepped.clear()
             await asyncio.sleep(self._moments.uniform(0.0, 1.0))
             [kind] = self._moments.choices(TROUBLES, (45, 30, 7, 3, 15))
             index = self._moments.randrange(REPLICAS)
@@ -494,14 +498,16 @@ async def test_three_coordinators_in_trouble_never_merge_a_step_twice(
             try:
                 async with asyncio.timeout(240 + 5 * STEPS):
                     while made == 0 or (made < STEPS and monotonic() < until):
-                        made = await merged_steps(home)
+                        before, made = made, await merged_steps(home)
+                        if made > before:
+                            replicas.stepped.set()
                         if suffering.done():
                             suffering.result()
                         if await backlog(home) < BACKLOG:
                             seed = next(seeds)
                             acknowledged.add(await handed_in(crew[seed % 3], seed))
                         else:
-                            await asyncio.sleep(0.05)
+                            await asyncio.sleep(0.2)
             finally:
                 suffering.cancel()
                 print(dict(replicas.suffered), len(acknowledged), "acknowledged")
