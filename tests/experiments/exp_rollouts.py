@@ -3,12 +3,17 @@ costs at equal tokens, and what the forms of the objective change.
 
     make experiments EXPERIMENT=rollouts
 
-A card is used where there is one; `--only "lag 8, seed 1"` runs one cell.
+A card is used where there is one, by a process for each core, since small models wait for launches;
+`--only "stale*"` runs the forms of the objective for answers of eight versions ago.
 """
 
 from __future__ import annotations
 
+import argparse
+import fnmatch
+import os
 import time
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -24,6 +29,18 @@ WAYS: dict[str, dict[str, Any]] = {
     "mean of tokens": {"mean": "tokens"},
     "scaled": {"scaled": True},
     "half the rate": {"lr": 2e-4},
+    "stale, clipped": {"lag": 8, "lr": 2e-4},
+    "stale, clipped twice as wide": {"lag": 8, "lr": 2e-4, "clip": (0.4, 0.56)},
+    "stale, weights up to 1": {"lag": 8, "lr": 2e-4, "form": "weighted", "bound": 1.0},
+    "stale, weights up to 2": {"lag": 8, "lr": 2e-4, "form": "weighted"},
+    "stale, sequences up to 1.05": {"lag": 8, "lr": 2e-4, "form": "sequence", "bound": 1.05},
+    "stale, no weights": {"lag": 8, "lr": 2e-4, "form": "unweighted"},
+    "stale, weights up to 1, half the rate": {
+        **{"lag": 8, "lr": 1e-4, "form": "weighted", "bound": 1.0},
+    },
+    "stale, clipped, half the rate": {"lag": 8, "lr": 1e-4},
+    "stale, clipped, slow moments": {"lag": 8, "lr": 2e-4, "beta2": 0.99},
+    "four steps": {"lr": 1e-4, "steps": 4},
     "1 M parameters": {"width": 128, "layers": 5, "warm_lr": 1e-3, "lr": 2e-4},
 }
 CURVE = 50  # versions between two measurements
@@ -50,16 +67,29 @@ def work(cell: tuple[Settings, int]) -> Row:
     }
 
 
+def worked_off(options: argparse.Namespace, cells: list[tuple[str, tuple[Settings, int]]]) -> None:
+    torch.set_num_threads(1)
+    work_off(options, cells, work)
+
+
 def main() -> None:
     options = arguments(__doc__ or "")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size = {"versions": 50, "warm_steps": 20} if options.quick else {}
-    cells = {
-        f"{way}, seed {seed}": (Settings(device=device)._replace(**{**more, **size}), seed)
+    cells = [
+        (f"{way}, seed {seed}", (Settings(device=device)._replace(**{**more, **size}), seed))
         for way, more in WAYS.items()
         for seed in SEEDS
-    }
-    work_off(options, cells, work)
+    ]
+    wanted = [cell for cell in cells if fnmatch.fnmatch(cell[0], options.only)]
+    count = len(os.sched_getaffinity(0)) - 1 if device == "cuda" else 1
+    context = get_context("spawn")
+    shares = [wanted[place::count] for place in range(count)]
+    working = [context.Process(target=worked_off, args=(options, share)) for share in shares]
+    for each in working:
+        each.start()
+    for each in working:
+        each.join()
     print(results(options))
 
 

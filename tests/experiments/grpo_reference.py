@@ -32,6 +32,11 @@ class Settings(NamedTuple):
     mean: str = "length"  # a fixed one, under the sum of an answer; or all "tokens", as DAPO
     scaled: bool = False  # by the deviation of a group
     lag: int = 0  # versions between the weights that sample and those that learn
+    steps: int = 1  # of a version, on equal shares of its answers
+    form: str = "clipped"  # or "weighted": a token's weight is bounded and has no gradient; or
+    # "sequence": the weight is the geometric mean over an answer; or "unweighted"
+    bound: float = 2.0  # of these weights
+    beta2: float = 0.95
     device: str = "cpu"
 
 
@@ -153,9 +158,38 @@ def warmed(s: Settings, seed: int) -> Llama:
     return model
 
 
+def objective(
+    model: Llama,
+    s: Settings,
+    asked: Tensor,
+    tokens: Tensor,
+    said: Tensor,
+    gain: Tensor,
+    part: Tensor,
+) -> Tensor:
+    """Loss of a part of a version's answers, of which `said` are the log-probabilities."""
+    asked, tokens, said, gain = asked[part], tokens[part], said[part], gain[part]
+    ends = tokens == END
+    counted = (ends.cumsum(1) - ends.int() == 0).float()
+    logits = model(torch.cat([asked, tokens[:, :-1]], 1))[:, s.length :]
+    new = logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0]
+    log_ratio = (new - said) * counted
+    if s.form == "clipped":
+        ratio = log_ratio.exp().clamp(max=4.0)  # of an answer worse than its group
+        kept = torch.min(ratio * gain, ratio.clamp(1 - s.clip[0], 1 + s.clip[1]) * gain)
+    else:
+        if s.form == "sequence":
+            log_ratio = log_ratio.sum(1, keepdim=True) / counted.sum(1, keepdim=True)
+        weight = (0 * log_ratio if s.form == "unweighted" else log_ratio).exp()
+        kept = weight.clamp(max=s.bound).detach() * gain * new
+    size = counted.sum() if s.mean == "tokens" else counted.numel()
+    loss: Tensor = -(kept * counted).sum() / size
+    return loss
+
+
 def taught(model: Llama, s: Settings, seed: int) -> Iterator[tuple[int, float, float]]:
     """Learn by rewards; yields version, share of right answers, share of groups with signal."""
-    optimizer = torch.optim.AdamW(model.parameters(), s.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), s.lr, betas=(0.9, s.beta2), weight_decay=0.0)
     draws, old = torch.Generator().manual_seed(seed + 77), [copy.deepcopy(model)]
     for version in range(1, s.versions + 1):
         asked = problems(s.problems, s, draws).repeat_interleave(s.group, 0)
@@ -163,13 +197,8 @@ def taught(model: Llama, s: Settings, seed: int) -> Iterator[tuple[int, float, f
         rewards = correct(tokens, asked).view(-1, s.group)
         gain = rewards - rewards.mean(1, keepdim=True)
         gain = (gain / (rewards.std(1, keepdim=True) + 1e-6) if s.scaled else gain).view(-1, 1)
-        ends = tokens == END
-        counted = (ends.cumsum(1) - ends.int() == 0).float()
-        logits = model(torch.cat([asked, tokens[:, :-1]], 1))[:, s.length :]
-        ratio = (logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0] - said).exp()
-        ratio = ratio.clamp(max=4.0)  # of an answer worse than its group
-        kept = torch.min(ratio * gain, ratio.clamp(1 - s.clip[0], 1 + s.clip[1]) * gain) * counted
-        size = counted.sum() if s.mean == "tokens" else counted.numel()
-        stepped(model, optimizer, -kept.sum() / size)
+        order = torch.randperm(len(tokens), generator=draws).to(s.device)
+        for part in order.chunk(s.steps):
+            stepped(model, optimizer, objective(model, s, asked, tokens, said, gain, part))
         old = [*old, copy.deepcopy(model)][-1 - s.lag :]
         yield version, float(rewards.mean()), float((rewards.std(1) > 0).float().mean())

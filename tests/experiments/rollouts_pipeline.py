@@ -38,7 +38,9 @@ class Pipeline(NamedTuple):
     group: int = 8
     versions: int = 400
     batch: int = 64  # answers with signal of a step
+    steps: int = 1  # of a version
     lr: float = 4e-4
+    warmup: int = 20  # steps
     lag: int = 0
     learners: int = 1  # machines that learn in turns, each with an optimiser of its own
     reset: bool = False
@@ -65,7 +67,7 @@ class Run:
         self._options = WORKLOAD.options(
             {
                 "group": s.group,
-                "slots": s.problems * s.group,
+                "slots": min(1024, s.problems * s.group),
                 "warm_lr": s.warm_lr,
                 "warm_size": s.warm_size,
                 "lag": s.lag,
@@ -95,18 +97,18 @@ class Run:
     def taught(self) -> Iterator[tuple[int, float, float]]:
         """Learn by rewards; yields version, share of right answers, share of groups with signal."""
         s, old = self._s, [self.weights]
-        train = TrainSettings(lr=s.lr, weight_decay=0.0, warmup_steps=10, beta1=s.beta1)
+        train = TrainSettings(lr=s.lr, weight_decay=0.0, warmup_steps=s.warmup, beta1=s.beta1)
         for version in range(1, s.versions + 1):
             right, signal = self._answer(old[0], version)
             work = WORKLOAD.begin(
                 self._job(
                     "learn",
-                    1,
+                    s.steps,
                     s.batch,
                     version,
                     train=train,
                     reset_inner=s.reset,
-                    global_step=version + 300,
+                    global_step=s.steps * version,
                 ),
                 self.weights,
                 self._window,
