@@ -93,7 +93,7 @@ def add(
     images: Annotated[
         list[Path] | None,
         Parameter(
-            help="PNG and JPEG files, folders, or zip archives, which are read in place.",
+            help="PNG and JPEG files, or folders of them.",
             consume_multiple=True,
             negative="",
         ),

@@ -89,7 +89,7 @@ class Datasets(PlatformService):
         return await self._named(name, build_chat, paths, options)
 
     async def add_images(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
-        """Add a dataset of images from folders, zip archives, PNG and JPEG; see
+        """Add a dataset of images from folders, PNG and JPEG; see
         `shared.workloads.data.image_dataset.build_images`.
         """
         from shared.workloads.data.image_dataset import build_images

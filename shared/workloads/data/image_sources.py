@@ -1,13 +1,11 @@
-"""Sources of images: folders, zip archives read in place, PNG and JPEG files, and the digits of
-scikit-learn.
+"""Sources of images: folders, PNG and JPEG files, and the digits of scikit-learn.
 
 An image that cannot be decoded is skipped and recorded with name and reason; only a missing source
-is an error. Archives are not unpacked to disk, and no file determines how much memory it takes.
+is an error. No file determines how much memory it takes.
 """
 
 from __future__ import annotations
 
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
@@ -22,7 +20,7 @@ from shared.workloads.data.skipped import Skipped, no_source, walk
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
-)  # suffixes for which folders and archives are searched
+)  # suffixes for which folders are searched
 _FORMATS: tuple[Format, ...] = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 _FILE_BYTES_MAX = 64 << 20
 _PIXELS_MAX = 1 << 26
@@ -41,7 +39,7 @@ class SourceImage(msgspec.Struct, frozen=True):
 def read_pictures(
     sources: Iterable[str | Path | SourceImage], skipped: Skipped, side: int
 ) -> Iterator[SourceImage]:
-    """Yield every image of `sources`, folders and archives in sorted order, labelled by its folder.
+    """Yield every image of `sources`, folders in sorted order, labelled by its folder.
 
     Large images are shrunk, to sides of at least 2 x `side` pixels. Raises InvalidRunFile for a
     missing source.
@@ -55,15 +53,11 @@ def read_pictures(
             others: Counter[str] = Counter()
             for file in walk(path, skipped=skipped):
                 inside = file.relative_to(path)
-                if _is_archive(file):
-                    yield from _archive(file, inside.as_posix(), skipped, side)
-                elif file.suffix.lower() in IMAGE_SUFFIXES:
+                if file.suffix.lower() in IMAGE_SUFFIXES:
                     yield from _file(file, inside.as_posix(), skipped, side)
                 else:
                     others[file.suffix] += 1
             skipped.add_others(path, others)
-        elif _is_archive(path):
-            yield from _archive(path, path.name, skipped, side)
         elif path.is_file():
             yield from _file(path, path.name, skipped, side)
         else:
@@ -99,10 +93,6 @@ def _drawn_digits() -> Iterator[SourceImage]:
         yield SourceImage(f"digit {index}", pixels, label)
 
 
-def _is_archive(path: Path) -> bool:
-    return path.suffix.lower() == ".zip" and path.is_file()
-
-
 def _file(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[SourceImage]:
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:
@@ -112,47 +102,10 @@ def _file(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[Source
     except OSError as error:
         skipped.add(f"{name}: {error.strerror or error}")
         return
-    yield from _decoded(data, name, skipped, side)
-
-
-def _archive(path: Path, name: str, skipped: Skipped, side: int) -> Iterator[SourceImage]:
-    """Yield the images in a zip file, one member at a time."""
-    try:
-        archive = zipfile.ZipFile(path)
-    except Exception as error:  # a damaged archive raises any of a dozen errors
-        skipped.add(f"{name}: this zip archive cannot be read ({error})")
+    if data.startswith(b"PK"):
+        skipped.add(f"{name}: it is an archive: unpack it first")
         return
-    others: Counter[str] = Counter()
-    with archive:
-        members = sorted(archive.infolist(), key=lambda member: member.filename)
-        for member in members:
-            inside = PurePosixPath(member.filename)
-            hidden = any(part.startswith((".", "__MACOSX")) for part in inside.parts)
-            if member.is_dir() or hidden:
-                continue
-            if inside.suffix.lower() not in IMAGE_SUFFIXES:
-                others[inside.suffix] += 1
-                continue
-            whole = f"{name}/{member.filename}"
-            data = _member(archive, member, whole, skipped)
-            if data is not None:
-                yield from _decoded(data, whole, skipped, side)
-    skipped.add_others(name, others)
-
-
-def _member(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str, skipped: Skipped
-) -> bytes | None:
-    try:
-        with archive.open(member) as stream:
-            data = stream.read(_FILE_BYTES_MAX + 1)  # the size in the directory may be wrong
-    except Exception as error:  # a damaged or encrypted member raises its reader's errors
-        skipped.add(f"{name}: cannot be read ({error})")
-        return None
-    if len(data) > _FILE_BYTES_MAX:
-        skipped.add(f"{name}: larger than {_FILE_BYTES_MAX >> 20} MiB")
-        return None
-    return data
+    yield from _decoded(data, name, skipped, side)
 
 
 def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[SourceImage]:

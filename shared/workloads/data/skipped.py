@@ -26,8 +26,8 @@ class Skipped:
         if len(self.sentences) < _REMEMBERED:
             self.sentences.append(sentence)
 
-    def add_others(self, folder: Path | str, kinds: Counter[str]) -> None:
-        """Add the unread files of a folder or archive, by their suffix."""
+    def add_others(self, folder: Path, kinds: Counter[str]) -> None:
+        """Add the unread files of a folder, by their suffix."""
         if kinds:
             said = ", ".join(f"{kind or 'none'} {n}" for kind, n in kinds.most_common(_KINDS_SHOWN))
             self.add(f"{folder}: files of other kinds were not read: {said}")
