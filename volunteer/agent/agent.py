@@ -31,9 +31,10 @@ from volunteer.agent.collaborators import (
     RemoteCoordinator,
     Store,
     Timing,
+    Workplace,
     usable_bytes,
 )
-from volunteer.agent.device_loops import DeviceLoops, Workplace
+from volunteer.agent.device_loops import DeviceLoops
 from volunteer.agent.heartbeat_loop import Heartbeat
 from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lifecycle import Lifecycle
@@ -108,9 +109,16 @@ class Agent:
         self._lent: tuple[str, ...] = ()  # ids of the working devices
         self._working: list[LentDevice] = []  # working devices
         self._life = life = Lifecycle(timing.clock)
-        self._held = HeldLeases(life, settings.max_tasks)
+        self._place = place = Workplace(
+            remote=remote,
+            store=store,
+            hub=hub,
+            life=life,
+            held=HeldLeases(life, settings.max_tasks),
+            timing=timing,
+            server_clock=ServerClock(timing.clock),
+        )
         self._pauses = PauseBoard(life, hub)
-        self._server_clock = ServerClock(timing.clock)
         self._choice = RunChoice(settings, remote.api, store.home, hub, life)
         self._watcher = RunWatcher(
             api=remote.api,
@@ -119,25 +127,15 @@ class Agent:
             hub=hub,
             life=life,
             verdicts=Verdicts(store.home, store.residuals, store.evidence, hub),
-            server_clock=self._server_clock,
+            server_clock=place.server_clock,
         )
         self.heartbeat = Heartbeat(
-            api=remote.api,
-            outbox=store.outbox,
-            held=self._held,
+            place=place,
             pauses=self._pauses,
-            life=life,
             watcher=self._watcher,
-            server_clock=self._server_clock,
             obey_owner=self._obey_owner,
         )
-        self._benchmarks = Benchmarks(
-            api=remote.api,
-            home=store.home,
-            hub=hub,
-            life=life,
-            settings=settings,
-        )
+        self._benchmarks = Benchmarks(place=place, settings=settings)
         self._steps = ModelSteps(home=store.home, hub=hub, clock=timing.clock, settings=settings)
         self._guard = PolicyGuard(settings.rules, self._watched(), self._pauses)
         self._sensors = Watch(hub, timing.clock, self._sense)
@@ -320,7 +318,6 @@ class Agent:
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
         """Work until the loop of every device has ended."""
         life = self._life
-        submitter = self._submitter()
         made = self._device_loops()
         loops = []
         for device, trainer in pairs:
@@ -346,22 +343,15 @@ class Agent:
             )
             for loop in loops
         ]
-        supervisor = Supervisor(
-            life=life,
-            held=self._held,
-            pauses=self._pauses,
-            outbox=self.store.outbox,
-            evidence=self.store.evidence,
-            hub=self._hub,
-            quit_s=self._machine.quit_s,
-        )
-        await supervisor.run(work, self._loops(submitter))
+        supervisor = Supervisor(place=self._place, pauses=self._pauses, quit_s=self._machine.quit_s)
+        await supervisor.run(work, self._loops())
 
-    def _loops(self, submitter: Submitter) -> list[Loop]:
+    def _loops(self) -> list[Loop]:
         """Return the background loops that run until the work ends."""
         clock, hub, remote = self._timing.clock, self._hub, self.remote
         counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
         keeper = ReceiptKeeper(self._record_check(), self.store.receipts, hub, clock)
+        submitter = Submitter(place=self._place, verdicts=self._watcher.verdicts)
         found = [
             Loop(name="the heartbeat", work=self.heartbeat.run()),
             Loop(name="submitting", work=submitter.run()),
@@ -379,18 +369,6 @@ class Agent:
 
     # Making the loops.
 
-    def _submitter(self) -> Submitter:
-        return Submitter(
-            api=self.remote.api,
-            transfers=self.remote.transfers,
-            outbox=self.store.outbox,
-            home=self.store.home,
-            held=self._held,
-            life=self._life,
-            verdicts=self._watcher.verdicts,
-            hub=self._hub,
-        )
-
     def _record_check(self) -> RecordCheck:
         who = self.remote.identity
         return RecordCheck(self.remote.api, self.store.receipts, who.public_key, who.volunteer_id)
@@ -406,28 +384,16 @@ class Agent:
 
     def _answering(self) -> Answering:
         return Answering(
-            remote=self.remote,
-            cache=self.store.cache,
+            place=self._place,
             devices=self._working,
             pauses=self._pauses,
             choice=self._choice,
-            life=self._life,
-            hub=self._hub,
             load=self._machine.load,
         )
 
     def _device_loops(self) -> DeviceLoops:
-        place = Workplace(
-            remote=self.remote,
-            store=self.store,
-            hub=self._hub,
-            life=self._life,
-            held=self._held,
-            timing=self._timing,
-            server_clock=self._server_clock,
-        )
         return DeviceLoops(
-            place=place,
+            place=self._place,
             settings=self._settings,
             load=self._machine.load,
             snapshot_s=self._machine.snapshot_s,
@@ -471,7 +437,7 @@ class Agent:
             events.Stopped(
                 code=code,
                 message=error.message if error is not None else "ended",
-                tasks=self._held.submitted,
+                tasks=self._place.held.submitted,
                 credits_micro=me.earned_micro if me else 0,
                 sent_bytes=client.sent_bytes,
                 received_bytes=client.received_bytes,

@@ -18,14 +18,11 @@ from shared.protocol.inference import AnswerTask, AnswerTokens
 from shared.protocol.versions import BlobRef, VersionManifest
 from shared.sentences import Sentence
 from shared.workloads.base import Workload
-from volunteer.agent.collaborators import LentDevice, RemoteCoordinator
+from volunteer.agent.collaborators import LentDevice, Workplace
 from volunteer.agent.downloads import blob_of
-from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.pause_board import PauseBoard
 from volunteer.agent.run_choice import RunChoice
-from volunteer.control.event_bus import EventBus
 from volunteer.net.retry import passing
-from volunteer.storage.blob_cache import Cache
 from volunteer.storage.manifests import checked
 from volunteer.training.answer import AnswerFiles, AnswerModel
 
@@ -42,13 +39,10 @@ CONTEXT_MAX = 1 << 20  # longest prompt that is answered, in tokens
 class Answering:
     """Offers the first lent device that is not paused, and answers on it."""
 
-    remote: RemoteCoordinator
-    cache: Cache
+    place: Workplace
     devices: Sequence[LentDevice]
     pauses: PauseBoard
     choice: RunChoice
-    life: Lifecycle
-    hub: EventBus
     load: Callable[[str], Workload]
     _models: dict[str, AnswerModel] = field(default_factory=dict, init=False)  # by device
     _told: bool = field(default=False, init=False)
@@ -56,28 +50,28 @@ class Answering:
     async def run(self) -> None:
         """Answer until cancelled."""
         while True:
-            await self.life.until(lambda: self._free() is not None)
+            await self.place.life.until(lambda: self._free() is not None)
             try:
-                offer = self.remote.api.offer_answers(self.choice.runs() or ())
-                work = await self.life.unless(lambda: self._free() is None, offer)
+                offer = self.place.remote.api.offer_answers(self.choice.runs() or ())
+                work = await self.place.life.unless(lambda: self._free() is None, offer)
                 if work is not None and work.task is not None:
                     await self._answer(work.task)
             # the reply of a coordinator that has no such work
             except (Forbidden, NotFound) as error:
                 if not self._told:
                     self._told = True
-                    self.hub.notice(Sentence("no prompts yet: {error}", error=error.message))
-                await self.life.clock.sleep(UNVETTED_S)
+                    self.place.hub.notice(Sentence("no prompts yet: {error}", error=error.message))
+                await self.place.life.clock.sleep(UNVETTED_S)
             except VolunteerError as error:
                 if not passing(error):
-                    self.hub.notice(
+                    self.place.hub.notice(
                         Sentence("a prompt was not answered: {error}", error=error.message),
                         "warning",
                     )
-                await self.life.clock.sleep(AGAIN_S)
+                await self.place.life.clock.sleep(AGAIN_S)
 
     def _free(self) -> LentDevice | None:
-        if self.life.winding_up or self.choice.runs() is None:
+        if self.place.life.winding_up or self.choice.runs() is None:
             return None
         free = (each for each in self.devices if not self.pauses.paused(each.id))
         return next(free, None)
@@ -88,35 +82,35 @@ class Answering:
         try:
             if device is None or not 0 < len(task.prompt) <= CONTEXT_MAX:
                 raise InvalidFrame(Sentence("this machine cannot read this prompt"))
-            manifest = checked(task.manifest, self.remote.identity.public_key)
+            manifest = checked(task.manifest, self.place.remote.identity.public_key)
             with ExitStack() as stack:
                 version = await self._brought(manifest, stack)
                 await self._stream(task, device, version)
         except BaseException as error:
             sent = AnswerTokens(start=0, finish="failed")
             if not isinstance(error, asyncio.CancelledError):
-                await self.remote.api.answer_tokens(task.id, sent)
+                await self.place.remote.api.answer_tokens(task.id, sent)
             raise
 
     async def _brought(self, manifest: VersionManifest, stack: ExitStack) -> AnswerFiles:
         """Fetch a version's files; the cache keeps them until `stack` closes."""
-        workload = self.load(manifest.workload)
+        workload, remote = self.load(manifest.workload), self.place.remote
         more = workload.files(manifest.config)
         files = {name: blob_of(chunk) for name, chunk in more.items()}
         hashes = [manifest.weights.sha256, *(ref.sha256 for ref in files.values())]
-        stack.enter_context(self.cache.hold(hashes))
+        stack.enter_context(self.place.store.cache.hold(hashes))
         origin = workload.origin(manifest.config) if more else None
         public = origin.paths if origin else {}
 
         async def fetched(ref: BlobRef) -> Path:
             path = public.get(ref.sha256, "")
-            return await self.remote.transfers.fetch(ref, _unseen, path)
+            return await remote.transfers.fetch(ref, _unseen, path)
 
         return AnswerFiles(
             sha256=manifest.weights.sha256,
             workload=workload,
             config=manifest.config,
-            weights=await self.remote.weights.fetch(manifest, lambda total: lambda done: None),
+            weights=await remote.weights.fetch(manifest, lambda total: lambda done: None),
             files={name: await fetched(ref) for name, ref in files.items()},
         )
 
@@ -150,12 +144,12 @@ class Answering:
                     )
                 if not working.done() and len(tokens) > sent:
                     part = AnswerTokens(start=sent, tokens=tuple(tokens[sent:]))
-                    wanted = await self.remote.api.answer_tokens(task.id, part)
+                    wanted = await self.place.remote.api.answer_tokens(task.id, part)
                     sent += len(part.tokens)
             if wanted:
                 finish = working.result() or "failed"
                 part = AnswerTokens(start=sent, tokens=tuple(tokens[sent:]), finish=finish)
-                await self.remote.api.answer_tokens(task.id, part)
+                await self.place.remote.api.answer_tokens(task.id, part)
         finally:
             wanted = False
             working.add_done_callback(_forgotten)

@@ -19,16 +19,13 @@ from shared.errors import Gone, InvalidFrame, Unreachable
 from shared.protocol.leases import BeginReply, Lease
 from shared.protocol.versions import SignedManifest, VersionManifest
 from shared.sentences import Sentence
+from volunteer.agent.collaborators import Workplace
 from volunteer.agent.downloads import Downloads
-from volunteer.agent.held_leases import HeldLeases, LeaseInWork, LeaseKey
-from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.held_leases import LeaseInWork, LeaseKey
 from volunteer.agent.stretch import LeasePlan
 from volunteer.control import events
-from volunteer.control.event_bus import EventBus
 from volunteer.net.api import Api
 from volunteer.net.retry import FOREVER
-from volunteer.storage.leases import Leases
-from volunteer.storage.outbox import Outbox
 
 # A task begins from a stored version after this wait, in which a coordinator can restart.
 PATIENCE_S = 10.0
@@ -66,13 +63,8 @@ class BaseVersion:
 class BaseVersions:
     """Binds the base versions of one device's leases, and fetches their weights."""
 
-    api: Api
+    place: Workplace
     downloads: Downloads
-    leases: Leases
-    outbox: Outbox
-    held: HeldLeases
-    life: Lifecycle
-    hub: EventBus
     # Newest stored version, by run.
     _here: dict[str, tuple[VersionManifest, SignedManifest]] = field(
         default_factory=dict, init=False
@@ -107,7 +99,7 @@ class BaseVersions:
         if known is None:
             begun = await self._begin(held)
         else:
-            begun = await self.api.begin(lease.task, lease.attempt, known.version)
+            begun = await self.place.remote.api.begin(lease.task, lease.attempt, known.version)
             if begun.version == known.version:
                 return None
         if begun.manifest is None:
@@ -119,9 +111,9 @@ class BaseVersions:
         manifest = self.downloads.checked(begun.manifest, lease, floor if newest else -1)
         if before is None or before.version != begun.version:
             # the snapshot belongs to another base
-            self.leases.snapshot(lease).unlink(missing_ok=True)
+            self.place.store.leases.snapshot(lease).unlink(missing_ok=True)
         held.change(begun=begun, lease=_bound(lease, begun, manifest))
-        self.leases.keep(held.stored)
+        self.place.store.leases.keep(held.stored)
         weights = await self.downloads.held_weights(held, manifest, stack)
         self._brought(manifest, begun.manifest)
         return BaseVersion(begun=begun, manifest=manifest, weights=weights)
@@ -132,13 +124,13 @@ class BaseVersions:
         if not stored.early or stored.begun is None:
             return
         try:
-            reply = await announce_base(self.api, held.key, stored.begun.version)
+            reply = await announce_base(self.place.remote.api, held.key, stored.begun.version)
         except Gone as error:
             held.end("gone", error.message)
             return
         lease = msgspec.structs.replace(held.lease, finish_by=reply.finish_by)
         held.change(lease=lease, early=False)
-        self.leases.keep(held.stored)
+        self.place.store.leases.keep(held.stored)
 
     def _brought(self, manifest: VersionManifest, signed: SignedManifest) -> None:
         """Record that the weights of this version are in the cache."""
@@ -150,17 +142,19 @@ class BaseVersions:
         """Return the base that the coordinator names; during an outage, a stored one."""
         lease, before = held.lease, held.stored.begun
         if before is not None and held.stored.early:  # begun by an earlier process
-            reply = await announce_base(self.api, held.key, before.version)
+            reply = await announce_base(self.place.remote.api, held.key, before.version)
             held.change(early=False)
             return msgspec.structs.replace(reply, manifest=before.manifest)
         here = await self._base_here(lease) if before is None else None
         if here is None:
-            return await self.api.begin(lease.task, lease.attempt)
+            return await self.place.remote.api.begin(lease.task, lease.attempt)
         try:
-            return await self.api.begin(lease.task, lease.attempt, patience_s=PATIENCE_S)
+            return await self.place.remote.api.begin(
+                lease.task, lease.attempt, patience_s=PATIENCE_S
+            )
         except Unreachable as error:
             manifest, signed = here
-            self.hub.notice(
+            self.place.hub.notice(
                 Sentence(
                     "the coordinator does not answer ({error}): task {task} begins from version "
                     "{version}, which is here, and the coordinator learns of it later",
@@ -191,19 +185,19 @@ class BaseVersions:
         """
         announced = False
         while self._unsent(run):
-            change = self.life.change()
+            change = self.place.life.change()
             if not announced:
                 announced = True
                 message = Sentence(
                     "submitting the last result; the next task begins with the next version"
                 )
-                self.hub.emit(events.Idle(reason="merging", message=message))
+                self.place.hub.emit(events.Idle(reason="merging", message=message))
             await change
 
     def _unsent(self, run: str) -> bool:
         """Return True if a result of this run is being encoded or waits to be submitted."""
-        encoding = any(held.phase == "encode" and held.lease.run == run for held in self.held)
-        return encoding or any(entry.run == run for entry in self.outbox.entries())
+        encoding = any(held.phase == "encode" and held.lease.run == run for held in self.place.held)
+        return encoding or any(entry.run == run for entry in self.place.store.outbox.entries())
 
 
 def _newest(lease: Lease) -> bool:

@@ -8,17 +8,14 @@ from dataclasses import dataclass, field
 
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
 from volunteer.account.join import enabled
-from volunteer.account.profile import Home
-from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.collaborators import Workplace
 from volunteer.control import events
-from volunteer.control.event_bus import EventBus
 from volunteer.machine.benchmark import (
     FIRST_STAGE,
     BenchmarkCancelled,
     benchmark,
 )
 from volunteer.machine.devices import hardware
-from volunteer.net.api import Api
 from volunteer.settings.settings import Settings
 from volunteer.training.trainer import Trainer
 
@@ -29,10 +26,7 @@ class Benchmarks:
     again.
     """
 
-    api: Api
-    home: Home
-    hub: EventBus
-    life: Lifecycle
+    place: Workplace
     settings: Settings
     timed: Callable[..., Benchmark] = benchmark
     _torch: str = field(default_factory=lambda: hardware().torch, init=False)
@@ -47,11 +41,11 @@ class Benchmarks:
         known = {b.device: b for b in self._remembered()}
         for device, trainer in pairs:
             if device.id in known:
-                self.hub.emit(events.Benchmarked(benchmark=known[device.id]))
+                self.place.hub.emit(events.Benchmarked(benchmark=known[device.id]))
             elif measure:
                 # A device is shown as being measured as soon as it is known.
                 first = events.BenchmarkProgress(stage=FIRST_STAGE, done=0.0, device=device.id)
-                self.hub.emit(first)
+                self.place.hub.emit(first)
                 await self.measure(device, trainer, quick=True)
         await self.publish()
 
@@ -62,27 +56,27 @@ class Benchmarks:
 
         def report(stage: str, done: float) -> None:
             event = events.BenchmarkProgress(stage=stage, done=done, device=device.id)
-            loop.call_soon_threadsafe(self.hub.emit, event)
+            loop.call_soon_threadsafe(self.place.hub.emit, event)
 
         def run() -> Benchmark:
             return self.timed(
                 device.id,
                 quick=quick,
                 report=report,
-                stop=lambda: self.life.ending or self._cancelled,
-                now=self.life.clock.now(),
+                stop=lambda: self.place.life.ending or self._cancelled,
+                now=self.place.life.clock.now(),
             )
 
         try:
             measured = await asyncio.wrap_future(trainer.call(run))
         except BenchmarkCancelled:
-            if self.life.ending:
+            if self.place.life.ending:
                 raise
-            self.hub.emit(events.BenchmarkProgress(stage="cancelled", done=1.0))
+            self.place.hub.emit(events.BenchmarkProgress(stage="cancelled", done=1.0))
             return
         others = tuple(b for b in self._remembered() if b.device != device.id)
-        self.home.remember(benchmarks=(*others, measured), torch=self._torch)
-        self.hub.emit(events.Benchmarked(benchmark=measured))
+        self.place.store.home.remember(benchmarks=(*others, measured), torch=self._torch)
+        self.place.hub.emit(events.Benchmarked(benchmark=measured))
 
     def speed(self, device: str) -> float:
         """Return the operations a second of a device in training; 0 if it was not measured."""
@@ -94,11 +88,11 @@ class Benchmarks:
         """
         request = BenchmarkRequest(
             benchmarks=self._remembered(),
-            hardware=hardware(self.hub.status.devices),
+            hardware=hardware(self.place.hub.status.devices),
             workloads=enabled(self.settings),
         )
-        await self.api.benchmark(request)
+        await self.place.remote.api.benchmark(request)
 
     def _remembered(self) -> tuple[Benchmark, ...]:
-        memory = self.home.memory
+        memory = self.place.store.home.memory
         return memory.benchmarks if memory.torch == self._torch else ()

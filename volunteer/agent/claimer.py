@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -13,16 +12,13 @@ from shared.sentences import Sentence
 from shared.tensors.quantize import CODECS
 from shared.text import printable
 from shared.workloads.base import Workload, libraries_here
-from volunteer.agent.collaborators import LentDevice
-from volunteer.agent.held_leases import HeldLeases, LeaseInWork
+from volunteer.agent.collaborators import LentDevice, Workplace
+from volunteer.agent.held_leases import LeaseInWork
 from volunteer.agent.lease_ends import LeaseEnds
-from volunteer.agent.lifecycle import FATAL, Lifecycle
+from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.run_choice import WantedWork
 from volunteer.i18n.coordinator import idle
-from volunteer.net.api import Api
-from volunteer.storage.evidence import EvidenceFiles
-from volunteer.storage.leases import HeldLease, Leases
-from volunteer.storage.outbox import Outbox
+from volunteer.storage.leases import HeldLease
 
 WAIT_S = 30.0  # longest wait of one claim at the coordinator
 REFUSED_WAIT_S = 60.0
@@ -51,19 +47,13 @@ class Claimer:
     """Claims tasks for one device."""
 
     device: LentDevice
-    api: Api
-    leases: Leases
-    outbox: Outbox
-    held: HeldLeases
+    place: Workplace
     ends: LeaseEnds
-    evidence: EvidenceFiles
-    life: Lifecycle
-    rng: random.Random
     workloads: Callable[[], Mapping[str, Workload]] = dict  # workloads available here
 
     def ready(self, wanted: WantedWork | None) -> IdleReason | None:
         """Return the reason that forbids a claim of this work, if any."""
-        if self.outbox.full:
+        if self.place.store.outbox.full:
             return IdleReason(
                 reason="outbox_full",
                 message=Sentence("many results wait to be submitted: no new work"),
@@ -79,7 +69,7 @@ class Claimer:
     @property
     def late(self) -> IdleReason | None:
         """Return the reason to delay the next task while a late result is submitted."""
-        if any(self.outbox.holds(*key) for key in self.held.late):
+        if any(self.place.store.outbox.holds(*key) for key in self.place.held.late):
             return IdleReason(
                 reason="late", message=Sentence("submitting a late result before more is claimed")
             )
@@ -88,7 +78,7 @@ class Claimer:
     @property
     def done(self) -> bool:
         """Return True if all requested tasks are submitted."""
-        return self.held.exhausted and not len(self.outbox)
+        return self.place.held.exhausted and not len(self.place.store.outbox)
 
     async def claim(
         self, wanted: WantedWork, *, share: float, long_poll: bool
@@ -108,9 +98,10 @@ class Claimer:
         if reply is None:
             return AT_ONCE
         if reply.contribution:  # the verdict of that contribution may have been lost
-            self.evidence.ask(reply.contribution, reply.reveal)
-            self.life.notify()
-        wait = max(0.2, reply.retry_after_s) * self.rng.uniform(1.0, 1.2) if long_poll else 0.0
+            self.place.store.evidence.ask(reply.contribution, reply.reveal)
+            self.place.life.notify()
+        jitter = self.place.timing.rng.uniform(1.0, 1.2)
+        wait = max(0.2, reply.retry_after_s) * jitter if long_poll else 0.0
         message = idle(reply.reason, printable(reply.message))
         return IdleReason(reason=reply.reason.value, message=message, wait_s=wait)
 
@@ -120,7 +111,7 @@ class Claimer:
         able = self.workloads()
         libraries = {each for workload in able.values() for each in libraries_here(workload)}
         request = ClaimRequest(
-            claim_id=self.leases.claim_id(self.device.id),
+            claim_id=self.place.store.leases.claim_id(self.device.id),
             device=self.device.id,
             step_flops=self.device.speed() * share,
             memory_bytes=self.device.memory_bytes,
@@ -132,25 +123,25 @@ class Claimer:
             wait_s=wait_s,
             audits=True,
         )
-        reply = await self.api.claim(request)
+        reply = await self.place.remote.api.claim(request)
         return reply.lease or reply.idle
 
     async def _accept(self, lease: Lease) -> LeaseInWork | IdleReason:
         """Store the lease, unless its result is stored already or `max_tasks` is reached."""
-        device = self.device.id
-        stored = HeldLease(lease=lease, device=device, claim_id=self.leases.claim_id(device))
-        if self.held.get(stored.key) is not None or self.outbox.holds(*stored.key):
-            self.leases.forget_claim(device)
+        device, leases, holding = self.device.id, self.place.store.leases, self.place.held
+        stored = HeldLease(lease=lease, device=device, claim_id=leases.claim_id(device))
+        if holding.get(stored.key) is not None or self.place.store.outbox.holds(*stored.key):
+            leases.forget_claim(device)
             return AT_ONCE
         held = LeaseInWork(stored)
         try:
-            self.leases.claimed(stored)
+            leases.claimed(stored)
         except StorageFull as error:
-            self.leases.forget_claim(device)
+            leases.forget_claim(device)
             await self.ends.give_back(held, error.message, failed=False)
             return IdleReason(reason="disk_full", message=error.message, wait_s=DISK_WAIT_S)
-        if self.held.exhausted:  # another device took the last one
+        if holding.exhausted:  # another device took the last one
             await self.ends.give_back(held, Sentence("enough tasks were taken"), failed=False)
             return UNWANTED
-        self.held.take(held)
+        holding.take(held)
         return held

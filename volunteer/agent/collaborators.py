@@ -6,10 +6,13 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shared.clock import Clock
+from shared.clock import Clock, ServerClock
 from shared.protocol.accounts import Device
 from shared.units import GIB
 from volunteer.account.profile import Home, Identity
+from volunteer.agent.held_leases import HeldLeases
+from volunteer.agent.lifecycle import Lifecycle
+from volunteer.control.event_bus import EventBus
 from volunteer.net.api import Api
 from volunteer.net.transfers import Transfers
 from volunteer.net.weights import Weights
@@ -51,6 +54,19 @@ class Timing:
 
     clock: Clock
     rng: random.Random
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """Objects that all loops of an agent share."""
+
+    remote: RemoteCoordinator
+    store: Store
+    hub: EventBus
+    life: Lifecycle
+    held: HeldLeases
+    timing: Timing
+    server_clock: ServerClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

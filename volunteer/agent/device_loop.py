@@ -66,7 +66,7 @@ class DeviceLoop:
                 if self.life.ending:
                     break
                 held = LeaseInWork(stored)
-                self.claimer.held.take(held)
+                self.claimer.place.held.take(held)
                 self.news.claimed(held)
                 await self._perform(held)
             while not self.life.ending:
@@ -82,7 +82,7 @@ class DeviceLoop:
             await self._settle()
         finally:
             await _cancelled(ahead, self._behind)
-            for left in [h for h in self.claimer.held if self._mine(h)]:
+            for left in [h for h in self.claimer.place.held if self._mine(h)]:
                 await _cancelled(left.work)
                 await self._given_up(left)
             self.pipeline.close()
@@ -102,7 +102,7 @@ class DeviceLoop:
     async def _claim_ahead(self) -> LeaseInWork | None:
         """Claim; a pause cancels the claim, which is repeated when the task continues."""
         # A claim could return this machine's own late task and so void its result.
-        while not self.claimer.held.late:
+        while not self.claimer.place.held.late:
             held = await self._claim()
             if held is not None or not self._kept():
                 return held
@@ -132,7 +132,7 @@ class DeviceLoop:
                 held = await self._claim()
                 if held is not None or self.claimer.done:
                     return held
-                if self.life.finishing and not len(self.claimer.held):
+                if self.life.finishing and not len(self.claimer.place.held):
                     message = Sentence("finished: no new work is taken until you resume")
                     self.news.idle(IdleReason(reason="finished", message=message))
                 await change
@@ -147,7 +147,7 @@ class DeviceLoop:
         while self._open():
             answer = await self._claim_once(long_poll=long_poll)
             if isinstance(answer, LeaseInWork):
-                self.news.server_clock.learn(answer.lease.now)
+                self.news.place.server_clock.learn(answer.lease.now)
                 self.news.claimed(answer)
                 return answer
             if answer.reason:
@@ -181,7 +181,7 @@ class DeviceLoop:
         return not self._resting and self._may_claim()
 
     def _may_claim(self) -> bool:
-        hindered = self.life.winding_up or self.claimer.held.exhausted
+        hindered = self.life.winding_up or self.claimer.place.held.exhausted
         return not (hindered or self.pauses.paused(self.device.id))
 
     @contextmanager
@@ -307,7 +307,7 @@ class DeviceLoop:
             await ends.without_result(held, "released", message)
             self.life.give_up(error)
         elif isinstance(error, FATAL):
-            self.claimer.held.put_down(held, counted=False)
+            self.claimer.place.held.put_down(held, counted=False)
             self.life.give_up(error)
         else:
             with self._rest():

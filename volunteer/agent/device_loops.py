@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from shared.clock import ServerClock
 from shared.errors import VolunteerError
 from shared.local_data import LocalData
 from shared.workloads.base import Workload
@@ -14,12 +13,10 @@ from volunteer.account.join import enabled
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.base_versions import BaseVersion, BaseVersions
 from volunteer.agent.claimer import Claimer
-from volunteer.agent.collaborators import LentDevice, RemoteCoordinator, Store, Timing
+from volunteer.agent.collaborators import LentDevice, Workplace
 from volunteer.agent.device_loop import FAILURE_WAIT_S, FAILURE_WAIT_S_MAX, DeviceLoop
 from volunteer.agent.downloads import Downloads
-from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lease_ends import LeaseEnds
-from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.model_steps import ModelSteps
 from volunteer.agent.pause_board import PauseBoard
 from volunteer.agent.pipeline import Pipeline
@@ -27,25 +24,11 @@ from volunteer.agent.run_choice import RunChoice
 from volunteer.agent.stretch import StretchRunner
 from volunteer.agent.verdict_news import Verdicts
 from volunteer.agent.work_news import WorkNews
-from volunteer.control.event_bus import EventBus
 from volunteer.net.retry import Backoff
 from volunteer.settings.settings import Settings
 from volunteer.storage.leases import HeldLease
 from volunteer.training.background_thread import Aside
 from volunteer.training.local_task import TaskFiles
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workplace:
-    """Objects that all loops of an agent share."""
-
-    remote: RemoteCoordinator
-    store: Store
-    hub: EventBus
-    life: Lifecycle
-    held: HeldLeases
-    timing: Timing
-    server_clock: ServerClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,75 +58,53 @@ class DeviceLoops:
 
     def loop(self, device: LentDevice) -> DeviceLoop:
         place = self.place
-        api, store, hub, life = place.remote.api, place.store, place.hub, place.life
+        store, life = place.store, place.life
         ends = LeaseEnds(
-            api=api, leases=store.leases, outbox=store.outbox, held=place.held, life=life, hub=hub
+            api=place.remote.api,
+            leases=store.leases,
+            outbox=store.outbox,
+            held=place.held,
+            life=life,
+            hub=place.hub,
         )
         return DeviceLoop(
             device=device,
-            claimer=Claimer(
-                evidence=store.evidence,
-                life=life,
-                device=device,
-                api=api,
-                leases=store.leases,
-                outbox=store.outbox,
-                held=place.held,
-                ends=ends,
-                rng=place.timing.rng,
-                workloads=self._workloads,
-            ),
+            claimer=Claimer(device=device, place=place, ends=ends, workloads=self._workloads),
             pipeline=self._pipeline(device),
             pauses=self.pauses,
             life=life,
             choice=self.choice,
-            news=WorkNews(
-                device=device.id,
-                hub=hub,
-                clock=place.timing.clock,
-                server_clock=place.server_clock,
-            ),
+            news=WorkNews(device=device.id, place=place),
             failures=Backoff(place.timing.rng, FAILURE_WAIT_S, FAILURE_WAIT_S_MAX),
         )
 
     def _pipeline(self, device: LentDevice) -> Pipeline:
         place = self.place
-        store, hub, life = place.store, place.hub, place.life
         downloads = Downloads(
             remote=place.remote,
-            cache=store.cache,
-            hub=hub,
+            cache=place.store.cache,
+            hub=place.hub,
             server_clock=place.server_clock,
-            receipts=store.receipts,
+            receipts=place.store.receipts,
             record=self.record(),
             monotonic=place.timing.clock.monotonic,
             load=self.load,
         )
-        bases = BaseVersions(
-            api=place.remote.api,
-            downloads=downloads,
-            leases=store.leases,
-            outbox=store.outbox,
-            held=place.held,
-            life=life,
-            hub=hub,
-        )
         stretches = StretchRunner(
             device=device,
             downloads=downloads,
-            life=life,
-            hub=hub,
+            place=place,
             snapshot_s=self.snapshot_s,
             steps=self.steps,
         )
         return Pipeline(
             downloads=downloads,
-            bases=bases,
+            bases=BaseVersions(place=place, downloads=downloads),
             stretches=stretches,
             encoder=Aside(f"encoder {device.id}", yields=True),
-            outbox=store.outbox,
+            outbox=place.store.outbox,
             verdicts=self.verdicts,
-            life=life,
+            life=place.life,
             files=partial(self._files, device),
         )
 

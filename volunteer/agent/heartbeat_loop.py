@@ -6,19 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from shared.clock import ServerClock
 from shared.errors import VolunteerError
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, TaskBeat, TaskOrder
 from shared.protocol.limits import HEARTBEAT_S
 from shared.sentences import Sentence
 from shared.text import printable
-from volunteer.agent.held_leases import HeldLeases, LeaseInWork
-from volunteer.agent.lifecycle import FATAL, Lifecycle
+from volunteer.agent.collaborators import Workplace
+from volunteer.agent.held_leases import LeaseInWork
+from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.pause_board import PauseBoard
 from volunteer.agent.run_watcher import RunWatcher
-from volunteer.net.api import Api
 from volunteer.storage.leases import HeldLease
-from volunteer.storage.outbox import Outbox
 
 NEXT_S_MIN, NEXT_S_MAX = 1.0, 60.0
 
@@ -27,13 +25,9 @@ NEXT_S_MIN, NEXT_S_MAX = 1.0, 60.0
 class Heartbeat:
     """Reports the state of the tasks to the coordinator and obeys its orders."""
 
-    api: Api
-    outbox: Outbox
-    held: HeldLeases
+    place: Workplace
     pauses: PauseBoard
-    life: Lifecycle
     watcher: RunWatcher
-    server_clock: ServerClock
     obey_owner: Callable[[Literal["pause", "resume", "finish"]], None]  # from another machine
     _wanted: bool = field(default=False, init=False)
 
@@ -43,7 +37,7 @@ class Heartbeat:
             sent = self.pauses.reasons()
             self._wanted = False
             next_s = await self.once()
-            await self.life.sleep(
+            await self.place.life.sleep(
                 next_s,
                 lambda: self._wanted or self.pauses.reasons() != sent,  # noqa: B023
             )
@@ -51,22 +45,22 @@ class Heartbeat:
     def soon(self) -> None:
         """Send the next heartbeat now: its reply has account and verdicts of the same moment."""
         self._wanted = True
-        self.life.notify()
+        self.place.life.notify()
 
     async def alive(self, stored: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
         """Return an earlier process's leases that are still held here and not late."""
         extra = tuple(LeaseInWork(lease).report(paused=False) for lease in stored)
-        reply = await self.api.heartbeat(lambda: self._request(extra))
+        reply = await self.place.remote.api.heartbeat(lambda: self._request(extra))
         self._learn(reply)
         ours = {(order.task, order.attempt) for order in reply.orders if _ours(order)}
-        return tuple(lease for lease in stored if lease.key in ours - self.held.late)
+        return tuple(lease for lease in stored if lease.key in ours - self.place.held.late)
 
     async def once(self) -> float:
         """Send one heartbeat. Return the seconds until the next."""
         try:
-            reply = await self.api.heartbeat(self._request)
+            reply = await self.place.remote.api.heartbeat(self._request)
         except FATAL as error:
-            self.life.give_up(error)
+            self.place.life.give_up(error)
             return NEXT_S_MAX
         except VolunteerError as error:
             self.watcher.notice(
@@ -81,11 +75,12 @@ class Heartbeat:
 
     def _request(self, extra: tuple[TaskBeat, ...] = ()) -> HeartbeatRequest:
         reports = [
-            held.report(paused=bool(self.pauses.paused(held.stored.device))) for held in self.held
+            held.report(paused=bool(self.pauses.paused(held.stored.device)))
+            for held in self.place.held
         ]
-        for entry in self.outbox.entries():
+        for entry in self.place.store.outbox.entries():
             task, attempt = entry.task, entry.submit.attempt
-            if self.held.get((task, attempt)) is None:
+            if self.place.held.get((task, attempt)) is None:
                 steps = entry.submit.steps
                 reports.append(
                     TaskBeat(task=task, attempt=attempt, phase="upload", step=steps, steps=steps)
@@ -100,8 +95,8 @@ class Heartbeat:
         )
 
     def _learn(self, reply: HeartbeatReply) -> None:
-        self.server_clock.learn(reply.now)
-        self.held.late = {
+        self.place.server_clock.learn(reply.now)
+        self.place.held.late = {
             (order.task, order.attempt)
             for order in reply.orders
             if _ours(order) and order.renew_by <= reply.now
@@ -113,7 +108,7 @@ class Heartbeat:
             self.obey_owner(ordered.order)
 
     def _obey(self, order: TaskOrder) -> None:
-        held = self.held.get((order.task, order.attempt))
+        held = self.place.held.get((order.task, order.attempt))
         if held is None:
             return
         message = printable(order.message)

@@ -113,7 +113,7 @@ class _LeaseRun:
         """Fetch the optimiser state of the machine whose task this audit recomputes."""
         held = self._held
         state = await self._pipeline.downloads.borrowed(held, stack)
-        folder = self._pipeline.bases.leases.borrowed(held.lease)
+        folder = self._pipeline.bases.place.store.leases.borrowed(held.lease)
         run, device = held.lease.run, held.stored.device
         self._borrowed = await asyncio.to_thread(Carried.borrowed, folder, run, device, state)
 

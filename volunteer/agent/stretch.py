@@ -25,13 +25,11 @@ from shared.protocol.leases import Lease
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
 from shared.workloads.base import Job, Work, seed_from
-from volunteer.agent.collaborators import LentDevice
+from volunteer.agent.collaborators import LentDevice, Workplace
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
-from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.model_steps import ModelSteps
 from volunteer.control import events
-from volunteer.control.event_bus import EventBus
 from volunteer.training.job import Finished, Interrupted, TrainingJob, TrainingReport
 from volunteer.training.local_task import LocalTask, PartResult
 from volunteer.training.trainer import Handle
@@ -93,8 +91,7 @@ class StretchRunner:
 
     device: LentDevice
     downloads: Downloads
-    life: Lifecycle
-    hub: EventBus
+    place: Workplace
     snapshot_s: float
     steps: ModelSteps
 
@@ -120,7 +117,7 @@ class StretchRunner:
 
         def halved(micro: int) -> None:
             event = events.Halved(task=held.key[0], device=self.device.id, micro_batch=micro)
-            on_loop(partial(self.hub.emit, event))
+            on_loop(partial(self.place.hub.emit, event))
 
         handle = self.device.trainer.submit(
             TrainingJob(
@@ -149,7 +146,7 @@ class StretchRunner:
 
     def _announce(self, held: LeaseInWork, report: TrainingReport, task: LocalTask) -> None:
         lease, begun = held.lease, held.stored.begun
-        self.hub.emit(
+        self.place.hub.emit(
             copying(events.Training, report)(
                 task=lease.task,
                 run=lease.run,
@@ -179,7 +176,7 @@ class StretchRunner:
 
         try:
             while True:
-                change = self.life.change()
+                change = self.place.life.change()
                 if self._announced(lease.run) <= newest:
                     await change
                     continue
@@ -187,10 +184,10 @@ class StretchRunner:
                 try:
                     manifest, path, hold = await self.downloads.newer(lease)
                 except VolunteerError as error:
-                    self.hub.notice(
+                    self.place.hub.notice(
                         Sentence("version not fetched: {error}", error=error.message), "warning"
                     )
-                    await self.life.clock.sleep(FOLLOW_S)
+                    await self.place.life.clock.sleep(FOLLOW_S)
                     continue
                 holds[manifest.version] = hold
                 newest = manifest.version
@@ -201,7 +198,7 @@ class StretchRunner:
 
     def _announced(self, run: str) -> int:
         """Return the newest version of a run that a heartbeat announced."""
-        return max((b.version for b in self.hub.status.beats if b.run == run), default=0)
+        return max((b.version for b in self.place.hub.status.beats if b.run == run), default=0)
 
 
 def stretch_of(job: Job, first: int, end: int) -> Job:

@@ -11,17 +11,13 @@ from shared.errors import Cancelled, Gone, OffsetMismatch, Unreachable, Voluntee
 from shared.protocol.contributions import SubmitReply, UploadRequest
 from shared.sentences import Sentence
 from shared.text import printable
-from volunteer.account.profile import Home
 from volunteer.agent.base_versions import announce_base
-from volunteer.agent.held_leases import HeldLeases
-from volunteer.agent.lifecycle import FATAL, Lifecycle
+from volunteer.agent.collaborators import Workplace
+from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.verdict_news import Verdicts
 from volunteer.control import events
-from volunteer.control.event_bus import EventBus
-from volunteer.net.api import Api
 from volunteer.net.retry import passing
-from volunteer.net.transfers import Transfers
-from volunteer.storage.outbox import Outbox, QueuedResult
+from volunteer.storage.outbox import QueuedResult
 
 ONE_S = 120.0  # longest time for one result while others wait
 ODD_S = 60.0  # wait before the next try after an unexpected reply
@@ -32,22 +28,16 @@ EVENT_S = 0.25
 class Submitter:
     """Uploads and submits results from the outbox."""
 
-    api: Api
-    transfers: Transfers
-    outbox: Outbox
-    home: Home
-    held: HeldLeases
-    life: Lifecycle
+    place: Workplace
     verdicts: Verdicts
-    hub: EventBus
     _progress_at: float = field(default=float("-inf"), init=False)  # time of the last event
 
     async def run(self) -> None:
         """Submit until cancelled."""
         while True:
-            await self.life.until(lambda: len(self.outbox) > 0)
-            for entry in self.outbox.entries():
-                if entry.name in self.outbox and not self._behind(entry):
+            await self.place.life.until(lambda: len(self.place.store.outbox) > 0)
+            for entry in self.place.store.outbox.entries():
+                if entry.name in self.place.store.outbox and not self._behind(entry):
                     await self._submit(entry)
 
     def _behind(self, entry: QueuedResult) -> bool:
@@ -57,21 +47,21 @@ class Submitter:
     def _same_lease(self, entry: QueuedResult) -> list[QueuedResult]:
         """Return the waiting results of the same lease."""
         key = (entry.task, entry.submit.attempt)
-        return [e for e in self.outbox.entries() if (e.task, e.submit.attempt) == key]
+        return [e for e in self.place.store.outbox.entries() if (e.task, e.submit.attempt) == key]
 
     async def _submit(self, entry: QueuedResult) -> None:
         """Try one result until it is answered or other results have waited long enough."""
-        patience = ONE_S if len(self.outbox) > 1 else ONE_S * 10
+        patience = ONE_S if len(self.place.store.outbox) > 1 else ONE_S * 10
         try:
-            reply = await self.api.client.retrying(lambda: self._send(entry), patience)
+            reply = await self.place.remote.api.client.retrying(lambda: self._send(entry), patience)
         except FATAL as error:
-            self.life.give_up(error)
-            await self.life.clock.sleep(ODD_S)
+            self.place.life.give_up(error)
+            await self.place.life.clock.sleep(ODD_S)
         except VolunteerError as error:
             if passing(error):
                 return  # the result stays and is tried again
             if type(error) is VolunteerError:
-                self.hub.notice(
+                self.place.hub.notice(
                     Sentence(
                         "task {task} could not be submitted yet: {error}",
                         task=entry.task,
@@ -79,38 +69,40 @@ class Submitter:
                     ),
                     "warning",
                 )
-                await self.life.clock.sleep(ODD_S)
+                await self.place.life.clock.sleep(ODD_S)
                 return
             self._refused(entry, error)
         else:
             self._answered(entry, reply)
 
     async def _send(self, entry: QueuedResult) -> SubmitReply:
-        submit = entry.submit
+        submit, remote = entry.submit, self.place.remote
         if entry.early:
             base = submit.base_version
-            await announce_base(self.api, (entry.task, submit.attempt), base, patience_s=0)
+            await announce_base(remote.api, (entry.task, submit.attempt), base, patience_s=0)
         request = copying(UploadRequest, submit)(
             task=entry.task,
         )
-        payload = self.outbox.payload(entry.name)
+        payload = self.place.store.outbox.payload(entry.name)
         try:
-            await self.transfers.upload(request, payload, lambda done: self._progress(entry, done))
+            await remote.transfers.upload(
+                request, payload, lambda done: self._progress(entry, done)
+            )
         except Gone:
             # The reply to an earlier submission may be lost; `submit` finds out.
             pass
         try:
-            return await self.api.submit(entry.task, submit)
+            return await remote.api.submit(entry.task, submit)
         except OffsetMismatch as error:  # the server has lost the bytes
             raise Unreachable(Sentence("the upload continues at another offset")) from error
 
     def _answered(self, entry: QueuedResult, reply: SubmitReply) -> None:
-        verdict = reply.verdict()
+        verdict, home = reply.verdict(), self.place.store.home
         refused = verdict.state == "rejected" and not verdict.redo
         if entry.last and not (verdict.state == "rejected" and verdict.redo):
-            self.home.remember(tasks=self.home.memory.tasks + 1)
-            self.held.submitted += 1
-        self.hub.emit(
+            home.remember(tasks=home.memory.tasks + 1)
+            self.place.held.submitted += 1
+        self.place.hub.emit(
             events.Submitted(
                 task=entry.task, contribution=verdict.contribution, bytes=entry.submit.size
             )
@@ -148,7 +140,7 @@ class Submitter:
         later = self._same_lease(entry)
         for other in later:
             self._lose(other)
-        held = self.held.get((entry.task, entry.submit.attempt))
+        held = self.place.held.get((entry.task, entry.submit.attempt))
         if held is not None:
             held.end("cancelled" if how == "cancelled" else "gone", message)
             return False
@@ -156,20 +148,22 @@ class Submitter:
 
     def _announce_loss(self, entry: QueuedResult, how: str, message: str) -> None:
         """Announce that the work of a lease is lost."""
-        self.held.lost((entry.task, entry.submit.attempt))
-        self.hub.emit(events.TaskEnded(task=entry.task, how=how, message=message))
+        self.place.held.lost((entry.task, entry.submit.attempt))
+        self.place.hub.emit(events.TaskEnded(task=entry.task, how=how, message=message))
 
     def _lose(self, entry: QueuedResult) -> None:
         self.verdicts.lost(entry)
         self._drop(entry)
 
     def _drop(self, entry: QueuedResult) -> None:
-        self.outbox.drop(entry)
-        self.held.late.discard((entry.task, entry.submit.attempt))
-        self.life.notify()
+        self.place.store.outbox.drop(entry)
+        self.place.held.late.discard((entry.task, entry.submit.attempt))
+        self.place.life.notify()
 
     def _progress(self, entry: QueuedResult, done: int) -> None:
-        now, total = self.life.clock.monotonic(), entry.submit.size
+        now, total = self.place.life.clock.monotonic(), entry.submit.size
         if now - self._progress_at >= EVENT_S or done >= total:
             self._progress_at = now
-            self.hub.emit(events.Uploading(task=entry.task, done_bytes=done, total_bytes=total))
+            self.place.hub.emit(
+                events.Uploading(task=entry.task, done_bytes=done, total_bytes=total)
+            )

@@ -15,12 +15,8 @@ from typing import Any
 
 from shared.errors import Internal, VolunteerError
 from shared.sentences import Sentence, plural
-from volunteer.agent.held_leases import HeldLeases
-from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.collaborators import Workplace
 from volunteer.agent.pause_board import PauseBoard
-from volunteer.control.event_bus import EventBus
-from volunteer.storage.evidence import EvidenceFiles
-from volunteer.storage.outbox import Outbox
 
 FLUSH_S = 8.0  # time to submit results when the agent has to end
 GIVE_BACK_S = 8.0
@@ -48,12 +44,8 @@ def broken(what: str, error: BaseException | None = None) -> Internal:
 class Supervisor:
     """Runs the loops of the agent and ends them."""
 
-    life: Lifecycle
-    held: HeldLeases
+    place: Workplace
     pauses: PauseBoard
-    outbox: Outbox
-    evidence: EvidenceFiles
-    hub: EventBus
     quit_s: float  # time for nearly finished tasks when the agent ends
 
     async def run(self, devices: Sequence[Loop], loops: Sequence[Loop]) -> None:
@@ -81,18 +73,19 @@ class Supervisor:
         except Exception as unknown:
             error = broken(loop.name, unknown)
         if loop.vital:
-            self.life.give_up(error)
+            self.place.life.give_up(error)
         else:
-            self.hub.notice(error.message, "warning")
+            self.place.hub.notice(error.message, "warning")
 
     async def _until_over(self, work: list[asyncio.Task[None]]) -> None:
+        life = self.place.life
         while not all(task.done() for task in work):
-            change = asyncio.ensure_future(self.life.change())
+            change = asyncio.ensure_future(life.change())
             try:
-                if self.life.fatal is not None or self.life.closing in ("release", "save"):
+                if life.fatal is not None or life.closing in ("release", "save"):
                     await self._wind_up(work)
                     return
-                if self.life.closing == "finish" and not self.held:
+                if life.closing == "finish" and not self.place.held:
                     return
                 going = [task for task in work if not task.done()]
                 await asyncio.wait([*going, change], return_when=asyncio.FIRST_COMPLETED)
@@ -100,10 +93,10 @@ class Supervisor:
                 change.cancel()
 
     async def _wind_up(self, work: list[asyncio.Task[None]]) -> None:
-        saving = self.life.closing == "save" or self.life.fatal is not None
+        saving = self.place.life.closing == "save" or self.place.life.fatal is not None
         if not saving:
             await self._let_quick_ones_finish()
-        for held in self.held:
+        for held in self.place.held:
             if saving:
                 held.end("saved", Sentence("kept for the next start"), save=True)
             else:
@@ -111,28 +104,29 @@ class Supervisor:
         await asyncio.wait(work, timeout=GIVE_BACK_S)
 
     async def _let_quick_ones_finish(self) -> None:
-        until = self.life.clock.monotonic() + self.quit_s
-        while self._ends_before(until) and self.life.fatal is None:
-            await self.life.unless(lambda: not self._ends_before(until), self.life.clock.sleep(0.5))
+        life = self.place.life
+        until = life.clock.monotonic() + self.quit_s
+        while self._ends_before(until) and life.fatal is None:
+            await life.unless(lambda: not self._ends_before(until), life.clock.sleep(0.5))
 
     def _ends_before(self, until: float) -> bool:
         """Return True if a running task is expected to end before `until`."""
-        left = until - self.life.clock.monotonic()
+        left = until - self.place.life.clock.monotonic()
         running = [
             held.handle.latest
-            for held in self.held
+            for held in self.place.held
             if held.handle and not self.pauses.paused(held.stored.device)
         ]
         return any(r is not None and r.eta_s is not None and r.eta_s < left for r in running)
 
     async def _flush(self) -> None:
         """Wait until ready results are submitted, with a time limit if the agent must stop."""
-        outbox, life = self.outbox, self.life
-        until = self.life.clock.monotonic() + FLUSH_S
+        outbox, life = self.place.store.outbox, self.place.life
+        until = life.clock.monotonic() + FLUSH_S
         while self._unsent() and life.fatal is None:
-            left = until - self.life.clock.monotonic()
+            left = until - life.clock.monotonic()
             if life.closing in ("release", "save") and left <= 0:
-                self.hub.notice(
+                self.place.hub.notice(
                     plural(
                         "{n} result is kept and sent at the next start",
                         "{n} results are kept and sent at the next start",
@@ -140,14 +134,15 @@ class Supervisor:
                     )
                 )
                 return
-            await life.unless(lambda: not self._unsent(), self.life.clock.sleep(0.5))
+            await life.unless(lambda: not self._unsent(), life.clock.sleep(0.5))
 
     def _unsent(self) -> int:
         """Return the number of unsent results, plus the requests for evidence unless the agent has
         to end now.
         """
-        hurried = self.life.closing in ("release", "save")
-        return len(self.outbox) + (0 if hurried else len(self.evidence.asked()))
+        hurried = self.place.life.closing in ("release", "save")
+        store = self.place.store
+        return len(store.outbox) + (0 if hurried else len(store.evidence.asked()))
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

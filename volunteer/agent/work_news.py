@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.clock import Clock, ServerClock
 from shared.copying import copying
 from shared.sentences import Sentence
 from volunteer.agent.claimer import IdleReason
+from volunteer.agent.collaborators import Workplace
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
-from volunteer.control.event_bus import EventBus
 
 
 @dataclass(eq=False, kw_only=True)
@@ -18,9 +17,7 @@ class WorkNews:
     """Emits the events of one device; during training, a missing next task is not announced."""
 
     device: str
-    hub: EventBus
-    clock: Clock
-    server_clock: ServerClock
+    place: Workplace
     at_work: bool = field(default=False, init=False)
     _later: events.Idle | None = field(default=None, init=False)
 
@@ -32,37 +29,37 @@ class WorkNews:
         """Record that the device has ended a task; announce why there is no next one, if known."""
         self.at_work = False
         if self._later is not None:
-            self.hub.emit(self._later)
+            self.place.hub.emit(self._later)
         self._later = None
 
     def claims(self) -> None:
         """Announce that the device claims, unless it works or already shows a reason to idle."""
-        if not self.at_work and not self.hub.status.idle:
+        if not self.at_work and not self.place.hub.status.idle:
             self.idle(
                 IdleReason(reason="asking", message=Sentence("asking the coordinator for work"))
             )
 
     def idle(self, why: IdleReason) -> None:
         """Announce once why there is no work, and the time of the next claim."""
-        until = self.clock.now() + why.wait_s if why.wait_s else None
-        status = self.hub.status
+        until = self.place.timing.clock.now() + why.wait_s if why.wait_s else None
+        status = self.place.hub.status
         known = (status.idle, status.idle_message) == (why.reason, why.message)
         event = events.Idle(reason=why.reason, message=why.message, until=until, repeated=known)
         if self.at_work:
             self._later = event
         elif until is not None or not known:
-            self.hub.emit(event)
+            self.place.hub.emit(event)
 
     def claimed(self, held: LeaseInWork) -> None:
         """Announce a lease."""
         lease, job = held.lease, held.lease.job
-        self.hub.emit(
+        self.place.hub.emit(
             copying(events.Claimed, lease)(
                 workload=job.workload,
                 device=self.device,
                 steps=job.steps,
                 samples=job.stop - job.start,
-                finish_by=self.server_clock.local(lease.finish_by),
+                finish_by=self.place.server_clock.local(lease.finish_by),
                 kind=job.kind if lease.audit is None else events.AUDIT,
             )
         )
@@ -75,4 +72,4 @@ class WorkNews:
             device=self.device,
             message=message,
         )
-        self.hub.notice(text, "error")
+        self.place.hub.notice(text, "error")
