@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -34,6 +35,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 @pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork ranks from a process that has imported PyTorch, which costs each two seconds of CPU."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "tests.support.workloads.tiny_gpt"])
+    monkeypatch.setattr("shared.workloads.training.ranks.get_context", lambda kind: context)
+
+
+@pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     made = Ranks(["cpu"] * (getattr(request, "param", 2) - 1))
     yield made
@@ -47,12 +56,20 @@ def spread(task: Job, data: Folder, ranks: Ranks) -> StepWork:
 
 
 def processes() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+    """Return the ranks, children of this process or of the one that forks them."""
+    found = []
+    for child in psutil.Process().children():
+        line = " ".join(child.cmdline())
+        found += [child] if "spawn_main" in line else []
+        found += child.children() if "multiprocessing.forkserver" in line else []
+    return [each for each in found if each.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.parametrize("ranks", [2, 4], indirect=True)
 @pytest.mark.parametrize("update", ["delta", "gradient"])
-def test_the_update_is_that_of_one_device(data: Folder, ranks: Ranks, update: str) -> None:
+def test_the_update_is_that_of_one_device(
+    forked: None, data: Folder, ranks: Ranks, update: str
+) -> None:
     task = job(config(data, dropout=0.1), steps=3, update=update)
     alone, together = begin(task, data, "cpu"), spread(task, data, ranks)
     assert close(finish(together), finish(alone), atol=1e-5)
@@ -64,7 +81,9 @@ def test_the_update_is_that_of_one_device(data: Folder, ranks: Ranks, update: st
 
 
 @pytest.mark.parametrize("ranks", [3], indirect=True)
-def test_a_rank_that_dies_costs_its_share_and_not_the_task(data: Folder, ranks: Ranks) -> None:
+def test_a_rank_that_dies_costs_its_share_and_not_the_task(
+    forked: None, data: Folder, ranks: Ranks
+) -> None:
     task = job(config(data), steps=4)
     work = spread(task, data, ranks)
     work.advance()
@@ -90,7 +109,7 @@ def test_a_rank_without_memory_costs_its_share_and_not_the_task(data: Folder, ra
     assert processes() == []
 
 
-def test_the_share_of_the_time_is_that_of_every_rank(data: Folder) -> None:
+def test_the_share_of_the_time_is_that_of_every_rank(forked: None, data: Folder) -> None:
     task = job(config(data, n_embd=64, n_layer=2), steps=40)
     trainer = Trainer("cpu", threads=1)
     trainer.others, trainer.share = ("cpu",), 0.2
@@ -123,7 +142,7 @@ def test_the_share_of_the_time_is_that_of_every_rank(data: Folder) -> None:
     assert processes() == []
 
 
-def test_ranks_are_idle_while_rank_0_is(data: Folder, ranks: Ranks) -> None:
+def test_ranks_are_idle_while_rank_0_is(forked: None, data: Folder, ranks: Ranks) -> None:
     task = job(config(data), steps=4)
     work = spread(task, data, ranks)
     work.advance()
@@ -137,7 +156,7 @@ def test_ranks_are_idle_while_rank_0_is(data: Folder, ranks: Ranks) -> None:
     assert close(finish(work), finish(begin(task, data, "cpu")), atol=1e-5)
 
 
-def test_a_pause_within_a_step_holds_every_rank(data: Folder, ranks: Ranks) -> None:
+def test_a_pause_within_a_step_holds_every_rank(forked: None, data: Folder, ranks: Ranks) -> None:
     task = job(config(data, n_embd=64, n_layer=4, block_size=64), steps=2, batch=32)
     work = spread(task, data, ranks)
     used: list[float] = []
