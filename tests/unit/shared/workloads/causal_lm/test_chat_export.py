@@ -28,13 +28,14 @@ ASK = f"""
 import sys
 from transformers import AutoTokenizer
 import {{package}} as library
-model = library.{{loader}}.from_pretrained(sys.argv[1]).float()
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-turns = [{{{{"role": "user", "content": {QUESTION!r}}}}}]
-more = {{{{"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}}}}
-tokens = tokenizer.apply_chat_template(turns, **more)
-found = model.generate(**tokens, max_new_tokens=60, do_sample=False)[0]
-print(tokenizer.decode(found[tokens["input_ids"].shape[1]:]))
+for folder in sys.argv[1:]:
+    model = library.{{loader}}.from_pretrained(folder).float()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    turns = [{{{{"role": "user", "content": {QUESTION!r}}}}}]
+    more = {{{{"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}}}}
+    tokens = tokenizer.apply_chat_template(turns, **more)
+    found = model.generate(**tokens, max_new_tokens=60, do_sample=False)[0]
+    print(tokenizer.decode(found[tokens["input_ids"].shape[1]:]))
 """
 
 
@@ -70,25 +71,27 @@ def run(code: str, *arguments: object, **environment: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["llama", "qwen2"])
-def test_transformers_asks_by_the_template_and_the_answer_ends(tmp_path: Path, shape: str) -> None:
-    base, to = tmp_path / "base", tmp_path / "model"
-    chat_base(base, tiny_causal.SHAPES[shape])
-    exported(str(base), to, wanted(), train="lora")
-    assert run(ASK.format(package="transformers", loader="AutoModelForCausalLM"), to) == (
-        f"{ANSWER}<|im_end|>"
-    )
-    first, last = (transformers.GenerationConfig.from_pretrained(each) for each in (base, to))
-    assert last.eos_token_id == first.eos_token_id
-    assert (last.temperature, last.do_sample) == (0.6, True)
-    assert not hasattr(last, "trust_remote_code")
-    settings = transformers.AutoConfig.from_pretrained(to)
-    assert str(settings.dtype) == "torch.bfloat16"
-    theirs, ours = (transformers.AutoTokenizer.from_pretrained(each) for each in (base, to))
-    assert ours.special_tokens_map == theirs.special_tokens_map
-    turns = [{"role": "user", "content": "a"}]
-    assert ours.apply_chat_template(turns) == theirs.apply_chat_template(turns)
-    assert template_beside(to / "tokenizer.json").source == CHATML
+def test_transformers_asks_by_the_template_and_the_answer_ends(tmp_path: Path) -> None:
+    bases, models = [], []
+    for shape in ("llama", "qwen2"):
+        bases.append(tmp_path / shape)
+        models.append(tmp_path / f"{shape}-model")
+        chat_base(bases[-1], tiny_causal.SHAPES[shape])
+        exported(str(bases[-1]), models[-1], wanted(), train="lora")
+    ask = ASK.format(package="transformers", loader="AutoModelForCausalLM")
+    assert run(ask, *models).splitlines() == 2 * [f"{ANSWER}<|im_end|>"]
+    for base, to in zip(bases, models, strict=True):
+        first, last = (transformers.GenerationConfig.from_pretrained(each) for each in (base, to))
+        assert last.eos_token_id == first.eos_token_id
+        assert (last.temperature, last.do_sample) == (0.6, True)
+        assert not hasattr(last, "trust_remote_code")
+        settings = transformers.AutoConfig.from_pretrained(to)
+        assert str(settings.dtype) == "torch.bfloat16"
+        theirs, ours = (transformers.AutoTokenizer.from_pretrained(each) for each in (base, to))
+        assert ours.special_tokens_map == theirs.special_tokens_map
+        turns = [{"role": "user", "content": "a"}]
+        assert ours.apply_chat_template(turns) == theirs.apply_chat_template(turns)
+        assert template_beside(to / "tokenizer.json").source == CHATML
 
 
 def test_the_type_of_the_numbers_is_the_bases_or_the_one_that_is_wanted(tmp_path: Path) -> None:
@@ -104,24 +107,23 @@ def test_the_type_of_the_numbers_is_the_bases_or_the_one_that_is_wanted(tmp_path
 
 
 @pytest.mark.slow
-def test_peft_finds_the_base_of_an_adapter_by_its_name_and_commit(tmp_path: Path) -> None:
+def test_peft_finds_the_base_of_an_adapter_by_its_name_and_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base, to = tmp_path / "base", tmp_path / "adapter"
     chat_base(base)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with fake_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.models["ann/tiny"] = Repository()
         commit = hub.models["ann/tiny"].commit({p.name: p.read_bytes() for p in base.iterdir()})
-        online = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
-        code = (
-            "import sys\nfrom pathlib import Path\n"
-            "from tests.unit.shared.workloads.causal_lm.test_chat_export import exported, wanted\n"
-            'exported(sys.argv[1], Path(sys.argv[2]), wanted("peft"), train="lora")\n'
-        )
-        run(code, f"hub:ann/tiny@{commit}", to, **online)
+        exported(f"hub:ann/tiny@{commit}", to, wanted("peft"), train="lora")
         settings = json.loads((to / "adapter_config.json").read_text())
         assert settings["base_model_name_or_path"] == "ann/tiny"
         assert settings["revision"] == commit
         hub.models["ann/tiny"].commit({})  # the branch moves
         code = ASK.format(package="peft", loader="AutoPeftModelForCausalLM")
+        online = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
         assert run(code, to, **online) == f"{ANSWER}<|im_end|>"
 
 
