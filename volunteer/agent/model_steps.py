@@ -30,6 +30,7 @@ class ModelSteps:
     clock: Clock
     settings: Settings
     _torch: str = field(default_factory=lambda: hardware().torch, init=False)
+    _threads: int = field(default_factory=default_threads, init=False)
 
     def announce(self) -> None:
         """Announce the steps that earlier starts measured."""
@@ -61,13 +62,9 @@ class ModelSteps:
         self.hub.emit(events.StepMeasured(step=step))
 
     def _key(self, job: Job, version: int, device: str) -> str:
-        return key_of(job, version, machine_of(device, self.settings, self._torch))
-
-
-def machine_of(device: str, settings: Settings, torch: str) -> tuple[str, ...]:
-    """Return the properties of a machine that a step depends on."""
-    threads = settings.threads or default_threads()
-    return (device, str(threads if device == "cpu" else 0), str(settings.memory_gb), torch)
+        threads = self.settings.threads or self._threads
+        on = (device, str(threads if device == "cpu" else 0), str(self.settings.memory_gb))
+        return key_of(job, version, (*on, self._torch))
 
 
 def step_of(measured: StepFigures, job: Job, device: str, key: str, now: float) -> ModelStep:
