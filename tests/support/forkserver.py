@@ -1,13 +1,15 @@
 """Processes that start in milliseconds: one that has imported everything forks itself on request.
 
-Run as a script this file is that process: one JSON request a line on stdin, one JSON line on stdout
-for each start and each end of a child. When its stdin ends, so do its children.
+Run as a script this file is that process: one JSON request a line on stdin, a socket that may bring
+two pipes with it, one JSON line on stdout for each start and each end of a child. When its stdin
+ends, so do its children.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
@@ -15,6 +17,7 @@ import multiprocessing
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +26,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 PDEATHSIG = 1
@@ -105,18 +108,57 @@ class Child:
         return self.log.read_text(errors="replace")
 
 
+class Piped:
+    """A process of the nursery as `subprocess.Popen` gives one, its output in two pipes."""
+
+    def __init__(self, child: Child, stdout: IO[str], stderr: IO[str]) -> None:
+        self._child = child
+        self.pid = child.pid
+        self.stdout: IO[str] | None = stdout
+        self.stderr: IO[str] | None = stderr
+
+    def __enter__(self) -> Piped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self.stdout, self.stderr):
+            if stream is not None:
+                stream.close()
+        self.wait()
+
+    def poll(self) -> int | None:
+        return None if self._child.alive else self._child.death.result()
+
+    def wait(self, timeout: float | None = None) -> int:
+        try:
+            return self._child.death.result(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0) from None
+
+    def send_signal(self, number: int) -> None:
+        self._child.kill(number)
+
+    def terminate(self) -> None:
+        self._child.kill(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._child.kill()
+
+
 class ForkServer:
     """Client of the fork server's process."""
 
     def __init__(self) -> None:
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=ROOT,
-            env=environment,
-        )
+        self._line, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, str(Path(__file__))],
+                stdin=theirs.fileno(),
+                stdout=subprocess.PIPE,
+                cwd=ROOT,
+                env=environment,
+            )
         self._births: list[tuple[Path, Future[Child]]] = []
         self._children: dict[int, Child] = {}
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -152,18 +194,29 @@ class ForkServer:
         request = {"argv": list(argv), "environment": dict(environment or {})}
         return await self._bear(request | {"log": str(log), "faults": orders})
 
+    def piped(self, argv: Sequence[str], environment: Mapping[str, str]) -> Piped:
+        """A command line, "coordinator" or "volunteer" first, with this environment alone."""
+        request = {"argv": list(argv), "environment": dict(environment), "faults": []}
+        out, err = os.pipe(), os.pipe()
+        birth = self._order(request | {"pipes": True, "log": os.devnull}, out[1], err[1])
+        os.close(out[1])
+        os.close(err[1])
+        return Piped(birth.result(BIRTH_S), open(out[0]), open(err[0]))
+
     async def _bear(self, request: dict[str, Any]) -> Child:
-        assert self._process.stdin is not None
+        return await asyncio.wait_for(asyncio.wrap_future(self._order(request)), BIRTH_S)
+
+    def _order(self, request: dict[str, Any], *files: int) -> Future[Child]:
         birth: Future[Child] = Future()
         self._births.append((Path(request["log"]), birth))
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        self._process.stdin.flush()
-        return await asyncio.wait_for(asyncio.wrap_future(birth), BIRTH_S)
+        line = json.dumps(request).encode() + b"\n"
+        sent = socket.send_fds(self._line, [line], files) if files else 0
+        self._line.sendall(line[sent:])
+        return birth
 
     def close(self) -> None:
-        assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        self._line.close()
         self._process.wait(30)
         self._listener.join(30)
         self._process.stdout.close()
@@ -172,7 +225,7 @@ class ForkServer:
 # --- the other process ---
 
 
-def _become(request: dict[str, Any]) -> NoReturn:
+def _become(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
     """Run the request in the new child and end."""
     from tests.support.failpoints import Fault, Faults, install
 
@@ -181,9 +234,15 @@ def _become(request: dict[str, Any]) -> NoReturn:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    if "pipes" in request:
+        os.environ.clear()
+        out, err = files
+    else:
+        out = err = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    for file in files:
+        os.close(file)
     code = 70
     try:
         install(Faults(tuple(Fault.read(text) for text in request["faults"])), setattr)
@@ -210,6 +269,8 @@ def _serve(settings: dict[str, Any]) -> int:
 
 def _run(request: dict[str, Any]) -> int:
     os.environ.update(request["environment"])
+    if "PYTHONFAULTHANDLER" in os.environ:
+        faulthandler.enable()
     sys.argv = request["argv"]
     if sys.argv[0] == "coordinator":
         from coordinator.cli.main import main
@@ -258,6 +319,8 @@ def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, which closes the line
     children: set[int] = set()
     waiting = b""
+    files: list[int] = []
+    line = socket.socket(fileno=0)
     while True:
         ready, _, _ = select.select([0, reader], [], [])
         if reader in ready:
@@ -266,14 +329,18 @@ def _main() -> None:
                 children.discard(found[0])
                 _tell(died=found[0], code=os.waitstatus_to_exitcode(found[1]))
         if 0 in ready:
-            came = os.read(0, 1 << 16)
+            came, new, _, _ = socket.recv_fds(line, 1 << 16, 2)
             if not came:
                 break
-            *lines, waiting = (waiting + came).split(b"\n")
-            for line in lines:
+            files += new
+            *requests, waiting = (waiting + came).split(b"\n")
+            for request in map(json.loads, requests):
+                its, files = (files[:2], files[2:]) if "pipes" in request else ([], files)
                 pid = os.fork()
                 if not pid:
-                    _become(json.loads(line))
+                    _become(request, its)
+                for file in its:
+                    os.close(file)
                 children.add(pid)
                 _tell(born=pid)
     for pid in children:

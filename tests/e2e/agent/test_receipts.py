@@ -24,6 +24,7 @@ from shared.protocol.transparency import continues
 from shared.protocol.versions import SignedManifest, VersionManifest, chunks_digest
 from shared.signing import SigningKey
 from shared.workloads.base import DatasetManifest
+from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.local_volunteer import SHORT, LocalMachine
 from tests.support.server_process import Process
@@ -115,11 +116,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def serve(data_dir: Path, ann: Account) -> Iterator[Callable[[], Process]]:
+def serve(data_dir: Path, ann: Account, fork_server: ForkServer) -> Iterator[Callable[[], Process]]:
     started: list[Process] = []
 
     def start() -> Process:
-        process = Process(data_dir, "--port", "0").__enter__()
+        process = Process(data_dir, "--port", "0", command=fork_server).__enter__()
         started.append(process)
         ann.at(process.url)
         return process

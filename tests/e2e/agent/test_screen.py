@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import RUN
 from tests.support.server_process import Process, command
 from tests.tui.terminal import Terminal
@@ -30,7 +31,7 @@ PAGES = (
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def server(tmp_path_factory: pytest.TempPathFactory, fork_server: ForkServer) -> Iterator[Process]:
     """A coordinator with one run, whose tasks take some seconds."""
     home = tmp_path_factory.mktemp("coordinator")
     place = ["--data-dir", str(home / "data")]
@@ -44,7 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     ):
         done = command(*line, *place)
         assert done.returncode == 0, done.stderr
-    with Process(home / "data", "--port", "0") as serving:
+    with Process(home / "data", "--port", "0", command=fork_server) as serving:
         yield serving
         assert serving.stop() == 0
     assert command("check", *place).returncode == 0

@@ -22,6 +22,7 @@ import pytest
 from coordinator.config import Settings
 from coordinator.http.app import opened
 from shared.clock import SystemClock
+from tests.support.forkserver import ForkServer, Piped
 from tests.support.local_coordinator import RUN, LocalCoordinator
 from tests.support.server_process import Process, command
 from tests.support.virtual_clock import VirtualClock
@@ -37,7 +38,8 @@ WAIT_S = 150.0
 class Machine:
     """A machine with a home directory of its own."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fork_server: ForkServer | None = None) -> None:
+        self._fork_server = fork_server
         self.environment = os.environ | {
             "VOLUNTEER_HOME": str(path),
             "VOLUNTEER_DEVICE": "cpu",
@@ -69,14 +71,9 @@ class Machine:
 
     @contextmanager
     def working(self, *words: str, **more: str) -> Iterator[Working]:
-        child = subprocess.Popen(
-            [*VOLUNTEER, "--no-ui", "--json", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=self.environment | more,
-        )
+        assert self._fork_server is not None
+        line = ["volunteer", "--no-ui", "--json", *words]
+        child = self._fork_server.piped(line, self.environment | more)
         patience = threading.Timer(WAIT_S, child.send_signal, [signal.SIGABRT])
         patience.start()  # so that a test which waits for too long fails, with a trace
         with child:
@@ -90,7 +87,7 @@ class Machine:
 class Working:
     """A volunteer at work, and its lines."""
 
-    def __init__(self, child: subprocess.Popen[str]) -> None:
+    def __init__(self, child: Piped) -> None:
         self.child = child
         self.told: list[dict[str, Any]] = []
 
@@ -128,15 +125,21 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def server(prepared: Path, tmp_path: Path) -> Iterator[Process]:
+def server(prepared: Path, tmp_path: Path, fork_server: ForkServer) -> Iterator[Process]:
     shutil.copytree(prepared, tmp_path / "coordinator")
-    with Process(tmp_path / "coordinator", "--port", "0") as process:
+    with Process(tmp_path / "coordinator", "--port", "0", command=fork_server) as process:
         yield process
 
 
+@pytest.fixture
+def machine(tmp_path: Path, fork_server: ForkServer) -> Machine:
+    return Machine(tmp_path / "machine", fork_server)
+
+
 @pytest.mark.slow
-def test_from_the_link_to_the_first_credits(server: Process, tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "machine")
+def test_from_the_link_to_the_first_credits(
+    server: Process, machine: Machine, tmp_path: Path
+) -> None:
     joined = machine.run("join", server.link, "--name", "Ann", "--json")
     assert joined.returncode == 0, joined.stderr
     assert msgspec.json.decode(joined.stdout)["nickname"] == "Ann"
@@ -170,9 +173,8 @@ def test_from_the_link_to_the_first_credits(server: Process, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_crash_keeps_the_task_a_signal_gives_it_back_a_second_ends_at_once(
-    server: Process, tmp_path: Path
+    server: Process, machine: Machine
 ) -> None:
-    machine = Machine(tmp_path / "machine")
     join = {"VOLUNTEER_JOIN": server.link, "VOLUNTEER_QUIT_SECONDS": "0"}
     with machine.working(VOLUNTEER_SNAPSHOT_SECONDS="0.2", **join) as work:
         work.until("Training")
@@ -198,15 +200,17 @@ def test_a_crash_keeps_the_task_a_signal_gives_it_back_a_second_ends_at_once(
 
 
 @pytest.mark.slow
-def test_training_goes_on_while_the_coordinator_is_away(server: Process, tmp_path: Path) -> None:
-    machine = Machine(tmp_path / "machine")
+def test_training_goes_on_while_the_coordinator_is_away(
+    server: Process, machine: Machine, tmp_path: Path, fork_server: ForkServer
+) -> None:
     with machine.working("--max-tasks", "1", VOLUNTEER_JOIN=server.link) as work:
         work.until("Training")
         assert server.stop() == 0
         away = work.until("Connection", online=False, queued=1)
         assert away["retry_at"] > away["at"]
         assert "1 result waits" in machine.run("status").stdout
-        with Process(tmp_path / "coordinator", "--port", str(server.port)):
+        port = str(server.port)
+        with Process(tmp_path / "coordinator", "--port", port, command=fork_server):
             machine.retry()
             work.until("Submitted")
             assert work.ended() == 0

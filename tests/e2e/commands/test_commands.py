@@ -17,6 +17,7 @@ from safetensors.numpy import load_file
 from coordinator.admin.registry import COMMANDS
 from shared.links import parse_link
 from tests.support.command_line import Run, corpus, json_lines, the_next
+from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import RUN
 from tests.support.server_process import Process
 
@@ -186,11 +187,13 @@ def test_a_bad_run_file_names_the_nearest_key(run: Run, tmp_path: Path) -> None:
     assert 'did you mean "local_steps"?' in said.err
 
 
-def test_afar_is_as_here(here: Run, busy: Path, run: Run, tmp_path: Path) -> None:
+def test_afar_is_as_here(
+    here: Run, busy: Path, run: Run, tmp_path: Path, fork_server: ForkServer
+) -> None:
     here(
         "invite", "create"
     )  # a listing of nothing names the command that makes one, from there or from here
-    with Process(busy, "--port", "0") as server:
+    with Process(busy, "--port", "0", command=fork_server) as server:
         place = ("--server", server.link, "--token-file", server.token_file)
         same: list[tuple[str, ...]] = [
             ("run", "list"),

@@ -15,6 +15,7 @@ import pytest
 
 from coordinator.admin.registry import COMMANDS
 from tests.support.command_line import Run
+from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import RUN
 from tests.support.server_process import Process
 
@@ -101,9 +102,11 @@ def test_every_command_that_changes_something_writes_a_line(
     assert here("record", "verify").out.startswith("all is well: ")
 
 
-def test_settings_that_changed_between_two_starts_are_in_the_log(busy: Path, here: Run) -> None:
+def test_settings_that_changed_between_two_starts_are_in_the_log(
+    busy: Path, here: Run, fork_server: ForkServer
+) -> None:
     for options in (("--port", "0"), ("--port", "0"), ("--port", "0", "--name", "other")):
-        with Process(busy, *options) as server:
+        with Process(busy, *options, command=fork_server) as server:
             assert server.stop() == 0
     changed = [line for line in lines(here) if line["action"] == "settings.change"]
     assert [(line["subject"], json.loads(line["detail"])) for line in changed] == [
@@ -111,8 +114,10 @@ def test_settings_that_changed_between_two_starts_are_in_the_log(busy: Path, her
     ]
 
 
-def test_a_changed_line_is_found_here_and_afar(busy: Path, run: Run) -> None:
-    with Process(busy, "--port", "0") as server:
+def test_a_changed_line_is_found_here_and_afar(
+    busy: Path, run: Run, fork_server: ForkServer
+) -> None:
+    with Process(busy, "--port", "0", command=fork_server) as server:
         place = ("--server", server.link, "--token-file", server.token_file)
         found: dict[str, Any] = {"waiting": 1}
         until = time.monotonic() + 30

@@ -13,6 +13,7 @@ from coordinator.config import Settings
 from coordinator.database.ledger import spending
 from coordinator.http.app import opened
 from tests.support.command_line import Run
+from tests.support.forkserver import ForkServer
 from tests.support.server_process import Process
 
 
@@ -71,12 +72,12 @@ def test_a_volunteer_is_reversed_since_an_instant(here: Run, busy: Path, run: Ru
 
 @pytest.mark.parametrize("afar", [False, True], ids=["here", "afar"])
 def test_a_ban_with_a_reversal_suspends_too_and_is_lifted(
-    here: Run, busy: Path, run: Run, afar: bool
+    here: Run, busy: Path, run: Run, afar: bool, fork_server: ForkServer
 ) -> None:
     if not afar:
         _ban(here, here, busy, run)
         return
-    with Process(busy, "--port", "0") as server:
+    with Process(busy, "--port", "0", command=fork_server) as server:
         place = ("--server", server.link, "--token-file", server.token_file)
 
         def there(*words: object) -> object:

@@ -19,6 +19,7 @@ from coordinator.config import Settings
 from coordinator.database.engine.sqlite import READERS
 from coordinator.services import opened
 from shared.errors import Configuration, Internal, Unavailable, VolunteerError
+from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import local_coordinator
 from tests.support.server_process import Process
 from volunteer.net.reply_errors import refusal
@@ -53,9 +54,11 @@ def register(port: int, said: dict[str, str]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replaced", [False, True])
-def test_nothing_is_acknowledged_once_the_file_is_gone(tmp_path: Path, replaced: bool) -> None:
+def test_nothing_is_acknowledged_once_the_file_is_gone(
+    tmp_path: Path, replaced: bool, fork_server: ForkServer
+) -> None:
     file = tmp_path / "coordinator.sqlite3"
-    with Process(tmp_path, "--port", "0") as server:
+    with Process(tmp_path, "--port", "0", command=fork_server) as server:
         register(server.port, registration())
         if replaced:
             file.with_suffix(".other").write_bytes(file.read_bytes())
@@ -68,7 +71,7 @@ def test_nothing_is_acknowledged_once_the_file_is_gone(tmp_path: Path, replaced:
         server.stop()
         assert any("removed or replaced" in line for line in server.errors)
     if not replaced:
-        again = Process(tmp_path, "--port", "0")
+        again = Process(tmp_path, "--port", "0", command=fork_server)
         assert again.ended() == 78
         assert not file.exists()
 
@@ -85,8 +88,10 @@ async def test_no_empty_database_is_made_where_a_coordinator_was(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_damaged_file_is_the_organisers_trouble_and_ends_no_volunteer(tmp_path: Path) -> None:
-    with Process(tmp_path, "--port", "0") as server:
+def test_a_damaged_file_is_the_organisers_trouble_and_ends_no_volunteer(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
+    with Process(tmp_path, "--port", "0", command=fork_server) as server:
         token = register(server.port, registration())
         server.stop()
     file = tmp_path / "coordinator.sqlite3"
@@ -98,7 +103,7 @@ def test_a_damaged_file_is_the_organisers_trouble_and_ends_no_volunteer(tmp_path
         for page in pages:
             damaged.seek((page - 1) * PAGE_BYTES)
             damaged.write(b"\xff" * PAGE_BYTES)
-    with Process(tmp_path, "--port", "0") as server:
+    with Process(tmp_path, "--port", "0", command=fork_server) as server:
         error = ask(server.port, "GET", "/api/v1/datasets/none", token=token)
         assert passing(error)
         assert error.exit_code != 78
