@@ -381,13 +381,14 @@ def _experience(found: ExperienceFigures | None) -> str | None:
     cut = f"{found.cut:.0%} of answers cut off unended" if found.cut else None
     behind = None if found.behind is None else f"{found.behind:.1f} versions behind"
     speed = None if found.tokens_per_s is None else f"{found.tokens_per_s:,.0f} tokens/s an actor"
+    learnt = None if found.learnt_per_s is None else f"{found.learnt_per_s:,.0f} a learner"
     parts = (
         f"{found.made:,} {found.unit}s, {found.an_hour:,.0f} an hour",
         signal or f"{each:.1f} samples each",
         f"learnt from {used:.1f} times",
         cut,
         behind,
-        speed,
+        ", ".join(part for part in (speed, learnt) if part),
     )
     return "; ".join(part for part in parts if part)
 

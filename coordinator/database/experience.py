@@ -161,17 +161,23 @@ def per_hour(conn: Connection, run_id: int, now: float) -> float:
     return count * 3600.0 / max(1.0, now - float(oldest.sealed_at))
 
 
-def reported(conn: Connection, run_id: int, name: str, kinds: Collection[str]) -> float | None:
-    """Return the median of a figure in the newest reports on accepted contributions of these kinds;
-    None if none reports it.
+def reported(
+    conn: Connection, run_id: int, name: str, kinds: Collection[str], *, a_second: bool = False
+) -> float | None:
+    """Return the median of a figure in the newest reports on accepted contributions of these kinds,
+    or of its sum over the samples of a second; None if none reports it.
     """
     c = contributions.c
     ours = select(c.id, c.kind, c.state, c.report).where(c.run_id == run_id)
     n = ours.order_by(c.id.desc()).limit(LOOKED_THROUGH).subquery().c
     good = n.state.in_(("accepted", "merged", "superseded")) & n.kind.in_(kinds)
     newest = select(n.report).where(good).order_by(n.id.desc()).limit(LATELY)
-    told = [decode(report).get("metrics", {}) for report in conn.execute(newest).scalars()]
-    found = [float(metrics[name]) for metrics in told if name in metrics]
+    told = [decode(report) for report in conn.execute(newest).scalars()]
+    found: list[float] = [
+        each["metrics"][name] * (each["samples"] / max(1e-3, each["train_s"]) if a_second else 1.0)
+        for each in told
+        if name in each.get("metrics", {})
+    ]
     return median(found) if found else None
 
 

@@ -78,6 +78,7 @@ class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
     behind: float | None = None
     cut: float | None = None  # share of answers that did not end
     tokens_per_s: float | None = None  # tokens a second of one actor that generates text
+    learnt_per_s: float | None = None  # and of one learner
 
 
 class RunQueries:
@@ -295,6 +296,9 @@ class RunQueries:
                 behind=experience.reported(conn, run.id, "behind", contributions.UPDATES),
                 cut=experience.reported(conn, run.id, "cut", ("experience",)),
                 tokens_per_s=experience.reported(conn, run.id, "tokens_per_s", ("experience",)),
+                learnt_per_s=experience.reported(
+                    conn, run.id, "answer_tokens", contributions.UPDATES, a_second=True
+                ),
             )
 
         return await self._db.read(read)

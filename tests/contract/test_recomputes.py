@@ -106,9 +106,10 @@ async def test_figures_of_reports_are_the_median_of_good_work(database: Database
         ]
         told += [("experience", "rejected", 1e300), ("delta", "merged", 1e300)]
         for kind, state, value in told:
-            report = f'{{"metrics": {{"speed": {value}}}}}'
+            report = f'{{"metrics": {{"speed": {value}}}, "samples": 40, "train_s": 4}}'
             add_contribution(conn, run, NEW, state, kind=kind, report=report)
         assert experience.reported(conn, run, "speed", ("experience",)) == 5.0
+        assert experience.reported(conn, run, "speed", ("experience",), a_second=True) == 50.0
         assert experience.reported(conn, run, "other", ("experience",)) is None
 
     await database.write(play)

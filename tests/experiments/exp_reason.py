@@ -37,6 +37,8 @@ from typing import Any, NamedTuple
 import psutil
 import tomlkit
 
+from coordinator.demo.demo import program
+
 START_S = 120.0
 END_S = 12.0
 Figures = dict[str, Any]
@@ -65,10 +67,6 @@ select v.version, v.created_at, json_extract(e.metrics, '$.solved')
 from versions v join evaluations e using (run_id, version)
 where e.state = 'done' and v.version > 0 order by v.version
 """
-
-
-def program(name: str) -> str:
-    return str(Path(sys.executable).with_name(name))
 
 
 def free_port() -> int:
@@ -110,7 +108,7 @@ class Site:
             ("run", "start", self._run, *of),
             ("serve", *of, "--port", str(self.port)),
         )
-        lines = [shlex.join((program("coordinator"), *words)) for words in made]
+        lines = [shlex.join((*program("coordinator"), *words)) for words in made]
         self.start("coordinator", "sh", "-c", f"{lines[0]} && {lines[1]} && exec {lines[2]}")
 
     def listening(self) -> None:
@@ -129,7 +127,7 @@ class Site:
         homes = [{"VOLUNTEER_HOME": str(self.folder / f"home-{n}")} for n in range(count)]
         for n, home in enumerate(homes):
             words = ("join", f"{self.url}/join", "--name", f"volunteer-{n}")
-            self.start(f"join-{n}", program("volunteer"), *words, **home)
+            self.start(f"join-{n}", *program("volunteer"), *words, **home)
         return homes
 
     def work(self, homes: list[dict[str, str]], *settings: str) -> None:
@@ -140,7 +138,7 @@ class Site:
         self.began = time.time()
         for n, home in enumerate(homes):
             how = ("--no-ui", "--json", "--threads", "1", "--device", "cpu", *settings)
-            self.start(f"volunteer-{n}", program("volunteer"), *how, **home)
+            self.start(f"volunteer-{n}", *program("volunteer"), *how, **home)
 
     def end(self) -> None:
         """End the volunteers, then the coordinator."""

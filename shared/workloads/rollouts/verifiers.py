@@ -1,8 +1,9 @@
 """Verifiers: pure functions from an answer's text to a reward between 0 and 1.
 
-A verifier is a struct whose fields are its arguments. The list is closed: a problem carries no code
-and no regular expression. An answer is hostile text, so each verifier reads at most
-`ANSWER_CHARS_MAX` characters, in time proportional to them.
+A verifier is a struct whose fields are its arguments. The list is closed: those below, and those of
+installed packages, by the entry point group `volunteer.verifiers`. A problem carries no code and no
+regular expression. An answer is hostile text, so each verifier reads at most `ANSWER_CHARS_MAX`
+characters, in time proportional to them.
 
 The final answer is the text after the last "answer:", or else the whole text.
 """
@@ -14,16 +15,19 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
 from fractions import Fraction
-from typing import Annotated, Any
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from shared.decoding import convert
+from shared.decoding import MALFORMED, convert, decode
 from shared.errors import InvalidRunFile
 from shared.nearest import hint
 from shared.settings import read_table
 
+ENTRY_POINTS = "volunteer.verifiers"
 ANSWER_CHARS_MAX = 128 << 10
 DIGITS_MAX = 18  # digits of a number in an answer
 TERMS_MAX = 128  # terms of an arithmetic expression
@@ -91,6 +95,16 @@ class Choice(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return float(bool(found) and found[-1] == self.answer)
 
 
+class Expression(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer is an arithmetic expression with the right value."""
+
+    answer: Amount
+
+    def reward(self, answer: str) -> float:
+        found = evaluated(answer)
+        return float(found is not None and found[0] == _exactly(self.answer))
+
+
 class Countdown(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An answer is an arithmetic expression of the given numbers, each used at most once."""
 
@@ -131,12 +145,60 @@ class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return float(close or _SPLIT.split(said, maxsplit=len(right)) == right)
 
 
+class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Schema of a JSON value: these keywords of JSON Schema."""
+
+    type: Literal["object", "array", "string", "integer", "number", "boolean", "null"] | None = None
+    properties: dict[str, Schema] = {}
+    required: tuple[str, ...] = ()
+    items: Schema | None = None
+    enum: tuple[Any, ...] | None = None
+
+    def fits(self, value: Any) -> bool:
+        """Return True for a value of this schema."""
+        if self.type is not None and type(value) not in _TYPES[self.type]:
+            return False
+        if self.enum is not None and not any(_same(value, each) for each in self.enum):
+            return False
+        if isinstance(value, dict):
+            inner = self.properties
+            return all(name in value for name in self.required) and all(
+                inner[name].fits(each) for name, each in value.items() if name in inner
+            )
+        if isinstance(value, list) and self.items is not None:
+            return all(map(self.items.fits, value))
+        return True
+
+
+class Json(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer is JSON of a schema."""
+
+    schema: Schema
+
+    def reward(self, answer: str) -> float:
+        try:
+            return float(self.schema.fits(decode(answer.encode())))
+        except MALFORMED:
+            return 0.0
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
 VERIFIERS: Mapping[str, type[Verifier]] = {
     "number": Number,
     "exact": Exact,
     "choice": Choice,
+    "expression": Expression,
     "countdown": Countdown,
     "sorted": Sorted,
+    "json": Json,
 }
 
 
@@ -144,11 +206,7 @@ def verifier(name: str, arguments: Mapping[str, Any], place: str) -> Verifier:
     """Return a verifier with its arguments. Raises InvalidRunFile, with `place`, for an unknown
     name or impossible arguments.
     """
-    if name not in VERIFIERS:
-        raise InvalidRunFile(
-            f'{place}: there is no verifier "{name[:64]}": {hint(name, VERIFIERS)}'
-        )
-    kind = VERIFIERS[name]
+    kind = VERIFIERS.get(name) or _brought(name, place)
     with suppress(msgspec.ValidationError, InvalidRunFile):  # explaining an error takes 1 ms
         return convert(dict(arguments), kind)
     fields = msgspec.structs.fields(kind)
@@ -161,6 +219,25 @@ def verifier(name: str, arguments: Mapping[str, Any], place: str) -> Verifier:
         if place in error.message:
             raise
         raise InvalidRunFile(f"{place}: {error.message}") from error
+
+
+@lru_cache(maxsize=1)
+def _installed() -> Mapping[str, EntryPoint]:
+    """Return the verifiers of installed packages by name."""
+    return {each.name: each for each in entry_points(group=ENTRY_POINTS)}
+
+
+def _brought(name: str, place: str) -> type[Verifier]:
+    """Return a verifier of an installed package. Raises InvalidRunFile, with `place`."""
+    if name not in _installed():
+        known = [*VERIFIERS, *_installed()]
+        raise InvalidRunFile(f'{place}: there is no verifier "{name[:64]}": {hint(name, known)}')
+    found: type[Verifier] = _installed()[name].load()
+    return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and bool(one == other)
 
 
 def final(text: str) -> str:

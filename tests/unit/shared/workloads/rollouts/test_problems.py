@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from importlib.metadata import EntryPoint
 from time import process_time
 from typing import Any
 
@@ -11,15 +12,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidRunFile
+from shared.workloads.rollouts import verifiers
 from shared.workloads.rollouts.problems import GENERATORS, Problem, drawn, reward
-from shared.workloads.rollouts.verifiers import VERIFIERS, evaluated, verifier
+from shared.workloads.rollouts.verifiers import VERIFIERS, Verifier, evaluated, verifier
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "number": {"answer": 4},
     "exact": {"answer": ["four", "4"]},
     "choice": {"answer": "B"},
+    "expression": {"answer": 1.5},
     "countdown": {"target": 24, "numbers": [1, 3, 4, 6]},
     "sorted": {"items": [10, 9, -2]},
+    "json": {
+        "schema": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"enum": ["Ann", 1]},
+                "ages": {"type": "array", "items": {"type": "integer"}},
+            },
+        }
+    },
 }
 
 
@@ -41,6 +54,12 @@ def test_every_verifier_is_tested() -> None:
         ),
         ("exact", [" four\n", "4", "hm. the answer is: four"], ["Four", "four 4", ""]),
         ("choice", ["B", "(B)", "A? no, B.", "Answer: B"], ["b", "AB", "B, or A", ""]),
+        ("expression", ["3/2", "(1 + 2) / (4 - 2) = 9", "-(-1.5)", "3 \u00f7 2"], ["1", "3/", "("]),
+        (
+            "json",
+            ['{"name": "Ann"}', ' {"name": 1, "ages": [1, 2], "more": null}', '{"name": 1}'],
+            ['{"name": true}', '{"name": 1, "ages": [1.5]}', "{}", "[]", '{"name": 1', ""],
+        ),
         (
             "countdown",
             ["6/(1-3/4)", "so:\n6 / (1 - 3/4) = 24", "4*6", "6*4*1"],
@@ -54,6 +73,24 @@ def test_right_answers_earn_and_wrong_ones_do_not(
 ) -> None:
     assert [each for each in right if earned(verifier, each) != 1.0] == []
     assert [each for each in wrong if earned(verifier, each) != 0.0] == []
+
+
+class Vowels(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer is full of vowels."""
+
+    least: int
+
+    def reward(self, answer: str) -> float:
+        return float(sum(each in "aeiou" for each in answer) >= self.least)
+
+
+def test_an_installed_package_brings_a_verifier_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    brought = EntryPoint("vowels", f"{__name__}:Vowels", verifiers.ENTRY_POINTS)
+    monkeypatch.setattr(verifiers, "entry_points", lambda group: [brought])
+    verifiers._installed.cache_clear()
+    found = reward(Problem(prompt="p", verifier="vowels", arguments={"least": 2}), "aloe")
+    verifiers._installed.cache_clear()
+    assert found == 1.0
 
 
 HOSTILE = [
@@ -129,6 +166,7 @@ def test_drawn_problems_can_be_solved() -> None:
         ("numbr", {"answer": 3}, 'it: there is no verifier "numbr": did you mean "number"'),
         ("number", {"answer": "x"}, "it answer: expected a number"),
         ("sorted", {"answer": 3}, "it: a problem needs items for its"),
+        ("json", {"schema": {"items": {"type": "strin"}}}, "it schema.items.type: "),
         ("choice", {"answer": "Z"}, "it: the answer Z is not one of the choices ABCD"),
     ],
 )
