@@ -3,7 +3,8 @@ template.
 
 `messages` of OpenAI (parts, tool calls, `weight`), `conversations` of ShareGPT, lists in `prompt`
 and `completion` of TRL, and pairs: `prompt` and `completion` or `response`, `question` and
-`answer`, `instruction` (with `input` or `context`) and `output` or `response`.
+`answer` or `response`, `instruction` (with `input` or `context`) and `output` or `response`,
+`query` and `response`, `problem` and `solution`, `inputs` and `targets`, `input` and `output`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ _PAIRS = {
     ("question", "answer"): "questions and answers",
     ("instruction", "output"): "Alpaca's form",
     ("instruction", "response"): "instructions and responses",
+    ("question", "response"): "questions and responses",
+    ("query", "response"): "queries and responses",
+    ("problem", "solution"): "problems and solutions",
+    ("inputs", "targets"): "inputs and targets",
+    ("input", "output"): "inputs and outputs",
 }
 _PREFERENCE = {"chosen", "rejected"}
 _VERDICT = "label"  # key that says whether an answer is good, in data for KTO
 _BESIDE = ("input", "context")  # texts that accompany an instruction
-_ALSO = ("system", "tools", "history", _VERDICT, *_BESIDE, *_PREFERENCE)
+_ALSO = ("system", "system_prompt", "tools", "history", _VERDICT, *_BESIDE, *_PREFERENCE)
 FIELDS = frozenset({*_LISTS, *(key for pair in _PAIRS for key in pair), *_ALSO})
 _ROLES: Mapping[str, Role] = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -78,7 +84,7 @@ def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
             "its label is false: it is an answer to avoid, and only good answers are learnt"
         )
     messages, form = _turns(row, unread)
-    system = row.get("system")
+    system = row["system"] = row.get("system") or row.get("system_prompt")
     if system and messages and messages[0].role != "system":
         messages = [DialogueTurn("system", _text(row, "system")), *messages]
     elif system and messages and messages[0].content != system:

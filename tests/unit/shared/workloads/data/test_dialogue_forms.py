@@ -55,6 +55,11 @@ FORMS: list[tuple[dict[str, Any], str]] = [
     ({"question": "2 + 2?", "answer": "four"}, "questions and answers"),
     ({"instruction": "2 + 2?", "input": "", "output": "four"}, "Alpaca's form"),
     ({"instruction": "2 + 2?", "context": "", "response": "four"}, "instructions and responses"),
+    ({"question": "2 + 2?", "response": "four"}, "questions and responses"),
+    ({"query": "2 + 2?", "response": "four"}, "queries and responses"),
+    ({"problem": "2 + 2?", "solution": "four"}, "problems and solutions"),
+    ({"inputs": "2 + 2?", "targets": "four"}, "inputs and targets"),
+    ({"input": "2 + 2?", "output": "four"}, "inputs and outputs"),
 ]
 
 
@@ -182,6 +187,14 @@ def test_answers_that_are_not_to_be_learnt(tmp_path: Path, mark: dict[str, Any])
     assert "<assistant>five<|endoftext|><user>" in text
     assert "[[four" in text
     assert "2 answers not learnt, as their weight or train says" in str(manifest.meta["found"])
+
+
+def test_a_system_prompt_in_a_column_is_the_first_turn(tmp_path: Path) -> None:
+    row = {"system_prompt": "be short", "question": "2 + 2?", "response": "four"}
+    lines(tmp_path, *twice(row))
+    manifest, text, _ = learnt(tmp_path, "d.jsonl")
+    assert text.count("<system>be short") == 2
+    assert manifest.meta["found"] == "2 dialogues in questions and responses"
 
 
 def test_a_prompt_of_turns_is_not_learnt(tmp_path: Path) -> None:
