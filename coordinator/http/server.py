@@ -56,7 +56,7 @@ SECOND_SIGNAL_EXIT = 1
 ENDED = ("completed", "failed")
 HERE = "anybody on this machine"
 OPEN = "open to strangers: on probation until their work passed checks"
-UNGUARDED = "merges by the mean: made anew here, it would not"
+UNGUARDED = "merges by the mean, unsafe with strangers: create it anew with a robust aggregate"
 
 log = structlog.get_logger("server")
 

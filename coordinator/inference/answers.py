@@ -352,7 +352,7 @@ def _room(model: Servable, wish: TextPrompt, prompt: int, context: int) -> int:
     if wish.max_tokens is not None and wish.max_tokens > limit:
         raise Wrong(
             f"an answer for this account has at most {limit} tokens, not {wish.max_tokens}: "
-            "more is earned by training",
+            "training raises this limit",
             "max_tokens",
         )
     return min(room, limit, DEFAULT_TOKENS) if wish.max_tokens is None else wish.max_tokens

@@ -232,7 +232,7 @@ async def test_a_run_that_lowered_its_outer_rate_says_so(engine: FakeEngine) -> 
     engine.answers[endpoints.RUNS] = (replace(RUNS[0], outer_scale=0.5),)
     async with opened(engine, scenes.filled(), size=(120, 36), look=PAGE) as (app, pilot):
         await settle(app, pilot)
-        assert "rate lowered by itself to 50 %" in screen_text(app)
+        assert "rate lowered to 50 %" in screen_text(app)
 
 
 async def test_scores_before_and_after_stand_beside_the_loss(engine: FakeEngine) -> None:

@@ -280,8 +280,8 @@ class DeviceLoop:
         message = getattr(error, "message", str(error)) if known else f"{error!r}"
         if device_lost(error):
             message = Sentence(
-                "{device} does not answer any more ({error}): is it still plugged in, and its "
-                "driver well?",
+                "{device} does not answer any more ({error}): is it still plugged in, and does "
+                "its driver work?",
                 device=self.device.id,
                 error=error,
             )

@@ -213,7 +213,7 @@ def _remedy(view: TorchView, gpu: DriverGpu) -> str:
     if not build:
         had = ".".join(map(str, gpu.cuda))
         return Sentence(
-            "its driver carries CUDA {had}, torch needs 12.6: update the NVIDIA driver", had=had
+            "its driver supports CUDA {had}, torch needs 12.6: update the NVIDIA driver", had=had
         )
     if view.build.startswith("cuda"):
         why = view.problem or Sentence(

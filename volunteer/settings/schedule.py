@@ -79,7 +79,7 @@ def end_of_pause(length: str, until: str, now: datetime) -> datetime | None:
     clock = _CLOCK.fullmatch(until.strip())
     if clock is None or int(clock[1]) > 23 or int(clock[2]) > 59:
         raise BadRequest(
-            Sentence('"{until}" is no time of the day: write it like 22:00', until=until)
+            Sentence('"{until}" is not a time of day: write it like 22:00', until=until)
         )
     wall = now.replace(tzinfo=None)  # the zone's offset may change before then
     end = wall.replace(hour=int(clock[1]), minute=int(clock[2]), second=0, microsecond=0)

@@ -59,7 +59,7 @@ GROUPS = {
         "device_roles": N_("work of single devices"),
         "hub": N_("models from their hub"),
         "sandbox": N_("only its own folders"),
-        "log_level": N_("least in the log"),
+        "log_level": N_("log level"),
     },
 }
 _LABELS = {name: label for group in GROUPS.values() for name, label in group.items()}

@@ -144,7 +144,7 @@ _REQUESTS = (
     ),
     _counter(
         "http_request_seconds",
-        "Time spent on them, the wait of a long poll included.",
+        "Seconds spent on requests, waits of long polls included.",
         lambda s: s.coordinator.traffic.seconds.items(),
         ("method", "path"),
     ),
@@ -270,14 +270,14 @@ _RUNS = (
     ),
     _of_run("run_loss", "Newest measured loss.", lambda run: run.loss),
     _of_run("run_workers", "Machines with a task of the run in hand.", lambda run: run.workers),
-    _of_run("run_steps", "Steps merged; a rollback takes back.", lambda run: run.steps),
+    _of_run("run_steps", "Steps merged; a rollback subtracts.", lambda run: run.steps),
     _of_run("run_tokens", "Tokens, pixels or moves merged.", lambda run: run.tokens),
 )
 
 _CHECKS = (
     _counter(
         "computing_seconds",
-        "Work of the processes besides the server.",
+        "Seconds of work of the processes besides the server.",
         lambda s: [((each.name,), each.busy_s) for each in s.coordinator.computing],
         ("process",),
     ),
@@ -303,7 +303,7 @@ _CHECKS = (
     ),
     _gauge(
         "alerts",
-        "Alerts that stand, by kind.",
+        "Alerts whose cause lasts, by kind.",
         lambda s: _alone(s.coordinator.alerts.standing()),
         ("kind",),
         *((kind,) for kind in get_args(AlertKind)),

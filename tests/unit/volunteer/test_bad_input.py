@@ -226,7 +226,7 @@ async def test_an_unplugged_device_is_asked_after(tmp_path: Path) -> None:
         ended = await process.until(events.TaskEnded)
         assert ended.message == (
             "cpu does not answer any more (CUDA error: no CUDA-capable device is detected): "
-            "is it still plugged in, and its driver well?"
+            "is it still plugged in, and does its driver work?"
         )
 
 

@@ -61,7 +61,7 @@ class MachinesPage(QueryPage):
             key="o",
             action="order('resume')",
             short=N_("resume it"),
-            help=N_("Let the machine under the cursor go on."),
+            help=N_("Resume the machine under the cursor."),
             rank=3,
         ),
         keys.KeyCommand(

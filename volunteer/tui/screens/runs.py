@@ -418,7 +418,7 @@ def _lowered(info: RunInfo) -> str:
     if info.outer_scale >= 1:
         return ""
     return _(
-        "rate lowered by itself to {percent} %: updates turned back",
+        "rate lowered to {percent} %, as updates opposed the momentum",
         percent=number(100 * info.outer_scale, ".0f"),
     )
 
