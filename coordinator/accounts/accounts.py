@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import VolunteerSummary
 from coordinator.database.volunteers import VolunteerRow
+from coordinator.joiner import Joiner
 from coordinator.rate_limit import PerMinute
 from coordinator.rules import codes, networks, nicknames
 from coordinator.rules import reports as machines
@@ -59,6 +60,7 @@ LINK_S = 600.0
 REISSUE_S = DAY_S  # validity of a reissued link: long, since the organiser passes it on
 ORDERS_A_MINUTE = 60  # orders that an account may send to its machines
 WORK_MAX = 4096  # volunteers whose counts are cached
+JOINED_MAX = 64  # volunteers whose accounts are read in one transaction
 # time between two full counts of an account; changes since then are added each time
 COUNTED_S = 60.0
 
@@ -70,6 +72,16 @@ class _AccountSums(msgspec.Struct, frozen=True, kw_only=True):
     work: statistics.WorkTotals
     event: int
     today_micro: int
+
+
+class _Look(NamedTuple):
+    """Request for a volunteer's own view."""
+
+    who: str
+    day: float  # its beginning
+    old: _AccountSums
+    rank: int | None
+    also: Callable[[Connection], Any]
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +111,7 @@ class Volunteers:
         self._counted: KeyedCache[tuple[str, float], _AccountSums] = KeyedCache(
             COUNTED_S, clock, rest=REST, most=WORK_MAX
         )
+        self._looking: Joiner[_Look, tuple[Me, Any]] = Joiner(self._look_all, JOINED_MAX)
         self._entrance = entrance or Entrance(secrets.token_bytes(32), 0, clock)
         self.orders = PerMinute(clock.monotonic)
         self.invites = Invites(db, clock)
@@ -234,14 +247,27 @@ class Volunteers:
 
         day = now - now % DAY_S
         old = await self._counted.get((who, day), lambda: self._db.read(partial(_count, who, day)))
+        me, found = await self._looking.ask(_Look(who, day, old, rank, also))
+        return me, found
 
-        def read(conn: Connection) -> tuple[Me, T]:
-            found = statistics.account(conn, who, day, old.event)
-            if found is None:
-                raise _gone()
-            row, has = found.volunteer, found.balances
-            new = statistics.since_verdict(conn, who, old.verdict)
-            done = statistics.joined(old.work, new)
+    async def _look_all(self, asked: Sequence[_Look]) -> list[tuple[Me, Any] | Exception]:
+        return await self._db.read(lambda conn: self._look(conn, asked))
+
+    def _look(self, conn: Connection, asked: Sequence[_Look]) -> list[tuple[Me, Any] | Exception]:
+        """Return the views of several accounts, each with the result of its `also`, or an error."""
+        now = self._clock.now()
+        looks = {each.who: each for each in asked}
+        rows = statistics.account_rows(conn, {w: (e.day, e.old.event) for w, e in looks.items()})
+        new = statistics.since_verdicts(conn, {w: e.old.verdict for w, e in looks.items()})
+        machines = statistics.machines(conn, looks, now)
+        proving = _proving(conn, [*looks], now)
+        answers: list[tuple[Me, Any] | Exception] = []
+        for who, _, _, rank, also in asked:
+            if (found := rows.get(who)) is None:
+                answers.append(_gone())
+                continue
+            row, has, old = found.volunteer, found.balances, looks[who].old
+            done = statistics.joined(old.work, new[who])
             me = copying(Me, done, has, row)(
                 volunteer_id=who,
                 state="active" if row.state == "active" else "banned",
@@ -249,14 +275,13 @@ class Volunteers:
                 today_micro=old.today_micro + found.earned_micro,
                 rank=rank,
                 rejected=done.refused,
-                workers=tuple(statistics.machines(conn, who, now)),
-                **_proving(conn, who, now),
+                workers=tuple(machines[who]),
+                **proving[who],
                 standing_reason=self._explained(row),
                 at=now,
             )
-            return me, also(conn)
-
-        return await self._db.read(read)
+            answers.append((me, also(conn)))
+        return answers
 
     async def leaderboard(
         self,
@@ -310,7 +335,8 @@ class Volunteers:
         def read(conn: Connection) -> Shown:
             row = _find(conn, who)
             person = statistics.summed(conn, statistics.people(conn, [row.id]))[0]
-            return Shown(person=person, machines=tuple(statistics.machines(conn, row.id, now)))
+            machines = statistics.machines(conn, [row.id], now)[row.id]
+            return Shown(person=person, machines=tuple(machines))
 
         return await self._db.read(read)
 
@@ -473,8 +499,12 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
     return name
 
 
-def _proving(conn: Connection, who: str, now: float) -> dict[str, Any]:
-    """Return how many checks by recompute an account waits for, and their estimated seconds."""
-    count, served = len(recomputes.open_of(conn, who)), recomputes.served(conn, now)
-    until = recomputes.backlog_s(conn, now, served, who) if count else None
-    return {"proving": count, "proved_in_s": until}
+def _proving(conn: Connection, whose: Sequence[str], now: float) -> dict[str, dict[str, Any]]:
+    """Return how many checks by recompute each account waits for, and their estimated seconds."""
+    found: dict[str, dict[str, Any]] = {w: {"proving": 0, "proved_in_s": None} for w in whose}
+    counts = recomputes.open_counts(conn, whose)
+    served = recomputes.served(conn, now) if counts else frozenset[str]()
+    for who, count in counts.items():
+        until = recomputes.backlog_s(conn, now, served, who)
+        found[who] = {"proving": count, "proved_in_s": until}
+    return found

@@ -8,6 +8,7 @@ account.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ class Standings(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: Sequence[LeaderboardStanding]
     event: int
+    earned: dict[str, tuple[int, bool]]  # by volunteer, and whether it is public
+    public: list[int]  # what public volunteers have earned, negative, in order
 
     def raised(self, who: str, micro: int) -> Sequence[LeaderboardStanding]:
         """Return the rows after one volunteer was raised to the place that additional
@@ -94,8 +97,17 @@ class Leaderboard:
 
     async def rank(self, me: str) -> int | None:
         """Return the place of a volunteer over all runs and times; None before the first credit."""
-        shown = self._places((await self._standings(None, None, self._kept)).rows, me)
-        return next((place for place, s in shown if s.volunteer_id == me), None)
+        found = await self._standings(None, None, self._kept)
+        mine = found.earned.get(me)
+        if mine is None:
+            return None
+        before = bisect_left(found.public, -mine[0])
+        since = self._clock.monotonic() - SHOWN_S
+        for who, (public, at) in self._shown.items():  # changed since the standings were read
+            micro, was_public = found.earned.get(who, (0, False))
+            if at > since and micro > mine[0]:
+                before += public - was_public
+        return before + 1
 
     def clear(self) -> None:
         """Clear the cached standings after a name or an account has changed."""
@@ -141,7 +153,12 @@ class Leaderboard:
             run_id = None if run is None else runs.by_name(conn, run).id
             since = None if days is None else self._clock.now() - days * DAY_S
             rows = statistics.standings(conn, run_id, since)
-            return Standings(rows=rows, event=last_event(conn))  # `rows` adds later pay of `me`
+            return Standings(
+                rows=rows,
+                event=last_event(conn),  # `rows` adds later pay of `me`
+                earned={s.volunteer_id: (s.earned_micro, s.public) for s in rows},
+                public=[-s.earned_micro for s in rows if s.public],
+            )
 
         return await kept.get((run or "", days or 0), lambda: self._db.read(read))
 

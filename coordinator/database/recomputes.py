@@ -10,7 +10,7 @@ the capacity, so that an account with one passed draw does not wait behind a cro
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -428,6 +428,19 @@ def asked_of(conn: Connection, volunteer_id: str) -> list[RecomputeRow]:
     """Return the recomputes that wait for an account's evidence, oldest first."""
     found = conn.execute(_ASKED_OF, {"its_volunteer_id": volunteer_id})
     return [RecomputeRow(**row) for row in found.mappings()]
+
+
+_OPEN_COUNTS = (
+    select(_R.volunteer_id, func.count())
+    .where(among(_R.volunteer_id, "volunteers"), _OPEN)
+    .group_by(_R.volunteer_id)
+)
+
+
+def open_counts(conn: Connection, volunteer_ids: Iterable[str]) -> dict[str, int]:
+    """Return the numbers of draws without a result, of the accounts that have some."""
+    found = conn.execute(_OPEN_COUNTS, {"volunteers": [*volunteer_ids]})
+    return {who: int(count) for who, count in found}
 
 
 def open_of(conn: Connection, volunteer_id: str) -> list[int]:

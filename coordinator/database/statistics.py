@@ -5,27 +5,35 @@ only.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ClauseElement,
     ColumnElement,
     Connection,
+    Double,
     Integer,
+    RowMapping,
     Select,
-    bindparam,
+    String,
     case,
     cast,
     func,
     select,
 )
+from sqlalchemy.types import TypeEngine
 
-from coordinator.database.engine.statements import its, one_of
+from coordinator.database.engine.bulk_statements import Lines
+from coordinator.database.engine.statements import among, one_of
 from coordinator.database.ledger.payments import (
-    EARNED_SINCE,
     EARNING,
     Balances,
     balances_of,
+    earnings,
 )
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.contributions import contributions, verdicts
@@ -121,38 +129,38 @@ def work(
     return dict(found)
 
 
-_B, _C = verdicts.alias("before"), contributions.c
-_NEW = (
-    select(verdicts.c.contribution_id)
-    .where(its(verdicts.c.volunteer_id), verdicts.c.id > bindparam("after"))
-    .distinct()
-    .subquery("new")
-)
-_LAST = (
-    select(func.max(verdicts.c.id))
-    .where(verdicts.c.contribution_id == _C.id, verdicts.c.id <= bindparam("after"))
-    .correlate(contributions)
-    .scalar_subquery()
-)
-_THEN = (_B.c.state.label("was"), _B.c.reason.label("was_for"))
-# Contributions with a new verdict, by their present and their former state.
-_CHANGED = (
-    select(_C.state, _C.reason, *_THEN, func.count(), func.sum(_C.train_s))
-    .select_from(_NEW)
-    .join(contributions, _C.id == _NEW.c.contribution_id)
-    .outerjoin(_B, _B.c.id == _LAST)
-    .group_by(_C.state, _C.reason, *_THEN)
-)
+_B, _C, _V = verdicts.alias("before"), contributions.c, verdicts.c
 
 
-def since_verdict(conn: Connection, volunteer_id: str, after: int) -> WorkTotals:
-    """Return how the verdicts after number `after` changed a volunteer's totals."""
-    total = WorkTotals()
-    given = {"its_volunteer_id": volunteer_id, "after": after}
-    for state, reason, was, was_for, count, seconds in conn.execute(_CHANGED, given):
-        total = _with(total, state, reason, int(count), float(seconds))
+def _changed(given: CTE) -> ClauseElement:
+    """Return the query of contributions with a new verdict, by their present and former state."""
+    g = given.c
+    mine = (_V.volunteer_id == g.who) & (_V.id > g.after)
+    new = select(g.who, g.after, _V.contribution_id).join_from(given, verdicts, mine).distinct()
+    of = new.subquery("new")
+    last = select(func.max(_V.id)).where(_V.contribution_id == _C.id, _V.id <= of.c.after)
+    last = last.correlate(contributions, of)
+    kinds = (of.c.who, _C.state, _C.reason, _B.c.state.label("was"), _B.c.reason.label("was_for"))
+    return (
+        select(*kinds, func.count(), func.sum(_C.train_s))
+        .select_from(of)
+        .join(contributions, _C.id == of.c.contribution_id)
+        .outerjoin(_B, _B.c.id == last.scalar_subquery())
+        .group_by(*kinds)
+    )
+
+
+_CHANGED = Lines("asked", {"who": String(), "after": BigInteger()}, _changed, blank=("", 0))
+
+
+def since_verdicts(conn: Connection, after: Mapping[str, int]) -> dict[str, WorkTotals]:
+    """Return how the verdicts after a number, given for each volunteer, changed its totals."""
+    total = dict.fromkeys(after, WorkTotals())
+    rows: Any = _CHANGED.execute(conn, [*after.items()])
+    for who, state, reason, was, was_for, count, seconds in rows:
+        total[who] = _with(total[who], state, reason, int(count), float(seconds))
         if was is not None:
-            total = _with(total, was, was_for, -int(count), -float(seconds))
+            total[who] = _with(total[who], was, was_for, -int(count), -float(seconds))
     return total
 
 
@@ -424,26 +432,43 @@ class AccountRow(msgspec.Struct, frozen=True, kw_only=True):
     earned_micro: int
 
 
-_ACCOUNT = (
+_ACCOUNTS = (
     select(volunteers, accounts.c.kind, accounts.c.balance_micro)
-    .add_columns(EARNED_SINCE.correlate(None).scalar_subquery().label("earned"))
     .outerjoin(accounts, accounts.c.owner == volunteers.c.id)
-    .where(its(volunteers.c.id))
+    .where(among(volunteers.c.id, "ids"))
 )
 
 
-def account(conn: Connection, volunteer_id: str, since: float, after: int) -> AccountRow | None:
-    """Return an account and its earnings since an instant, after event `after`; None if unknown."""
-    given = {"its_id": volunteer_id, "its_owner": volunteer_id, "since": since, "after": after}
-    rows = conn.execute(_ACCOUNT, given).mappings().all()
-    if not rows:
-        return None
-    fields = VolunteerRow.__struct_fields__
-    return AccountRow(
-        volunteer=VolunteerRow(**{name: rows[0][name] for name in fields}),
-        balances=balances_of((row["kind"], row["balance_micro"]) for row in rows if row["kind"]),
-        earned_micro=int(rows[0]["earned"]),
+def _earned(given: CTE) -> ClauseElement:
+    g = given.c
+    gained = select(func.coalesce(func.sum(postings.c.amount_micro), 0)).where(
+        *earnings(g.who, g.since), postings.c.event_id > g.after
     )
+    return select(g.who, gained.correlate(given).scalar_subquery())
+
+
+_SINCE: dict[str, TypeEngine[Any]] = {"who": String(), "since": Double(), "after": BigInteger()}
+_EARNED = Lines("asked", _SINCE, _earned, blank=("", 0.0, 0))
+
+
+def account_rows(conn: Connection, since: Mapping[str, tuple[float, int]]) -> dict[str, AccountRow]:
+    """Return the known accounts among these, each with its earnings since an instant, after an
+    event.
+    """
+    rows: defaultdict[str, list[RowMapping]] = defaultdict(list)
+    for row in conn.execute(_ACCOUNTS, {"ids": [*since]}).mappings():
+        rows[row["id"]].append(row)
+    found: Any = _EARNED.execute(conn, [(who, *each) for who, each in since.items()])
+    gained: dict[str, int] = dict(found.all())
+    fields = VolunteerRow.__struct_fields__
+    return {
+        who: AccountRow(
+            volunteer=VolunteerRow(**{name: its[0][name] for name in fields}),
+            balances=balances_of((row["kind"], row["balance_micro"]) for row in its if row["kind"]),
+            earned_micro=int(gained[who]),
+        )
+        for who, its in rows.items()
+    }
 
 
 # --- machines ---
@@ -452,25 +477,29 @@ def account(conn: Connection, volunteer_id: str, since: float, after: int) -> Ac
 _W = workers.c
 _DOING = (tasks.c.worker_id == _W.id) & one_of(tasks.c.state, ("doing",))
 _MACHINES = (
-    select(_W.id, _W.hostname, _W.state, _W.last_seen_at)
+    select(_W.volunteer_id, _W.id, _W.hostname, _W.state, _W.last_seen_at)
     .add_columns(select(func.min(tasks.c.id)).where(_DOING).scalar_subquery().label("task"))
     .add_columns(select(func.min(tasks.c.device)).where(_DOING).scalar_subquery().label("device"))
-    .where(its(_W.volunteer_id), _W.revoked_at.is_(None))
+    .where(among(_W.volunteer_id, "volunteers"), _W.revoked_at.is_(None))
     .order_by(_W.created_at, _W.id)
     .limit(LISTING_MAX)
 )
 
 
-def machines(conn: Connection, volunteer_id: str, now: float) -> list[WorkerInfo]:
-    """Return the unrevoked machines of one account, with their states."""
-    return [
-        WorkerInfo(
-            worker_id=row.id,
-            hostname=row.hostname,
-            state=worker_state(row.state, row.last_seen_at, now),
-            device=row.device or "",
-            last_seen=row.last_seen_at,
-            task=row.task,
+def machines(
+    conn: Connection, volunteer_ids: Iterable[str], now: float
+) -> dict[str, list[WorkerInfo]]:
+    """Return the unrevoked machines of accounts, with their states."""
+    found: dict[str, list[WorkerInfo]] = {who: [] for who in volunteer_ids}
+    for row in conn.execute(_MACHINES, {"volunteers": [*found]}):
+        found[row.volunteer_id].append(
+            WorkerInfo(
+                worker_id=row.id,
+                hostname=row.hostname,
+                state=worker_state(row.state, row.last_seen_at, now),
+                device=row.device or "",
+                last_seen=row.last_seen_at,
+                task=row.task,
+            )
         )
-        for row in conn.execute(_MACHINES, {"its_volunteer_id": volunteer_id})
-    ]
+    return found

@@ -479,7 +479,7 @@ def reopen_run(conn: Connection, run_id: int) -> int:
     """Reopen the tasks that a run's end cancelled, with higher attempts; return their number."""
     ended = and_(tasks.c.run_id == run_id, tasks.c.state == "cancelled")
     values = {"state": "todo", "attempt": tasks.c.attempt + 1, "ended_at": None}
-    return conn.execute(update(tasks).where(ended).values(**values)).rowcount
+    return conn.execute(update(tasks).where(in_order(ended)).values(**values)).rowcount
 
 
 def recall(conn: Connection, run_id: int, *, above: int) -> int:

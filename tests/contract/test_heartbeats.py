@@ -210,7 +210,7 @@ async def test_beats_tell_what_a_machine_does(house: VirtualQueue) -> None:
     assert (await seen())[1] == "left"
 
 
-@pytest.mark.parametrize("change", ["renew", "overtake", "cancel"])
+@pytest.mark.parametrize("change", ["renew", "overtake", "cancel", "reopen"])
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_tasks_are_locked_by_number_whatever_changes_them(
     house: VirtualQueue, database_url: str, change: str
@@ -218,6 +218,8 @@ async def test_tasks_are_locked_by_number_whatever_changes_them(
     low, high = [await house.lease(who) for who in (house.a, house.b)]
     for who, lease in ((house.a, low), (house.b, high)):
         await house.queue.begin(who, lease.task, 1)
+    if change == "reopen":
+        await house.write(lambda conn: tasks.cancel_run(conn, house.run, 1.0))
     t = tasks_table.c
     for task in (high.task, low.task):  # rows lie in the order in which they were last written
         await house.write(
@@ -233,6 +235,7 @@ async def test_tasks_are_locked_by_number_whatever_changes_them(
         "renew": lambda conn: heartbeats.renew(conn, renewals),
         "overtake": lambda conn: tasks.overtake(conn, house.run, head=9),
         "cancel": lambda conn: tasks.cancel_run(conn, house.run, 1.0),
+        "reopen": lambda conn: tasks.reopen_run(conn, house.run),
     }
     server = create_async_engine(database_url)
     waits = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
@@ -250,5 +253,8 @@ async def test_tasks_are_locked_by_number_whatever_changes_them(
         await changing
     await server.dispose()
     rows = [await house.row(lease.task) for lease in (low, high)]
-    expected = {"renew": ("doing", 1e12), "overtake": ("todo", None), "cancel": ("cancelled", None)}
-    assert [(row.state, row.renew_by) for row in rows] == [expected[change]] * 2
+    expected = {"renew": "doing", "overtake": "todo", "cancel": "cancelled", "reopen": "todo"}
+    assert [row.state for row in rows] == [expected[change]] * 2
+    if change != "reopen":
+        until = 1e12 if change == "renew" else None
+        assert [row.renew_by for row in rows] == [until] * 2

@@ -1,5 +1,5 @@
-"""Submissions that are received and decided together: each has its own answer, and the books are
-those of one after the other.
+"""Requests that are served together: each has its own answer, and the books are those of one after
+the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from coordinator.database import contributions, submissions
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import tasks
-from shared.protocol.contributions import SubmitRequest, Verdict
+from shared.protocol.accounts import Me
+from shared.protocol.contributions import SubmitRequest, UploadInfo, Verdict
 from shared.protocol.leases import Lease
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, decode, local_coordinator
 
@@ -239,3 +240,64 @@ async def test_accounts_are_locked_in_one_order_before_their_draws_are_counted(
             order += "b" if "FROM contributions" in each and each.endswith("FOR UPDATE") else ""
         assert order.count("d") == len(work)
         assert "bd" not in order
+
+
+async def test_begins_and_uploads_at_one_moment_have_their_own_answers(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        workers = await crew(home)
+        leases = [await worker.claim() for worker in workers]
+        ann, bob = workers[:2]
+        with counted() as statements:
+            replies: list[Any] = await asyncio.gather(
+                bob.post(f"/tasks/{leases[0].task}/begin", {"attempt": 1}),
+                bob.post("/tasks/987654321/begin", {"attempt": 1}),
+                *map(Worker.begin, workers, leases),
+            )
+        foreign, unknown, *begun = replies
+        assert (foreign.status_code, unknown.status_code) == (404, 404)
+        assert {each.version for each in begun} == {0}
+        assert len([each for each in statements if each.startswith("UPDATE tasks")]) < len(workers)
+        assert [await ann.begin(leases[0]), await bob.begin(leases[1])] == begun[:2]
+
+        data = [await worker.update("tiny", seed) for seed, worker in enumerate(workers)]
+        with counted() as statements:
+            foreign, large, *granted = await asyncio.gather(
+                bob.announce(leases[0], data[0]),
+                ann.announce(leases[0], data[0], size=1 << 40),
+                *map(Worker.announce, workers, leases, data),
+            )
+        assert (foreign.status_code, large.status_code) == (404, 413)
+        infos = [decode(reply, UploadInfo) for reply in granted]
+        posted = [each for each in statements if each.startswith("INSERT INTO uploads")]
+        assert len(posted) < len({info.upload_id for info in infos}) == len(workers)
+
+        assert (await bob.put(infos[0].upload_id, 0, data[0])).status_code == 404
+        ended = await asyncio.gather(
+            *(
+                worker.put(info.upload_id, 0, each)
+                for worker, info, each in zip(workers, infos, data, strict=True)
+            )
+        )
+        assert all(decode(reply, UploadInfo).complete for reply in ended)
+
+
+async def test_accounts_read_at_one_moment_are_those_read_alone(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        work = await work_of_all(home)
+        await asyncio.gather(*map(submit, work))
+        workers = [worker for worker, _, _ in work]
+
+        async def view(worker: Worker) -> Me:
+            return decode(await worker.get("/workers/me"), Me)
+
+        together = await asyncio.gather(*map(view, [*workers, *workers]))
+        alone = [await view(worker) for worker in workers]
+        assert together == alone * 2
+        assert [(me.accepted, me.rejected) for me in alone] == [
+            (0, 1) if seed % 3 == 1 else (1, 0) for seed in range(len(work))
+        ]
+        assert all(bool(me.pending_micro) == bool(me.accepted) for me in alone)

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, literal_column
+from sqlalchemy import ARRAY, Boolean, ColumnElement, bindparam, literal_column
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import KeyedColumnElement
+from sqlalchemy.sql.functions import FunctionElement
 
 
 def its(column: KeyedColumnElement[Any]) -> ColumnElement[bool]:
@@ -37,6 +40,29 @@ def one_of(column: KeyedColumnElement[Any], words: Sequence[str]) -> ColumnEleme
     return column.in_(written)
 
 
+class _Among(FunctionElement[bool]):
+    """Condition of `among`; its clauses are the column and the list."""
+
+    inherit_cache = True
+    name = "among"
+    type = Boolean()
+
+
+@compiles(_Among)
+def _in_list(element: _Among, compiler: SQLCompiler, **options: Any) -> str:
+    column, given = element.clauses
+    return compiler.process(column.in_(bindparam(given.key, expanding=True)), **options)
+
+
+@compiles(_Among, "postgresql")
+def _any_of_array(element: _Among, compiler: SQLCompiler, **options: Any) -> str:
+    column, given = (compiler.process(each, **options) for each in element.clauses)
+    return f"{column} = ANY ({given})"
+
+
 def among(column: KeyedColumnElement[Any], name: str) -> ColumnElement[bool]:
-    """Return `column IN (:name)`, with the list given at execution."""
-    return column.in_(bindparam(name, expanding=True))
+    """Return `column IN (:name)`, with the list given at execution.
+
+    PostgreSQL gets an array, so that one prepared statement serves lists of all lengths.
+    """
+    return _Among(column, bindparam(name, type_=ARRAY(column.type, dimensions=1)))

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
-from sqlalchemy import Connection, bindparam, case, func, select
+from sqlalchemy import ColumnElement, Connection, Double, String, bindparam, case, func, select
 
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import its, one_of
@@ -226,13 +226,25 @@ def steps_of(conn: Connection, ids: Sequence[int]) -> dict[int, set[str]]:
 
 
 _BALANCES = select(accounts.c.kind, accounts.c.balance_micro).where(its(accounts.c.owner))
-EARNED_SINCE = (
-    select(func.coalesce(func.sum(postings.c.amount_micro), 0))
-    .join(events, events.c.id == postings.c.event_id)
-    .join(accounts, accounts.c.id == postings.c.account_id)
-    .where(its(accounts.c.owner), accounts.c.kind == "earned")
-    .where(one_of(events.c.kind, EARNING), events.c.at >= bindparam("since"))
-    .where(postings.c.event_id > bindparam("after"))
+
+
+def earnings(
+    owner: ColumnElement[str], since: ColumnElement[float]
+) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions on what an owner earned since an instant."""
+    return (
+        events.c.id == postings.c.event_id,
+        accounts.c.id == postings.c.account_id,
+        accounts.c.owner == owner,
+        accounts.c.kind == "earned",
+        one_of(events.c.kind, EARNING),
+        events.c.at >= since,
+    )
+
+
+_EARNED_SINCE = select(func.coalesce(func.sum(postings.c.amount_micro), 0)).where(
+    *earnings(bindparam("owner", type_=String()), bindparam("since", type_=Double())),
+    postings.c.event_id > bindparam("after"),
 )
 _BEFORE = (
     select(events.c.id)
@@ -269,8 +281,8 @@ def last_event(conn: Connection) -> int:
 def earned_since(conn: Connection, volunteer_id: str, at: float, upto: int | None = None) -> int:
     """Return the micro-credits earned from `at` on, less reversals, up to the event `upto`."""
     after = conn.execute(_BEFORE, {"since": at - SKEW_S}).scalar() or 0  # skips old history
-    query = EARNED_SINCE if upto is None else EARNED_SINCE.where(postings.c.event_id <= upto)
-    given = {"its_owner": volunteer_id, "since": at, "after": after}
+    query = _EARNED_SINCE if upto is None else _EARNED_SINCE.where(postings.c.event_id <= upto)
+    given = {"owner": volunteer_id, "since": at, "after": after}
     return int(conn.execute(query, given).scalar_one())
 
 
