@@ -119,16 +119,9 @@ class Agent:
             server_clock=ServerClock(timing.clock),
         )
         self._pauses = PauseBoard(life, hub)
-        self._choice = RunChoice(settings, remote.api, store.home, hub, life)
-        self._watcher = RunWatcher(
-            api=remote.api,
-            transfers=remote.transfers,
-            home=store.home,
-            hub=hub,
-            life=life,
-            verdicts=Verdicts(store.home, store.residuals, store.evidence, hub),
-            server_clock=place.server_clock,
-        )
+        self._choice = RunChoice(settings, place)
+        verdicts = Verdicts(store.home, store.residuals, store.evidence, hub)
+        self._watcher = RunWatcher(place=place, verdicts=verdicts)
         self.heartbeat = Heartbeat(
             place=place,
             pauses=self._pauses,
@@ -359,7 +352,7 @@ class Agent:
             Loop(name="your rules", work=self._guard.run()),
             Loop(name="the end of pauses", work=self._pauses.keep_time()),
             Loop(name="the receipts", work=keeper.run(), vital=False),
-            Loop(name="revealing", work=self._revealer().run(), vital=False),
+            Loop(name="revealing", work=Revealer(place=self._place).run(), vital=False),
             Loop(name="the count of bytes", work=counting, vital=False),
             Loop(name="the sensors", work=self._sensors.run(), vital=False),
         ]
@@ -372,15 +365,6 @@ class Agent:
     def _record_check(self) -> RecordCheck:
         who = self.remote.identity
         return RecordCheck(self.remote.api, self.store.receipts, who.public_key, who.volunteer_id)
-
-    def _revealer(self) -> Revealer:
-        return Revealer(
-            api=self.remote.api,
-            transfers=self.remote.transfers,
-            evidence=self.store.evidence,
-            life=self._life,
-            hub=self._hub,
-        )
 
     def _answering(self) -> Answering:
         return Answering(

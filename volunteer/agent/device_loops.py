@@ -58,21 +58,13 @@ class DeviceLoops:
 
     def loop(self, device: LentDevice) -> DeviceLoop:
         place = self.place
-        store, life = place.store, place.life
-        ends = LeaseEnds(
-            api=place.remote.api,
-            leases=store.leases,
-            outbox=store.outbox,
-            held=place.held,
-            life=life,
-            hub=place.hub,
-        )
+        ends = LeaseEnds(place=place)
         return DeviceLoop(
             device=device,
             claimer=Claimer(device=device, place=place, ends=ends, workloads=self._workloads),
             pipeline=self._pipeline(device),
             pauses=self.pauses,
-            life=life,
+            life=place.life,
             choice=self.choice,
             news=WorkNews(device=device.id, place=place),
             failures=Backoff(place.timing.rng, FAILURE_WAIT_S, FAILURE_WAIT_S_MAX),

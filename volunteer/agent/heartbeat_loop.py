@@ -91,7 +91,7 @@ class Heartbeat:
             paused=pause is not None,
             reason=pause.message[:200] if pause else "",
             news_since=self.watcher.verdicts.news_until,
-            ordered_at=self.watcher.home.memory.ordered_at,
+            ordered_at=self.place.store.home.memory.ordered_at,
         )
 
     def _learn(self, reply: HeartbeatReply) -> None:
@@ -103,8 +103,8 @@ class Heartbeat:
         }
         self.watcher.heard(reply)
         ordered = reply.ordered
-        if ordered is not None and ordered.at > self.watcher.home.memory.ordered_at:
-            self.watcher.home.remember(ordered_at=ordered.at)
+        if ordered is not None and ordered.at > self.place.store.home.memory.ordered_at:
+            self.place.store.home.remember(ordered_at=ordered.at)
             self.obey_owner(ordered.order)
 
     def _obey(self, order: TaskOrder) -> None:

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from shared.errors import Gone, Unavailable, VolunteerError
 from shared.protocol.leases import ReleaseRequest
 from shared.sentences import Sentence
-from volunteer.agent.held_leases import HeldLeases, LeaseInWork
-from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.collaborators import Workplace
+from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
-from volunteer.control.event_bus import EventBus
-from volunteer.net.api import Api
-from volunteer.storage.leases import Leases
-from volunteer.storage.outbox import Outbox, QueuedResult
+from volunteer.storage.outbox import QueuedResult
 
 # Longest wait of a release for the lease's unsent parts, which the coordinator refuses after it.
 SUBMIT_S = 5.0
@@ -23,49 +20,46 @@ SUBMIT_S = 5.0
 class LeaseEnds:
     """Ends leases, and announces each end."""
 
-    api: Api
-    leases: Leases
-    outbox: Outbox
-    held: HeldLeases
-    life: Lifecycle
-    hub: EventBus
+    place: Workplace
 
     async def give_back(self, held: LeaseInWork, reason: str, *, failed: bool) -> None:
         """Release a lease once its results are submitted; `failed` counts against the task."""
         task, attempt = held.key
-        if self.outbox.holds(task, attempt):
-            self.api.client.hurry()
-        await self.life.sleep(SUBMIT_S, unless=lambda: not self.outbox.holds(task, attempt))
+        if self.place.store.outbox.holds(task, attempt):
+            self.place.remote.api.client.hurry()
+        await self.place.life.sleep(
+            SUBMIT_S, unless=lambda: not self.place.store.outbox.holds(task, attempt)
+        )
         request = ReleaseRequest(attempt=attempt, reason=reason[:200], failed=failed)
         try:
-            await self.api.release(task, request)
+            await self.place.remote.api.release(task, request)
         except (Unavailable, Gone):
             pass  # the lease expires by itself, or has expired
         except VolunteerError as error:
-            self.hub.notice(
+            self.place.hub.notice(
                 Sentence(
                     "task {task} could not be given back: {error}", task=task, error=error.message
                 )
             )
-        self.leases.drop(held.lease)
+        self.place.store.leases.drop(held.lease)
 
     async def without_result(self, held: LeaseInWork, how: str, message: str) -> None:
         """End a lease without a contribution; for `how`, see `TaskEnded`."""
         if how in ("released", "failed"):
             await self.give_back(held, message, failed=how == "failed")
         elif how != "saved":
-            self.leases.drop(held.lease)
-        self.held.put_down(held, counted=False)
-        self.hub.emit(events.TaskEnded(task=held.key[0], how=how, message=message))
+            self.place.store.leases.drop(held.lease)
+        self.place.held.put_down(held, counted=False)
+        self.place.hub.emit(events.TaskEnded(task=held.key[0], how=how, message=message))
 
     def done(self, held: LeaseInWork, result: QueuedResult | None) -> None:
         """End a lease whose last result is in the outbox; None if an earlier process made it."""
-        self.leases.drop(held.lease)
+        self.place.store.leases.drop(held.lease)
         if result is not None:
             job, submit = held.lease.job, result.submit
             # The protocol uses 0 for a missing loss.
             measured = bool(submit.loss_first or submit.loss_last)
-            self.hub.emit(
+            self.place.hub.emit(
                 events.Trained(
                     task=result.task,
                     run=result.run,
@@ -76,4 +70,4 @@ class LeaseEnds:
                     train_s=submit.train_s,
                 )
             )
-        self.held.put_down(held, counted=True)
+        self.place.held.put_down(held, counted=True)

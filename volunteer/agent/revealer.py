@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from shared.errors import VolunteerError
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.sentences import Sentence
-from volunteer.agent.lifecycle import FATAL, Lifecycle
-from volunteer.control.event_bus import EventBus
-from volunteer.net.api import Api
+from volunteer.agent.collaborators import Workplace
+from volunteer.agent.lifecycle import FATAL
 from volunteer.net.retry import passing
-from volunteer.net.transfers import Transfers
-from volunteer.storage.evidence import EvidenceFiles, Request
+from volunteer.storage.evidence import Request
 
 PATIENCE_S = 600.0
 AGAIN_S = 60.0  # wait before the next try after a temporary error
@@ -22,17 +20,13 @@ AGAIN_S = 60.0  # wait before the next try after a temporary error
 class Revealer:
     """Uploads evidence while the work continues."""
 
-    api: Api
-    transfers: Transfers
-    evidence: EvidenceFiles
-    life: Lifecycle
-    hub: EventBus
+    place: Workplace
 
     async def run(self) -> None:
         """Upload requested evidence until cancelled."""
         while True:
-            await self.life.until(lambda: bool(self.evidence.asked()))
-            for request in self.evidence.asked():
+            await self.place.life.until(lambda: bool(self.place.store.evidence.asked()))
+            for request in self.place.store.evidence.asked():
                 await self._reveal(request)
 
     async def _reveal(self, request: Request) -> None:
@@ -40,14 +34,14 @@ class Revealer:
             for sha256 in request.files:
                 await self._upload(request, sha256)
         except FATAL as error:
-            self.life.give_up(error)
-            await self.life.clock.sleep(AGAIN_S)
+            self.place.life.give_up(error)
+            await self.place.life.clock.sleep(AGAIN_S)
             return
         except VolunteerError as error:
             if passing(error):
-                await self.life.clock.sleep(AGAIN_S)
+                await self.place.life.clock.sleep(AGAIN_S)
                 return
-            self.hub.notice(
+            self.place.hub.notice(
                 Sentence(
                     "task {task} cannot be proved to the coordinator: {error}",
                     task=request.name.partition("-")[0],
@@ -56,7 +50,7 @@ class Revealer:
                 "warning",
             )
         except FileNotFoundError:
-            self.hub.notice(
+            self.place.hub.notice(
                 Sentence(
                     "a file that proves task {task} is lost: `volunteer forfeit` gives up the "
                     "pay at stake, so that this machine gets work again",
@@ -64,11 +58,11 @@ class Revealer:
                 ),
                 "warning",
             )
-        self.evidence.drop(request.name)
-        self.life.notify()
+        self.place.store.evidence.drop(request.name)
+        self.place.life.notify()
 
     async def _upload(self, request: Request, sha256: str) -> UploadInfo:
-        path = self.evidence.file(sha256)
+        path = self.place.store.evidence.file(sha256)
         task, attempt, part, tries = map(int, request.name.split("-"))
         wanted = UploadRequest(
             task=task,
@@ -81,6 +75,6 @@ class Revealer:
         )
 
         async def once() -> UploadInfo:
-            return await self.transfers.upload(wanted, path, lambda done: None)
+            return await self.place.remote.transfers.upload(wanted, path, lambda done: None)
 
-        return await self.api.client.retrying(once, PATIENCE_S)
+        return await self.place.remote.api.client.retrying(once, PATIENCE_S)

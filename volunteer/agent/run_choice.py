@@ -11,13 +11,10 @@ from shared.nearest import nearest
 from shared.protocol.accounts import RunInfo
 from shared.sentences import Sentence, plural
 from shared.text import printable
-from volunteer.account.profile import Home
-from volunteer.agent.lifecycle import Lifecycle
+from volunteer.agent.collaborators import Workplace
 from volunteer.control import events
-from volunteer.control.event_bus import EventBus
 from volunteer.control.shortage import Shortage, of_run, shortage_words, with_new
 from volunteer.machine.devices import hardware
-from volunteer.net.api import Api
 from volunteer.settings.settings import Settings
 from volunteer.settings.work_rules import WorkRules
 from volunteer.text import origin_of
@@ -37,32 +34,27 @@ class WantedWork(msgspec.Struct, frozen=True):
 class RunChoice:
     """Keeps the choice of runs, and records consent to their licences."""
 
-    def __init__(
-        self, settings: Settings, api: Api, home: Home, hub: EventBus, life: Lifecycle
-    ) -> None:
+    def __init__(self, settings: Settings, place: Workplace) -> None:
         self._chosen = settings.runs  # empty = any
         self._rules = settings.rules
         self._any_licence = settings.consent == "all"
-        self._api = api
-        self._home = home
-        self._hub = hub
-        self._life = life
+        self._place = place
 
     def choose(self, runs: tuple[str, ...]) -> None:
         """Work only for these runs from the next task on; empty = any."""
         self._chosen = runs
-        self._life.notify()
+        self._place.life.notify()
 
     def obey(self, rules: WorkRules) -> None:
         """Claim the kinds of tasks that these rules name, from the next task on."""
         self._rules = rules
-        self._life.notify()
+        self._place.life.notify()
 
     def runs(self) -> tuple[str, ...] | None:
         """Return the runs that may be claimed: () means any run, None means no run."""
         if self._any_licence:
             return self._chosen
-        agreed = self._home.memory.consents
+        agreed = self._place.store.home.memory.consents
         runs = tuple(run for run in agreed if not self._chosen or run in self._chosen)
         return runs or None
 
@@ -74,7 +66,7 @@ class RunChoice:
         short = {found.run: found for found in self._short_of(device)}
         if not short:
             return WantedWork(runs, kinds)
-        listed = self._hub.status.runs
+        listed = self._place.hub.status.runs
         open_ = tuple(info.name for info in listed if info.state not in ENDED)
         known = runs or (open_ if listed else tuple(short))
         left = tuple(run for run in known if run not in short)
@@ -83,7 +75,7 @@ class RunChoice:
 
     def _short_of(self, device: str) -> list[Shortage]:
         """Return the known shortages of a device that still hold."""
-        status, now = self._hub.status, self._life.clock.now()
+        status, now = self._place.hub.status, self._place.life.clock.now()
         return [
             found
             for found in status.shortages
@@ -95,15 +87,15 @@ class RunChoice:
         not.
         """
         torch = hardware().torch
-        for found in self._home.memory.shortages:
+        for found in self._place.store.home.memory.shortages:
             if found.torch == torch:
-                self._hub.emit(events.ShortOfMemory(shortage=found, known=True))
+                self._place.hub.emit(events.ShortOfMemory(shortage=found, known=True))
 
     def does_not_fit(self, run: str, device: str, needed_bytes: int) -> None:
         """Stop claiming a run's tasks on a device, after one ran out of memory, until something
         changes.
         """
-        status = self._hub.status
+        status = self._place.hub.status
         found = Shortage(
             run=run,
             device=device,
@@ -112,31 +104,33 @@ class RunChoice:
             needed_bytes=needed_bytes,
             had_bytes=status.lent_bytes.get(device, 0),
             fitted=any((step.run, step.device) == (run, device) for step in status.steps),
-            at=self._life.clock.now(),
+            at=self._place.life.clock.now(),
         )
-        self._home.remember(shortages=with_new(self._home.memory.shortages, found))
-        self._hub.emit(events.ShortOfMemory(shortage=found))
+        self._place.store.home.remember(
+            shortages=with_new(self._place.store.home.memory.shortages, found)
+        )
+        self._place.hub.emit(events.ShortOfMemory(shortage=found))
 
     async def consent(self, run: str) -> None:
         """Consent to a run's licence. Raises NotFound."""
-        await self._api.consent(run)
-        memory = self._home.memory
+        await self._place.remote.api.consent(run)
+        memory = self._place.store.home.memory
         if run not in memory.consents:
-            self._home.remember(consents=(*memory.consents, run))
-        self._life.notify()
+            self._place.store.home.remember(consents=(*memory.consents, run))
+        self._place.life.notify()
 
     async def agree(self, run: str) -> None:
         """Record the consent given while joining to a run of this coordinator, and announce its
         terms.
         """
-        if run in self._home.memory.consents:
+        if run in self._place.store.home.memory.consents:
             return
-        info = next((r for r in self._hub.status.runs if r.name == run), None)
+        info = next((r for r in self._place.hub.status.runs if r.name == run), None)
         if info is None:
-            info = await self._api.run(run)
-        await self._api.consent(run)
-        self._home.remember(consents=(*self._home.memory.consents, run))
-        self._hub.notice(_terms(run, info))
+            info = await self._place.remote.api.run(run)
+        await self._place.remote.api.consent(run)
+        self._place.store.home.remember(consents=(*self._place.store.home.memory.consents, run))
+        self._place.hub.notice(_terms(run, info))
 
 
 def check_chosen(chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:

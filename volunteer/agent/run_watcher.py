@@ -10,19 +10,18 @@ from typing import Any
 
 import msgspec
 
-from shared.clock import Clock, ServerClock
+from shared.clock import Clock
 from shared.errors import NotFound, VolunteerError
 from shared.protocol.heartbeat import Announcement, HeartbeatReply, RunBeat
 from shared.protocol.versions import VersionInfo
 from shared.sentences import Sentence, plural
 from shared.text import printable
-from volunteer.account.profile import Home
-from volunteer.agent.lifecycle import FATAL, Lifecycle
+from volunteer.agent.collaborators import Workplace
+from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.verdict_news import Verdicts
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
 from volunteer.control.events import Picture
-from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.transfers import Transfers
 
@@ -68,13 +67,8 @@ class RunWatcher:
     Heartbeats report changes; the loop requests the details.
     """
 
-    api: Api
-    transfers: Transfers
-    home: Home
-    hub: EventBus
-    life: Lifecycle
+    place: Workplace
     verdicts: Verdicts
-    server_clock: ServerClock
     _beats: dict[str, RunBeat] = field(default_factory=dict, init=False)
     # run -> newest version whose loss was announced
     _measured: dict[str, int] = field(default_factory=dict, init=False)
@@ -89,7 +83,7 @@ class RunWatcher:
 
     def notice(self, message: str, level: str = "info") -> None:
         """Show a sentence to the owner."""
-        self.hub.notice(message, level)
+        self.place.hub.notice(message, level)
 
     def heard(self, reply: HeartbeatReply) -> None:
         """Announce the content of a heartbeat reply: verdicts, runs, the balance."""
@@ -105,15 +99,15 @@ class RunWatcher:
 
     def read_announcements(self) -> None:
         """Mark the current announcements as read."""
-        self.home.remember(read=tuple(each.id for each in self._announced))
+        self.place.store.home.remember(read=tuple(each.id for each in self._announced))
         self._announce()
 
     def _announce(self) -> None:
         """Announce the unread announcements, when they have changed."""
-        read = set(self.home.memory.read)
+        read = set(self.place.store.home.memory.read)
         unread = tuple(_clean(each) for each in self._announced if each.id not in read)
-        if unread != self.hub.status.announcements:
-            self.hub.emit(events.Announced(announcements=unread))
+        if unread != self.place.hub.status.announcements:
+            self.place.hub.emit(events.Announced(announcements=unread))
 
     def _heard_of_runs(self, beats: tuple[RunBeat, ...]) -> None:
         names = frozenset(beat.run for beat in beats)
@@ -125,9 +119,9 @@ class RunWatcher:
             if before == beat:
                 continue
             self._beats[beat.run] = beat
-            self.hub.emit(events.RunProgress(beat=beat, message=merging_words(beat)))
+            self.place.hub.emit(events.RunProgress(beat=beat, message=merging_words(beat)))
             if before is None or before.version < beat.version:
-                self.life.notify()
+                self.place.life.notify()
             if before is None or (before.version, before.loss) != (beat.version, beat.loss):
                 self._due_runs.add(beat.run)
             if before is None or (before.version, before.state) != (beat.version, beat.state):
@@ -149,66 +143,66 @@ class RunWatcher:
                 await self._try(self._request_me())
             if self._due_listing or self._listing_age_s() >= LISTING_S:
                 self._due_listing = False
-                self._listed_at = self.life.clock.monotonic()
+                self._listed_at = self.place.life.clock.monotonic()
                 await self._try(self._request_runs())
             while self._due_runs:
                 await self._try(self._request_versions(self._due_runs.pop()))
-            await self.life.clock.sleep(GAP_S)
-            await self.life.unless(self._due.is_set, self._rest())
+            await self.place.life.clock.sleep(GAP_S)
+            await self.place.life.unless(self._due.is_set, self._rest())
 
     async def _rest(self) -> None:
         """Wait for news, or until the list of runs is too old."""
         left_s = max(0.0, LISTING_S - self._listing_age_s())
-        timer = asyncio.ensure_future(self.life.clock.sleep(left_s))
+        timer = asyncio.ensure_future(self.place.life.clock.sleep(left_s))
         due = asyncio.ensure_future(self._due.wait())
         try:
             await asyncio.wait({timer, due}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             timer.cancel()
             due.cancel()
-            self._due_me = self._due_me or self.home.memory.show_name is not None
+            self._due_me = self._due_me or self.place.store.home.memory.show_name is not None
 
     def _listing_age_s(self) -> float:
-        return self.life.clock.monotonic() - self._listed_at
+        return self.place.life.clock.monotonic() - self._listed_at
 
     async def _try(self, request: Coroutine[Any, Any, None]) -> None:
         try:
             await request
         except FATAL as error:
-            self.life.give_up(error)
+            self.place.life.give_up(error)
         except VolunteerError:
             pass  # requested again after the next change
 
     async def _request_me(self) -> None:
-        wanted = self.home.memory.show_name
+        wanted = self.place.store.home.memory.show_name
         if wanted is not None:
             await self._show_name(wanted)
-        self.hub.emit(events.Credits(me=await self.api.me()))
+        self.place.hub.emit(events.Credits(me=await self.place.remote.api.me()))
 
     async def _show_name(self, public: bool) -> None:
         """Send the setting `public` of the nickname; retried with the next listing."""
         try:
-            await self.api.visibility(public)
+            await self.place.remote.api.visibility(public)
         except NotFound:
-            self.hub.notice(
+            self.place.hub.notice(
                 Sentence(
                     "this coordinator cannot change who sees your nickname: ask its organiser"
                 ),
                 "warning",
             )
-        if self.home.memory.show_name is public:  # unchanged meanwhile
-            self.home.remember(show_name=None)
+        if self.place.store.home.memory.show_name is public:  # unchanged meanwhile
+            self.place.store.home.remember(show_name=None)
 
     async def _request_runs(self) -> None:
-        self.hub.emit(events.RunsListed(runs=await self.api.runs()))
-        self.life.notify()  # a claim that names its runs may name a new one
+        self.place.hub.emit(events.RunsListed(runs=await self.place.remote.api.runs()))
+        self.place.life.notify()  # a claim that names its runs may name a new one
 
     async def _request_versions(self, run: str) -> None:
         """Announce the losses measured since the last call, each with its own time."""
         after = self._measured.get(run)
-        rows = await self.api.versions(run, "" if after is None else str(after))
+        rows = await self.place.remote.api.versions(run, "" if after is None else str(after))
         pictures = await self._pictures(rows, first=after is None)
-        listed = self.hub.status.runs
+        listed = self.place.hub.status.runs
         measure = next((info.measure for info in listed if info.name == run), "")
         for row in rows:
             if row.kind == "rollback" and after is not None:
@@ -216,9 +210,9 @@ class RunWatcher:
             if row.loss is None or (after is not None and row.version <= after):
                 continue
             self._measured[run] = max(row.version, self._measured.get(run, 0))
-            self.hub.emit(
+            self.place.hub.emit(
                 events.LossMeasured(
-                    at=self.server_clock.local(row.created_at) if after is None else 0.0,
+                    at=self.place.server_clock.local(row.created_at) if after is None else 0.0,
                     run=run,
                     version=row.version,
                     loss=row.loss,
@@ -241,7 +235,7 @@ class RunWatcher:
             if ref.size > FILE_BYTES_MAX:
                 continue
             try:
-                path = await self.transfers.fetch(ref, lambda _: None)
+                path = await self.place.remote.transfers.fetch(ref, lambda _: None)
                 found[version] = await asyncio.to_thread(thumbnail, path)
             except FATAL:
                 raise

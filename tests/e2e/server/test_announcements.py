@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from coordinator.accounts.announcements import Announcements
-from shared.clock import ServerClock
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound
 from shared.protocol.heartbeat import ANNOUNCEMENTS_MAX, Announcement, HeartbeatReply
 from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator
+from tests.support.workplaces import workplace
 from volunteer.account.profile import Home, ProfileState
-from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.run_watcher import RunWatcher
 from volunteer.control.event_bus import EventBus
 from volunteer.control.event_sentences import announcement_words
@@ -78,17 +77,9 @@ async def test_announcements_at_once_are_all_kept_and_few(home: LocalCoordinator
 
 
 def watcher(home: LocalCoordinator, hub: EventBus, kept: Any) -> RunWatcher:
-    unused: Any = None
     verdicts: Any = SimpleNamespace(apply=lambda news, me, until: None)
-    return RunWatcher(
-        api=unused,
-        transfers=unused,
-        home=kept,
-        hub=hub,
-        life=Lifecycle(home.clock),
-        verdicts=verdicts,
-        server_clock=ServerClock(home.clock),
-    )
+    place = workplace(home.clock, store={"home": kept}, hub=hub)
+    return RunWatcher(place=place, verdicts=verdicts)
 
 
 async def test_a_volunteer_sees_each_until_it_is_read(
@@ -112,7 +103,7 @@ async def test_a_volunteer_sees_each_until_it_is_read(
     assert shown() == []
     again = watcher(home, EventBus(home.clock), Home(tmp_path))  # a restart
     again.heard(says(one, two))
-    assert [each.id for each in again.hub.status.announcements] == [2]
+    assert [each.id for each in again.place.hub.status.announcements] == [2]
     again.read_announcements()
     again.heard(says())
     again.read_announcements()

@@ -9,11 +9,10 @@ from pathlib import Path
 import httpx
 
 from tests.support.virtual_clock import VirtualClock
+from tests.support.workplaces import workplace
 from tests.unit.volunteer.agent.test_held_leases import held
 from tests.unit.volunteer.storage.test_outbox import put
-from volunteer.agent.held_leases import HeldLeases
 from volunteer.agent.lease_ends import SUBMIT_S, LeaseEnds
-from volunteer.agent.lifecycle import Lifecycle
 from volunteer.control.event_bus import EventBus
 from volunteer.net.api import SHORT_S, Api
 from volunteer.net.client import Client
@@ -36,17 +35,12 @@ async def test_giving_back_waits_shortly_for_a_coordinator_that_is_away(tmp_path
         token="worker.secret",
         transport=httpx.MockTransport(down),
     )
-    life, lease = Lifecycle(clock), held(1)
-    ends = LeaseEnds(
-        api=Api(client),
-        leases=Leases(tmp_path / "leases"),
-        outbox=Outbox(tmp_path / "outbox"),
-        held=HeldLeases(life),
-        life=life,
-        hub=EventBus(clock),
-    )
-    ends.leases.keep(lease.stored)
-    waiting = put(ends.outbox, 1)
+    lease, leases, outbox = held(1), Leases(tmp_path / "leases"), Outbox(tmp_path / "outbox")
+    store = {"leases": leases, "outbox": outbox}
+    place = workplace(clock, remote={"api": Api(client)}, store=store, hub=EventBus(clock))
+    ends = LeaseEnds(place=place)
+    leases.keep(lease.stored)
+    waiting = put(outbox, 1)
     assert waiting.submit.attempt == lease.lease.attempt
     began = clock.now()
     giving = asyncio.ensure_future(ends.give_back(lease, "stopped", failed=False))
@@ -55,6 +49,6 @@ async def test_giving_back_waits_shortly_for_a_coordinator_that_is_away(tmp_path
     await giving
     assert SUBMIT_S <= clock.now() - began <= SUBMIT_S + SHORT_S + 0.2
     assert tried
-    assert ends.leases.stored() == ()  # it expires by itself
-    assert ends.outbox.entries() == (waiting,)
+    assert leases.stored() == ()  # it expires by itself
+    assert outbox.entries() == (waiting,)
     await client.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 from shared.clock import SystemClock
 from shared.errors import UpgradeRequired
+from tests.support.workplaces import workplace
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.revealer import Revealer
 from volunteer.control.event_bus import EventBus
@@ -35,9 +36,10 @@ async def test_what_ends_the_volunteer_leaves_evidence_to_its_next_start(tmp_pat
     evidence.ask(5, (sha256,))
     life = Lifecycle(clock)
     api: Any = Api()
-    revealer = Revealer(
-        api=api, transfers=api, evidence=evidence, life=life, hub=EventBus(clock, Status())
-    )
+    remote = {"api": api, "transfers": api}
+    hub = EventBus(clock, Status())
+    place = workplace(clock, remote=remote, store={"evidence": evidence}, hub=hub, life=life)
+    revealer = Revealer(place=place)
     work = asyncio.create_task(revealer.run())
     await life.until(lambda: life.fatal is not None)
     work.cancel()

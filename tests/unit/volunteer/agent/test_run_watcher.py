@@ -9,10 +9,9 @@ from typing import Any
 
 import msgspec
 
-from shared.clock import ServerClock
 from shared.protocol.heartbeat import HeartbeatReply, RunBeat
 from tests.support.virtual_clock import VirtualClock
-from volunteer.agent.lifecycle import Lifecycle
+from tests.support.workplaces import workplace
 from volunteer.agent.run_watcher import FOLLOWED_MAX, GAP_S, LISTING_S, RunWatcher
 
 HEARTBEAT_S = 30.0
@@ -57,16 +56,8 @@ async def listings(replies: list[HeartbeatReply]) -> list[float]:
     status = SimpleNamespace(runs=(), announcements=())
     hub: Any = SimpleNamespace(emit=lambda event: None, status=status)
     judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
-    unused: Any = None
-    watcher = RunWatcher(
-        api=api,
-        transfers=unused,
-        home=nobody,
-        hub=hub,
-        life=Lifecycle(clock),
-        verdicts=judge,
-        server_clock=ServerClock(clock),
-    )
+    place = workplace(clock, remote={"api": api}, store={"home": nobody}, hub=hub)
+    watcher = RunWatcher(place=place, verdicts=judge)
     start = clock.now()
     polling = asyncio.ensure_future(watcher.run())
     for reply in replies:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from shared.units import HOUR_S
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_volunteer import SHORT, Process, local_machine
+from tests.support.workplaces import workplace
 from tests.tui import scenes
 from volunteer.agent.run_choice import RunChoice
 from volunteer.control import events
@@ -108,8 +109,7 @@ def test_a_run_that_is_not_listed_yet_is_not_claimed_again_at_once() -> None:
     settings: Any = SimpleNamespace(runs=(), rules=WorkRules(), consent="all")
     hub: Any = SimpleNamespace(status=status)
     life: Any = SimpleNamespace(clock=SimpleNamespace(now=lambda: 1001.0))
-    nothing: Any = None
-    choice = RunChoice(settings, nothing, nothing, hub, life)
+    choice = RunChoice(settings, workplace(life.clock, hub=hub, life=life))
     wanted = choice.wanted("cpu")
     assert wanted is not None
     assert '"stdlib-gpt" needs more than' in wanted.short
