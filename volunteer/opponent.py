@@ -13,7 +13,7 @@ import msgspec
 from shared.errors import BadRequest, InvalidFrame
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
-from shared.tensors.frame import open_frame
+from shared.tensors.frame import torch_tensors
 from shared.workloads.base import load
 from shared.workloads.games import BoardAnalysis, Games, MoveReply, Opponent
 from volunteer.net.api import Api
@@ -110,8 +110,7 @@ class Rival:
         workload = load(manifest.workload, self._enabled)
         games = workload.experience
         assert isinstance(games, Games)  # `sit` has checked this
-        frame = open_frame(path, workload.schema(manifest.config), copy_on_write=True)
-        weights = {name: torch.from_numpy(frame.array(name)) for name in frame}
+        weights = torch_tensors(path, workload.schema(manifest.config))
         return games.opponent(manifest.config, weights)
 
     async def _on_thread(self, work: Callable[[], T]) -> T:

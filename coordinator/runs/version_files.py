@@ -21,7 +21,7 @@ from shared.protocol.versions import (
     chunks_digest,
 )
 from shared.signing import SigningKey, canonical
-from shared.tensors.frame import FrameWriter, Written, open_frame
+from shared.tensors.frame import FrameWriter, Written, torch_tensors
 from shared.units import DAY_S
 from shared.workloads.training.lr_schedule import warmup
 
@@ -93,10 +93,7 @@ def write_weights(
 
 def read_weights(path: Path, about: Definition) -> dict[str, torch.Tensor]:
     """Return the tensors of a version, memory-mapped; writes stay private."""
-    import torch
-
-    frame = open_frame(path, about.schema, copy_on_write=True)
-    return {spec.name: torch.from_numpy(frame.array(spec.name)) for spec in about.schema}
+    return torch_tensors(path, about.schema)
 
 
 def sign(

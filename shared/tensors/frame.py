@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NoReturn, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Self, TypeAlias
 
 import msgspec
 import numpy as np
@@ -32,6 +32,9 @@ from shared.tensors.header import (
 )
 from shared.tensors.spec import Schema, TensorSpec, by_name, nbytes
 from shared.tensors.writer import Sink
+
+if TYPE_CHECKING:
+    import torch
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -115,6 +118,16 @@ def open_frame(path: Path, schema: Schema, *, copy_on_write: bool = False) -> Fr
         check_header(header, schema, size)
         access = mmap.ACCESS_COPY if copy_on_write else mmap.ACCESS_READ
         return Frame(mmap.mmap(file.fileno(), size, access=access), header, schema)
+
+
+def torch_tensors(path: Path, schema: Schema) -> dict[str, torch.Tensor]:
+    """Return the tensors of a mapped file, whose changes never reach it. Raises InvalidFrame,
+    OSError.
+    """
+    import torch
+
+    frame = open_frame(path, schema, copy_on_write=True)
+    return {name: torch.from_numpy(frame.array(name)) for name in frame}
 
 
 def read_header(source: Path | BinaryIO | bytes, limit: int = HEADER_BYTES_MAX) -> Header:

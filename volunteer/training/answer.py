@@ -11,7 +11,7 @@ from shared.copying import copying
 from shared.errors import InvalidFrame
 from shared.protocol.inference import AnswerTask
 from shared.sentences import Sentence
-from shared.tensors.frame import open_frame
+from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Config, Workload
 
 if TYPE_CHECKING:
@@ -60,15 +60,11 @@ class AnswerModel:
             yield from batch.step()
 
     def _loaded(self, version: AnswerFiles) -> Decoder:
-        import torch
-
         if self._decoder is not None and self._sha256 == version.sha256:
             return self._decoder
         self._decoder = None  # frees the old model first: two may not fit the memory
         workload, config = version.workload, version.config
-        schema = workload.schema(config)
-        frame = open_frame(version.weights, schema, copy_on_write=True)
-        weights = {spec.name: torch.from_numpy(frame.array(spec.name)) for spec in schema}
+        weights = torch_tensors(version.weights, workload.schema(config))
         whole = workload.whole(config, weights, version.files)
         self._decoder = workload.decoder(config, whole, None, ONE, self._device)
         if self._decoder is None:

@@ -20,7 +20,7 @@ from shared.protocol.leases import AuditWork
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence, figure
 from shared.signing import canonical, digest
-from shared.tensors.frame import open_frame
+from shared.tensors.frame import open_frame, torch_tensors
 from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual_schema
 from shared.tensors.sketch import sums
 from shared.tensors.slices import ArrayReader, SliceReader
@@ -293,7 +293,7 @@ class LocalTask:
             )
 
     def _weights(self, path: Path | None = None) -> dict[str, torch.Tensor]:
-        return _tensors(path or self._files.weights, self._schema)
+        return torch_tensors(path or self._files.weights, self._schema)
 
     def _entry(self, made: PartResult) -> QueuedResult:
         files, lease = self._files, self._files.held.lease
@@ -387,18 +387,11 @@ class LocalTask:
             return made
 
 
-def _tensors(path: Path, schema: Schema) -> dict[str, torch.Tensor]:
-    import torch
-
-    # Copy on write: torch needs writable memory, but the file must never change.
-    frame = open_frame(path, schema, copy_on_write=True)
-    return {name: torch.from_numpy(frame.array(name)) for name in frame}
-
-
 def _along(name: str, job: Job, weights: Path, data: LocalData, device: str) -> Any:
     """Begin a task on another device that shares it; runs in the process of that device."""
     workload = load_workload(name)
-    return workload.begin(job, _tensors(weights, workload.schema(job.config)), data, device, None)
+    held = torch_tensors(weights, workload.schema(job.config))
+    return workload.begin(job, held, data, device, None)
 
 
 def _refuse_diverged(tensors: Weights) -> None:

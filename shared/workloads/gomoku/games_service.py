@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.copying import copying
+from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Config, Job, Weights
 from shared.workloads.elo import MatchScore
 from shared.workloads.experience import Inspection, KnownVersion, Pacing, Sealed, behind
 from shared.workloads.games import Encounter, Games, Opponent
-from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions, forward_flops
+from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions, forward_flops, schema
 from shared.workloads.gomoku.records import GameRecord, InvalidGame, decode, encode, score
 from shared.workloads.gomoku.verification import Bench, examine, numbering
 
@@ -123,13 +124,13 @@ def _stale(
 
 def _players(config: GomokuConfig, weights: Callable[[int], Path]) -> Callable[[int], NetEvaluator]:
     """Return networks by version, each loaded on first use."""
-    from shared.workloads.gomoku.network import NetEvaluator, read_weights
+    from shared.workloads.gomoku.network import NetEvaluator
 
     loaded: dict[int, NetEvaluator] = {}
 
     def player(number: int) -> NetEvaluator:
         if number not in loaded:
-            held = read_weights(weights(number), config)
+            held = torch_tensors(weights(number), schema(config))
             loaded[number] = NetEvaluator(config, held, "cpu")
         return loaded[number]
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shared.errors import InvalidFrame
+from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Data, Job, Sample, Weights
 from shared.workloads.games import Encounter, cell_name
 from shared.workloads.gomoku.arena import Arena, GamePlan, Played
-from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
-from shared.workloads.gomoku.network import NetEvaluator, read_weights
+from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions, schema
+from shared.workloads.gomoku.network import NetEvaluator
 from shared.workloads.gomoku.openings import fixed
 from shared.workloads.gomoku.play import ADVANCE_S, PlayWork
 from shared.workloads.gomoku.records import GameRecord, Manner, score
@@ -41,7 +42,7 @@ class MatchWork(PlayWork):
         self._against = int(data.manifest.meta[OPPONENT])
         self._players["one"] = NetEvaluator(self._config, weights, device)
         self._players["other"] = NetEvaluator(
-            self._config, read_weights(data.asset(OPPONENT), self._config), device
+            self._config, torch_tensors(data.asset(OPPONENT), schema(self._config)), device
         )
 
     def _plan(self, game: int) -> GamePlan:

@@ -8,13 +8,10 @@ stable. Shapes: B positions, S side, A = S * S, C channels.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
 from shared.errors import InvalidFrame
-from shared.tensors.frame import open_frame
 from shared.workloads.base import Weights
 from shared.workloads.gomoku.config import (
     PLANES,
@@ -112,12 +109,6 @@ def build(config: GomokuConfig, weights: Weights, device: str) -> GomokuNet:
     held = {name: weights[name].to(device, torch.float32, copy=True) for name in expected}
     model.load_state_dict(held, assign=True)
     return model.requires_grad_(True)
-
-
-def read_weights(path: Path, config: GomokuConfig) -> dict[str, Tensor]:
-    """Return the weights in a file. Raises InvalidFrame if they are another network's."""
-    frame = open_frame(path, schema(config), copy_on_write=True)
-    return {name: torch.from_numpy(frame.array(name)) for name in frame}
 
 
 class NetEvaluator:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shared.tensors.frame import open_frame
+from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Job
 from shared.workloads.gpt.config import schema
 from shared.workloads.gpt.model import build
@@ -114,8 +114,7 @@ class Rereader:
         self._job, self._problems = job, problems
         self._config = RolloutsConfig.from_dict(job.config)
         self._temperature = RolloutsOptions.from_dict(job.options).temperature
-        frame = open_frame(path, schema(self._config.network), copy_on_write=True)
-        held = {name: torch.from_numpy(frame.array(name)) for name in frame}
+        held = torch_tensors(path, schema(self._config.network))
         self._model = build(self._config.network, held, "cpu").train(False)
 
     @torch.inference_mode()
