@@ -25,7 +25,9 @@ class TmuxScreen:
         self._socket = f"screen-{os.getpid()}-{id(self):x}"
         told = [word for name, value in environment.items() for word in ("-e", f"{name}={value}")]
         size = ["-x", str(columns), "-y", str(rows)]
-        self._tmux("new-session", "-d", "-s", "one", *size, *told, "--", *command)
+        stay = ["start-server", ";", "set-option", "-gw", "remain-on-exit", "on", ";"]
+        began = ["new-session", "-d", "-s", "one", *size, *told]
+        self._tmux(*stay, *began, "--", *command)  # one that ends shows its last words and status
 
     def __enter__(self) -> TmuxScreen:
         return self
