@@ -28,6 +28,7 @@ from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.inference.stream_log import FOLDER, read_slots
 from shared.decoding import decode
 from tests.support.answering import answering
+from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import RUN
 from tests.support.server_process import Process, command
 
@@ -123,9 +124,11 @@ async def _checked(path: Path, database: str = "") -> Books:
     return books
 
 
-async def test_a_killed_inference_process_is_paid_for_what_came(tmp_path: Path) -> None:
+async def test_a_killed_inference_process_is_paid_for_what_came(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
     key = await _prepared(tmp_path)
-    with Process(tmp_path, "--port", "0") as server:
+    with Process(tmp_path, "--port", "0", command=fork_server) as server:
         async with _client(server, key) as client:
             stream = await _some(client, 2)
             _inference(server).send_signal(signal.SIGKILL)
@@ -141,9 +144,11 @@ async def test_a_killed_inference_process_is_paid_for_what_came(tmp_path: Path) 
     assert len((await _checked(tmp_path)).usage) >= 2
 
 
-async def test_a_killed_server_settles_at_its_next_start(tmp_path: Path) -> None:
+async def test_a_killed_server_settles_at_its_next_start(
+    tmp_path: Path, fork_server: ForkServer
+) -> None:
     key = await _prepared(tmp_path)
-    with Process(tmp_path, "--port", "0") as server:
+    with Process(tmp_path, "--port", "0", command=fork_server) as server:
         async with _client(server, key) as client:
             stream = await _some(client, 2)
             request = (await anext(stream)).id.removeprefix("cmpl-")
@@ -151,7 +156,7 @@ async def test_a_killed_server_settles_at_its_next_start(tmp_path: Path) -> None
             os.kill(server.child.pid, signal.SIGKILL)
             worker.wait(30)  # it ends with its server
         server.ended()
-    with Process(tmp_path, "--port", "0") as server:
+    with Process(tmp_path, "--port", "0", command=fork_server) as server:
         async with _client(server, key) as client:
             done = await client.completions.create(model="tiny", prompt="1", max_tokens=2)
             assert done.usage
@@ -216,8 +221,9 @@ class Asking:
 class House:
     """A server, its inference process and a volunteer that answers; each can be killed."""
 
-    def __init__(self, path: Path, database: str) -> None:
+    def __init__(self, path: Path, database: str, fork_server: ForkServer) -> None:
         self.path = path
+        self._fork_server = fork_server
         self._database = ("--database", database)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -227,7 +233,8 @@ class House:
 
     def _serve(self) -> Process:
         options = ("--port", str(self._port), *self._database)
-        return Process(self.path / "house", *options, **UNLIMITED).started()
+        place, command = self.path / "house", self._fork_server
+        return Process(place, *options, command=command, **UNLIMITED).started()
 
     def _lend(self) -> subprocess.Popen[bytes]:
         home = {f"XDG_{kind}_HOME": str(self.path) for kind in ("CONFIG", "DATA", "STATE", "CACHE")}
@@ -314,10 +321,12 @@ async def _kills(house: House, asking: Asking, rng: random.Random) -> list[str]:
 # The client's own generators are not closed in order where it leaves a stream.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.timeout(LIMIT_S)
-async def test_kills_of_everything_under_many_streams(tmp_path: Path, database_url: str) -> None:
+async def test_kills_of_everything_under_many_streams(
+    tmp_path: Path, database_url: str, fork_server: ForkServer
+) -> None:
     key = await _prepared(tmp_path / "house", BY_VOLUNTEERS, database_url)
     rng = random.Random(17)
-    house = House(tmp_path, database_url)
+    house = House(tmp_path, database_url, fork_server)
     try:
         async with asyncio.timeout(LIMIT_S), _client(house.server, key) as client:
             asking = Asking(client, rng)
