@@ -32,6 +32,9 @@ _PREFIX = "transformer."  # prefix that the first files of GPT-2 lack
 # Tables in old files that are not weights, but follow from the settings.
 _DERIVED = re.compile(r"(.*\.)?(att(entio)?n\.(masked_)?bias|rotary_emb\.inv_freq)")
 
+# Published code of Phi-3, which the library has had since: it is not needed, and never fetched.
+_ADOPTED = re.compile(r"(microsoft/[\w.-]+--)?(configuration|modeling)_phi3\.\w+")
+
 _PART = "partial_rotary_factor"
 _LIKE_LLAMA = {
     "hidden_size": 4096,
@@ -108,9 +111,9 @@ _ROPE: Mapping[str, Mapping[str, float]] = {
 # this list with all of those classes.
 _IDLE_TEXT = """
 attention_dropout attn_pdrop bos_token_id classifier_dropout embd_pdrop eos_token_id hidden_dropout
-initializer_range is_decoder max_window_layers n_ctx no_rope_layer_interval pad_token_id resid_pdrop
-summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-use_cache
+initializer_range is_decoder max_window_layers n_ctx no_rope_layer_interval pad_token_id
+pretraining_tp resid_pdrop summary_activation summary_first_dropout summary_proj_to_labels
+summary_type summary_use_proj use_cache
 """
 IDLE = frozenset(_IDLE_TEXT.split())
 # Settings with an effect on training, each with its only supported value.
@@ -120,7 +123,6 @@ FIXED = {
     "reorder_and_upcast_attn": False,
     "add_cross_attention": False,
     "use_sliding_window": False,
-    "pretraining_tp": 1,
     "use_bidirectional_attention": False,
 }
 
@@ -219,6 +221,10 @@ def shape_of(settings: Mapping[str, Any]) -> Shape:
         raise InvalidRunFile(f"{SETTINGS}: {kind} supports only full attention (layer_types)")
     known = tuple(key for key in known if key not in foreign)
     kept = {key: value for key, value in raw.items() if key in known or key == "auto_map"}
+    code = raw.get("auto_map")
+    named = code.values() if kind == "phi3" and isinstance(code, dict) else ()
+    if named and all(_ADOPTED.fullmatch(str(each)) for each in named):
+        del kept["auto_map"]
     if "hidden_activation" in raw and kind in ("gemma", "gemma2", "gemma3_text"):
         kept["hidden_act"] = raw["hidden_activation"]
     if kind == "smollm3" and "no_rope_layers" not in kept:

@@ -142,8 +142,8 @@ HOSTILE: dict[str, tuple[Callable[[Repository], Any], str]] = {
     ),
     "code of its own": (settings(auto_map={"AutoModel": "x.py"}), "asks for code of its own"),
     "a setting that changes the model": (
-        settings(pretraining_tp=2),
-        "pretraining_tp = 2 is not known here",
+        settings(reorder_and_upcast_attn=True),
+        "reorder_and_upcast_attn = True is not known here",
     ),
     "a path in the name of a file": (shards("../../etc/a.safetensors"), "only plain names of"),
     "a file that the index alone names": (

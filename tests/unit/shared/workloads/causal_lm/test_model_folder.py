@@ -235,7 +235,19 @@ def test_a_setting_that_the_library_does_not_read_changes_nothing(kind: str) -> 
     known = {*plain.__struct_fields__} - OWN.keys() | alone | IDLE | FIXED.keys()
     known |= {"hidden_activation", "layer_types", "sliding_window"}  # refused, or by another name
     assert read <= known
-    # As SmolLM2, distilgpt2, copies by unsloth and OpenLLaMA have them.
-    idle = {"is_llama_config": True, "_num_labels": 1, "unsloth_fixed": True}
+    # As SmolLM2, distilgpt2, copies by unsloth, OpenLLaMA and SmolLM3 have them.
+    idle = {"is_llama_config": True, "_num_labels": 1, "unsloth_fixed": True, "pretraining_tp": 2}
     more = {"max_sequence_length": 2048, "transformers.js_config": {"dtype": "q4"}}
     assert shape_of({**tiny_causal.SHAPES[kind], "vocab_size": 300, **idle, **more}) == plain
+
+
+def test_the_code_of_phi_3_that_the_library_has_is_not_needed() -> None:
+    shape = {**tiny_causal.SHAPES["phi3"], "vocab_size": 300}
+    theirs = {
+        "AutoConfig": "configuration_phi3.Phi3Config",
+        "AutoModelForCausalLM": "microsoft/Phi-3-mini-4k-instruct--modeling_phi3.Phi3ForCausalLM",
+    }
+    assert shape_of({**shape, "auto_map": theirs}) == shape_of(shape)
+    for other in ("modeling_phi3_long.Phi3ForCausalLM", "eve/phi--modeling_phi3.Phi3ForCausalLM"):
+        with pytest.raises(InvalidRunFile, match="code of its own"):
+            shape_of({**shape, "auto_map": {**theirs, "AutoModelForCausalLM": other}})
