@@ -59,6 +59,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in answer.getheaders():
             if name.lower() not in ("transfer-encoding", "connection", "date", "server"):
                 self.send_header(name, value)
+        if answer.chunked:
+            self.send_header("content-length", str(len(data)))
         self.end_headers()
         if self.command != "HEAD":
             self._send(data)
@@ -110,7 +112,7 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def s3_url(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    import urllib.request
+    import boto3  # type: ignore[import-untyped]  # moto brings it
 
     key = os.environ.get("TEST_S3_KEY", "test")
     for name, value in {
@@ -121,9 +123,7 @@ def s3_url(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
     }.items():
         monkeypatch.setenv(name, value)
     bucket = f"b{secrets.token_hex(10)}"
-    make = urllib.request.Request(f"{s3_server}/{bucket}", method="PUT")
-    with urllib.request.urlopen(make) as reply:
-        assert reply.status == 200
+    boto3.client("s3", endpoint_url=s3_server).create_bucket(Bucket=bucket)
     return f"s3://{bucket}/some/prefix"
 
 
