@@ -95,7 +95,7 @@ class BaseVersions:
         lease, before = held.lease, held.stored.begun
         if lease.in_step and before is None:
             await self._submitted(lease.run)
-        floor = self.downloads.receipts.newest(lease.run)
+        floor = self.place.store.receipts.newest(lease.run)
         if known is None:
             begun = await self._begin(held)
         else:

@@ -72,16 +72,7 @@ class DeviceLoops:
 
     def _pipeline(self, device: LentDevice) -> Pipeline:
         place = self.place
-        downloads = Downloads(
-            remote=place.remote,
-            cache=place.store.cache,
-            hub=place.hub,
-            server_clock=place.server_clock,
-            receipts=place.store.receipts,
-            record=self.record(),
-            monotonic=place.timing.clock.monotonic,
-            load=self.load,
-        )
+        downloads = Downloads(place=place, record=self.record(), load=self.load)
         stretches = StretchRunner(
             device=device,
             downloads=downloads,

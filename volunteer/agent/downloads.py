@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from shared.clock import ServerClock
 from shared.errors import InvalidFrame, VolunteerError
 from shared.local_data import LocalData
 from shared.protocol.leases import Lease
@@ -20,13 +19,11 @@ from shared.units import DAY_S
 from shared.workloads.base import ChunkRef, DatasetManifest, Workload
 from shared.workloads.base import load as load_any
 from volunteer.account.record_check import RecordCheck
-from volunteer.agent.collaborators import RemoteCoordinator
+from volunteer.agent.collaborators import Workplace
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
-from volunteer.control.event_bus import EventBus
-from volunteer.storage.blob_cache import Cache
 from volunteer.storage.manifests import checked
-from volunteer.storage.receipts import KeptHead, ReceiptBook
+from volunteer.storage.receipts import KeptHead
 
 FETCH_AT_ONCE = 4
 LEAD_S = 3.0  # least time before the end of a task at which the next one's weights are fetched
@@ -44,13 +41,8 @@ class OlderVersion(VolunteerError):
 class Downloads:
     """Downloads files into the cache and checks their hashes and signatures."""
 
-    remote: RemoteCoordinator
-    cache: Cache
-    hub: EventBus
-    server_clock: ServerClock
-    receipts: ReceiptBook
+    place: Workplace
     record: RecordCheck
-    monotonic: Callable[[], float]
     load: Callable[[str], Workload] = load_any
     _datasets: dict[str, DatasetManifest] = field(default_factory=dict, init=False)
     _fetch_s: float = field(default=0.0, init=False)  # duration of the last fetch of weights
@@ -70,7 +62,7 @@ class Downloads:
         every = {**manifest.assets, **more}
         assets = {name: blob_of(chunk) for name, chunk in every.items()}
         refs = {ref.sha256: ref for ref in (*chunks.values(), *assets.values())}
-        stack.enter_context(self.cache.hold(refs))
+        stack.enter_context(self.place.store.cache.hold(refs))
         progress = self._progress(held, "data", sum(ref.size for ref in refs.values()))
         origin = workload.origin(lease.job.config) if more else None
         found = await self._fetch_all(refs.values(), progress, origin.paths if origin else {})
@@ -81,7 +73,7 @@ class Downloads:
         ref = None if held.lease.audit is None else held.lease.audit.inner
         if ref is None:
             return None
-        stack.enter_context(self.cache.hold([ref.sha256]))
+        stack.enter_context(self.place.store.cache.hold([ref.sha256]))
         found = await self._fetch_all([ref], self._progress(held, "data", ref.size), {})
         return found[ref.sha256]
 
@@ -92,9 +84,10 @@ class Downloads:
 
     async def weights(self, held: LeaseInWork, manifest: VersionManifest) -> Path:
         """Fetch the weights of a version into the cache, with progress as events of the task."""
-        began = self.monotonic()
-        path = await self.remote.weights.fetch(manifest, partial(self._progress, held, "weights"))
-        spent = self.monotonic() - began
+        progress = partial(self._progress, held, "weights")
+        began = self.place.timing.clock.monotonic()
+        path = await self.place.remote.weights.fetch(manifest, progress)
+        spent = self.place.timing.clock.monotonic() - began
         self._fetch_s = spent if spent >= MOVED_S else self._fetch_s
         return path
 
@@ -102,31 +95,31 @@ class Downloads:
         self, held: LeaseInWork, manifest: VersionManifest, stack: ExitStack
     ) -> Path:
         """Fetch the weights of a version; the cache keeps them until `stack` closes."""
-        stack.enter_context(self.cache.hold([manifest.weights.sha256]))
+        stack.enter_context(self.place.store.cache.hold([manifest.weights.sha256]))
         return await self.weights(held, manifest)
 
     async def newest(self, lease: Lease) -> tuple[VersionManifest, SignedManifest]:
         """Return the manifest of the newest version of a lease's run, checked, and as signed."""
-        floor = self.receipts.newest(lease.run)
-        signed = await self.remote.api.latest(lease.run)
+        floor = self.place.store.receipts.newest(lease.run)
+        signed = await self.place.remote.api.latest(lease.run)
         return self.checked(signed, lease, floor), signed
 
     async def newer(self, lease: Lease) -> tuple[VersionManifest, Path, ExitStack]:
         """Fetch the newest version without events; its file is kept until the stack closes."""
         manifest, _ = await self.newest(lease)
         with ExitStack() as hold:
-            hold.enter_context(self.cache.hold([manifest.weights.sha256]))
-            path = await self.remote.weights.fetch(manifest, lambda total: lambda done: None)
+            hold.enter_context(self.place.store.cache.hold([manifest.weights.sha256]))
+            path = await self.place.remote.weights.fetch(manifest, lambda total: lambda done: None)
             return manifest, path, hold.pop_all()
 
     async def fits(self, manifest: VersionManifest) -> bool:
         """Return True if the cache has room for a version and its sources."""
-        return await asyncio.to_thread(self.cache.fits, 2 * manifest.weights.size)
+        return await asyncio.to_thread(self.place.store.cache.fits, 2 * manifest.weights.size)
 
     async def has_weights(self, manifest: VersionManifest) -> bool:
         """Return True if the weights of a version are in the cache."""
-        ref = manifest.weights
-        return await asyncio.to_thread(self.cache.find, ref.sha256, ref.size) is not None
+        cache, ref = self.place.store.cache, manifest.weights
+        return await asyncio.to_thread(cache.find, ref.sha256, ref.size) is not None
 
     def checked(self, signed: SignedManifest, lease: Lease, floor: int = -1) -> VersionManifest:
         """Return the manifest after verifying its signature.
@@ -135,7 +128,7 @@ class Downloads:
         BadSignature, OlderVersion for a version below the floor, InvalidFrame also for a version
         that expired longer ago than the grace time.
         """
-        manifest = checked(signed, self.remote.identity.public_key)
+        manifest = checked(signed, self.place.remote.identity.public_key)
         if (manifest.run, manifest.workload) != (lease.run, lease.job.workload):
             raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
         if manifest.version < floor:
@@ -151,9 +144,9 @@ class Downloads:
                 )
             )
         self._check_age(manifest)
-        self.receipts.saw(manifest.run, manifest.version)
+        self.place.store.receipts.saw(manifest.run, manifest.version)
         if manifest.tree is not None:
-            self.receipts.heard = KeptHead(
+            self.place.store.receipts.heard = KeptHead(
                 tree=manifest.tree, payload=signed.payload, signature=signed.signature
             )
         return manifest
@@ -163,10 +156,10 @@ class Downloads:
         try:
             said = await self.record.restored()
         except VolunteerError as error:
-            self.hub.notice(error.message, "warning")
+            self.place.hub.notice(error.message, "warning")
             return False
         if said:
-            self.hub.notice(said, "warning")
+            self.place.hub.notice(said, "warning")
         return bool(said)
 
     def check_data(self, manifest: VersionManifest, lease: Lease, dataset: DatasetManifest) -> None:
@@ -205,7 +198,7 @@ class Downloads:
         )
 
     def _check_age(self, manifest: VersionManifest) -> None:
-        late_s = self.server_clock.now() - manifest.expires_at
+        late_s = self.place.server_clock.now() - manifest.expires_at
         if late_s > GRACE_S:
             raise InvalidFrame(
                 Sentence(
@@ -217,7 +210,7 @@ class Downloads:
                 )
             )
         if late_s > 0:
-            self.hub.notice(
+            self.place.hub.notice(
                 Sentence(
                     "version {version} of {run} is older than its organiser promised: is the "
                     "coordinator still the right one?",
@@ -244,7 +237,7 @@ class Downloads:
 
             async with limit:
                 path = public.get(ref.sha256, "")
-                found[ref.sha256] = await self.remote.transfers.fetch(ref, moved, path)
+                found[ref.sha256] = await self.place.remote.transfers.fetch(ref, moved, path)
 
         jobs = [asyncio.ensure_future(one(ref)) for ref in refs]
         try:
@@ -259,7 +252,7 @@ class Downloads:
         if not name:  # the run makes its own data
             return NO_DATA
         if name not in self._datasets:
-            self._datasets[name] = await self.remote.api.dataset(name)
+            self._datasets[name] = await self.place.remote.api.dataset(name)
         return self._datasets[name]
 
     def _progress(self, held: LeaseInWork, what: str, total: int) -> Callable[[int], None]:
@@ -267,10 +260,10 @@ class Downloads:
         last = [float("-inf")]
 
         def moved(done: int) -> None:
-            now = self.monotonic()
+            now = self.place.timing.clock.monotonic()
             if now - last[0] >= EVENT_S or done >= total:
                 last[0] = now
-                self.hub.emit(
+                self.place.hub.emit(
                     events.Fetching(task=held.key[0], what=what, done_bytes=done, total_bytes=total)
                 )
 

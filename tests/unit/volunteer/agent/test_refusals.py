@@ -9,13 +9,14 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from shared.clock import ServerClock, SystemClock
+from shared.clock import SystemClock
 from shared.errors import InvalidFrame
 from shared.protocol.transparency import TreeHead
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
 from shared.signing import SigningKey, canonical
 from shared.workloads.base import ChunkRef, DatasetManifest, load
 from tests.support.workloads import tiny_causal
+from tests.support.workplaces import workplace
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.downloads import GRACE_S, Downloads, OlderVersion
 from volunteer.control.event_bus import EventBus
@@ -46,17 +47,11 @@ class Place:
 
     def downloads(self) -> Downloads:
         identity = SimpleNamespace(public_key=self.key.public_key.hex())
-        remote: Any = SimpleNamespace(identity=identity)
-        cache: Any = None
-        return Downloads(
-            remote=remote,
-            cache=cache,
-            hub=self.hub,
-            server_clock=ServerClock(SystemClock()),
-            receipts=(book := ReceiptBook(self.path / "receipts")),
-            record=RecordCheck(cast(Any, None), book, self.key.public_key.hex(), "v"),
-            monotonic=SystemClock().monotonic,
-        )
+        book = ReceiptBook(self.path / "receipts")
+        store = {"receipts": book, "cache": None}
+        place = workplace(SystemClock(), remote={"identity": identity}, store=store, hub=self.hub)
+        record = RecordCheck(cast(Any, None), book, self.key.public_key.hex(), "v")
+        return Downloads(place=place, record=record)
 
     def manifest(self, version: int, **other: Any) -> SignedManifest:
         values: dict[str, Any] = {
@@ -78,15 +73,15 @@ def test_a_version_below_one_that_was_seen_is_refused_also_after_a_restart(place
     first = place.downloads()
     first.checked(place.manifest(7), LEASE)
     again = place.downloads()
-    floor = again.receipts.newest("r")
+    floor = again.place.store.receipts.newest("r")
     assert floor == 7
     for version in (7, 8):  # the same, and what a rollback makes
         assert again.checked(place.manifest(version), LEASE, floor).version == version
     with pytest.raises(OlderVersion, match="offers version 6 of r as the newest"):
         again.checked(place.manifest(6), LEASE, floor)
     assert again.checked(place.manifest(6), LEASE).version == 6  # the base of a task that goes on
-    assert again.receipts.newest("r") == 8
-    assert again.receipts.newest("another") == -1
+    assert again.place.store.receipts.newest("r") == 8
+    assert again.place.store.receipts.newest("another") == -1
 
 
 def test_an_expired_version_is_warned_of_and_refused_after_a_grace(place: Place) -> None:
@@ -149,8 +144,8 @@ def test_a_dataset_that_is_not_the_manifests_is_refused(place: Place) -> None:
 def test_the_head_in_a_manifest_is_kept_to_be_checked(place: Place) -> None:
     downloads = place.downloads()
     downloads.checked(place.manifest(1), LEASE)
-    heads = [downloads.receipts.heard]  # none by an earlier coordinator
+    heads = [downloads.place.store.receipts.heard]  # none by an earlier coordinator
     tree = TreeHead(size=3, root="ab" * 32, at=1.0)
     downloads.checked(place.manifest(2, tree=tree), LEASE)
-    heads.append(downloads.receipts.heard)
+    heads.append(downloads.place.store.receipts.heard)
     assert [head and head.tree for head in heads] == [None, tree]
