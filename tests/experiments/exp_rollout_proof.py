@@ -132,7 +132,8 @@ def work(cell: dict[str, Any], out: Path) -> Row:
     for row, answer in enumerate(found):
         size = int((answer != PAD).sum())
         said = told[row, range(size), answer[:size]]
-        wrong.append(int(faults(scores[row, :size], answer[:size], said, row).sum()))
+        drawn = np.array([uniform(row, place) for place in range(size)])
+        wrong.append(int(faults(scores[row, :size], answer[:size], said, drawn).sum()))
         tokens.append(size)
     draws = [slice(at, at + DRAW) for at in range(0, len(found) - DRAW + 1, DRAW)]
     caught = [refuted(sum(wrong[at]), sum(tokens[at])) for at in draws]

@@ -39,7 +39,7 @@ WAYS: dict[str, dict[str, Any]] = {
         **{"lag": 8, "lr": 1e-4, "form": "weighted", "bound": 1.0},
     },
     "stale, clipped, half the rate": {"lag": 8, "lr": 1e-4},
-    "stale, clipped, slow moments": {"lag": 8, "lr": 2e-4, "beta2": 0.99},
+    "stale, clipped, no momentum": {"lag": 8, "lr": 2e-4, "betas": (0.0, 0.95)},
     "four steps": {"lr": 1e-4, "steps": 4},
     "1 M parameters": {"width": 128, "layers": 5, "warm_lr": 1e-3, "lr": 2e-4},
 }

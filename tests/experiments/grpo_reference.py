@@ -36,7 +36,7 @@ class Settings(NamedTuple):
     form: str = "clipped"  # or "weighted": a token's weight is bounded and has no gradient; or
     # "sequence": the weight is the geometric mean over an answer; or "unweighted"
     bound: float = 2.0  # of these weights
-    beta2: float = 0.95
+    betas: tuple[float, float] = (0.9, 0.95)  # of the optimiser
     device: str = "cpu"
 
 
@@ -189,7 +189,7 @@ def objective(
 
 def taught(model: Llama, s: Settings, seed: int) -> Iterator[tuple[int, float, float]]:
     """Learn by rewards; yields version, share of right answers, share of groups with signal."""
-    optimizer = torch.optim.AdamW(model.parameters(), s.lr, betas=(0.9, s.beta2), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), s.lr, betas=s.betas, weight_decay=0.0)
     draws, old = torch.Generator().manual_seed(seed + 77), [copy.deepcopy(model)]
     for version in range(1, s.versions + 1):
         asked = problems(s.problems, s, draws).repeat_interleave(s.group, 0)

@@ -84,11 +84,10 @@ def agrees(
         raise BadRequest(f"there is no token {token}")
     if temperature <= 0:
         return bool(scores.max() - scores[token] <= SLACK)
+    if top_p >= 1:
+        return bool(agree((scores / temperature)[None], np.array([draw]), np.array([token]))[0])
     weights = np.exp((scores - scores.max()) / temperature)
     weights /= weights.sum()
-    if top_p >= 1:
-        low, high = float(weights[:token].sum()), float(weights[: token + 1].sum())
-        return _within(low, high, draw)
     # Sorted by weight; rounding may swap neighbours.
     order = np.argsort(-weights, kind="stable")
     sums = weights[order].cumsum()
@@ -98,6 +97,23 @@ def agrees(
     last = int(np.searchsorted(sums, top_p))  # last token kept; its neighbours are tried too
     ends = {min(max(0, each), len(sums) - 1) for each in (last - 1, last, last + 1)}
     return any(low < sums[end] and _within(low, high, draw * float(sums[end])) for end in ends)
+
+
+def agree(
+    logits: NDArray[np.floating], draws: Floats, tokens: NDArray[np.integer]
+) -> NDArray[np.bool_]:
+    """Return which tokens (T,) could have been chosen from logits (T, V) at temperature 1 with
+    these random numbers (T,); see `agrees`.
+    """
+    scores = _finite(logits)
+    weights = np.exp(scores - scores.max(1, keepdims=True))
+    sums = weights.cumsum(1)
+    rows, total = np.arange(len(tokens)), sums[:, -1]
+    high = sums[rows, tokens] / total
+    low = high - weights[rows, tokens] / total
+    reach = SLACK * np.minimum(high, 1 - low)
+    found: NDArray[np.bool_] = (low - reach <= draws) & (draws <= high + reach)
+    return found
 
 
 def _finite(logits: NDArray[np.floating]) -> Floats:

@@ -4,12 +4,10 @@ over problem and answer is compared with the submission, see docs/decisions/0033
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
-from shared.workloads.generation.sampling import agrees, uniform
+from shared.workloads.generation.sampling import agree
 
 SLACK = 0.1  # nats by which a log-probability may differ on other hardware
 # An honest machine has at most this many faulty tokens, plus this share of all tokens.
@@ -18,26 +16,21 @@ FAULTS, SHARE = 3, 0.005
 
 def faults(
     scores: NDArray[np.floating],
-    answer: Sequence[int] | NDArray[np.integer],
-    said: Sequence[float] | NDArray[np.floating],
-    seed: int,
+    tokens: NDArray[np.integer],
+    said: NDArray[np.floating],
+    draws: NDArray[np.float64],
     reach: float | NDArray[np.floating] = 0.0,
 ) -> NDArray[np.bool_]:
-    """Return which tokens (T,) of an answer do not come from the version and the seed.
+    """Return which tokens (T,) of answers do not come from the version and the seed.
 
     `scores` (T, V) are its logits divided by the temperature. A token must lie at the seed's number
-    for its place, and have the submitted log-probability `said`; `reach` is the rounding error of
-    the wire format.
+    for its place, in `draws`, and have the submitted log-probability `said`; `reach` is the
+    rounding error of the wire format.
     """
     wide = scores.astype(np.float64)
-    tokens = np.asarray(answer)
     true = wide[np.arange(len(tokens)), tokens] - np.logaddexp.reduce(wide, axis=1)
-    far = np.abs(true - np.asarray(said, np.float64)) > SLACK + np.asarray(reach)
-    drawn = [
-        agrees(row, uniform(seed, place), int(token), temperature=1.0)
-        for place, (row, token) in enumerate(zip(scores, tokens, strict=True))
-    ]
-    found: NDArray[np.bool_] = far | ~np.array(drawn, np.bool_)
+    far = np.abs(true - said.astype(np.float64)) > SLACK + np.asarray(reach)
+    found: NDArray[np.bool_] = far | ~agree(wide, draws, tokens)
     return found
 
 

@@ -47,7 +47,7 @@ def encoded(text: str) -> list[int]:
 
 def decoded(tokens: Any) -> str:
     """Return the text of tokens, up to the end of an answer."""
-    return bytes(int(token) for token in tokens).split(bytes([END]))[0].decode(errors="replace")
+    return bytes([*tokens]).partition(bytes([END]))[0].decode(errors="replace")
 
 
 def solution(problem: Problem) -> str | None:

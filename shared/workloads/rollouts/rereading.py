@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Job
+from shared.workloads.generation.sampling import uniform
 from shared.workloads.gpt.config import schema
 from shared.workloads.gpt.model import build
 from shared.workloads.rollouts.answer_proof import faults, refuted
@@ -121,17 +122,22 @@ class Rereader:
     def faulty(self, spots: Sequence[tuple[GroupRecord, int]]) -> list[int]:
         """Return how many tokens of each answer do not come from the version and its seed."""
         prompts = [encoded(self._problems.get(record.problem).prompt) for record, _ in spots]
-        answers = [record.answers()[sample].tolist() for record, sample in spots]
-        rows = Rows(prompts, answers)
+        groups = {record.problem: (record.answers(), record.said()) for record, _ in spots}
+        answers = [groups[record.problem][0][sample] for record, sample in spots]
+        rows = Rows(prompts, [answer.tolist() for answer in answers])
         logits = self._model.logits(self._model.hidden(rows.given)).float() / self._temperature
-        found = []
-        for row, (record, sample) in enumerate(spots):
-            first = len(prompts[row]) - 1
-            scores = logits[row, first : first + len(answers[row])].numpy()
-            said = record.said()[sample]
-            seed = answer_seed(self._job.seed, record.problem, sample)
-            found.append(int(faults(scores, answers[row], said, seed, _reach(said)).sum()))
-        return found
+        draws = [
+            uniform(seed, place)
+            for (record, sample), answer in zip(spots, answers, strict=True)
+            for seed in [answer_seed(self._job.seed, record.problem, sample)]
+            for place in range(len(answer))
+        ]
+        said = np.concatenate([groups[record.problem][1][sample] for record, sample in spots])
+        scores, tokens = logits[rows.mask > 0].numpy(), np.concatenate(answers)
+        found = faults(scores, tokens, said, np.array(draws), _reach(said))
+        starts = np.cumsum([0, *map(len, answers[:-1])])
+        counts: list[int] = np.add.reduceat(found.astype(np.int64), starts).tolist()
+        return counts
 
 
 def _reach(said: NDArray[np.float32]) -> NDArray[np.float64]:
