@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -115,6 +116,7 @@ def record(
     conn.execute(_RECORD, lines)
 
 
+RECENT_MAX = 4096  # verdicts of one worker that may be sent again
 PAID = "the work is paid"  # sentence on work that needed no merge
 _C = contributions.c
 _UNPAID = (
@@ -200,24 +202,39 @@ _NEWEST = (
 )
 
 
+_RECENT = (
+    select(_V.id)
+    .where(its(_V.worker_id), _V.id <= bindparam("until"), _V.at > bindparam("recent_at"))
+    .order_by(_V.id.desc())
+    .limit(RECENT_MAX)
+)
+_THESE = _VERDICT.where(among(_V.id, "ids"))
+
+
 def news(
-    conn: Connection, worker_id: str, since: int, recent_at: float, limit: int
+    conn: Connection, worker_id: str, since: int, recent_at: float, limit: int, told: Counter[int]
 ) -> tuple[list[Verdict], int]:
     """Return a worker's unseen verdicts, and the number to pass as `since` in the next call.
 
     Rows are numbered before their commit, so one may appear below `since`. Once nothing unseen
-    waits, verdicts younger than `recent_at` are sent again, and the client drops the known ones.
+    waits, verdicts younger than `recent_at` are sent again, and the client drops the known ones:
+    first those that were sent least often, by `told`, which is brought up to date.
     """
     given = {"its_worker_id": worker_id, "since": since, "most": limit}
     rows = list(conn.execute(_NEWS, given).mappings())
-    if len(rows) == limit:
-        return [_verdict(row) for row in rows], rows[-1]["id"]
-    given |= {"since": 0, "recent_at": recent_at}
-    again = conn.execute(_NEWEST, given).mappings()
-    found = {row["id"]: _verdict(row) for row in (*rows, *again)}
-    told = [found[number] for number in sorted(found)]
+    found = {row["id"]: _verdict(row) for row in rows}
+    until = rows[-1]["id"] if len(rows) == limit else max(since, *found, newest(conn)[0])
+    if len(rows) < limit:
+        given |= {"until": since, "recent_at": recent_at}
+        recent = list(conn.execute(_RECENT, given).scalars())
+        for number in told.keys() - recent:
+            del told[number]
+        again = sorted(recent, key=told.__getitem__)[: limit - len(rows)]
+        these = conn.execute(_THESE, {"ids": again}).mappings() if again else ()
+        found |= {row["id"]: _verdict(row) for row in these}
+    told.update([*found])
     # No verdict of this worker is left, so the next call need not look at the others' numbers.
-    return told[-limit:], max(since, *found, newest(conn)[0])
+    return [found[number] for number in sorted(found)], until
 
 
 def newest_of(

@@ -7,7 +7,7 @@ for a second, and verdicts are queried only if there are new ones.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -59,6 +59,8 @@ class Heartbeats:
         self.durations = Durations()
         self._runs = CachedValue(runs.queries.beats, SHARED_S, clock)
         self._told: OrderedDict[str, int] = OrderedDict()  # newest verdict by worker
+        # how often each recent verdict was sent, by worker
+        self._sent: OrderedDict[str, Counter[int]] = OrderedDict()
         self._newest = CachedValue(self._newest_verdict, SHARED_S, clock)
         self.announcements = Announcements(db, clock)
         self._announced = CachedValue(self.announcements.standing, ANNOUNCED_S, clock)
@@ -89,7 +91,9 @@ class Heartbeats:
         found = None
         if newest > request.news_since or newest_at > now - RECENT_S:
             since = request.news_since
-            found = await self._db.read(lambda conn: self.news(conn, principal, since))
+            found = await self._db.read(
+                lambda conn: self.news(conn, principal, since, replied=False)
+            )
         orders_of_owners = self._ordered.peek()
         if orders_of_owners is None:
             orders_of_owners = await self._ordered.get()
@@ -118,10 +122,17 @@ class Heartbeats:
             self._told.popitem(last=False)
         return tuple(found)
 
-    def news(self, conn: Connection, principal: Principal, since: int) -> VerdictNews:
-        """Return a worker's unseen verdicts and its balance."""
+    def news(
+        self, conn: Connection, principal: Principal, since: int, *, replied: bool = True
+    ) -> VerdictNews:
+        """Return a worker's unseen verdicts and its balance; `replied` if they are sent."""
         recent_at = self._clock.now() - RECENT_S
-        found, until = verdicts.news(conn, principal.worker_id, since, recent_at, NEWS_MAX)
+        worker = principal.worker_id
+        sent = self._sent.pop(worker, Counter())
+        self._sent[worker] = sent if replied else sent.copy()
+        if len(self._sent) > TOLD_MAX:
+            self._sent.popitem(last=False)
+        found, until = verdicts.news(conn, worker, since, recent_at, NEWS_MAX, sent)
         held = payments.balances(conn, principal.volunteer_id)
         return VerdictNews(
             verdicts=tuple(found),

@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.database import runs
 from coordinator.database.statistics import WorkTotals, work
+from coordinator.database.tables.contributions import verdicts as verdicts_table
 from coordinator.http.app import create_app
 from coordinator.scheduling import heartbeat_replies
 from shared.protocol.accounts import (
@@ -225,6 +226,37 @@ async def test_many_verdicts_are_told_within_seconds(
         assert beat.news_until > since  # never the same verdicts again while others wait
         next_s, since = beat.next_s, beat.news_until
     assert sorted(state for _, state in told) == ["accepted"] * 3 + ["merged"] * 3
+
+
+async def test_a_verdict_that_is_committed_late_is_told_among_many_recent_ones(
+    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat_replies, "NEWS_MAX", 3)
+    await home.start_run()
+    ann = await home.join("Ann")
+    first = await ann.work()
+    t = verdicts_table
+    row = await home.coordinator.db.read(
+        lambda conn: dict(conn.execute(t.select()).mappings().one())
+    )
+
+    async def add(*numbers: int) -> None:
+        rows = [row | {"id": number, "message": f"the {number}th"} for number in numbers]
+        await home.coordinator.db.write(lambda conn: conn.execute(t.insert(), rows))
+
+    async def told(since: int) -> HeartbeatReply:
+        return decode(await ann.post("/workers/heartbeat", {"news_since": since}), HeartbeatReply)
+
+    await add(*range(10, 20))
+    since, until = 0, -1
+    while since > until:
+        until, since = since, (await told(since)).news_until
+    assert since == 19
+    await add(5)
+    await home.clock.advance(2.0)
+    beat = await told(since)
+    assert "the 5th" in [news.message for news in beat.news]
+    assert {news.contribution for news in beat.news} == {first.contribution}
 
 
 async def test_the_counts_of_an_account_are_exact_whatever_came_since_they_were_added_up(
