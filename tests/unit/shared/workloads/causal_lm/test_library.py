@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 import transformers
@@ -92,6 +91,8 @@ def test_texts_in_slots_are_continued_as_the_library_continues_each(shape: str) 
 
 @pytest.mark.parametrize("shape", tiny_causal.SHAPES)
 def test_adapters_change_what_peft_changes(shape: str) -> None:
+    import peft  # takes seconds, which each process that collects tests would spend
+
     found = config(SHAPES[shape], train="lora", lora={"rank": 4})
     assert found.lora is not None
     weights = {

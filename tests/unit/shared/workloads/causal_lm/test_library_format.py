@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
-import peft
 import pytest
 import torch
 import transformers
@@ -75,6 +74,8 @@ def test_the_library_gives_the_same_logits(tmp_path: Path, shape: str, train: st
 
 @pytest.mark.parametrize("shape", tiny_causal.SHAPES)
 def test_peft_gives_the_same_logits_beside_the_frozen_model(tmp_path: Path, shape: str) -> None:
+    import peft  # takes seconds, which each process that collects tests would spend
+
     config, whole = trained(shape, train="lora")
     plain = CausalConfig.from_dict({**config.to_dict(), "train": "all", "lora": None})
     base, adapter = tmp_path / "base", tmp_path / "adapter"
