@@ -134,7 +134,7 @@ def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
 
 def _no_room(most: int) -> str:
     """Return the refusal for an account with too many machines, with the remedy."""
-    said = f"this account may have {most} machines, including those that left"
+    said = f"this account may have at most {most} machines, including those that left"
     if most < MACHINES_MAX:
         return f"{said}, until its work passed checks or the organiser vouches for it"
     return f"{said}: the organiser can make room (coordinator volunteer reissue)"
