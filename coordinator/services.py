@@ -45,7 +45,6 @@ from coordinator.merging.evaluation import Evaluation
 from coordinator.merging.merger import Merger
 from coordinator.platform import Platform
 from coordinator.rate_limit import Rates
-from coordinator.rules import thresholds
 from coordinator.rules.overview import ReplicaFigures
 from coordinator.runs.datasets import Datasets
 from coordinator.runs.export import Export
@@ -206,7 +205,7 @@ class Coordinator(Platform):
             replay=Replay(on),
             upkeep=Upkeep(on, intake, uploads),
             checks=Checks(db, on.blobs, Ledger(db), key),
-            overviews=Overviews(db, clock, settings.name, thresholds.of_settings(settings)),
+            overviews=Overviews(db, clock, settings.name),
             boxes=TransferBoxes(on.blobs.scratch() / "depot", clock, on.space),
         )
 
@@ -284,13 +283,9 @@ class Coordinator(Platform):
                 where=f"{socket.gethostname()}:{settings.port}"
                 if settings.url  # the URL is that of all replicas
                 else server.address.url,
-                address_failure=self.alerts.address.failure,
                 software=software(),
-                read_only=self.space.read_only,
-                read_only_why=self.space.broken,
                 disk_free=disk[0],
                 disk_total=disk[1],
-                disk_floor=self.space.floor_bytes,
                 cpu_s=used.user + used.system,
                 memory=process.memory_info().rss,
                 bytes_in=traffic.bytes_in,

@@ -17,9 +17,9 @@ from cyclopts import App
 
 from coordinator.http.routes.handlers import HANDLERS
 from coordinator.plan.plan_tables import Plan
+from coordinator.rules.health import AlertKind
 from coordinator.rules.run_file import RunFile
 from coordinator.services import Coordinator
-from coordinator.upkeep.alert_conditions import Kind
 from shared.protocol.endpoints import ENDPOINTS
 from tests.support.endpoint_tables import tables
 from tests.support.sources import ROOT
@@ -428,4 +428,4 @@ def test_what_the_workload_of_the_page_imports_exists() -> None:
 
 def test_every_kind_of_alert_has_its_row() -> None:
     rows = re.findall(r"^\| `([a-z ]+)` \|", _text(ROOT / "docs" / "monitoring.md"), re.MULTILINE)
-    assert sorted(rows) == sorted(get_args(Kind))
+    assert sorted(rows) == sorted(get_args(AlertKind))

@@ -11,8 +11,9 @@ from msgspec import Meta
 from coordinator.accounts.transparency import RecordReport
 from coordinator.admin.command import CommandRequest, Nothing, organiser_command
 from coordinator.database.record import LISTING_MAX, RecordLine
+from coordinator.rules.health import StandingAlert
 from coordinator.rules.overview import Overview
-from coordinator.upkeep.alerts import Delivered, StandingAlert
+from coordinator.upkeep.alerts import Delivered
 from coordinator.upkeep.backup import BackupPlace, BackupSummary, FolderPlace
 from coordinator.upkeep.backup import backup as make_backup
 from coordinator.upkeep.full_check import CheckReport

@@ -143,12 +143,6 @@ class DrawCounts(OverviewPart, frozen=True, kw_only=True):
         return ", ".join(f"{count} {name}" for count, name in said if count)
 
 
-class CheckCounts(DrawCounts, frozen=True, kw_only=True):
-    """Newest draws, and the instant of the newest failure."""
-
-    newest_failed_at: float | None = None
-
-
 class Backlog(OverviewPart, frozen=True, kw_only=True):
     """Waiting recomputes, and the capacity that would clear them."""
 
@@ -176,13 +170,9 @@ class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
 
     name: str = ""
     where: str = ""  # its address; machine and port if several share an address
-    address_failure: str = ""  # what is wrong with the answer of its public address
     software: str = ""
-    read_only: bool = False
-    read_only_why: str = ""
     disk_free: float = 0.0
     disk_total: float = 0.0
-    disk_floor: float = 0.0
     cpu_s: float = 0.0  # processor time since the process started
     # share of a core since the last beat; the rates below cover the same time
     cpu_share: float = 0.0
@@ -244,10 +234,8 @@ class WholeFigures(Figures, frozen=True, kw_only=True):
 
     machines: tuple[WorkerLine, ...]
     window: ContributionWindow
-    newest_refused: int  # refusals among the newest decisions, of any age
-    newest_decided: int
     refusals: tuple[RefusalCount, ...]
-    recompute: CheckCounts
+    recompute: DrawCounts
 
 
 class Census(WholeFigures, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Thresholds of trouble, shared by the monitor's verdict and the alerts to people.
+"""Thresholds of the alerts.
 
 An alert stays open until its figure is well past the threshold, so that it does not flap; `said` is
 True while the alert is open.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
 # multiples of the disk's floor at which space becomes low, and at which it is enough again
 LOW_FLOORS, ENOUGH_FLOORS = 4, 5
-CERTIFICATE_S, CERTIFICATE_SOON_S = 21 * DAY_S, 7 * DAY_S
+CERTIFICATE_S = 21 * DAY_S
 WAVE_S, WAVE_MIN = 600.0, 25  # a wave: WAVE_MIN strangers or more register within WAVE_S
 USUAL_TIMES = 5  # a run stalls after this many times its usual time for a version
 
@@ -33,10 +33,6 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     stalled_s: float = 3600.0
     backup_s: float = 7 * DAY_S
 
-    def stalled(self, silent_s: float, usual_s: float) -> bool:
-        """Return True if a run has made no version for longer than its usual pace explains."""
-        return bool(self.stalled_s) and silent_s >= self.stalled_after(usual_s)
-
     def stalled_after(self, usual_s: float) -> float:
         """Return the longest time that an active run may make no version."""
         return max(self.stalled_s, USUAL_TIMES * usual_s)
@@ -44,9 +40,6 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     def backup_is_old(self, age_s: float) -> bool:
         """Return True if a backup of this age is too old, or a run of this age without a backup."""
         return bool(self.backup_s) and age_s >= self.backup_s
-
-
-DEFAULT = Thresholds()
 
 
 def of_settings(settings: Settings) -> Thresholds:

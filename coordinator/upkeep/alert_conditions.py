@@ -22,7 +22,7 @@ import http.client
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,7 +30,7 @@ from coordinator import certificates
 from coordinator.database import key_values, runs, standings, versions
 from coordinator.database.monitoring import overview_rows, replicas
 from coordinator.merging import healing
-from coordinator.rules.health import GONE_S, SILENT_S
+from coordinator.rules.health import GONE_S, SILENT_S, AlertKind
 from coordinator.rules.thresholds import (
     ERRORS_MIN,
     ERRORS_SHARE,
@@ -58,25 +58,10 @@ if TYPE_CHECKING:
     from coordinator.rules.overview import MergeLine
     from coordinator.storage.disk_space import Space
 
-Kind = Literal[
-    "failed check",
-    "refusals",
-    "sybil wave",
-    "stalled",
-    "nobody",
-    "disk",
-    "read only",
-    "errors",
-    "server",
-    "address",
-    "merge",
-    "rollback",
-    "backup",
-    "certificate",
-    "database",
-]
-EVENTS: frozenset[Kind] = frozenset({"failed check"})  # kinds that happen once; all others last
-LOCAL_KINDS: frozenset[Kind] = frozenset(
+EVENTS: frozenset[AlertKind] = frozenset(
+    {"failed check"}
+)  # kinds that happen once; all others last
+LOCAL_KINDS: frozenset[AlertKind] = frozenset(
     {"disk", "read only", "errors", "address", "certificate"}
 )  # of one machine
 
@@ -87,7 +72,7 @@ ANSWER_S = 10.0
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
     """Present trouble; an alert is sent once it has lasted for `patience_s`."""
 
-    kind: Kind
+    kind: AlertKind
     message: str
     todo: str = ""  # what the organiser should do about it
     about: str = ""
@@ -190,7 +175,7 @@ def in_database(
     conn: Connection,
     settings: Settings,
     now: float,
-    since: Callable[[Kind], float],
+    since: Callable[[AlertKind], float],
     open_now: Collection[tuple[str, str]],
 ) -> Iterator[Condition]:
     """Yield the troubles that the database shows; `open_now` are the sent alerts that are
@@ -207,7 +192,7 @@ def in_database(
 def _of_work(
     conn: Connection,
     now: float,
-    since: Callable[[Kind], float],
+    since: Callable[[AlertKind], float],
     open_now: Collection[tuple[str, str]],
 ) -> Iterator[Condition]:
     failed = standings.failed_recomputes(conn, since("failed check"))

@@ -20,11 +20,11 @@ import msgspec
 import structlog
 
 from coordinator.database import key_values
+from coordinator.rules.health import AlertKind, StandingAlert
 from coordinator.upkeep.alert_conditions import (
     EVENTS,
     LOCAL_KINDS,
     Condition,
-    Kind,
     PublicAddress,
     certificate_end,
     failing,
@@ -66,34 +66,13 @@ SEND_S = 10.0
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
     """One alert as it is sent: about a trouble, or its end."""
 
-    kind: Kind | Literal["test"]
+    kind: AlertKind | Literal["test"]
     state: Literal["on", "over"]
     about: str  # a run or a machine; "" = the whole server
     message: str
     server: str
     since: float  # UTC epoch seconds
     at: float
-
-
-class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
-    """Trouble that lasts, and the time at which its alert was sent."""
-
-    kind: Kind
-    about: str
-    message: str
-    todo: str = ""
-    since: float
-    seen_at: float
-    said_at: float | None = None
-
-    @property
-    def key(self) -> tuple[str, str]:
-        return self.kind, self.about
-
-    @property
-    def sentence(self) -> str:
-        """Return the fact, and its remedy."""
-        return f"{self.message}: {self.todo}" if self.todo else self.message
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +92,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     letters: tuple[Letter, ...] = ()
     letter: int = 0  # number of the newest letter
 
-    def since(self, kind: Kind) -> float:
+    def since(self, kind: AlertKind) -> float:
         """Return the instant after which an event of a kind is news."""
         said = [each.said_at for each in self.standing if each.kind == kind and each.said_at]
         return max(said, default=self.checked_at)
@@ -294,7 +273,7 @@ class Alerts:
                 self._failed_said = len(RETRY_S) + 1
         return (alert,) if first else ()
 
-    def _alert(self, kind: Kind | Literal["test"], message: str, now: float) -> Alert:
+    def _alert(self, kind: AlertKind | Literal["test"], message: str, now: float) -> Alert:
         return Alert(
             kind=kind, state="on", about="", message=message, server=self._settings.name,
             since=now, at=now,
@@ -311,8 +290,14 @@ class Alerts:
 
     async def list(self) -> tuple[StandingAlert, ...]:
         """Return the sent alerts that are not over."""
-        state = await self._db.read(self._stored)
-        return tuple(each for each in state.standing if each.said_at is not None)
+        return await self._db.read(standing)
+
+
+def standing(conn: Connection) -> tuple[StandingAlert, ...]:
+    """Return the sent alerts that are not over."""
+    stored = key_values.get(conn, key_values.ALERTS)
+    found = decode(stored, AlertState).standing if stored else ()
+    return tuple(each for each in found if each.said_at is not None)
 
 
 def _said(state: AlertState) -> set[tuple[str, str]]:

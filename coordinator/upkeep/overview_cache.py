@@ -26,8 +26,8 @@ from coordinator.rules.overview import (
     RunLine,
     WholeFigures,
 )
-from coordinator.rules.thresholds import DEFAULT, Thresholds
 from coordinator.ttl_cache import CachedValue
+from coordinator.upkeep.alerts import standing
 from shared.clock import Clock, machine_time, pause
 from shared.errors import VolunteerError
 
@@ -49,13 +49,10 @@ log = structlog.get_logger("overview")
 class Overviews:
     """Reads the overview; requests within a moment share one read."""
 
-    def __init__(
-        self, db: Database, clock: Clock, server: str, limits: Thresholds = DEFAULT
-    ) -> None:
+    def __init__(self, db: Database, clock: Clock, server: str) -> None:
         self._db = db
         self._clock = clock
         self._server = server
-        self._limits = limits
         self._census = CachedValue(self._count, CENSUS_S, clock, rest=CENSUS_REST)
         self._overview = CachedValue(self._look, OVERVIEW_S, clock, rest=OVERVIEW_REST)
         self._gauges = CachedValue(self._gauge, OVERVIEW_S, clock, rest=CENSUS_REST)
@@ -83,9 +80,7 @@ class Overviews:
 
     async def _look(self) -> Overview:
         counted, now = await self._census.get(), self._clock.now()
-        seen = await self._db.read(partial(self._read, counted=counted, now=now))
-        verdict, troubles = health.judge(seen, self._limits)
-        return msgspec.structs.replace(seen, verdict=verdict, troubles=troubles)
+        return await self._db.read(partial(self._read, counted=counted, now=now))
 
     def _read(self, conn: Connection, counted: Census, now: float) -> Overview:
         found, tasks = overview_rows.listing(conn, now)
@@ -94,7 +89,7 @@ class Overviews:
         whole["database"] = msgspec.structs.replace(
             counted.database, failed=self._db.failed, ahead_s=now - machine_time(self._clock)
         )
-        return Overview(
+        seen = Overview(
             **whole,
             server=self._server,
             runs=tuple(_with_flows(each, counted) for each in found),
@@ -105,6 +100,8 @@ class Overviews:
             merges=overview_rows.newest_merges(conn, counted.staleness, now),
             replicas=replicas.listing(conn),
         )
+        verdict, troubles = health.judge(seen, standing(conn))
+        return msgspec.structs.replace(seen, verdict=verdict, troubles=troubles)
 
 
 def _gauges(conn: Connection, now: float) -> Gauges:

@@ -7,7 +7,7 @@ checks are read.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -23,9 +23,9 @@ from coordinator.database.tables.trust import recomputes
 from coordinator.database.volunteers import OFFLINE_S, worker_state
 from coordinator.rules.overview import (
     Census,
-    CheckCounts,
     ContributionWindow,
     DatabaseFigures,
+    DrawCounts,
     FailedLine,
     Figures,
     Flow,
@@ -67,7 +67,6 @@ def census(conn: Connection, now: float) -> Census:
     window = _window(conn, newest, now)
     span = max(SPAN_MIN_S, now - window.since)
     pushed, pulled = _flows(conn, newest, 3600 / span)
-    refused, decided = standings.refusals(conn)
     return Census(
         **msgspec.structs.asdict(figures(conn, now)),
         machines=_machines(conn, newest, now),
@@ -75,8 +74,6 @@ def census(conn: Connection, now: float) -> Census:
         pushed=pushed,
         pulled=pulled,
         staleness=_staleness(conn, newest),
-        newest_refused=refused,
-        newest_decided=decided,
         refusals=_refusals(conn, newest),
         recompute=_recompute(conn),
     )
@@ -275,26 +272,16 @@ def _failures(conn: Connection, now: float) -> Counter[str]:
 # --- checks ---
 
 
-def _recompute(conn: Connection) -> CheckCounts:
+def _recompute(conn: Connection) -> DrawCounts:
+    """Return the results of the newest draws."""
     k = recomputes.c
-    query = select(k.result, k.ended_at).order_by(k.contribution_id.desc()).limit(CHECKS_MAX)
-    return _counted((row.result, row.ended_at) for row in conn.execute(query))
-
-
-def _counted(rows: Iterable[tuple[str, float | None]]) -> CheckCounts:
-    """Return the number of each result; "" stands for no result yet."""
-    counts: Counter[str] = Counter()
-    failed_at = None
-    for result, at in rows:
-        counts[result or "open"] += 1
-        if result == "failed" and failed_at is None:
-            failed_at = at
-    return CheckCounts(
+    query = select(k.result).order_by(k.contribution_id.desc()).limit(CHECKS_MAX)
+    counts = Counter(conn.execute(query).scalars())
+    return DrawCounts(
         passed=counts["passed"],
         failed=counts["failed"],
         unproven=counts["unproven"],
-        open=counts["open"],
-        newest_failed_at=failed_at,
+        open=counts[""],
     )
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 from coordinator.accounts.server_identity import software
+from coordinator.rules.health import AlertKind
 from coordinator.traffic import Durations
-from coordinator.upkeep.alert_conditions import Kind as AlertKind
 from shared.errors import Unavailable
 
 if TYPE_CHECKING:

@@ -121,7 +121,7 @@ async def failed(
         (disk_full, "takes no results now", "nothing new is accepted", 200, "read only",
          "coordinator_read_only 1"),
         (database_away, "database file", "database", 503, "database", "coordinator_database_failed 1"),
-        (merge_fails, "", "the merge to version 1 failed", 200, "merge",
+        (merge_fails, "", "to version 1 failed", 200, "merge",
          'coordinator_alerts{kind="merge"} 1'),
         (nobody_comes, "At work 0", "nobody works", 200, "nobody", "coordinator_run_workers{"),
         (replica_freezes, "", "http://two:8765 has been silent for", 200, "server",
@@ -136,8 +136,8 @@ async def test_a_failure_is_named_alike(
         shown, probe = await home.client().get(f"/runs/{run}"), await home.client().get("/ready")
         metrics = (await home.client().get("/metrics")).text
         try:
-            _, troubles = health.judge(await home.coordinator.overviews.get())
-            seen = [f"{each.subject} {each.text}" for each in troubles]
+            picture = await home.coordinator.overviews.get()
+            seen = [f"{each.subject} {each.text}" for each in picture.troubles]
         except Unavailable as error:  # `top` draws the last picture, and why it is old
             seen = [error.message]
     assert page in words(shown)

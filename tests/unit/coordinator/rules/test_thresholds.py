@@ -1,4 +1,4 @@
-"""Thresholds of trouble, which the monitor and the alerts share."""
+"""Thresholds of the alerts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ def test_the_organiser_sets_them() -> None:
 
 def test_a_run_is_stalled_by_its_own_pace() -> None:
     limits = Thresholds(stalled_s=60)
-    assert limits.stalled(60, usual_s=0)
-    assert not limits.stalled(60, usual_s=13)
-    assert limits.stalled(65, usual_s=13)
-    assert not Thresholds(stalled_s=0).stalled(1e9, usual_s=0)
+    assert limits.stalled_after(usual_s=0) == 60
+    assert limits.stalled_after(usual_s=13) == 65
 
 
 def test_what_was_said_stays_said_a_little_longer() -> None:
