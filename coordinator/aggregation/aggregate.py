@@ -17,14 +17,21 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation import kernels
 from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, TensorPiece
-from coordinator.aggregation.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
+from coordinator.aggregation.robust import (
+    MEDIAN,
+    Aggregator,
+    CentredClip,
+    Krum,
+    NormClip,
+    TrimmedMean,
+)
 from shared.tensors.blocks import sum_squares
 from shared.tensors.slices import aligned
 
@@ -34,39 +41,11 @@ if TYPE_CHECKING:
 CLIP_EPSILON = 1e-6  # the same as torch's
 
 
-class Aggregator(Protocol):
-    """Combines contributions into one update, without a state of its own."""
-
-    surveys: ClassVar[
-        bool
-    ]  # whether the rule must survey the whole model before it can merge any piece
-
-    def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
-        """Return the rule's statistics of a piece, additive over pieces; None if it needs none."""
-
-    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
-        """Return each contribution's factor, (K,), from the model's survey. Raises NotFinite."""
-
-    def fill(
-        self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats
-    ) -> Doubles | None:
-        """Write the merged piece, (N,) float32; return the contributions' squared norms, (K,), if
-        the rule computes them.
-        """
-
-
 @dataclass(frozen=True, slots=True)
-class Mean:
+class Mean(Aggregator):
     """Weighted mean: sum of w_i x_i in task order, multiply then add; `norms` measures each."""
 
     norms: bool = False
-    surveys: ClassVar[bool] = False
-
-    def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
-        return None
-
-    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
-        return np.asarray(cohort.weights, np.float32)
 
     def fill(
         self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats
@@ -77,7 +56,7 @@ class Mean:
 
 
 @dataclass(frozen=True, slots=True)
-class Clipped:
+class Clipped(Aggregator):
     """Wrapper of another rule: scales its update down to a norm of at most `norm`, like torch's
     clipping.
 
@@ -140,7 +119,7 @@ def _rule(plan: Plan, contributions: int) -> Aggregator:
         case "trimmed-mean":
             return TrimmedMean(plan.trim)
         case "median":
-            return Median()
+            return MEDIAN
         case "krum":
             return Krum(plan.byzantine, several=False)
         case "multi-krum":
@@ -210,7 +189,7 @@ def merge(
             raise NotFinite(cohort.culprits(piece) or cohort.positions, _where(piece))
         return Merged(piece=piece, values=out, square=square, squares=squares)
 
-    middle: Aggregator = Median() if len(cohort) > 2 else Mean()
+    middle: Aggregator = MEDIAN if len(cohort) > 2 else Mean()
     buffers = middle, middle.settle(cohort, None)
     largest = max((piece.size for piece in grid), default=0)
     if threads <= 1:

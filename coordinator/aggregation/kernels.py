@@ -140,11 +140,6 @@ def _panels(wide: Doubles, tile: int) -> Iterator[tuple[Doubles, Doubles, Double
         yield left, right, np.empty(shape), np.zeros(shape)
 
 
-def median(cohort: Cohort, piece: TensorPiece, out: Floats) -> None:
-    """Set out (N,) to the coordinate-wise median; for even K the mean of the two middle values."""
-    rank_mean(cohort, piece, out, low=(len(cohort) - 1) // 2, high=len(cohort) // 2 + 1)
-
-
 def rank_mean(cohort: Cohort, piece: TensorPiece, out: Floats, *, low: int, high: int) -> None:
     """Set out (N,) to the mean of the values at [low, high) of each coordinate's sorted values.
 

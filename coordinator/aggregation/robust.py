@@ -1,4 +1,4 @@
-"""Aggregation rules that limit a hostile minority; each replaces the mean.
+"""Aggregation rules: their base, and those that limit a hostile minority in place of the mean.
 
 Coordinate rules (trimmed mean, median) count every contribution once, whatever its weight. Distance
 rules (Krum, multi-Krum, centred clip, norm clip) first survey the whole model piece by piece, then
@@ -29,42 +29,47 @@ HALF = 1e-9  # tolerance for the rounding error of a sum of weights
 ROUNDING = 1e-6  # relative to the norms: contributions that differ by less are the same
 
 
-@dataclass(frozen=True, slots=True)
-class TrimmedMean:
-    """Mean of each coordinate without its largest and smallest `trim` share (Yin et al. 2018)."""
+class Aggregator:
+    """Rule that combines contributions into one update, without a state of its own; by itself their
+    weighted sum.
+    """
 
-    trim: float
-    surveys: ClassVar[bool] = False
+    surveys: ClassVar[bool] = False  # it surveys the whole model before it can merge any piece
 
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
+        """Return the rule's statistics of a piece, additive over pieces; None if it needs none."""
         return None
 
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
+        """Return each contribution's factor, (K,), from the model's survey. Raises NotFinite."""
         return np.asarray(cohort.weights, np.float32)
+
+    def fill(
+        self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats
+    ) -> Doubles | None:
+        """Write the merged piece, (N,) float32; return the contributions' squared norms, (K,), if
+        the rule computes them.
+        """
+        kernels.weighted_sum(cohort, factors, piece, out)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedMean(Aggregator):
+    """Mean of each coordinate without its largest and smallest `trim` share (Yin et al. 2018)."""
+
+    trim: float
 
     def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
         cut = min(int(self.trim * len(cohort)), (len(cohort) - 1) // 2)
         kernels.rank_mean(cohort, piece, out, low=cut, high=len(cohort) - cut)
 
 
-@dataclass(frozen=True, slots=True)
-class Median:
-    """Median of each coordinate."""
-
-    surveys: ClassVar[bool] = False
-
-    def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
-        return None
-
-    def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
-        return np.asarray(cohort.weights, np.float32)
-
-    def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
-        kernels.median(cohort, piece, out)
+MEDIAN = TrimmedMean(0.5)  # of each coordinate; for even K the mean of the two middle values
 
 
 @dataclass(frozen=True, slots=True)
-class Krum:
+class Krum(Aggregator):
     """Contribution nearest to its neighbours (Blanchard et al. 2017); with `several`, the weighted
     mean of the best K - f.
 
@@ -98,12 +103,9 @@ class Krum:
         factors[chosen] = weights[chosen] / math.fsum(weights[chosen].tolist())
         return factors.astype(np.float32)
 
-    def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
-        kernels.weighted_sum(cohort, factors, piece, out)
-
 
 @dataclass(frozen=True, slots=True)
-class CentredClip:
+class CentredClip(Aggregator):
     """v <- v + sum w_i (x_i - v) min(1, r / |x_i - v|), at most 20 rounds (Karimireddy et al.
     2021).
 
@@ -159,12 +161,9 @@ class CentredClip:
                 break
         return place
 
-    def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
-        kernels.weighted_sum(cohort, factors, piece, out)
-
 
 @dataclass(frozen=True, slots=True)
-class NormClip:
+class NormClip(Aggregator):
     """Weighted mean of contributions clipped to `factor` x the cohort's weighted median norm."""
 
     factor: float
@@ -180,9 +179,6 @@ class NormClip:
         limit = self.factor * _middle(norms, np.asarray(cohort.weights))
         kept = np.minimum(1, limit / np.maximum(norms, 1e-300))
         return (np.asarray(cohort.weights) * kept).astype(np.float32)
-
-    def fill(self, cohort: Cohort, factors: Floats, piece: TensorPiece, out: Floats) -> None:
-        kernels.weighted_sum(cohort, factors, piece, out)
 
 
 def _middle(values: Doubles, weights: Doubles) -> float:

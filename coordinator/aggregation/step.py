@@ -32,6 +32,7 @@ from coordinator.aggregation.cohort import (
     cohort,
     pieces,
 )
+from coordinator.aggregation.robust import Aggregator
 from coordinator.aggregation.server_optimizer import Push, ServerOptimizer, Tick, server_optimizer
 from coordinator.aggregation.shards import (
     Layout,
@@ -86,7 +87,7 @@ class MergeOrder:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def rule(self) -> aggregate.Aggregator:
+    def rule(self) -> Aggregator:
         """Return the aggregation rule for this number of contributions."""
         return aggregate.aggregator(self.plan, len(self.inputs), self.clip_norm)
 

@@ -30,9 +30,16 @@ import numpy as np
 import torch
 
 from coordinator.aggregation import aggregate
-from coordinator.aggregation.aggregate import Aggregator, Mean
+from coordinator.aggregation.aggregate import Mean
 from coordinator.aggregation.cohort import Cohort, Floats, TensorPiece, cohort, pieces
-from coordinator.aggregation.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
+from coordinator.aggregation.robust import (
+    MEDIAN,
+    Aggregator,
+    CentredClip,
+    Krum,
+    NormClip,
+    TrimmedMean,
+)
 from coordinator.aggregation.server_optimizer import Push, server_optimizer
 from coordinator.plan.plan import plan
 from shared.tensors.frame import Frame, FrameWriter, open_frame
@@ -190,7 +197,7 @@ def aggregation_rows(frames: Sequence[Frame], schema: Schema, repeats: int) -> l
         ),
     ]
     robust: dict[str, tuple[Aggregator, float | None]] = {
-        "median": (Median(), ROBUST_GOAL),
+        "median": (MEDIAN, ROBUST_GOAL),
         "trimmed mean": (TrimmedMean(0.2), ROBUST_GOAL),
         "norm clip": (NormClip(1.5), ROBUST_GOAL),
         "Krum": (Krum(0.2, several=False), None),
@@ -237,7 +244,7 @@ def memory_rows(frames: Sequence[Frame], schema: Schema) -> dict[str, float]:
     runs = {
         "mean": ours(Mean(), group, walk),
         "mean, 2 threads": ours(Mean(), group, walk, 2),
-        "median": ours(Median(), group, walk),
+        "median": ours(MEDIAN, group, walk),
         "centred clip": ours(CentredClip(1.0), group, walk),
     }
     return {name: peak_above_base(run) / size for name, run in runs.items()}

@@ -7,15 +7,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.aggregation.aggregate import Aggregator, Mean, merge, prepare
+from coordinator.aggregation.aggregate import Mean, merge, prepare
 from coordinator.aggregation.cohort import Cohort, Floats, pieces
-from coordinator.aggregation.robust import CentredClip, Krum, Median, NormClip, TrimmedMean
+from coordinator.aggregation.robust import (
+    MEDIAN,
+    Aggregator,
+    CentredClip,
+    Krum,
+    NormClip,
+    TrimmedMean,
+)
 from shared.tensors.spec import Schema, TensorSpec
 
 RULES: dict[str, Aggregator] = {
     "mean": Mean(),
     "trimmed-mean": TrimmedMean(0.2),
-    "median": Median(),
+    "median": MEDIAN,
     "krum": Krum(0.2, several=False),
     "multi-krum": Krum(0.2, several=True),
     "centred-clip": CentredClip(1.0),

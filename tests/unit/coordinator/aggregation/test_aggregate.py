@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from coordinator.aggregation import kernels
 from coordinator.aggregation.aggregate import Mean, merge, merge_counters, prepare, settle, survey
 from coordinator.aggregation.cohort import Floats, NotFinite, cohort, pieces
-from coordinator.aggregation.robust import Median
+from coordinator.aggregation.robust import MEDIAN
 from coordinator.aggregation.shards import split
 from shared.errors import InvalidFrame
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
@@ -40,8 +40,8 @@ def test_the_median_is_the_same_bytes_in_any_order(order: list[int]) -> None:
     crowd = contributions(6)
     crowd[1] = Arrays({name: values * 0 for name, values in crowd[1].tensors.items()})
     crowd[2] = Arrays({name: values * -0.0 for name, values in crowd[1].tensors.items()})
-    expected = merged(Median(), cohort(crowd, [1.0] * 6))
-    found = merged(Median(), cohort([crowd[index] for index in order], [1.0] * 6))
+    expected = merged(MEDIAN, cohort(crowd, [1.0] * 6))
+    found = merged(MEDIAN, cohort([crowd[index] for index in order], [1.0] * 6))
     assert found.tobytes() == expected.tobytes()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coordinator.aggregation import kernels
 from coordinator.aggregation.aggregate import Mean, aggregator, prepare
 from coordinator.aggregation.cohort import cohort, pieces
-from coordinator.aggregation.robust import CentredClip, Median, NormClip, TrimmedMean
+from coordinator.aggregation.robust import MEDIAN, CentredClip, NormClip, TrimmedMean
 from coordinator.aggregation.sorting_networks import rank_network
 from coordinator.plan.plan import plan
 from shared.tensors.spec import TensorSpec
@@ -39,7 +39,7 @@ def test_median_and_trimmed_mean_match_a_sort(count: int) -> None:
     ordered = np.sort(stack(crowd), axis=0)
     group = cohort(crowd, [1.0] * count)
     np.testing.assert_array_equal(
-        merged(Median(), group), np.median(np.stack([flat(one) for one in crowd]), axis=0)
+        merged(MEDIAN, group), np.median(np.stack([flat(one) for one in crowd]), axis=0)
     )
     cut = int(0.2 * count)
     np.testing.assert_allclose(
@@ -86,7 +86,8 @@ def test_the_median_of_very_many_is_taken_in_short_rows() -> None:
     crowd = contributions(300, (TensorSpec("x", (40_000,)),))
     (piece,) = pieces((TensorSpec("x", (40_000,)),))
     out = np.empty(40_000, np.float32)
-    kernels.median(cohort(crowd, [1.0] * 300), piece, out)
+    group = cohort(crowd, [1.0] * 300)
+    MEDIAN.fill(group, MEDIAN.settle(group, None), piece, out)
     np.testing.assert_array_equal(out, np.median(np.stack([flat(one) for one in crowd]), axis=0))
     assert max(one.longest for one in crowd) * 300 * 4 <= kernels.ROOM_BYTES
 
