@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from coordinator.config import Settings
 
 KEYS_MAX = 50_000  # addresses or workers whose rates are remembered
-WINDOWS_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400}
+# seconds of each window, and its words
+WINDOWS = {
+    "second": (1, "a second"),
+    "minute": (60, "a minute"),
+    "hour": (3600, "an hour"),
+    "day": (86_400, "a day"),
+}
 
 _RATE = re.compile(r"([1-9][0-9]{0,8}) ?/ ?(second|minute|hour|day)")
 
@@ -25,34 +31,35 @@ class _Bucket:
     Remembers at most `KEYS_MAX` keys.
     """
 
-    def __init__(self, capacity: int, window_s: int) -> None:
-        self.capacity = capacity
-        self.window_s = window_s
-        self._per_s = capacity / window_s
+    def __init__(self, capacity: int, window: str) -> None:
+        self._capacity = capacity
+        self._window_s, self._each = WINDOWS[window]
+        self._per_s = capacity / self._window_s
         # key -> tokens left, and the time of that count
         self._left: dict[str, tuple[float, float]] = {}
 
-    def __len__(self) -> int:
-        return len(self._left)
-
-    def take(self, key: str, now: float, replicas: int = 1) -> float:
-        """Take one token; return 0, or the seconds until there is one.
+    def hit(self, key: str, now: float, replicas: int) -> None:
+        """Take one token. Raises TooManyRequests with the time to wait.
 
         Each replica has an equal share, because a balancer spreads the requests of one key.
         """
-        full, per_s = max(1.0, self.capacity / replicas), self._per_s / replicas
+        full, per_s = max(1.0, self._capacity / replicas), self._per_s / replicas
         left, at = self._left.get(key, (full, now))
         left = min(full, left + (now - at) * per_s)
         if left < 1:
-            return (1 - left) / per_s
+            wait_s = (1 - left) / per_s
+            raise TooManyRequests(
+                f"more than {self._capacity} requests {self._each}; come back in "
+                f"{math.ceil(wait_s)} s",
+                retry_after_s=wait_s,
+            )
         if len(self._left) >= KEYS_MAX and key not in self._left:
             self._forget(now)
         self._left[key] = (left - 1, now)
-        return 0.0
 
     def _forget(self, now: float) -> None:
         """Drop the keys whose buckets are full again; if there are none, drop all."""
-        kept = {key: seen for key, seen in self._left.items() if now - seen[1] < self.window_s}
+        kept = {key: seen for key, seen in self._left.items() if now - seen[1] < self._window_s}
         self._left = kept if len(kept) < KEYS_MAX else {}
 
 
@@ -66,13 +73,8 @@ class PerMinute:
 
     def hit(self, key: str, capacity: int) -> None:
         """Count one request. Raises TooManyRequests with the time to wait."""
-        bucket = self._buckets.setdefault(capacity, _Bucket(capacity, WINDOWS_S["minute"]))
-        wait_s = bucket.take(key, self._monotonic(), self.replicas)
-        if wait_s:
-            raise TooManyRequests(
-                f"more than {capacity} requests a minute; come back in {math.ceil(wait_s)} s",
-                retry_after_s=wait_s,
-            )
+        bucket = self._buckets.setdefault(capacity, _Bucket(capacity, "minute"))
+        bucket.hit(key, self._monotonic(), self.replicas)
 
 
 class Rates:
@@ -96,22 +98,9 @@ class Rates:
                 raise Configuration(
                     f'setting "rate_{kind}" must look like 600/minute, not "{text}"'
                 )
-            self._buckets[kind] = _Bucket(int(found[1]), WINDOWS_S[found[2]])
-
-    def remembered(self, kind: str) -> int:
-        """Return the number of keys of a kind in memory."""
-        bucket = self._buckets[kind]
-        return 0 if bucket is None else len(bucket)
+            self._buckets[kind] = _Bucket(int(found[1]), found[2])
 
     def hit(self, kind: str, key: str) -> None:
         """Count one request. Raises TooManyRequests with the time to wait."""
-        bucket = self._buckets[kind]
-        if bucket is None:
-            return
-        wait_s = bucket.take(key, self._monotonic(), self.replicas)
-        if wait_s:
-            raise TooManyRequests(
-                f"more than {bucket.capacity} requests in {bucket.window_s} s; come back in "
-                f"{math.ceil(wait_s)} s",
-                retry_after_s=wait_s,
-            )
+        if (bucket := self._buckets[kind]) is not None:
+            bucket.hit(key, self._monotonic(), self.replicas)

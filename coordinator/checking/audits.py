@@ -70,7 +70,6 @@ class Audits(PlatformService):
     def __init__(self, on: Platform, draws: Draws) -> None:
         super().__init__(on)
         self._draws = draws
-        self.seconds = 0.0  # seconds of volunteers' work that this process has paid
 
     async def run(self, stop: asyncio.Event) -> None:
         """Open audits of recomputes that wait with their evidence, until `stop` is set."""
@@ -117,8 +116,7 @@ class Audits(PlatformService):
         path = await self._blobs.local(row.sha256)
         sums = await in_pool(_sums, path)
         found = None if sums is None else await self._compared(seed, checked, run, sums)
-        if await self._db.write(lambda conn: self._decide(conn, row.id, sums, found)):
-            self.seconds += row.train_s
+        await self._db.write(lambda conn: self._decide(conn, row.id, sums, found))
         self._signals.notify("recomputes")
 
     async def _compared(
@@ -141,13 +139,13 @@ class Audits(PlatformService):
         contribution_id: int,
         sums: bytes | None,
         found: Likeness | None,
-    ) -> bool:
-        """Settle an answer; return True if it is paid."""
+    ) -> None:
+        """Settle an answer."""
         now = self._clock.now()
         row = contributions.by_id(conn, contribution_id, lock=True)
         audit = audits.by_task(conn, row.task_id, lock=True)
         if row.state != "checking" or audit is None:
-            return False  # another replica was faster
+            return  # another replica was faster
         judgement = Judgement(state="accepted", message=THANKS)
         if sums is None:
             why = f"an answer to an audit has {AUDIT_BYTES} bytes: finite numbers of float32"
@@ -168,15 +166,14 @@ class Audits(PlatformService):
             run = runs.by_id(conn, row.run_id)
             put_back(conn, row, run, "failure", judgement.message, now)
             audits.decline(conn, row.task_id, row.volunteer_id)
-            return False
+            return
         tasks.finish(conn, row.task_id, now)
         payments.post_pending_many(conn, [Payment.of(row)], now)
         if judgement.state != "accepted":
             escrow.withhold(conn, [row], now)
-            return False
+            return
         escrow.hold(conn, [row], now)
         self._answered(conn, audit, row, sums, found)
-        return True
 
     def _answered(
         self,

@@ -30,7 +30,6 @@ from coordinator.rules.sizing import evidence_bytes_max
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
 from coordinator.storage.staging import end
-from coordinator.traffic import SLOW_S, Durations
 from shared.copying import copying
 from shared.errors import (
     BadRequest,
@@ -164,7 +163,6 @@ class Uploads(PlatformService):
         self._directory.mkdir(parents=True, exist_ok=True)
         self._writers: dict[str, _UploadWriter] = {}
         self._hashes: OrderedDict[str, tuple[int, Digest]] = OrderedDict()
-        self.durations = Durations(SLOW_S)  # duration of requests that brought bytes
         # those of an account one after the other, since each counts against its quota
         self._granting = Joiner(
             self._grant_all, JOINED_MAX, key=lambda each: each.principal.volunteer_id
@@ -346,11 +344,10 @@ class Uploads(PlatformService):
             if row.complete:
                 return self._view(row, row.size)
             append = self._append_all if self._blobs.staging is None else self._append_piece
-            with self.durations.timed():
-                there = await append(row, offset, stream)
-                if there == row.size:
-                    writer.storing = True
-                    return await self._finish(row)
+            there = await append(row, offset, stream)
+            if there == row.size:
+                writer.storing = True
+                return await self._finish(row)
             return self._view(row, there)
 
     async def _append_all(self, row: UploadRow, offset: int, stream: AsyncIterator[bytes]) -> int:

@@ -97,7 +97,6 @@ class Merger(PlatformService):
         self._parts = Parts(on, self._owner)
         self.durations = Durations(SLOW_S)  # duration of committed merges
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, merged or failed or overtaken
-        self.merged: Counter[str] = Counter()  # merged contributions, by run
         self.configure(Constants(merge_threads=1))
 
     def configure(self, constants: Constants) -> None:
@@ -168,7 +167,6 @@ class Merger(PlatformService):
             return await self._overtaken(job, error)
         self.durations.add(took)
         self.outcomes[job.run.name, "merged"] += 1
-        self.merged[job.run.name] += len(job.rows)
         await self._parts.discard(draft.spent)
         log.info(
             "merged",

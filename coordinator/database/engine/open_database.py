@@ -94,19 +94,13 @@ class Database:
 
     async def write(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction, durable on return. PostgreSQL may run `fn` several times."""
-        began = time.perf_counter()
-        try:
+        with self.writes.timed():
             return await self._runner.write(fn)
-        finally:
-            self.writes.add(time.perf_counter() - began)
 
     async def read(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` on one consistent view of the data; it cannot write."""
-        began = time.perf_counter()
-        try:
+        with self.reads.timed():
             return await self._runner.read(fn)
-        finally:
-            self.reads.add(time.perf_counter() - began)
 
     async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
         """Receive notifications of other processes: `deliver` gets a topic, or None if any may have

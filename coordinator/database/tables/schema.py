@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.database.tables import (
+from coordinator.database.tables import (  # noqa: F401 - each adds its tables to the metadata
     accounts,
     contributions,
     datasets,
@@ -18,23 +18,4 @@ from coordinator.database.tables import (
     trust,
     versions,
 )
-from coordinator.database.tables.base import metadata
-
-TABLES = (
-    accounts,
-    contributions,
-    datasets,
-    experience,
-    inference,
-    ledger,
-    merges,
-    record,
-    replicas,
-    runs,
-    tasks,
-    transparency,
-    trust,
-    versions,
-)
-
-__all__ = ["TABLES", "metadata"]
+from coordinator.database.tables.base import metadata as metadata

@@ -200,11 +200,6 @@ _QUEUE = (
 )
 
 _CONTRIBUTIONS = (
-    _histogram(
-        "upload_seconds",
-        "A request that brought bytes of an upload.",
-        lambda c: c.uploads.durations,
-    ),
     _histogram("submit_seconds", "A submission until its verdict.", lambda c: c.intake.durations),
     _counter(
         "contributions",
@@ -229,13 +224,6 @@ _CONTRIBUTIONS = (
         ("merged",),
         ("overtaken",),
         ("failed",),
-    ),
-    _counter(
-        "contributions_merged",
-        "Contributions merged.",
-        lambda s: s.runs(s.coordinator.merger.merged),
-        _RUN,
-        *_ANY,
     ),
     _histogram(
         "evaluation_seconds", "An evaluation of a version.", lambda c: c.evaluation.durations
@@ -280,11 +268,6 @@ _CHECKS = (
         "Seconds of work of the processes besides the server.",
         lambda s: [((each.name,), each.busy_s) for each in s.coordinator.computing],
         ("process",),
-    ),
-    _counter(
-        "audits_seconds",
-        "Work of volunteers on audits that was paid.",
-        lambda s: s.coordinator.audits.seconds,
     ),
     _gauge(
         "audits_waiting",
