@@ -168,7 +168,7 @@ class Audits(PlatformService):
             audits.decline(conn, row.task_id, row.volunteer_id)
             return
         tasks.finish(conn, row.task_id, now)
-        payments.post_pending_many(conn, [Payment.of(row)], now)
+        payments.post_step(conn, "pending", [Payment.of(row)], now)
         if judgement.state != "accepted":
             escrow.withhold(conn, [row], now)
             return

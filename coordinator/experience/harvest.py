@@ -195,7 +195,7 @@ class Harvest(PlatformService):
         if judgement.state == "accepted":
             accounts.set_trust(conn, row.volunteer_id, GAIN, accepted_micro=price)
             self._keep(conn, row, case, found, sha256)
-        payments.post_pending_many(conn, [payments.Payment.of(row)], now)
+        payments.post_step(conn, "pending", [payments.Payment.of(row)], now)
         (escrow.withhold if judgement is SUSPENDED else escrow.pay)(conn, [row], now)
         if case.drawn and judgement is not SUSPENDED:
             play = definition(run).play

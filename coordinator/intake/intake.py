@@ -306,7 +306,7 @@ class Intake(PlatformService):
             (each.row.volunteer_id, GAIN, each.row.price_micro) for each in taken if each.accepted
         ]
         lost_to = accounts.set_trusts(conn, [*changes, *gains])
-        payments.post_pending_many(conn, [payments.Payment.of(each.row) for each in taken], now)
+        payments.post_step(conn, "pending", [payments.Payment.of(each.row) for each in taken], now)
         withheld: dict[str, list[ContributionRow]] = {}
         paid: list[ContributionRow] = []
         for each in taken:

@@ -29,7 +29,7 @@ def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now
     verdicts.decide(
         conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message
     )
-    payments.post_void_many(conn, [payments.Payment.of(row)], now)
+    payments.post_step(conn, "void", [payments.Payment.of(row)], now)
     row = msgspec.structs.replace(row, task_id=submissions.task_of(conn, row))
     put_back(conn, row, run, "failure", message, now)
 

@@ -42,7 +42,7 @@ def merged(conn: Connection, run: int, who: str, now: float, weight: float = 1.0
     number = add_contribution(conn, run, who, "merged", PRICE, weight=weight, version=1)
     row = contributions.by_id(conn, number)
     volunteers.set_trust(conn, who, 0.0, accepted_micro=PRICE)
-    payments.post_pending_many(conn, [Payment.of(row)], now)
+    payments.post_step(conn, "pending", [Payment.of(row)], now)
     merged = {"state": "merged", "message": "merged into version 1"}
     verdicts.record(conn, [(row, merged)], now)
     escrow.pay(conn, [row], now)
@@ -52,7 +52,7 @@ def merged(conn: Connection, run: int, who: str, now: float, weight: float = 1.0
 def accepted(conn: Connection, run: int, who: str, now: float) -> int:
     """A contribution that waits for a merge; its number."""
     number = add_contribution(conn, run, who, "accepted", PRICE, weight=1.0)
-    payments.post_pending_many(conn, [Payment.of(contributions.by_id(conn, number))], now)
+    payments.post_step(conn, "pending", [Payment.of(contributions.by_id(conn, number))], now)
     return number
 
 

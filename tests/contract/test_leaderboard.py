@@ -40,8 +40,8 @@ def paid(conn: Connection, run_id: int, who: str, micro: int, at: float) -> Paym
     """A merged contribution of ten steps, decided and paid at an instant."""
     number = add_contribution(conn, run_id, who, "merged", micro, decided_at=at, received_at=at)
     one = Payment(volunteer_id=who, contribution_id=number, run_id=run_id, amount_micro=micro)
-    payments.post_pending_many(conn, [one], at)
-    payments.post_earned_many(conn, [one], at)
+    payments.post_step(conn, "pending", [one], at)
+    payments.post_step(conn, "earn", [one], at)
     return one
 
 
@@ -100,7 +100,7 @@ async def test_what_a_volunteer_sees_of_itself(
         one = Payment(
             volunteer_id=mia.volunteer_id, contribution_id=number, run_id=run_id, amount_micro=9
         )
-        payments.post_pending_many(conn, [one], clock.now())
+        payments.post_step(conn, "pending", [one], clock.now())
         add_contribution(conn, run_id, mia.volunteer_id, "rejected", reason="norm")
         spending.hold(conn, mia.volunteer_id, "h", 10, "", clock.now())
         spending.settle(conn, mia.volunteer_id, "h", 4, clock.now())
@@ -132,7 +132,7 @@ async def test_a_reversal_costs_the_place_and_a_ban_the_row(
 
     def write(conn: Connection) -> None:
         one = paid(conn, 1, bob.volunteer_id, 100, clock.now())
-        payments.post_reversal_many(conn, [one], clock.now(), "wrong")
+        payments.post_step(conn, "reverse", [one], clock.now(), "wrong")
 
     assert (await board(people))[0] == (1, "Bob", 75)
     await database.write(write)
@@ -198,7 +198,7 @@ async def test_the_report_of_a_class(
         one = Payment(
             volunteer_id=helper.volunteer_id, contribution_id=number, run_id=alpha, amount_micro=7
         )
-        payments.post_pending_many(conn, [one], clock.now())
+        payments.post_step(conn, "pending", [one], clock.now())
 
     await database.write(write)
     rows = await people.report("alpha")

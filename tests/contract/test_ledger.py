@@ -18,7 +18,7 @@ from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.postings import AMOUNT_MAX, EventDraft, Move, post
 from coordinator.database.tables.ledger import events
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound, VolunteerError
-from tests.support.account_rows import add_run, breaches, earn, pay
+from tests.support.account_rows import add_run, breaches, earn, pay, poster
 
 MIA, BOB = "volunteer-mia-000001", "volunteer-bob-000001"
 
@@ -38,9 +38,9 @@ async def refused(
 
 async def test_credit_is_pending_at_acceptance_and_earned_at_the_merge(database: Database) -> None:
     one = pay(7, 1234)
-    await database.write(lambda conn: payments.post_pending_many(conn, [one], 1.0))
+    await database.write(lambda conn: payments.post_step(conn, "pending", [one], 1.0))
     assert await have(database) == (1234, 0, 0, 0)
-    await database.write(lambda conn: payments.post_earned_many(conn, [one], 2.0))
+    await database.write(lambda conn: payments.post_step(conn, "earn", [one], 2.0))
     assert await have(database) == (0, 1234, 0, 0)
     assert await breaches(database) == []
 
@@ -80,20 +80,20 @@ async def test_crossing_payments_do_not_block_each_other(database: Database) -> 
 async def test_the_same_contribution_with_other_content_is_refused(
     database: Database, other: Payment
 ) -> None:
-    await database.write(lambda conn: payments.post_pending_many(conn, [pay()], 1.0))
-    await refused(database, Conflict, lambda c: payments.post_pending_many(c, [other], 1.0))
+    await database.write(lambda conn: payments.post_step(conn, "pending", [pay()], 1.0))
+    await refused(database, Conflict, lambda c: payments.post_step(c, "pending", [other], 1.0))
     await refused(
-        database, Conflict, lambda c: payments.post_pending_many(c, [pay(9), pay(9, 1)], 1.0)
+        database, Conflict, lambda c: payments.post_step(c, "pending", [pay(9), pay(9, 1)], 1.0)
     )
-    await refused(database, Conflict, lambda c: payments.post_earned_many(c, [other], 1.0))
+    await refused(database, Conflict, lambda c: payments.post_step(c, "earn", [other], 1.0))
     assert await have(database) == (100, 0, 0, 0)
     assert await have(database, BOB) == (0, 0, 0, 0)
 
 
 async def test_one_bad_row_leaves_no_trace_of_its_batch(database: Database) -> None:
-    await database.write(lambda conn: payments.post_pending_many(conn, [pay(1), pay(2)], 1.0))
+    await database.write(lambda conn: payments.post_step(conn, "pending", [pay(1), pay(2)], 1.0))
     batch = [pay(1), pay(2), pay(3)]  # the third was never accepted
-    await refused(database, Conflict, lambda conn: payments.post_earned_many(conn, batch, 2.0))
+    await refused(database, Conflict, lambda conn: payments.post_step(conn, "earn", batch, 2.0))
     assert await have(database) == (200, 0, 0, 0)
     assert await breaches(database) == []
 
@@ -101,33 +101,33 @@ async def test_one_bad_row_leaves_no_trace_of_its_batch(database: Database) -> N
 async def test_nothing_is_earned_on_the_pending_credit_of_something_else(
     database: Database,
 ) -> None:
-    await database.write(lambda conn: payments.post_pending_many(conn, [pay(1)], 1.0))
-    said = await refused(database, Conflict, lambda c: payments.post_earned_many(c, [pay(2)], 2.0))
+    await database.write(lambda conn: payments.post_step(conn, "pending", [pay(1)], 1.0))
+    said = await refused(database, Conflict, lambda c: payments.post_step(c, "earn", [pay(2)], 2.0))
     assert "contribution 2" in said
 
 
 async def test_what_is_set_aside_is_not_earned_and_the_other_way_round(database: Database) -> None:
     def write(conn: Connection) -> None:
-        payments.post_pending_many(conn, [pay(1), pay(2), pay(3)], 1.0)
-        payments.post_void_many(conn, [pay(1)], 3.0)
-        payments.post_earned_many(conn, [pay(2)], 3.0)
+        payments.post_step(conn, "pending", [pay(1), pay(2), pay(3)], 1.0)
+        payments.post_step(conn, "void", [pay(1)], 3.0)
+        payments.post_step(conn, "earn", [pay(2)], 3.0)
 
     await database.write(write)
     assert await have(database) == (100, 100, 0, 0)
-    await refused(database, Conflict, lambda c: payments.post_earned_many(c, [pay(1)], 3.0))
-    await refused(database, Conflict, lambda c: payments.post_void_many(c, [pay(2)], 3.0))
+    await refused(database, Conflict, lambda c: payments.post_step(c, "earn", [pay(1)], 3.0))
+    await refused(database, Conflict, lambda c: payments.post_step(c, "void", [pay(2)], 3.0))
     assert await have(database) == (100, 100, 0, 0)
     assert await breaches(database) == []
 
 
 STEPS = {
-    "earn": payments.post_earned_many,
-    "void": payments.post_void_many,
-    "escrow": payments.post_escrow_many,
-    "vest": payments.post_vested_many,
-    "forfeit": payments.post_forfeit_many,
-    "withdraw": payments.post_withdrawn_many,
-    "reverse": payments.post_reversal_many,
+    "earn": poster("earn"),
+    "void": poster("void"),
+    "escrow": poster("escrow"),
+    "vest": poster("vest"),
+    "forfeit": poster("forfeit"),
+    "withdraw": poster("withdraw"),
+    "reverse": poster("reverse"),
 }
 WAYS = [  # of a credit, by the account in which it ends
     ((), "pending"),
@@ -158,7 +158,7 @@ async def test_a_credit_takes_no_step_but_those_from_where_it_is(
     rows = [pay(n) for n in range(1, 1 + len(STEPS))]
 
     def write(conn: Connection) -> None:
-        payments.post_pending_many(conn, rows, 1.0)
+        payments.post_step(conn, "pending", rows, 1.0)
         for step in way:
             STEPS[step](conn, rows, 2.0)
 
@@ -179,11 +179,11 @@ async def test_a_credit_takes_no_step_but_those_from_where_it_is(
 
 async def test_void_and_earn_at_the_same_moment_do_not_both_happen(database: Database) -> None:
     rows = [pay(n) for n in range(1, 21)]
-    await database.write(lambda conn: payments.post_pending_many(conn, rows, 1.0))
+    await database.write(lambda conn: payments.post_step(conn, "pending", rows, 1.0))
 
     jobs = [
         database.write(lambda conn, post=post, row=row: post(conn, [row], 2.0))  # type: ignore[misc]
-        for post in (payments.post_void_many, payments.post_earned_many)
+        for post in (poster("void"), poster("earn"))
         for row in rows
     ]
     results = await asyncio.gather(*jobs, return_exceptions=True)
@@ -200,10 +200,12 @@ async def test_a_reversal_takes_back_once_and_never_what_is_spent(database: Data
 
     await database.write(spend)
     assert await have(database) == (0, 50, 150, 0)
-    await refused(database, Forbidden, lambda c: payments.post_reversal_many(c, [pay(1)], 4.0))
+    await refused(database, Forbidden, lambda c: payments.post_step(c, "reverse", [pay(1)], 4.0))
     await database.write(lambda conn: spending.release(conn, MIA, "h", 5.0))
     for _ in range(2):
-        await database.write(lambda conn: payments.post_reversal_many(conn, [pay(1)], 6.0, "wrong"))
+        await database.write(
+            lambda conn: payments.post_step(conn, "reverse", [pay(1)], 6.0, "wrong")
+        )
     assert await have(database) == (0, 100, 0, 0)
     assert await breaches(database) == []
 
@@ -241,7 +243,7 @@ async def test_two_holds_at_once_do_not_spend_the_same_credit(database: Database
 @pytest.mark.parametrize("amount", [-1, AMOUNT_MAX + 1, 1 << 70])
 async def test_amounts_have_limits(database: Database, amount: int) -> None:
     await refused(
-        database, BadRequest, lambda c: payments.post_pending_many(c, [pay(1, amount)], 1.0)
+        database, BadRequest, lambda c: payments.post_step(c, "pending", [pay(1, amount)], 1.0)
     )
     await refused(database, BadRequest, lambda conn: spending.hold(conn, MIA, "h", amount, "", 1.0))
 
@@ -272,7 +274,7 @@ async def test_an_event_that_does_not_balance_is_refused(
 
 async def test_a_merge_of_hundreds_takes_a_handful_of_statements(database: Database) -> None:
     rows = [pay(n, 10, f"volunteer-{n % 40:012}") for n in range(1, 401)]
-    await database.write(lambda conn: payments.post_pending_many(conn, rows, 1.0))
+    await database.write(lambda conn: payments.post_step(conn, "pending", rows, 1.0))
 
     def write(conn: Connection) -> int:
         seen: list[str] = []
@@ -281,7 +283,7 @@ async def test_a_merge_of_hundreds_takes_a_handful_of_statements(database: Datab
             seen.append(str(said[2]))
 
         event.listen(conn, "before_cursor_execute", count)
-        payments.post_earned_many(conn, rows, 2.0)
+        payments.post_step(conn, "earn", rows, 2.0)
         event.remove(conn, "before_cursor_execute", count)
         return len(seen)
 
@@ -297,7 +299,7 @@ async def test_a_volunteer_reads_its_lines_newest_first(database: Database) -> N
             for n in (1, 2)
         ]
         earn(conn, *rows, pay(3, 7, BOB))
-        payments.post_reversal_many(conn, [rows[1]], 3.0, "the version was rolled back")
+        payments.post_step(conn, "reverse", [rows[1]], 3.0, "the version was rolled back")
         spending.hold(conn, MIA, "h", 60, "an answer", 4.0)
         spending.settle(conn, MIA, "h", 50, 5.0)
         return run_id
@@ -325,9 +327,9 @@ async def test_a_volunteer_reads_its_lines_newest_first(database: Database) -> N
 
 async def test_what_was_earned_today_is_told(database: Database) -> None:
     def write(conn: Connection) -> None:
-        payments.post_pending_many(conn, [pay(1), pay(2)], 1.0)
-        payments.post_earned_many(conn, [pay(1)], 10.0)
-        payments.post_earned_many(conn, [pay(2, 100)], 20.0)
+        payments.post_step(conn, "pending", [pay(1), pay(2)], 1.0)
+        payments.post_step(conn, "earn", [pay(1)], 10.0)
+        payments.post_step(conn, "earn", [pay(2, 100)], 20.0)
 
     await database.write(write)
     assert await database.read(lambda conn: payments.earned_since(conn, MIA, 20.0)) == 100

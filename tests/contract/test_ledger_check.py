@@ -228,7 +228,7 @@ async def test_no_more_breaches_are_told_than_a_person_reads(
 
 async def test_every_leaf_and_every_older_tree_is_proved(database: Database) -> None:
     def write(conn: Connection) -> None:
-        payments.post_pending_many(conn, [pay(n, n) for n in range(1, 8)], 1.0)
+        payments.post_step(conn, "pending", [pay(n, n) for n in range(1, 8)], 1.0)
 
     await database.write(write)
     assert await database.read(record_tree.behind)
@@ -274,8 +274,8 @@ async def test_paid_entries_of_a_volunteer_are_listed_with_their_leaves(
         other = add_contribution(conn, run, BOB, "merged", 6, version=4)
         for number, who, price in ((mine, MIA, 5), (other, BOB, 6)):
             one = Payment(volunteer_id=who, contribution_id=number, run_id=run, amount_micro=price)
-            payments.post_pending_many(conn, [one], 1.0)
-            payments.post_earned_many(conn, [one], 2.0)
+            payments.post_step(conn, "pending", [one], 1.0)
+            payments.post_step(conn, "earn", [one], 2.0)
         record_tree.extend(conn)
         return run, mine
 

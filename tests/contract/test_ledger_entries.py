@@ -36,7 +36,7 @@ from coordinator.database.tables import ledger as tables
 from coordinator.database.tables.accounts import volunteers as volunteers_table
 from coordinator.database.tables.trust import escrow as escrow_table
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound
-from tests.support.account_rows import add_contribution, add_run, breaches, earn, pay
+from tests.support.account_rows import add_contribution, add_run, breaches, earn, pay, poster
 
 MIA, BOB = "volunteer-mia-000001", "volunteer-bob-000001"
 MINT = ("system", "mint")
@@ -76,41 +76,41 @@ async def refused(
 
 
 STEPS: dict[str, tuple[tuple[str, ...], Callable[..., None], dict[tuple[str, str], int], str]] = {
-    "pending": ((), payments.post_pending_many, {MINT: -9, (MIA, "pending"): 9}, "pending"),
+    "pending": ((), poster("pending"), {MINT: -9, (MIA, "pending"): 9}, "pending"),
     "earn": (
         ("pending",),
-        payments.post_earned_many,
+        poster("earn"),
         {(MIA, "pending"): -9, (MIA, "earned"): 9},
         "earn",
     ),
-    "void": (("pending",), payments.post_void_many, {(MIA, "pending"): -9, MINT: 9}, "void"),
+    "void": (("pending",), poster("void"), {(MIA, "pending"): -9, MINT: 9}, "void"),
     "escrow": (
         ("pending",),
-        payments.post_escrow_many,
+        poster("escrow"),
         {(MIA, "pending"): -9, (MIA, "escrow"): 9},
         "escrow",
     ),
     "vest": (
         ("pending", "escrow"),
-        payments.post_vested_many,
+        poster("vest"),
         {(MIA, "escrow"): -9, (MIA, "earned"): 9},
         "vest",
     ),
     "forfeit": (
         ("pending", "escrow"),
-        payments.post_forfeit_many,
+        poster("forfeit"),
         {(MIA, "escrow"): -9, MINT: 9},
         "forfeit",
     ),
     "withdraw": (
         ("pending",),
-        payments.post_withdrawn_many,
+        poster("withdraw"),
         {(MIA, "pending"): -9, MINT: 9},
         "forfeit",
     ),
     "reverse": (
         ("pending", "earn"),
-        payments.post_reversal_many,
+        poster("reverse"),
         {(MIA, "earned"): -9, MINT: 9},
         "reverse",
     ),
@@ -140,10 +140,10 @@ async def test_each_step_posts_its_two_sides_under_its_own_key(
 
 async def test_the_steps_of_one_account_stand_in_their_order(database: Database) -> None:
     assert await database.read(payments.last_event) == 0
-    await database.write(lambda c: payments.post_pending_many(c, [pay(4, 9)], 1.0))
-    await database.write(lambda c: payments.post_earned_many(c, [pay(4, 9)], 2.0))
-    await database.write(lambda c: payments.post_pending_many(c, [pay(5, 9)], 3.0))
-    await database.write(lambda c: payments.post_void_many(c, [pay(5, 9)], 4.0))
+    await database.write(lambda c: payments.post_step(c, "pending", [pay(4, 9)], 1.0))
+    await database.write(lambda c: payments.post_step(c, "earn", [pay(4, 9)], 2.0))
+    await database.write(lambda c: payments.post_step(c, "pending", [pay(5, 9)], 3.0))
+    await database.write(lambda c: payments.post_step(c, "void", [pay(5, 9)], 4.0))
     found = await entries(database)
     assert [(key, at) for key, *_, at in found] == [
         ("pending:4", 1.0),
@@ -163,7 +163,10 @@ async def test_a_contribution_cannot_earn_less_than_nothing_or_too_much(
 ) -> None:
     wrong = [pay(1, amount)]
     await refused(
-        database, BadRequest, "between 0 and", lambda c: payments.post_pending_many(c, wrong, 1.0)
+        database,
+        BadRequest,
+        "between 0 and",
+        lambda c: payments.post_step(c, "pending", wrong, 1.0),
     )
 
 
@@ -314,14 +317,14 @@ async def test_what_was_earned_since_counts_pay_and_reversals_of_one_account(
     database: Database,
 ) -> None:
     def write(conn: Connection) -> None:
-        payments.post_pending_many(conn, [pay(n, n) for n in range(1, 6)], 0.0)
-        payments.post_pending_many(conn, [pay(9, 900, BOB)], 0.0)
+        payments.post_step(conn, "pending", [pay(n, n) for n in range(1, 6)], 0.0)
+        payments.post_step(conn, "pending", [pay(9, 900, BOB)], 0.0)
         for number, at in ((1, 100.0), (2, 200.0), (3, 300.0)):
-            payments.post_earned_many(conn, [pay(number, number)], at)
-        payments.post_earned_many(conn, [pay(9, 900, BOB)], 300.0)
-        payments.post_escrow_many(conn, [pay(4, 4)], 300.0)
-        payments.post_vested_many(conn, [pay(4, 4)], 400.0)
-        payments.post_reversal_many(conn, [pay(2, 2)], 500.0)
+            payments.post_step(conn, "earn", [pay(number, number)], at)
+        payments.post_step(conn, "earn", [pay(9, 900, BOB)], 300.0)
+        payments.post_step(conn, "escrow", [pay(4, 4)], 300.0)
+        payments.post_step(conn, "vest", [pay(4, 4)], 400.0)
+        payments.post_step(conn, "reverse", [pay(2, 2)], 500.0)
         gifts.grant(conn, MIA, "g", 1000, "", 500.0)
 
     await database.write(write)
@@ -499,17 +502,17 @@ async def test_a_reversal_takes_each_credit_from_where_it_is(database: Database)
         for n in range(1, 8):
             number = add_contribution(conn, run, who, "merged", 10 * n, weight=1.0, version=1)
             rows.append(Payment.of(contributions.by_id(conn, number)))
-        payments.post_pending_many(conn, rows, 1.0)
-        payments.post_earned_many(conn, rows[:2], 2.0)
+        payments.post_step(conn, "pending", rows, 1.0)
+        payments.post_step(conn, "earn", rows[:2], 2.0)
         for row in rows[2:4]:
-            payments.post_escrow_many(conn, [row], 2.0)
+            payments.post_step(conn, "escrow", [row], 2.0)
             line = msgspec.structs.asdict(row)
             conn.execute(insert(escrow_table).values(**line))
-        payments.post_vested_many(conn, rows[3:4], 3.0)
+        payments.post_step(conn, "vest", rows[3:4], 3.0)
         conn.execute(
             escrow_table.delete().where(escrow_table.c.contribution_id == rows[3].contribution_id)
         )
-        payments.post_void_many(conn, rows[5:6], 3.0)
+        payments.post_step(conn, "void", rows[5:6], 3.0)
         spending.hold(conn, MIA, "h", 65, "", 3.0)
         return reversal.take_back(conn, rows[:6], "copies", 4.0)
 
@@ -575,7 +578,7 @@ async def test_the_account_and_the_weight_say_where_the_pay_of_finished_work_goe
         run, who = add_run(conn), person(conn, MIA, **account)
         number = add_contribution(conn, run, who, "merged", 10, weight=weight, version=1)
         row = contributions.by_id(conn, number)
-        payments.post_pending_many(conn, [Payment.of(row)], 1.0)
+        payments.post_step(conn, "pending", [Payment.of(row)], 1.0)
         verdicts.record(conn, [(row, {"state": "merged", "message": "merged"})], 1.0)
         for _ in range(2):
             escrow.pay(conn, [row], 2.0)
@@ -603,7 +606,7 @@ async def test_stakes_are_freed_from_the_oldest_on_as_far_as_the_bond_stays(
         for who, price in ((MIA, 10), (BOB, 99), (MIA, 20), (MIA, 30), (MIA, 40)):
             number = add_contribution(conn, run, who, "merged", price, weight=1.0, version=1)
             row = contributions.by_id(conn, number)
-            payments.post_pending_many(conn, [Payment.of(row)], 1.0)
+            payments.post_step(conn, "pending", [Payment.of(row)], 1.0)
             escrow.hold(conn, [row], 2.0)
             numbers.append(number)
         return numbers
@@ -645,7 +648,7 @@ async def test_freed_pay_settles_a_debt_under_the_name_of_its_contribution(
         run, who = add_run(conn), person(conn, MIA)
         number = add_contribution(conn, run, who, "merged", 10, weight=1.0, version=1)
         row = contributions.by_id(conn, number)
-        payments.post_pending_many(conn, [Payment.of(row)], 1.0)
+        payments.post_step(conn, "pending", [Payment.of(row)], 1.0)
         escrow.hold(conn, [row], 2.0)
         debts.charge(conn, MIA, 99, 4, "", 2.0)
         escrow.free_all(conn, MIA, 3.0)
@@ -662,7 +665,7 @@ async def test_a_suspended_account_is_paid_nothing_at_this_moment(database: Data
         run, who = add_run(conn), person(conn, MIA, standing="suspended")
         number = add_contribution(conn, run, who, "merged", 10, weight=1.0, version=1)
         row = contributions.by_id(conn, number)
-        payments.post_pending_many(conn, [Payment.of(row)], 1.0)
+        payments.post_step(conn, "pending", [Payment.of(row)], 1.0)
         return row
 
     row = await database.write(write)

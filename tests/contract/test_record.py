@@ -128,7 +128,7 @@ TAMPERING = {
 async def test_tampering_is_found(database: Database, statements: str, sentence: str) -> None:
     def prepare(conn: Connection) -> None:
         earn(conn, pay(1, 100))
-        payments.post_pending_many(conn, [pay(2, 50)], 3.0)
+        payments.post_step(conn, "pending", [pay(2, 50)], 3.0)
 
     await database.write(prepare)
     await database.write(record_tree.extend)
@@ -176,15 +176,15 @@ async def test_contributions_and_credits_are_compared(database: Database, story:
         dearer = msgspec.structs.replace(one, amount_micro=11)
         for step in steps:
             if step == "price":
-                payments.post_pending_many(conn, [dearer], 1.0)
+                payments.post_step(conn, "pending", [dearer], 1.0)
             elif step == "pending":
-                payments.post_pending_many(conn, [one], 1.0)
+                payments.post_step(conn, "pending", [one], 1.0)
             elif step == "earn":
-                payments.post_earned_many(conn, [one], 2.0)
+                payments.post_step(conn, "earn", [one], 2.0)
             elif step == "void":
-                payments.post_void_many(conn, [one], 2.0)
+                payments.post_step(conn, "void", [one], 2.0)
             else:
-                payments.post_reversal_many(conn, [one], 3.0)
+                payments.post_step(conn, "reverse", [one], 3.0)
 
     await database.write(write)
     found = await breaches(database)

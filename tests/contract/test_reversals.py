@@ -137,7 +137,7 @@ async def test_only_what_was_submitted_since_then_is_taken_back(database: Databa
     def later(conn: Connection) -> None:
         number = add_contribution(conn, run, FRIEND, "merged", PRICE, weight=1.0, received_at=100.0)
         row = contributions.by_id(conn, number)
-        payments.post_pending_many(conn, [Payment.of(row)], 100.0)
+        payments.post_step(conn, "pending", [Payment.of(row)], 100.0)
         escrow.pay(conn, [row], 100.0)
 
     await database.write(later)
@@ -181,7 +181,7 @@ async def test_hundreds_take_several_transactions_of_few_statements(
             add_contribution(conn, run, FRIEND, "merged", 1, weight=1.0) for _ in range(count)
         ]
         rows = contributions.by_ids(conn, numbers)
-        payments.post_pending_many(conn, [Payment.of(row) for row in rows], 1.0)
+        payments.post_step(conn, "pending", [Payment.of(row) for row in rows], 1.0)
         escrow.pay(conn, rows, 1.0)
 
     await database.write(work)
@@ -214,7 +214,7 @@ async def test_pay_of_hundreds_takes_a_handful_of_statements(database: Database)
             for n in range(200)
         ]
         rows = contributions.by_ids(conn, numbers)
-        payments.post_pending_many(conn, [Payment.of(row) for row in rows], 1.0)
+        payments.post_step(conn, "pending", [Payment.of(row) for row in rows], 1.0)
         seen: list[str] = []
         event.listen(conn, "before_cursor_execute", lambda *said: seen.append(str(said[2])))
         escrow.pay(conn, rows, 1.0)
@@ -256,21 +256,23 @@ async def test_a_suspension_in_the_middle_of_a_payment_undoes_the_payment(
     database = concurrent
     run = await setting(database)
     reached, suspended = asyncio.Event(), asyncio.Event()
-    post = payments.post_escrow_many
 
-    def late(conn: Connection, rows: list[Payment], now: float) -> None:
-        reached.set()  # the standing has been read
-        await_only(suspended.wait())
-        post(conn, rows, now)
+    def late(
+        conn: Connection, step: payments.Step, rows: list[Payment], now: float, memo: str = ""
+    ) -> None:
+        if step == "escrow":
+            reached.set()  # the standing has been read
+            await_only(suspended.wait())
+        payments.post_step(conn, step, rows, now, memo)
 
-    monkeypatch.setattr(escrow, "post_escrow_many", late)
+    monkeypatch.setattr(escrow, "post_step", late)
 
     def paid(conn: Connection, number: int) -> None:
         escrow.pay(conn, [contributions.by_id(conn, number)], 2.0)
 
     def waits(conn: Connection) -> int:
         number = add_contribution(conn, run, NEW, "merged", PRICE, weight=1.0)
-        payments.post_pending_many(conn, [Payment.of(contributions.by_id(conn, number))], 1.0)
+        payments.post_step(conn, "pending", [Payment.of(contributions.by_id(conn, number))], 1.0)
         return number
 
     number = await database.write(waits)

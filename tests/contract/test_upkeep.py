@@ -33,7 +33,7 @@ async def test_all_that_was_accepted_is_paid_when_a_run_ends(database: Database)
         conn.execute(insert(contributions_table), lines)
         conn.execute(update(contributions_table).values(state="accepted"))
         rows = contributions.mergeable(conn, run, 2 * MANY)
-        payments.post_pending_many(conn, [payments.Payment.of(row) for row in rows], 1.0)
+        payments.post_step(conn, "pending", [payments.Payment.of(row) for row in rows], 1.0)
 
     await database.write(accepted)
     assert await database.write(lambda conn: settle_accepted(conn, run, 2.0)) == MANY

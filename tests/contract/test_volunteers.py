@@ -200,7 +200,7 @@ async def test_a_forgotten_volunteer_leaves_only_true_books(
         for who in (mia, bob):
             number = add_contribution(conn, run_id, who.volunteer_id, price_micro=50)
             one = payments.Payment.of(contributions.by_id(conn, number))
-            payments.post_pending_many(conn, [one], 1.0)
+            payments.post_step(conn, "pending", [one], 1.0)
         task = add_task(conn, run_id)
         conn.execute(failures.insert().values(task_id=task, attempt=1, worker_id=mia.worker_id,
                      kind="failure", message="/home/mia/x", at=1.0))  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 from sqlalchemy import Connection, insert, select
 
@@ -143,10 +144,15 @@ def pay(number: int = 1, amount: int = 100, who: str = "volunteer-mia-000001") -
     return Payment(volunteer_id=who, contribution_id=number, run_id=1, amount_micro=amount)
 
 
+def poster(step: payments.Step) -> Callable[..., None]:
+    """Return the function that posts one step of contributions."""
+    return lambda conn, rows, now, *memo: payments.post_step(conn, step, rows, now, *memo)
+
+
 def earn(conn: Connection, *rows: Payment) -> None:
     """Pay for a contribution as accepted, then as merged."""
-    payments.post_pending_many(conn, rows, 1.0)
-    payments.post_earned_many(conn, rows, 2.0)
+    payments.post_step(conn, "pending", rows, 1.0)
+    payments.post_step(conn, "earn", rows, 2.0)
 
 
 async def breaches(db: Database) -> list[str]:

@@ -22,11 +22,7 @@ from coordinator.database.engine.statements import among, its
 from coordinator.database.ledger import debts
 from coordinator.database.ledger.payments import (
     Payment,
-    post_earned_many,
-    post_escrow_many,
-    post_forfeit_many,
-    post_vested_many,
-    post_void_many,
+    post_step,
 )
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
@@ -99,7 +95,7 @@ def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
 
 def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     """Void the pending credit of contributions that are not paid."""
-    post_void_many(conn, [Payment.of(row) for row in rows], now)
+    post_step(conn, "void", [Payment.of(row) for row in rows], now)
 
 
 def free(
@@ -142,7 +138,7 @@ def waiting(conn: Connection, volunteer_id: str) -> list[Payment]:
 
 def forfeit(conn: Connection, rows: Sequence[Payment], now: float, memo: str = "") -> None:
     """Forfeit stakes, each of which must exist."""
-    post_forfeit_many(conn, rows, now, memo)
+    post_step(conn, "forfeit", rows, now, memo)
     _remove(conn, rows)
 
 
@@ -157,7 +153,7 @@ def _why_unpaid(account: Any, row: ContributionRow) -> str:
 
 def _free(conn: Connection, rows: Sequence[Payment], now: float) -> None:
     if rows:
-        post_vested_many(conn, rows, now)
+        post_step(conn, "vest", rows, now)
         _remove(conn, rows)
         _settle(conn, rows, now)
 
@@ -174,7 +170,7 @@ def _not_suspended(conn: Connection, rows: Sequence[ContributionRow]) -> None:
 def _hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     if not rows:
         return
-    post_escrow_many(conn, [Payment.of(row) for row in rows], now)
+    post_step(conn, "escrow", [Payment.of(row) for row in rows], now)
     lines = [
         {
             "contribution_id": row.id,
@@ -189,7 +185,7 @@ def _hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None
 
 def _earn(conn: Connection, rows: Sequence[Payment], now: float) -> None:
     if rows:
-        post_earned_many(conn, rows, now)
+        post_step(conn, "earn", rows, now)
         _settle(conn, rows, now)
 
 

@@ -1,13 +1,13 @@
 """Ledger of contributions: their pay, step by step, and the balances of a volunteer.
 
-    post_pending    mint    -> pending   a contribution was accepted
-    post_earned     pending -> earned    it was merged (or needed no merge)
-    post_void       pending -> mint      it was accepted, then set aside
-    post_escrow     pending -> escrow    like post_earned, for an uninvited account
-    post_vested     escrow  -> earned    a later draw of its account passed
-    post_forfeit    escrow  -> mint      taken back before it was earned
-    post_withdrawn  pending -> mint      taken back before it was paid; an event "forfeit" too
-    post_reversal   earned  -> mint      taken back on purpose
+    pending   mint    -> pending   a contribution was accepted
+    earn      pending -> earned    it was merged (or needed no merge)
+    void      pending -> mint      it was accepted, then set aside
+    escrow    pending -> escrow    like earn, for an uninvited account
+    vest      escrow  -> earned    a later draw of its account passed
+    forfeit   escrow  -> mint      taken back before it was earned
+    withdraw  pending -> mint      taken back before it was paid; an event "forfeit" too
+    reverse   earned  -> mint      taken back on purpose
 
 spending.py posts spending; debts.py handles reversed credit that was spent.
 
@@ -21,6 +21,7 @@ needs the one row of the mint.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Double, String, bindparam, case, func, select
@@ -43,10 +44,12 @@ from coordinator.database.tables.runs import runs
 from shared.errors import BadRequest, Conflict
 from shared.protocol.listings import LedgerRow
 
+Step = Literal["pending", "earn", "void", "escrow", "vest", "forfeit", "withdraw", "reverse"]
 HISTORY_MAX = 500
 SKEW_S = 60.0  # an event may be this much older than events with lower numbers
 # For each step: the steps of which one must precede it, and the steps that exclude it.
-ORDER: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+ORDER: Mapping[Step, tuple[tuple[Step, ...], tuple[Step, ...]]] = {
+    "pending": ((), ()),
     "earn": (("pending",), ("void", "escrow", "forfeit")),
     "void": (("pending",), ("earn", "escrow", "forfeit")),
     "escrow": (("pending",), ("earn", "void", "forfeit")),
@@ -122,7 +125,7 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
         return self.earned_micro + self.held_micro + self.spent_micro - self.debt_micro
 
 
-def _draft(step: str, pay: Payment, memo: str = "") -> EventDraft:
+def _draft(step: Step, pay: Payment, memo: str = "") -> EventDraft:
     if not 0 <= pay.amount_micro <= AMOUNT_MAX:
         raise BadRequest(f"a contribution earns between 0 and {AMOUNT_MAX} micro-credits")
     sides = {
@@ -147,8 +150,12 @@ def _draft(step: str, pay: Payment, memo: str = "") -> EventDraft:
     )
 
 
-def _step(conn: Connection, step: str, rows: Sequence[Payment], now: float, memo: str = "") -> None:
-    """Post one step of each contribution, if its earlier steps allow it."""
+def post_step(
+    conn: Connection, step: Step, rows: Sequence[Payment], now: float, memo: str = ""
+) -> None:
+    """Post one step of the pay of each contribution, if its earlier steps allow it. Raises
+    Forbidden for a reversal of credits that were spent without a debt.
+    """
     pays = {pay.contribution_id: pay for pay in rows}
     befores, nevers = ORDER[step]
 
@@ -163,59 +170,13 @@ def _step(conn: Connection, step: str, rows: Sequence[Payment], now: float, memo
             if had := [never for never in nevers if f"{never}:{i}" in found]:
                 raise Conflict(f'contribution {i} has had its event "{had[0]}" already')
 
-    post(conn, [_draft(step, pay, memo) for pay in rows], now, allowed)
-
-
-def post_pending_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Post the pending credit of accepted contributions: promised, not yet earned."""
-    post(conn, [_draft("pending", pay) for pay in rows], now)
-
-
-def post_earned_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Post the pending pay of merged contributions as earned."""
-    _step(conn, "earn", rows, now)
-
-
-def post_void_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Void the pending credit of accepted contributions that will not be paid."""
-    _step(conn, "void", rows, now)
-
-
-def post_escrow_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Put the pay of merged contributions in escrow, where it cannot be spent."""
-    _step(conn, "escrow", rows, now)
-
-
-def post_vested_many(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    """Move the pay of contributions from escrow to the earned credits, which can be spent."""
-    _step(conn, "vest", rows, now)
-
-
-def post_forfeit_many(
-    conn: Connection, rows: Sequence[Payment], now: float, memo: str = ""
-) -> None:
-    """Post the forfeit of escrowed pay."""
-    _step(conn, "forfeit", rows, now, memo)
-
-
-def post_withdrawn_many(
-    conn: Connection, rows: Sequence[Payment], now: float, memo: str = ""
-) -> None:
-    """Post the reversal of pending pay."""
-    _step(conn, "withdraw", rows, now, memo)
-
-
-def post_reversal_many(
-    conn: Connection, rows: Sequence[Payment], now: float, memo: str = ""
-) -> None:
-    """Reverse earned credits. Raises Forbidden if they were spent without a debt."""
-    _step(conn, "reverse", rows, now, memo)
+    post(conn, [_draft(step, pay, memo) for pay in rows], now, allowed if befores else None)
 
 
 def steps_of(conn: Connection, ids: Sequence[int]) -> dict[int, set[str]]:
     """Return the kinds of the events of each contribution."""
     found: dict[int, set[str]] = {number: set() for number in ids}
-    kinds = {KINDS.get(step, step) for step in (*ORDER, "pending")}
+    kinds = {KINDS.get(step, step) for step in ORDER}
     for key in digests(conn, [f"{kind}:{number}" for number in ids for kind in kinds]):
         kind, _, number = key.partition(":")
         found[int(number)].add(kind)

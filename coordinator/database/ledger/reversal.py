@@ -51,14 +51,14 @@ def take_back(conn: Connection, rows: Sequence[Payment], memo: str, now: float) 
     earned = [row for row in live if steps[row.contribution_id] & {"earn", "vest"}]
     held_back = [row for row in live if steps[row.contribution_id] == {"pending", "escrow"}]
     pending = [row for row in live if steps[row.contribution_id] == {"pending"}]
-    payments.post_withdrawn_many(conn, pending, now, memo)
+    payments.post_step(conn, "withdraw", pending, now, memo)
     escrow.forfeit(conn, held_back, now, memo)
     missing = max(0, _sum(earned) - held[owner, "earned"])
     if earned:
         # Each contribution is reversed once, so the debt can be named after the last of them.
         last = max(row.contribution_id for row in earned)
         debts.owe(conn, owner, str(last), missing, memo, now)
-        payments.post_reversal_many(conn, earned, now, memo)
+        payments.post_step(conn, "reverse", earned, now, memo)
     return TakenBack(
         contributions=len(pending) + len(held_back) + len(earned),
         pending_micro=_sum(pending),

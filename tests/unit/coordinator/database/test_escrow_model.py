@@ -122,7 +122,7 @@ class Books(RuleBasedStateMachine):
             )  # fmt: skip
             row = contributions.by_id(conn, number)
             volunteers.set_trust(conn, row.volunteer_id, 0.0, accepted_micro=price)
-            payments.post_pending_many(conn, [Payment.of(row)], self.clock.now())
+            payments.post_step(conn, "pending", [Payment.of(row)], self.clock.now())
             if drawn:
                 draw(conn, number)
             return number

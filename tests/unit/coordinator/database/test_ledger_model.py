@@ -191,14 +191,14 @@ class Books(RuleBasedStateMachine):
         number, name, amount = row
         one = self.pay(number, name, amount)
         write: dict[str, Callable[[Connection], None]] = {
-            "pending": lambda conn: payments.post_pending_many(conn, [one], 1.0),
-            "earn": lambda conn: payments.post_earned_many(conn, [one], 2.0),
-            "void": lambda conn: payments.post_void_many(conn, [one], 2.0),
-            "escrow": lambda conn: payments.post_escrow_many(conn, [one], 2.0),
-            "vest": lambda conn: payments.post_vested_many(conn, [one], 3.0),
-            "forfeit": lambda conn: payments.post_forfeit_many(conn, [one], 3.0),
-            "withdraw": lambda conn: payments.post_withdrawn_many(conn, [one], 3.0),
-            "reverse": lambda conn: payments.post_reversal_many(conn, [one], 3.0),
+            "pending": lambda conn: payments.post_step(conn, "pending", [one], 1.0),
+            "earn": lambda conn: payments.post_step(conn, "earn", [one], 2.0),
+            "void": lambda conn: payments.post_step(conn, "void", [one], 2.0),
+            "escrow": lambda conn: payments.post_step(conn, "escrow", [one], 2.0),
+            "vest": lambda conn: payments.post_step(conn, "vest", [one], 3.0),
+            "forfeit": lambda conn: payments.post_step(conn, "forfeit", [one], 3.0),
+            "withdraw": lambda conn: payments.post_step(conn, "withdraw", [one], 3.0),
+            "reverse": lambda conn: payments.post_step(conn, "reverse", [one], 3.0),
         }
         self.both(lambda: self.model.contribution(step, number, name, amount), write[step])
 
@@ -211,7 +211,8 @@ class Books(RuleBasedStateMachine):
     def merge(self, wanted: list[tuple[int, str, int]]) -> None:
         pays = [self.pay(*row) for row in wanted]
         self.both(
-            lambda: self.model.many(wanted), lambda conn: payments.post_earned_many(conn, pays, 2.0)
+            lambda: self.model.many(wanted),
+            lambda conn: payments.post_step(conn, "earn", pays, 2.0),
         )
 
     @rule(which=held, amount=st.integers(1, 2))

@@ -79,7 +79,7 @@ class Histories(RuleBasedStateMachine):
                 recomputes.add(conn, row, order)
                 volunteers.count_draw(conn, row.volunteer_id)
             volunteers.set_trust(conn, row.volunteer_id, 0.0, accepted_micro=price)
-            payments.post_pending_many(conn, [Payment.of(row)], self.now)
+            payments.post_step(conn, "pending", [Payment.of(row)], self.now)
             return number
 
         number = self.write(change)
