@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json_line
-from coordinator.cli.runs import Json
-from coordinator.cli.target import HERE, Where, reached
+from coordinator.cli.target import HERE, Asked, Where, reached
 
 if TYPE_CHECKING:
     from coordinator.admin.checker_machine import CheckerResult, CheckerStep, CheckerSummary
@@ -30,8 +29,7 @@ def work(
     once: Annotated[
         bool, Parameter(help="Exit when no task waits for this device.", negative="")
     ] = False,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> int:
     """Recompute tasks of volunteers that were drawn for a check, on this machine, until a stop
     signal.
@@ -46,7 +44,7 @@ def work(
 
     if threads < 0 or threads > THREADS_MAX:
         raise BadRequest(f"--threads must lie between 0 and {THREADS_MAX}")
-    screen = _Lines(json=json)
+    screen = _Lines(json=where.json)
     done = asyncio.run(_work(where, device, threads or usable(), once, screen))
     screen.end(done)
     return 1 if done.results["failed"] else 0

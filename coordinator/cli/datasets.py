@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json
-from coordinator.cli.runs import Json, Yes, deed
-from coordinator.cli.target import HERE, Where, call, listed
+from coordinator.cli.runs import Yes, deed
+from coordinator.cli.target import HERE, Asked, Where, call, listed
 from shared.errors import BadRequest, InvalidName, InvalidRunFile, VolunteerError
 from shared.text import counted, size
 
@@ -99,8 +99,7 @@ def add(
         ),
     ] = None,
     options: Annotated[DatasetOptions | None, Parameter(name="*")] = None,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Build a dataset from text, dialogues or images: chunks, and a share held out."""
     more = _with_problems(options or DatasetOptions())
@@ -126,9 +125,9 @@ def add(
     else:
         request[kind] = tuple(map(str, paths))
         request["tokenizer"] = str(more.tokenizer.expanduser().absolute()) if more.tokenizer else ""
-    with nullcontext() if json else _stages(where):
+    with nullcontext() if where.json else _stages(where):
         done = call(where, "dataset.add", **request)
-    as_json(done) if json else _tell(done, where)
+    as_json(done) if where.json else _tell(done, where)
 
 
 def _with_problems(given: DatasetOptions) -> DatasetOptions:
@@ -315,7 +314,7 @@ def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
 
 
 @app.command(name="list")
-def listing(*, where: Where = HERE, json: Json = False) -> None:
+def listing(*, where: Asked = HERE) -> None:
     """Every dataset."""
     columns = {
         "name": lambda d: d.name,
@@ -328,7 +327,7 @@ def listing(*, where: Where = HERE, json: Json = False) -> None:
         "source": lambda d: d.source,
     }
     empty = "No dataset yet: `coordinator dataset add NAME --text PATH` (or --images PATH)"
-    listed(where, "dataset.list", json, columns, empty)
+    listed(where, "dataset.list", columns, empty)
 
 
 @app.command
@@ -336,11 +335,10 @@ def delete(
     name: Annotated[str, Parameter(help="Name of the dataset.")],
     *,
     yes: Yes = False,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> int:
     """Delete a dataset that no run needs. Only a preview, without --yes."""
-    return deed(call(where, "dataset.delete", name=name, yes=yes), json)
+    return deed(call(where, "dataset.delete", name=name, yes=yes), where.json)
 
 
 def add_to(parent: App) -> None:

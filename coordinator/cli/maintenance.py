@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, table, when
 from coordinator.cli.runs import Json
-from coordinator.cli.target import HERE, Where, call, connected, listed
+from coordinator.cli.target import HERE, Asked, Where, call, connected, listed
 from shared.errors import BadRequest
 from shared.text import size
 
@@ -29,7 +29,7 @@ alerts = App(name="alerts", help="Alerts to the organiser: list those that last,
 
 
 @alerts.command(name="list")
-def list_alerts(*, where: Where = HERE, json: Json = False) -> None:
+def list_alerts(*, where: Asked = HERE) -> None:
     """List the alerts that were sent and whose cause still lasts."""
     columns = {
         "kind": lambda a: a.kind,
@@ -37,21 +37,21 @@ def list_alerts(*, where: Where = HERE, json: Json = False) -> None:
         "since": lambda a: when(a.since),
         "message": lambda a: a.message,
     }
-    listed(where, "alerts.list", json, columns, "All is well.")
+    listed(where, "alerts.list", columns, "All is well.")
 
 
 @alerts.command(name="test")
-def try_alerts(*, where: Where = HERE, json: Json = False) -> int:
+def try_alerts(*, where: Asked = HERE) -> int:
     """Send a test to the webhook. Exit code 1 where it did not arrive."""
     found = call(where, "alerts.test")
-    if json:
+    if where.json:
         as_json(found)
     else:
         print(found.problem or "sent")
     return 1 if found.problem else 0
 
 
-def settings(*, where: Where = HERE, json: Json = False) -> None:
+def settings(*, where: Asked = HERE) -> None:
     """Every setting, its value, and the source of the value, on this machine."""
     from coordinator.config import setting_rows
 
@@ -60,7 +60,7 @@ def settings(*, where: Where = HERE, json: Json = False) -> None:
             "`coordinator settings` shows the settings of this machine: leave --server out"
         )
     rows = setting_rows(where.flags, where.config)
-    if json:
+    if where.json:
         as_json(rows)
         return
     columns = {
@@ -72,12 +72,12 @@ def settings(*, where: Where = HERE, json: Json = False) -> None:
     table(rows, columns, "")
 
 
-def status(*, where: Where = HERE, json: Json = False) -> int:
+def status(*, where: Asked = HERE) -> int:
     """Print runs, workers, merges and health. Exit code 1 where the verdict is bad."""
     from coordinator.top.tables import lines
 
     seen = call(where, "top")
-    if json:
+    if where.json:
         as_json(seen)
     else:
         for line in lines(seen):
@@ -98,13 +98,13 @@ def top(*, where: Where = HERE) -> int:
     return watch(lambda: connected(where))
 
 
-def check(*, where: Where = HERE, json: Json = False) -> int:
+def check(*, where: Asked = HERE) -> int:
     """Check every invariant: ledger, queue, blobs byte by byte, versions.
 
     Exit code 1 on any breach.
     """
     report = call(where, "check")
-    if json:
+    if where.json:
         as_json(report)
     else:
         looked = ", ".join(f"{count:,} {name}" for name, count in report.looked_at.items())
@@ -136,8 +136,7 @@ def backup(
     keep: Annotated[
         int, Parameter(help="Keep this many of the newest backups, delete the others.")
     ] = 0,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Back up database, blobs and keys while the server works, and verify the copy.
 
@@ -152,11 +151,11 @@ def backup(
     while True:
         began = time.time()
         if folder.startswith(SCHEME):
-            _saved(_into_store(where, folder, began), json=json)
+            _saved(_into_store(where, folder, began), json=where.json)
         elif not (every or keep):
-            _saved(call(where, "backup", to=str(_absolute(folder))), json=json)
+            _saved(call(where, "backup", to=str(_absolute(folder))), json=where.json)
         else:
-            _saved(_into_series(where, _absolute(folder), began), json=json)
+            _saved(_into_series(where, _absolute(folder), began), json=where.json)
         for gone in _pruned(folder, keep) if keep else ():
             print(f"Deleted {gone}.")
         if not every:
@@ -310,7 +309,7 @@ async def _drill(settings: Settings, folder: Path) -> DrillReport:
 
 
 @backups.command(name="drill")
-def drill_backup(folder: Series, *, where: Where = HERE, json: Json = False) -> int:
+def drill_backup(folder: Series, *, where: Asked = HERE) -> int:
     """Restore a backup, or the newest of several, into a scratch directory and check it there.
 
     Exit code 1 on any breach. Nothing of the server is touched.
@@ -321,7 +320,7 @@ def drill_backup(folder: Series, *, where: Where = HERE, json: Json = False) -> 
 
     with at_hand(folder) as source:
         done = asyncio.run(_drill(where.settings(), source))
-    if json:
+    if where.json:
         as_json(done)
     else:
         for breach in done.breaches:
@@ -342,8 +341,7 @@ def drill_backup(folder: Series, *, where: Where = HERE, json: Json = False) -> 
 def restore(
     folder: Series,
     *,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Check a backup, or the newest of several, and fill a new data directory (or empty database)
     with it.
@@ -357,7 +355,7 @@ def restore(
         raise BadRequest("restore works on the server's own machine: leave --server out")
     with at_hand(folder) as source:
         done = asyncio.run(bring_back(where.settings(), source))
-    if json:
+    if where.json:
         as_json(done)
     else:
         print(

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, facts, table, when, write_csv
-from coordinator.cli.runs import Json, Yes, preview
-from coordinator.cli.target import HERE, Where, call, listed, tell
+from coordinator.cli.runs import Yes, preview
+from coordinator.cli.target import HERE, Asked, call, listed, tell
 from coordinator.rules.standing import PROOFS_MIN
 from shared.errors import BadRequest, why
 from shared.qr import qr_coloured
@@ -47,14 +47,13 @@ def create(
     qr: Annotated[
         bool, Parameter(help="Show each link as a QR code too; without --names.", negative="")
     ] = False,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Make join links. Each is shown once: only its hash is kept."""
     request: dict[str, Any] = {"uses": uses, "expires_s": None if days is None else days * DAY_S}
     request |= {"count": count} if names is None else {"names": tuple(_names(names))}
     made = call(where, "invite.create", **request)
-    if json:
+    if where.json:
         as_json(made)
     elif names is None:
         for invite in made:
@@ -84,7 +83,7 @@ def _names(file: Path) -> list[str]:
 
 
 @invites.command(name="list")
-def invite_list(*, where: Where = HERE, json: Json = False) -> None:
+def invite_list(*, where: Asked = HERE) -> None:
     """Every invite, without its code."""
     columns = {
         "id": lambda i: i.id,
@@ -95,22 +94,21 @@ def invite_list(*, where: Where = HERE, json: Json = False) -> None:
         "made": lambda i: when(i.created_at),
         "expires": lambda i: when(i.expires_at),
     }
-    listed(where, "invite.list", json, columns, "No invite yet: `coordinator invite create`")
+    listed(where, "invite.list", columns, "No invite yet: `coordinator invite create`")
 
 
 @invites.command
 def revoke(
     id: Annotated[int, Parameter(help="Number of the invite.")],
     *,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Withdraw an invite; accounts made with it stay."""
-    tell(where, "invite.revoke", json, lambda i: f"Invite {i.id} is {i.state}.", id=id)
+    tell(where, "invite.revoke", lambda i: f"Invite {i.id} is {i.state}.", id=id)
 
 
 @volunteers.command(name="list")
-def volunteer_list(*, where: Where = HERE, json: Json = False) -> None:
+def volunteer_list(*, where: Asked = HERE) -> None:
     """Every account."""
     columns = {
         "nickname": lambda p: p.nickname,
@@ -123,13 +121,13 @@ def volunteer_list(*, where: Where = HERE, json: Json = False) -> None:
         "trust": lambda p: f"{p.trust:.2f}",
         "id": lambda p: p.volunteer_id,
     }
-    listed(where, "volunteer.list", json, columns, "No volunteer yet.")
+    listed(where, "volunteer.list", columns, "No volunteer yet.")
 
 
-def trust(*, where: Where = HERE, json: Json = False) -> None:
+def trust(*, where: Asked = HERE) -> None:
     """List standings and draws of all accounts, and the recomputes that wait."""
     report = call(where, "trust")
-    if json:
+    if where.json:
         as_json(report)
         return
     counts = [f"{report.standings.get(name, 0)} {name}" for name in STANDINGS]
@@ -161,14 +159,13 @@ def grant(
     amount: Annotated[float, Parameter(help="Credits.")],
     *,
     reason: Why,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Give an account credits to spend, from the organiser's account."""
     if not 0 < amount <= GRANT_MAX:
         raise BadRequest(f"a grant must be above 0 and at most {GRANT_MAX:,.0f} credits")
     request = {"name": name, "amount_micro": round(amount * MICRO), "reason": reason}
-    tell(where, "grant", json, _granted, **request)
+    tell(where, "grant", _granted, **request)
 
 
 def _granted(done: Any) -> str:
@@ -176,10 +173,10 @@ def _granted(done: Any) -> str:
 
 
 @volunteers.command
-def show(name: Who, *, where: Where = HERE, json: Json = False) -> None:
+def show(name: Who, *, where: Asked = HERE) -> None:
     """One account with its machines."""
     shown = call(where, "volunteer.show", name=name)
-    if json:
+    if where.json:
         as_json(shown)
         return
     person = shown.person
@@ -233,11 +230,10 @@ def ban(
         bool, Parameter(help="Suspend it too, and take all of its credits back.", negative="")
     ] = False,
     reason: Why = "",
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Refuse an account from now on; its credits stay, unless they are reversed."""
-    tell(where, "volunteer.ban", json, _done, name=name, reverse=reverse, reason=reason)
+    tell(where, "volunteer.ban", _done, name=name, reverse=reverse, reason=reason)
 
 
 @volunteers.command(name="reverse")
@@ -246,13 +242,12 @@ def reverse_volunteer(
     *,
     since: Annotated[datetime, Parameter(help="Work submitted from this instant on, UTC.")],
     reason: Why,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Reverse an account's pay for the work since a time; credits already spent become a debt."""
     at = since if since.tzinfo else since.replace(tzinfo=UTC)
     request = {"name": name, "since": at.timestamp(), "reason": reason}
-    tell(where, "volunteer.reverse", json, _taken, **request)
+    tell(where, "volunteer.reverse", _taken, **request)
 
 
 @contributions.command(name="reverse")
@@ -260,11 +255,10 @@ def reverse_contribution(
     id: Annotated[int, Parameter(help="Number of the contribution.")],
     *,
     reason: Why,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Reverse the pay of one contribution; credits already spent become its owner's debt."""
-    tell(where, "contribution.reverse", json, _taken, id=id, reason=reason)
+    tell(where, "contribution.reverse", _taken, id=id, reason=reason)
 
 
 def _taken(done: Any) -> str:
@@ -288,9 +282,9 @@ def _taken(done: Any) -> str:
 
 
 @volunteers.command
-def unban(name: Who, *, where: Where = HERE, json: Json = False) -> None:
+def unban(name: Who, *, where: Asked = HERE) -> None:
     """Let a banned account in again."""
-    tell(where, "volunteer.unban", json, _done, name=name)
+    tell(where, "volunteer.unban", _done, name=name)
 
 
 @volunteers.command
@@ -298,23 +292,22 @@ def suspend(
     name: Who,
     *,
     reason: Annotated[str, Parameter(help="The reason, which the owner of the account reads.")],
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Give an account no work and no pay from now on; its pay in escrow is forfeit."""
-    tell(where, "volunteer.suspend", json, _done, name=name, reason=reason)
+    tell(where, "volunteer.suspend", _done, name=name, reason=reason)
 
 
 @volunteers.command
-def unsuspend(name: Who, *, reason: Why, where: Where = HERE, json: Json = False) -> None:
+def unsuspend(name: Who, *, reason: Why, where: Asked = HERE) -> None:
     """Let a suspended or distrusted account work again; forfeited pay stays forfeit."""
-    tell(where, "volunteer.unsuspend", json, _done, name=name, reason=reason)
+    tell(where, "volunteer.unsuspend", _done, name=name, reason=reason)
 
 
 @volunteers.command
-def vouch(name: Who, *, where: Where = HERE, json: Json = False) -> None:
+def vouch(name: Who, *, where: Asked = HERE) -> None:
     """Treat an account as an invited one: vetted, and paid at once. Lifts a suspension."""
-    tell(where, "volunteer.vouch", json, _done, name=name)
+    tell(where, "volunteer.vouch", _done, name=name)
 
 
 @volunteers.command
@@ -322,27 +315,26 @@ def rename(
     name: Who,
     to: Annotated[str, Parameter(help="The new nickname.")],
     *,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Give an account another nickname."""
-    tell(where, "volunteer.rename", json, _done, name=name, to=to)
+    tell(where, "volunteer.rename", _done, name=name, to=to)
 
 
 @volunteers.command
-def reissue(name: Who, *, where: Where = HERE, json: Json = False) -> None:
+def reissue(name: Who, *, where: Asked = HERE) -> None:
     """Revoke all secrets of an account and print a link that lets its owner in again."""
-    tell(where, "volunteer.reissue", json, lambda made: str(made.link), name=name)
+    tell(where, "volunteer.reissue", lambda made: str(made.link), name=name)
 
 
 @volunteers.command
-def forget(name: Who, *, yes: Yes = False, where: Where = HERE, json: Json = False) -> int:
+def forget(name: Who, *, yes: Yes = False, where: Asked = HERE) -> int:
     """Delete the identity of an account; its credits and contributions still count. Without --yes
     nothing is done.
     """
     if not yes:
-        return preview(f"the identity of {name} would be deleted, for good", json)
-    tell(where, "volunteer.forget", json, _done, name=name)
+        return preview(f"the identity of {name} would be deleted, for good", where.json)
+    tell(where, "volunteer.forget", _done, name=name)
     return 0
 
 
@@ -356,8 +348,7 @@ def announce(
     withdraw: Annotated[
         int | None, Parameter(help="Number of the announcement to withdraw.")
     ] = None,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Tell every volunteer a sentence, shown until it is read: in the program, in `volunteer
     status` and by `volunteer --no-ui`.
@@ -365,9 +356,9 @@ def announce(
     if text:
         at = None if until is None else (until if until.tzinfo else until.replace(tzinfo=UTC))
         request = {"text": text, "run": run, "until": None if at is None else at.timestamp()}
-        tell(where, "announce", json, _announced, **request)
+        tell(where, "announce", _announced, **request)
     elif withdraw is not None:
-        tell(where, "announce.withdraw", json, _withdrawn, id=withdraw)
+        tell(where, "announce.withdraw", _withdrawn, id=withdraw)
     else:
         columns = {
             "id": lambda a: a.id,
@@ -377,7 +368,7 @@ def announce(
             "until": lambda a: when(a.until),
         }
         empty = 'Nothing is announced: `coordinator announce "..."`'
-        listed(where, "announce.list", json, columns, empty)
+        listed(where, "announce.list", columns, empty)
 
 
 def _announced(done: Any) -> str:

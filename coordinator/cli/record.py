@@ -9,8 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, table, when
-from coordinator.cli.runs import Json
-from coordinator.cli.target import HERE, Where, call
+from coordinator.cli.target import HERE, Asked, call
 
 app = App(
     name="record",
@@ -26,12 +25,11 @@ def listing(
         int | None,
         Parameter(help="Only lines below this number, such as the last one of the list before."),
     ] = None,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """List the actions of organisers, the coordinator and volunteers, newest first."""
     rows = call(where, "record.list", limit=limit, before=before).rows
-    if json:
+    if where.json:
         as_json(rows)
         return
     columns = {
@@ -46,13 +44,13 @@ def listing(
 
 
 @app.command
-def verify(*, where: Where = HERE, json: Json = False) -> int:
+def verify(*, where: Asked = HERE) -> int:
     """Compute the Merkle tree of ledger and record again from their rows.
 
     Exit code 1 where anything was changed, removed or swapped.
     """
     report = call(where, "record.verify")
-    if json:
+    if where.json:
         as_json(report)
         return 1 if report.breaches else 0
     for breach in report.breaches:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, facts, table, when, write_csv
-from coordinator.cli.target import HERE, Where, call, listed
+from coordinator.cli.target import HERE, Asked, Where, call, listed
 from shared.errors import BadRequest, InvalidRunFile, why
 from shared.text import credit, duration, size, whole_percent
 from shared.text_file import read_text
@@ -52,19 +52,18 @@ def create(
     ] = False,
     recipe: Annotated[str, Parameter(help="Write a commented run file to begin from.")] = "",
     list: Annotated[bool, Parameter(help="List the recipes.", negative="")] = False,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Check a run file and store it as a draft; or write one to begin from."""
     if recipe or list:
         if example or (recipe and list) or (list and file):
             raise BadRequest("give one of a run file, --recipe, --list and --example")
-        _list_recipes(json) if list else _write_recipe(recipe, file, json)
+        _list_recipes(where.json) if list else _write_recipe(recipe, file, where.json)
         return
     if (file is None) != example:
         raise BadRequest("give a run file, --recipe NAME, or --example")
     if example:
-        if not json:
+        if not where.json:
             print("Building the example's dataset and tokenizer: about ten seconds.", flush=True)
         done = call(where, "run.create", example=True)
     else:
@@ -74,7 +73,7 @@ def create(
         except InvalidRunFile as error:
             joint = ", " if error.message.startswith("line ") else ": "
             raise InvalidRunFile(f"{file}{joint}{error.message}") from error
-    if json:
+    if where.json:
         as_json({**_plain(done.run), "advice": done.advice})
         return
     run = done.run
@@ -143,10 +142,10 @@ def _read(file: Path) -> str:
 
 
 @app.command
-def start(name: Run, *, where: Where = HERE, json: Json = False) -> None:
+def start(name: Run, *, where: Asked = HERE) -> None:
     """Make version 0 and hand out tasks."""
-    _moved(call(where, "run.start", name=name), json)
-    if not json:
+    _moved(call(where, "run.start", name=name), where.json)
+    if not where.json:
         print(
             where.hint(
                 f"Next: `volunteer join LINK` on each machine; `coordinator run show {name}`"
@@ -155,15 +154,15 @@ def start(name: Run, *, where: Where = HERE, json: Json = False) -> None:
 
 
 @app.command
-def pause(name: Run, *, reason: Reason = "", where: Where = HERE, json: Json = False) -> None:
+def pause(name: Run, *, reason: Reason = "", where: Asked = HERE) -> None:
     """Hand out no more tasks; running ones are finished and merged."""
-    _moved(call(where, "run.pause", name=name, reason=reason), json)
+    _moved(call(where, "run.pause", name=name, reason=reason), where.json)
 
 
 @app.command
-def resume(name: Run, *, reason: Reason = "", where: Where = HERE, json: Json = False) -> None:
+def resume(name: Run, *, reason: Reason = "", where: Asked = HERE) -> None:
     """Hand out tasks again."""
-    _moved(call(where, "run.resume", name=name, reason=reason), json)
+    _moved(call(where, "run.resume", name=name, reason=reason), where.json)
 
 
 @app.command
@@ -172,20 +171,19 @@ def stop(
     *,
     reason: Reason = "",
     yes: Yes = False,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> int:
     """End the run for good; accepted work is paid. Without --yes nothing is done."""
     if not yes:
-        return preview(f'the run "{name}" would end for good; accepted work is paid', json)
-    _moved(call(where, "run.stop", name=name, reason=reason), json)
+        return preview(f'the run "{name}" would end for good; accepted work is paid', where.json)
+    _moved(call(where, "run.stop", name=name, reason=reason), where.json)
     return 0
 
 
 @app.command
-def delete(name: Run, *, yes: Yes = False, where: Where = HERE, json: Json = False) -> int:
+def delete(name: Run, *, yes: Yes = False, where: Asked = HERE) -> int:
     """Delete a draft, or the files of a run that ended. Only a preview, without --yes."""
-    return deed(call(where, "run.delete", name=name, yes=yes), json)
+    return deed(call(where, "run.delete", name=name, yes=yes), where.json)
 
 
 @app.command
@@ -197,12 +195,11 @@ def extend(
     tokens: Annotated[int, Parameter(help="End after so many tokens.")] = 0,
     date: Annotated[str, Parameter(help="End at this date (UTC).")] = "",
     yes: Yes = False,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> int:
     """Change where a run ends; a completed run resumes. Only a preview, without --yes."""
     stop = {"versions": versions, "passes": passes, "tokens": tokens, "date": date}
-    return deed(call(where, "run.extend", name=name, stop=stop, yes=yes), json)
+    return deed(call(where, "run.extend", name=name, stop=stop, yes=yes), where.json)
 
 
 @app.command
@@ -211,11 +208,10 @@ def fork(
     *,
     source: Annotated[str, Parameter(name="--from", help="A version, like my-run@40.")],
     yes: Yes = False,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> int:
     """Make a draft from a run file and one of its run's versions. Only a preview, without --yes."""
-    return deed(call(where, "run.fork", name=name, source=source, yes=yes), json)
+    return deed(call(where, "run.fork", name=name, source=source, yes=yes), where.json)
 
 
 @app.command
@@ -223,8 +219,7 @@ def diff(
     first: Annotated[str, Parameter(help="Name of a run.")],
     second: Annotated[str, Parameter(help="Name of the other run.")],
     *,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """List the keys that differ between two run files, and the progress of both runs."""
     columns = {
@@ -233,7 +228,7 @@ def diff(
         second: lambda d: d.second,
     }
     empty = "They do not differ."
-    listed(where, "run.diff", json, columns, empty, first=first, second=second)
+    listed(where, "run.diff", columns, empty, first=first, second=second)
 
 
 @app.command
@@ -242,12 +237,11 @@ def rollback(
     *,
     to: Annotated[int, Parameter(help="The version to go back to.")],
     reason: Reason = "",
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Make an old version the newest one again. History and credits stay."""
     done = call(where, "run.rollback", name=name, to=to, reason=reason)
-    _moved(done, json, f", which is version {to} again")
+    _moved(done, where.json, f", which is version {to} again")
 
 
 def _moved(run: RunInfo, json: bool, more: str = "") -> None:
@@ -269,10 +263,10 @@ def _plain(run: RunInfo) -> dict[str, Any]:
 
 
 @app.command(name="list")
-def listing(*, where: Where = HERE, json: Json = False) -> None:
+def listing(*, where: Asked = HERE) -> None:
     """Every run."""
     runs = call(where, "run.list")
-    if json:
+    if where.json:
         as_json([_plain(run) for run in runs])
         return
     columns = {
@@ -288,11 +282,11 @@ def listing(*, where: Where = HERE, json: Json = False) -> None:
 
 
 @app.command
-def show(name: Run, *, where: Where = HERE, json: Json = False) -> None:
+def show(name: Run, *, where: Asked = HERE) -> None:
     """One run with its newest versions."""
     shown = call(where, "run.show", name=name)
     run = shown.run
-    if json:
+    if where.json:
         as_json({"run": _plain(run), "versions": shown.versions, **_ways(shown)})
         return
     facts(
@@ -481,12 +475,11 @@ def report(
     name: Run,
     *,
     csv: Annotated[bool, Parameter(help="As CSV, for a spreadsheet.", negative="")] = False,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """List the participants of a run: for a class, a paper, a thank-you."""
     people = call(where, "run.report", name=name)
-    if json:
+    if where.json:
         as_json(people)
     elif csv:
         write_report(people)
@@ -547,8 +540,7 @@ def export(
             "that the run started from, else float32)."
         ),
     ] = "",
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Write a version as safetensors with a model card, or for another library; or publish it on a
     model hub, private at first.
@@ -560,7 +552,7 @@ def export(
         done = _published(where, chosen, to)
     else:
         done = _exported(where, chosen, Path(to).expanduser().absolute())
-    if json:
+    if where.json:
         as_json(done)
         return
     loss = "" if done.loss is None else f", {done.measure} {done.loss:.4f}"

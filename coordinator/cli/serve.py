@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Group, Parameter
 
 from coordinator.cli.listing import as_json
-from coordinator.cli.runs import Json
-from coordinator.cli.target import HERE, TARGET, Where
+from coordinator.cli.target import HERE, TARGET, Asked
 from shared.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -151,8 +150,7 @@ def migrate(
             negative="",
         ),
     ] = False,
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Upgrade the database to this version, or create it. Back up first."""
     import asyncio
@@ -173,7 +171,7 @@ def migrate(
 
         asyncio.run(state_recovery(settings))
     database = without_password(settings.database_url)
-    if json:
+    if where.json:
         as_json({"database": database, "new_tokens": new_tokens, "recovered": recovered})
     else:
         print(f"{database} is up to date")

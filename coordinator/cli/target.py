@@ -84,12 +84,20 @@ class Where:
         """Return a text in which commands in backticks name the same coordinator."""
         from coordinator.config import without_password
 
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        given = {one.name: getattr(self, one.name) for one in fields(Where)}
         urls = {name: given[name] and without_password(given[name]) for name in URLS}
         return completed(text, "coordinator", options(given | urls))
 
 
-HERE = Where()
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Asked(Where):
+    """Coordinator of a command, and the form of its answer."""
+
+    json: Annotated[bool, Parameter(help="As JSON, for machines.", negative="")] = False
+
+
+HERE = Asked()
 
 
 def call(where: Where, name: str, /, **request: Any) -> Any:
@@ -101,20 +109,16 @@ def call(where: Where, name: str, /, **request: Any) -> Any:
         raise
 
 
-def tell(
-    where: Where, name: str, json: bool, says: Callable[[Any], str], /, **request: Any
-) -> None:
+def tell(where: Asked, name: str, says: Callable[[Any], str], /, **request: Any) -> None:
     """Run a command; print its reply as JSON, or as a sentence by `says`."""
     done = call(where, name, **request)
-    as_json(done) if json else print(says(done))
+    as_json(done) if where.json else print(says(done))
 
 
-def listed(
-    where: Where, name: str, json: bool, columns: Columns, empty: str, /, **request: Any
-) -> None:
+def listed(where: Asked, name: str, columns: Columns, empty: str, /, **request: Any) -> None:
     """Run a command that lists; print its rows as JSON or as a table, or `empty`."""
     found = call(where, name, **request)
-    as_json(found) if json else table(found, columns, where.hint(empty))
+    as_json(found) if where.json else table(found, columns, where.hint(empty))
 
 
 def _call(where: Where, name: str, request: dict[str, Any]) -> Any:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from coordinator.cli.runs import Json, Reason
-from coordinator.cli.target import HERE, Where, listed, tell
+from coordinator.cli.runs import Reason
+from coordinator.cli.target import HERE, Asked, listed, tell
 
 app = App(name="task", help="Tasks: list open and failed ones, requeue failed ones.")
 
@@ -19,8 +19,7 @@ def listing(
     *,
     failed: Annotated[bool, Parameter(help="Only discarded tasks.", negative="")] = False,
     run: OfRun = "",
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """List the tasks that wait, are held, or were discarded after several volunteers failed."""
     columns = {
@@ -35,7 +34,7 @@ def listing(
         "last": lambda t: t.message[:80],
     }
     empty = "No task has failed for good." if failed else "No task is open."
-    listed(where, "task.list", json, columns, empty, run=run, failed=failed)
+    listed(where, "task.list", columns, empty, run=run, failed=failed)
 
 
 @app.command
@@ -44,14 +43,11 @@ def requeue(
     every: Annotated[bool, Parameter(name="--all", help="Every failed task.", negative="")] = False,
     run: OfRun = "",
     reason: Reason = "",
-    where: Where = HERE,
-    json: Json = False,
+    where: Asked = HERE,
 ) -> None:
     """Queue failed tasks again and reset their failures."""
     request = {"ids": ids, "run": run, "every": every, "reason": reason}
-    tell(
-        where, "task.requeue", json, lambda done: f"{len(done.ids)} tasks queued again.", **request
-    )
+    tell(where, "task.requeue", lambda done: f"{len(done.ids)} tasks queued again.", **request)
 
 
 def add_to(parent: App) -> None:
