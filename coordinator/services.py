@@ -24,7 +24,6 @@ from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity, own_key, software
 from coordinator.accounts.transparency import Transparency
-from coordinator.certificates import CERT_FILE, ends_at
 from coordinator.checking.audits import Audits
 from coordinator.checking.case import Draws
 from coordinator.checking.checkers import Checkers
@@ -271,8 +270,6 @@ class Coordinator(Platform):
         process = psutil.Process()
         settings, server, traffic = self.settings, self.server, self.traffic
         meter = self.answers.meter
-        cert = Path(settings.tls_cert) if settings.tls_cert else settings.directory / CERT_FILE
-        ends = ends_at(cert) if server.address.tls_pin and cert.exists() else None
 
         def measure() -> ReplicaFigures:
             disk, used = disk_bytes(settings.directory), process.cpu_times()
@@ -298,7 +295,7 @@ class Coordinator(Platform):
                 answer_tokens=sum(meter.tokens.values()),
                 first_token_s=first.total_s / first.count if first.count else None,
                 answering_machines=self.answerers.waiting,
-                certificate_ends_at=ends,
+                certificate_ends_at=self.alerts.certificate_ends_at,
             )
 
         return measure

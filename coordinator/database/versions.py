@@ -84,17 +84,19 @@ def get(conn: Connection, run_id: int, version: int) -> VersionRow:
     return VersionRow(**row)
 
 
+_EVALUATED = versions.join(
+    evaluations,
+    (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
+)
+
+
 def listing(
     conn: Connection, run_id: int, after: int, limit: int
 ) -> list[tuple[VersionRow, EvaluationRow]]:
     """Return versions above `after`, oldest first, each with its evaluation."""
-    join = versions.join(
-        evaluations,
-        (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
-    )
     query = (
         select(versions, evaluations)
-        .select_from(join)
+        .select_from(_EVALUATED)
         .set_label_style(LABEL_STYLE_TABLENAME_PLUS_COL)
     )
     query = (
@@ -212,13 +214,9 @@ def prunable(
     conn: Connection, run_id: int, keep: Sequence[int], newest: int, every: int
 ) -> list[VersionRow]:
     """Return prunable versions: below `newest`, not in `keep`, no `every`-th, no evaluation due."""
-    join = versions.join(
-        evaluations,
-        (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
-    )
     query = (
         select(versions)
-        .select_from(join)
+        .select_from(_EVALUATED)
         .where(
             versions.c.run_id == run_id,
             versions.c.version < newest,
@@ -235,19 +233,14 @@ def prunable(
 def bytes_kept(conn: Connection, run_id: int) -> int:
     """Return the approximate size of a run's files in bytes."""
     v, e = versions.c, evaluations.c
-    kept = versions.join(evaluations, (e.run_id == v.run_id) & (e.version == v.version))
-    query = select(func.coalesce(func.sum(v.size), 0)).select_from(kept)
+    query = select(func.coalesce(func.sum(v.size), 0)).select_from(_EVALUATED)
     return int(conn.execute(query.where(v.run_id == run_id, ~e.pruned)).scalar_one())
 
 
 def blobs_in_use(conn: Connection) -> set[str]:
     """Return the blobs of all versions that still have their files, and all samples."""
-    join = versions.join(
-        evaluations,
-        (evaluations.c.run_id == versions.c.run_id) & (evaluations.c.version == versions.c.version),
-    )
     v, e = versions.c, evaluations.c
-    query = select(v.master_sha256, v.published_sha256, v.state_sha256).select_from(join)
+    query = select(v.master_sha256, v.published_sha256, v.state_sha256).select_from(_EVALUATED)
     files = conn.execute(query.where(~e.pruned))
     used = {sha256 for row in files for sha256 in row if sha256}
     used |= set(conn.execute(select(e.sample_sha256).where(e.sample_sha256.is_not(None))).scalars())

@@ -31,18 +31,6 @@ from coordinator.database import key_values, runs, standings, versions
 from coordinator.database.monitoring import overview_rows, replicas
 from coordinator.merging import healing
 from coordinator.rules.health import GONE_S, SILENT_S, AlertKind
-from coordinator.rules.thresholds import (
-    ERRORS_MIN,
-    ERRORS_SHARE,
-    IDLE_S,
-    WAVE_MIN,
-    WAVE_S,
-    Thresholds,
-    certificate_ends,
-    disk_is_low,
-    many_refused,
-    of_settings,
-)
 from coordinator.runs.queries import LIVE_S
 from shared.errors import VolunteerError, why
 from shared.links import is_loopback
@@ -67,6 +55,15 @@ LOCAL_KINDS: frozenset[AlertKind] = frozenset(
 
 RUNS_MAX = 200  # runs that are examined at most
 ANSWER_S = 10.0
+# An alert stays open until its figure is well past its threshold, so that it does not flap.
+REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
+# multiples of the disk's floor at which space becomes low, and at which it is enough again
+LOW_FLOORS, ENOUGH_FLOORS = 4, 5
+CERTIFICATE_S = 21 * DAY_S  # a certificate that ends within this time ends soon
+WAVE_S, WAVE_MIN = 600.0, 25  # a wave: WAVE_MIN strangers or more register within WAVE_S
+USUAL_TIMES = 5  # a run stalls after this many times its usual time for a version
+ERRORS_SHARE, ERRORS_MIN = 0.01, 10  # share and least number of requests answered with 5xx
+IDLE_S = 1800.0  # a running run without a worker for this long is idle
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,11 +107,11 @@ def here(
         message = f"nothing new is accepted on {machine}: {space.why}"
         todo = ("make it writable" if space.broken else "free space") + "; work then continues"
         found.append(Condition(kind="read only", about=machine, message=message, todo=todo))
-    if disk_is_low(free, space.floor_bytes, said=said):
+    if free < (ENOUGH_FLOORS if said else LOW_FLOORS) * space.floor_bytes:
         floor = size(space.floor_bytes)
         message = f"{size(free)} are free on {machine}, and below {floor} nothing is accepted"
         found.append(Condition(kind="disk", about=machine, message=message))
-    if ends_at is not None and certificate_ends(ends_at - now):
+    if ends_at is not None and ends_at - now < CERTIFICATE_S:
         days = max(0, int((ends_at - now) // DAY_S))
         message = (
             f"the TLS certificate of {machine} ends in {days} days"
@@ -182,11 +179,10 @@ def in_database(
     not over.
     """
     yield from _of_work(conn, now, since, open_now)
-    limits = of_settings(settings)
-    yield from _of_runs(conn, limits, now)
+    yield from _of_runs(conn, settings.alert_stalled_s, now)
     yield from _of_rollbacks(conn)
     yield from _of_servers(conn, now)
-    yield from _of_backup(conn, limits, now)
+    yield from _of_backup(conn, settings.alert_backup_days, now)
 
 
 def _of_work(
@@ -212,7 +208,7 @@ def _of_work(
         yield Condition(kind="sybil wave", message=message, todo=todo)
 
 
-def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condition]:
+def _of_runs(conn: Connection, least_s: float, now: float) -> Iterator[Condition]:
     merges: dict[str, MergeLine] = {}
     for merge in overview_rows.newest_merges(conn, {}, now):  # the newest first
         merges.setdefault(merge.run, merge)
@@ -233,8 +229,8 @@ def _of_runs(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condi
         made_at, usual_s = versions.pace(conn, run.id, run.head)
         # Half of the time must pass after the newest version, half while this process watches:
         # after a long pause the version is old although the run is well.
-        half_s = limits.stalled_after(usual_s) / 2
-        if limits.stalled_s and now - made_at >= half_s:
+        half_s = stalled_after(least_s, usual_s) / 2
+        if least_s and now - made_at >= half_s:
             message = (
                 f"{run.name} has machines at work and made no version for"
                 f" {2 * half_s / 60:.0f} minutes"
@@ -264,13 +260,31 @@ def _of_servers(conn: Connection, now: float) -> Iterator[Condition]:
             yield Condition(kind="server", about=where, message=message, todo=todo)
 
 
-def _of_backup(conn: Connection, limits: Thresholds, now: float) -> Iterator[Condition]:
+def _of_backup(conn: Connection, most_days: float, now: float) -> Iterator[Condition]:
     every = runs.every(conn, runs.OPEN)
     if not every:
         return
     stored = key_values.get(conn, key_values.BACKUP)
     oldest = min(run.started_at or now for run in every)
-    if limits.backup_is_old(now - float(stored or oldest)):
-        days = f"{limits.backup_s / DAY_S:g} days"
+    if is_old(now - float(stored or oldest), most_days):
+        days = f"{most_days:g} days"
         what = f"the newest backup is older than {days}" if stored else "no backup was ever made"
         yield Condition(kind="backup", message=what, todo="`coordinator backup DIR` makes one")
+
+
+def many_refused(refused: int, decided: int, *, said: bool = False) -> bool:
+    """Return True if too many of the newest decisions are refusals; `said` while the alert is
+    open.
+    """
+    share = CALM_SHARE if said else REFUSED_SHARE
+    return decided >= DECISIONS_MIN and refused > share * decided
+
+
+def stalled_after(least_s: float, usual_s: float) -> float:
+    """Return the longest time that an active run may make no version."""
+    return max(least_s, USUAL_TIMES * usual_s)
+
+
+def is_old(age_s: float, most_days: float) -> bool:
+    """Return True if a backup of this age is too old, or a run of this age without a backup."""
+    return bool(most_days) and age_s >= most_days * DAY_S

@@ -14,8 +14,8 @@ import pytest
 
 from coordinator.config import Constants
 from coordinator.database import standings
-from coordinator.rules.thresholds import WAVE_MIN
 from coordinator.upkeep import backup
+from coordinator.upkeep.alert_conditions import WAVE_MIN
 from coordinator.upkeep.alerts import RETRY_S, WINDOW_LOOKS, Alert
 from shared import proof_of_work
 from shared.errors import NotFound, StorageFull

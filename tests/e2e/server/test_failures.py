@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from coordinator.database.monitoring import replicas
 from coordinator.rules import health
 from coordinator.rules.overview import ReplicaFigures
-from coordinator.rules.thresholds import IDLE_S
+from coordinator.upkeep.alert_conditions import IDLE_S
 from coordinator.upkeep.alerts import Alert
 from shared.errors import Unavailable
 from tests.support.failpoints import fail, faults

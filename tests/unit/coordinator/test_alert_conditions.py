@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.upkeep.alert_conditions import PublicAddress
+from coordinator.upkeep.alert_conditions import (
+    PublicAddress,
+    is_old,
+    many_refused,
+    stalled_after,
+)
+from shared.units import DAY_S
 
 
 @pytest.mark.parametrize("url", ["http://пример.invalid", "http://host..invalid:8080"])
@@ -12,3 +18,21 @@ def test_a_name_that_nobody_can_look_up_ends_no_alerts(url: str) -> None:
     address = PublicAddress(url)
     address.look()
     assert address.condition("this machine") == []
+
+
+def test_a_backup_is_old_after_the_days_that_the_organiser_sets() -> None:
+    assert is_old(2 * DAY_S, 2)
+    assert not is_old(2 * DAY_S - 1, 2)
+    assert not is_old(1000 * DAY_S, 0)
+
+
+def test_a_run_is_stalled_by_its_own_pace() -> None:
+    assert stalled_after(60, usual_s=0) == 60
+    assert stalled_after(60, usual_s=13) == 65
+
+
+def test_what_was_said_stays_said_a_little_longer() -> None:
+    assert not many_refused(29, 29)  # too few to tell
+    assert many_refused(11, 30)
+    assert not many_refused(9, 30)
+    assert many_refused(9, 30, said=True)
