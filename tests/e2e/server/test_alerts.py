@@ -14,6 +14,8 @@ import pytest
 
 from coordinator.config import Constants
 from coordinator.database import standings
+from coordinator.database.monitoring import replicas
+from coordinator.rules.overview import ReplicaFigures
 from coordinator.upkeep import backup
 from coordinator.upkeep.alert_conditions import WAVE_MIN
 from coordinator.upkeep.alerts import RETRY_S, WINDOW_LOOKS, Alert
@@ -129,7 +131,7 @@ async def test_a_check_that_fails_within_the_silent_hour_is_said_after_it(
         assert await alerts.look() == ()
         await clock.advance(3600.0)
         (late,) = await alerts.look()
-        assert "contribution 2 is" in late.message
+        assert "contribution 2:" in late.message
         assert await alerts.look() == ()
 
 
@@ -186,9 +188,12 @@ async def test_the_monitor_and_the_alerts_find_a_stalled_run_at_the_same_time(
         run, coordinator = await home.start_run(), home.coordinator
         mia = await home.join("Mia")
         await mia.claim()
+        db, now = coordinator.db, home.clock.now
+        await db.write(lambda conn: replicas.begin(conn, "this", "here", now()))
         found: list[tuple[bool, bool]] = []
         for _ in range(12):
             await home.clock.advance(60.0)
+            await db.write(lambda conn: replicas.beat(conn, "this", ReplicaFigures(), now()))
             coordinator.renewals.saw(mia.worker_id)
             await coordinator.renewals.flush()
             said = told(await coordinator.alerts.look()) == [("stalled", run, "on")]
