@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json_line
-from coordinator.cli.target import HERE, Asked, Where, reached
+from coordinator.cli.target import HERE, TargetOptions, Where, reached
 
 if TYPE_CHECKING:
     from coordinator.admin.checker_machine import CheckerResult, CheckerStep, CheckerSummary
@@ -29,7 +29,7 @@ def work(
     once: Annotated[
         bool, Parameter(help="Exit when no task waits for this device.", negative="")
     ] = False,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> int:
     """Recompute tasks of volunteers that were drawn for a check, on this machine, until a stop
     signal.

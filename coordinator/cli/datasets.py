@@ -14,7 +14,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json
 from coordinator.cli.runs import Yes, deed
-from coordinator.cli.target import HERE, Asked, Where, call, listed
+from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
 from shared.errors import BadRequest, InvalidName, InvalidRunFile, VolunteerError
 from shared.text import counted, size
 
@@ -99,7 +99,7 @@ def add(
         ),
     ] = None,
     options: Annotated[DatasetOptions | None, Parameter(name="*")] = None,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Build a dataset from text, dialogues or images: chunks, and a share held out."""
     more = _with_problems(options or DatasetOptions())
@@ -314,7 +314,7 @@ def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
 
 
 @app.command(name="list")
-def listing(*, where: Asked = HERE) -> None:
+def listing(*, where: TargetOptions = HERE) -> None:
     """Every dataset."""
     columns = {
         "name": lambda d: d.name,
@@ -335,7 +335,7 @@ def delete(
     name: Annotated[str, Parameter(help="Name of the dataset.")],
     *,
     yes: Yes = False,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> int:
     """Delete a dataset that no run needs. Only a preview, without --yes."""
     return deed(call(where, "dataset.delete", name=name, yes=yes), where.json)

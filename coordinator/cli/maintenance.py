@@ -11,7 +11,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, table, when
 from coordinator.cli.runs import Json
-from coordinator.cli.target import HERE, Asked, Where, call, connected, listed
+from coordinator.cli.target import HERE, TargetOptions, Where, call, connected, listed
 from shared.errors import BadRequest
 from shared.text import size
 
@@ -29,7 +29,7 @@ alerts = App(name="alerts", help="Alerts to the organiser: list those that last,
 
 
 @alerts.command(name="list")
-def list_alerts(*, where: Asked = HERE) -> None:
+def list_alerts(*, where: TargetOptions = HERE) -> None:
     """List the alerts that were sent and whose cause still lasts."""
     columns = {
         "kind": lambda a: a.kind,
@@ -41,7 +41,7 @@ def list_alerts(*, where: Asked = HERE) -> None:
 
 
 @alerts.command(name="test")
-def try_alerts(*, where: Asked = HERE) -> int:
+def try_alerts(*, where: TargetOptions = HERE) -> int:
     """Send a test to the webhook. Exit code 1 where it did not arrive."""
     found = call(where, "alerts.test")
     if where.json:
@@ -51,7 +51,7 @@ def try_alerts(*, where: Asked = HERE) -> int:
     return 1 if found.problem else 0
 
 
-def settings(*, where: Asked = HERE) -> None:
+def settings(*, where: TargetOptions = HERE) -> None:
     """Every setting, its value, and the source of the value, on this machine."""
     from coordinator.config import setting_rows
 
@@ -72,7 +72,7 @@ def settings(*, where: Asked = HERE) -> None:
     table(rows, columns, "")
 
 
-def status(*, where: Asked = HERE) -> int:
+def status(*, where: TargetOptions = HERE) -> int:
     """Print runs, workers, merges and health. Exit code 1 where the verdict is bad."""
     from coordinator.top.tables import lines
 
@@ -98,7 +98,7 @@ def top(*, where: Where = HERE) -> int:
     return watch(lambda: connected(where))
 
 
-def check(*, where: Asked = HERE) -> int:
+def check(*, where: TargetOptions = HERE) -> int:
     """Check every invariant: ledger, queue, blobs byte by byte, versions.
 
     Exit code 1 on any breach.
@@ -136,7 +136,7 @@ def backup(
     keep: Annotated[
         int, Parameter(help="Keep this many of the newest backups, delete the others.")
     ] = 0,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Back up database, blobs and keys while the server works, and verify the copy.
 
@@ -309,7 +309,7 @@ async def _drill(settings: Settings, folder: Path) -> DrillReport:
 
 
 @backups.command(name="drill")
-def drill_backup(folder: Series, *, where: Asked = HERE) -> int:
+def drill_backup(folder: Series, *, where: TargetOptions = HERE) -> int:
     """Restore a backup, or the newest of several, into a scratch directory and check it there.
 
     Exit code 1 on any breach. Nothing of the server is touched.
@@ -341,7 +341,7 @@ def drill_backup(folder: Series, *, where: Asked = HERE) -> int:
 def restore(
     folder: Series,
     *,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Check a backup, or the newest of several, and fill a new data directory (or empty database)
     with it.

@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.runs import Yes, preview
-from coordinator.cli.target import HERE, Asked, call, listed, tell
+from coordinator.cli.target import HERE, TargetOptions, call, listed, tell
 from coordinator.rules.standing import PROOFS_MIN
 from shared.errors import BadRequest, why
 from shared.qr import qr_coloured
@@ -47,7 +47,7 @@ def create(
     qr: Annotated[
         bool, Parameter(help="Show each link as a QR code too; without --names.", negative="")
     ] = False,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Make join links. Each is shown once: only its hash is kept."""
     request: dict[str, Any] = {"uses": uses, "expires_s": None if days is None else days * DAY_S}
@@ -83,7 +83,7 @@ def _names(file: Path) -> list[str]:
 
 
 @invites.command(name="list")
-def invite_list(*, where: Asked = HERE) -> None:
+def invite_list(*, where: TargetOptions = HERE) -> None:
     """Every invite, without its code."""
     columns = {
         "id": lambda i: i.id,
@@ -101,14 +101,14 @@ def invite_list(*, where: Asked = HERE) -> None:
 def revoke(
     id: Annotated[int, Parameter(help="Number of the invite.")],
     *,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Withdraw an invite; accounts made with it stay."""
     tell(where, "invite.revoke", lambda i: f"Invite {i.id} is {i.state}.", id=id)
 
 
 @volunteers.command(name="list")
-def volunteer_list(*, where: Asked = HERE) -> None:
+def volunteer_list(*, where: TargetOptions = HERE) -> None:
     """Every account."""
     columns = {
         "nickname": lambda p: p.nickname,
@@ -124,7 +124,7 @@ def volunteer_list(*, where: Asked = HERE) -> None:
     listed(where, "volunteer.list", columns, "No volunteer yet.")
 
 
-def trust(*, where: Asked = HERE) -> None:
+def trust(*, where: TargetOptions = HERE) -> None:
     """List standings and draws of all accounts, and the recomputes that wait."""
     report = call(where, "trust")
     if where.json:
@@ -159,7 +159,7 @@ def grant(
     amount: Annotated[float, Parameter(help="Credits.")],
     *,
     reason: Why,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Give an account credits to spend, from the organiser's account."""
     if not 0 < amount <= GRANT_MAX:
@@ -173,7 +173,7 @@ def _granted(done: Any) -> str:
 
 
 @volunteers.command
-def show(name: Who, *, where: Asked = HERE) -> None:
+def show(name: Who, *, where: TargetOptions = HERE) -> None:
     """One account with its machines."""
     shown = call(where, "volunteer.show", name=name)
     if where.json:
@@ -230,7 +230,7 @@ def ban(
         bool, Parameter(help="Suspend it too, and take all of its credits back.", negative="")
     ] = False,
     reason: Why = "",
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Refuse an account from now on; its credits stay, unless they are reversed."""
     tell(where, "volunteer.ban", _done, name=name, reverse=reverse, reason=reason)
@@ -242,7 +242,7 @@ def reverse_volunteer(
     *,
     since: Annotated[datetime, Parameter(help="Work submitted from this instant on, UTC.")],
     reason: Why,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Reverse an account's pay for the work since a time; credits already spent become a debt."""
     at = since if since.tzinfo else since.replace(tzinfo=UTC)
@@ -255,7 +255,7 @@ def reverse_contribution(
     id: Annotated[int, Parameter(help="Number of the contribution.")],
     *,
     reason: Why,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Reverse the pay of one contribution; credits already spent become its owner's debt."""
     tell(where, "contribution.reverse", _taken, id=id, reason=reason)
@@ -282,7 +282,7 @@ def _taken(done: Any) -> str:
 
 
 @volunteers.command
-def unban(name: Who, *, where: Asked = HERE) -> None:
+def unban(name: Who, *, where: TargetOptions = HERE) -> None:
     """Let a banned account in again."""
     tell(where, "volunteer.unban", _done, name=name)
 
@@ -292,20 +292,20 @@ def suspend(
     name: Who,
     *,
     reason: Annotated[str, Parameter(help="The reason, which the owner of the account reads.")],
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Give an account no work and no pay from now on; its pay in escrow is forfeit."""
     tell(where, "volunteer.suspend", _done, name=name, reason=reason)
 
 
 @volunteers.command
-def unsuspend(name: Who, *, reason: Why, where: Asked = HERE) -> None:
+def unsuspend(name: Who, *, reason: Why, where: TargetOptions = HERE) -> None:
     """Let a suspended or distrusted account work again; forfeited pay stays forfeit."""
     tell(where, "volunteer.unsuspend", _done, name=name, reason=reason)
 
 
 @volunteers.command
-def vouch(name: Who, *, where: Asked = HERE) -> None:
+def vouch(name: Who, *, where: TargetOptions = HERE) -> None:
     """Treat an account as an invited one: vetted, and paid at once. Lifts a suspension."""
     tell(where, "volunteer.vouch", _done, name=name)
 
@@ -315,20 +315,20 @@ def rename(
     name: Who,
     to: Annotated[str, Parameter(help="The new nickname.")],
     *,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Give an account another nickname."""
     tell(where, "volunteer.rename", _done, name=name, to=to)
 
 
 @volunteers.command
-def reissue(name: Who, *, where: Asked = HERE) -> None:
+def reissue(name: Who, *, where: TargetOptions = HERE) -> None:
     """Revoke all secrets of an account and print a link that lets its owner in again."""
     tell(where, "volunteer.reissue", lambda made: str(made.link), name=name)
 
 
 @volunteers.command
-def forget(name: Who, *, yes: Yes = False, where: Asked = HERE) -> int:
+def forget(name: Who, *, yes: Yes = False, where: TargetOptions = HERE) -> int:
     """Delete the identity of an account; its credits and contributions still count. Without --yes
     nothing is done.
     """
@@ -348,7 +348,7 @@ def announce(
     withdraw: Annotated[
         int | None, Parameter(help="Number of the announcement to withdraw.")
     ] = None,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Tell every volunteer a sentence, shown until it is read: in the program, in `volunteer
     status` and by `volunteer --no-ui`.

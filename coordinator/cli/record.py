@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, table, when
-from coordinator.cli.target import HERE, Asked, call
+from coordinator.cli.target import HERE, TargetOptions, call
 
 app = App(
     name="record",
@@ -25,7 +25,7 @@ def listing(
         int | None,
         Parameter(help="Only lines below this number, such as the last one of the list before."),
     ] = None,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """List the actions of organisers, the coordinator and volunteers, newest first."""
     rows = call(where, "record.list", limit=limit, before=before).rows
@@ -44,7 +44,7 @@ def listing(
 
 
 @app.command
-def verify(*, where: Asked = HERE) -> int:
+def verify(*, where: TargetOptions = HERE) -> int:
     """Compute the Merkle tree of ledger and record again from their rows.
 
     Exit code 1 where anything was changed, removed or swapped.

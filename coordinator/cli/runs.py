@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, facts, table, when, write_csv
-from coordinator.cli.target import HERE, Asked, Where, call, listed
+from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
 from shared.errors import BadRequest, InvalidRunFile, why
 from shared.text import credit, duration, size, whole_percent
 from shared.text_file import read_text
@@ -52,7 +52,7 @@ def create(
     ] = False,
     recipe: Annotated[str, Parameter(help="Write a commented run file to begin from.")] = "",
     list: Annotated[bool, Parameter(help="List the recipes.", negative="")] = False,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Check a run file and store it as a draft; or write one to begin from."""
     if recipe or list:
@@ -142,7 +142,7 @@ def _read(file: Path) -> str:
 
 
 @app.command
-def start(name: Run, *, where: Asked = HERE) -> None:
+def start(name: Run, *, where: TargetOptions = HERE) -> None:
     """Make version 0 and hand out tasks."""
     _moved(call(where, "run.start", name=name), where.json)
     if not where.json:
@@ -154,13 +154,13 @@ def start(name: Run, *, where: Asked = HERE) -> None:
 
 
 @app.command
-def pause(name: Run, *, reason: Reason = "", where: Asked = HERE) -> None:
+def pause(name: Run, *, reason: Reason = "", where: TargetOptions = HERE) -> None:
     """Hand out no more tasks; running ones are finished and merged."""
     _moved(call(where, "run.pause", name=name, reason=reason), where.json)
 
 
 @app.command
-def resume(name: Run, *, reason: Reason = "", where: Asked = HERE) -> None:
+def resume(name: Run, *, reason: Reason = "", where: TargetOptions = HERE) -> None:
     """Hand out tasks again."""
     _moved(call(where, "run.resume", name=name, reason=reason), where.json)
 
@@ -171,7 +171,7 @@ def stop(
     *,
     reason: Reason = "",
     yes: Yes = False,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> int:
     """End the run for good; accepted work is paid. Without --yes nothing is done."""
     if not yes:
@@ -181,7 +181,7 @@ def stop(
 
 
 @app.command
-def delete(name: Run, *, yes: Yes = False, where: Asked = HERE) -> int:
+def delete(name: Run, *, yes: Yes = False, where: TargetOptions = HERE) -> int:
     """Delete a draft, or the files of a run that ended. Only a preview, without --yes."""
     return deed(call(where, "run.delete", name=name, yes=yes), where.json)
 
@@ -195,7 +195,7 @@ def extend(
     tokens: Annotated[int, Parameter(help="End after so many tokens.")] = 0,
     date: Annotated[str, Parameter(help="End at this date (UTC).")] = "",
     yes: Yes = False,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> int:
     """Change where a run ends; a completed run resumes. Only a preview, without --yes."""
     stop = {"versions": versions, "passes": passes, "tokens": tokens, "date": date}
@@ -208,7 +208,7 @@ def fork(
     *,
     source: Annotated[str, Parameter(name="--from", help="A version, like my-run@40.")],
     yes: Yes = False,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> int:
     """Make a draft from a run file and one of its run's versions. Only a preview, without --yes."""
     return deed(call(where, "run.fork", name=name, source=source, yes=yes), where.json)
@@ -219,7 +219,7 @@ def diff(
     first: Annotated[str, Parameter(help="Name of a run.")],
     second: Annotated[str, Parameter(help="Name of the other run.")],
     *,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """List the keys that differ between two run files, and the progress of both runs."""
     columns = {
@@ -237,7 +237,7 @@ def rollback(
     *,
     to: Annotated[int, Parameter(help="The version to go back to.")],
     reason: Reason = "",
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Make an old version the newest one again. History and credits stay."""
     done = call(where, "run.rollback", name=name, to=to, reason=reason)
@@ -263,7 +263,7 @@ def _plain(run: RunInfo) -> dict[str, Any]:
 
 
 @app.command(name="list")
-def listing(*, where: Asked = HERE) -> None:
+def listing(*, where: TargetOptions = HERE) -> None:
     """Every run."""
     runs = call(where, "run.list")
     if where.json:
@@ -282,7 +282,7 @@ def listing(*, where: Asked = HERE) -> None:
 
 
 @app.command
-def show(name: Run, *, where: Asked = HERE) -> None:
+def show(name: Run, *, where: TargetOptions = HERE) -> None:
     """One run with its newest versions."""
     shown = call(where, "run.show", name=name)
     run = shown.run
@@ -475,7 +475,7 @@ def report(
     name: Run,
     *,
     csv: Annotated[bool, Parameter(help="As CSV, for a spreadsheet.", negative="")] = False,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """List the participants of a run: for a class, a paper, a thank-you."""
     people = call(where, "run.report", name=name)
@@ -540,7 +540,7 @@ def export(
             "that the run started from, else float32)."
         ),
     ] = "",
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Write a version as safetensors with a model card, or for another library; or publish it on a
     model hub, private at first.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Group, Parameter
 
 from coordinator.cli.listing import as_json
-from coordinator.cli.target import HERE, TARGET, Asked
+from coordinator.cli.target import HERE, TARGET, TargetOptions
 from shared.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def migrate(
             negative="",
         ),
     ] = False,
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Upgrade the database to this version, or create it. Back up first."""
     import asyncio

@@ -91,13 +91,13 @@ class Where:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Asked(Where):
+class TargetOptions(Where):
     """Coordinator of a command, and the form of its answer."""
 
     json: Annotated[bool, Parameter(help="As JSON, for machines.", negative="")] = False
 
 
-HERE = Asked()
+HERE = TargetOptions()
 
 
 def call(where: Where, name: str, /, **request: Any) -> Any:
@@ -109,13 +109,15 @@ def call(where: Where, name: str, /, **request: Any) -> Any:
         raise
 
 
-def tell(where: Asked, name: str, says: Callable[[Any], str], /, **request: Any) -> None:
+def tell(where: TargetOptions, name: str, says: Callable[[Any], str], /, **request: Any) -> None:
     """Run a command; print its reply as JSON, or as a sentence by `says`."""
     done = call(where, name, **request)
     as_json(done) if where.json else print(says(done))
 
 
-def listed(where: Asked, name: str, columns: Columns, empty: str, /, **request: Any) -> None:
+def listed(
+    where: TargetOptions, name: str, columns: Columns, empty: str, /, **request: Any
+) -> None:
     """Run a command that lists; print its rows as JSON or as a table, or `empty`."""
     found = call(where, name, **request)
     as_json(found) if where.json else table(found, columns, where.hint(empty))

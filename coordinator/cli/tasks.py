@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from coordinator.cli.runs import Reason
-from coordinator.cli.target import HERE, Asked, listed, tell
+from coordinator.cli.target import HERE, TargetOptions, listed, tell
 
 app = App(name="task", help="Tasks: list open and failed ones, requeue failed ones.")
 
@@ -19,7 +19,7 @@ def listing(
     *,
     failed: Annotated[bool, Parameter(help="Only discarded tasks.", negative="")] = False,
     run: OfRun = "",
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """List the tasks that wait, are held, or were discarded after several volunteers failed."""
     columns = {
@@ -43,7 +43,7 @@ def requeue(
     every: Annotated[bool, Parameter(name="--all", help="Every failed task.", negative="")] = False,
     run: OfRun = "",
     reason: Reason = "",
-    where: Asked = HERE,
+    where: TargetOptions = HERE,
 ) -> None:
     """Queue failed tasks again and reset their failures."""
     request = {"ids": ids, "run": run, "every": every, "reason": reason}
