@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ARRAY, Boolean, ColumnElement, bindparam, literal_column
+from sqlalchemy import ARRAY, ColumnElement, bindparam, literal_column
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import KeyedColumnElement
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import NullType
 
 
 def its(column: KeyedColumnElement[Any]) -> ColumnElement[bool]:
@@ -40,12 +41,12 @@ def one_of(column: KeyedColumnElement[Any], words: Sequence[str]) -> ColumnEleme
     return column.in_(written)
 
 
-class _Among(FunctionElement[bool]):
+class _Among(FunctionElement[Any]):
     """Condition of `among`; its clauses are the column and the list."""
 
     inherit_cache = True
     name = "among"
-    type = Boolean()
+    type = NullType()  # SQLite would get `= 1` behind a Boolean, and use no index
 
 
 @compiles(_Among)
