@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from coordinator.runs.runs import Runs
 
 POLL_S = 1.0  # interval of checking deadlines when nothing else wakes the merger
-LOOK_S = 0.05  # least time between two checks
 FAILURES_MAX = 2  # failures after which each contribution is tried alone
 # most that the loss of a gated merge may be, as a multiple of the last measured loss
 GATE_RATIO = 1.5
@@ -121,7 +120,7 @@ class Merger(PlatformService):
                 busy |= await self.help()
             # This process's own merge notified this watch too; look again at once only if more may
             # be due.
-            await asyncio.gather(watch.wait(0 if busy else POLL_S), asyncio.sleep(LOOK_S))
+            await watch.wait(0 if busy else POLL_S)
 
     async def help(self) -> bool:
         """Make parts of merges that other replicas lead. Return True when there were any."""

@@ -33,7 +33,7 @@ def test_four_who_average_learn_more_than_one_alone_and_less_than_one_large_batc
     together = learn(setup, Run(plan={"preset": "fedavg"}, local_steps=20))
     whole = learn(setup, Run(plan=ALONE, workers=1, batch=4 * setup.batch, local_steps=40))
     assert whole.loss < together.loss < alone - 0.02
-    assert together.row()["refused"] == {}
+    assert set(together.row()["refused"]) <= {"gone"}  # tasks that the run's end came before
     assert together.up == pytest.approx(setup.steps / 20 * 1.02, rel=0.15)  # int8
 
 

@@ -65,5 +65,5 @@ def test_the_limit_leaves_room_for_the_program_and_follows_the_setting() -> None
 
 def test_where_nothing_can_be_limited_a_sentence_says_why(tmp_path: Path) -> None:
     assert "this system" in memory_limit.refusal("win32")
-    assert "graphics card" in memory_limit.refusal("linux", [str(tmp_path)])
+    assert "graphics driver" in memory_limit.refusal("linux", [str(tmp_path)])
     assert not memory_limit.refusal("linux", [str(tmp_path / "not there")])
