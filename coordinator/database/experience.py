@@ -78,6 +78,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     samples: int  # sealed samples
     planned: int  # samples for which learn tasks were made
     learnt: int  # samples of finished learn tasks
+    merging: int  # finished learn tasks whose updates wait for a merge
+    unmerged: int  # samples of these
     learning: int  # learn tasks that have not ended
     measuring: int  # match tasks that have not ended
 
@@ -193,6 +195,11 @@ def totals(conn: Connection, run_id: int) -> Totals:
         _beside(run_id, "learn"), t.state.not_in(("discarded", "cancelled"))
     )
     planned, learnt = conn.execute(made).one()
+    u = contributions.c
+    late = select(func.count(), func.coalesce(func.sum(size), 0)).where(
+        u.run_id == run_id, u.state == "accepted", u.task_id == t.id, t.kind == "learn"
+    )
+    merging, unmerged = conn.execute(late.where(t.state == "done")).one()
     return Totals(
         open=int(games),
         oldest_at=oldest_at,
@@ -200,6 +207,8 @@ def totals(conn: Connection, run_id: int) -> Totals:
         samples=int(samples),
         planned=int(planned),
         learnt=int(learnt),
+        merging=int(merging),
+        unmerged=int(unmerged),
         learning=_unfinished(conn, run_id, "learn"),
         measuring=_unfinished(conn, run_id, "evaluate"),
     )

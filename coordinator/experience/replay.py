@@ -23,6 +23,7 @@ from coordinator.database import datasets, experience, runs, tasks, versions
 from coordinator.database.experience import ChunkRow, HarvestRow, Totals
 from coordinator.database.runs import RunRow
 from coordinator.experience.harvest import OPPONENT, experience_of
+from coordinator.plan.plan import in_phase
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.sizing import task_seed
 from coordinator.runs.definition import price_of_flops
@@ -134,7 +135,7 @@ class Replay(PlatformService):
         run, now = runs.by_id(conn, spec.id, lock=True), self._clock.now()
         if run.state != "running":
             return False
-        found = experience.totals(conn, run.id)
+        found = _merged(experience.totals(conn, run.id), in_phase(spec.plan, run.phase).quorum)
         batch = spec.file.task.batch_size
         window = experience.window(conn, run.id, play.window, batch)
         if window:
@@ -305,6 +306,17 @@ def _due(rows: list[HarvestRow], chunk: int, now: float) -> list[HarvestRow]:
             return rows[:count]
     waited = bool(rows) and now - rows[0].at >= SEAL_S
     return rows if waited or len(rows) == FILES_MAX else []
+
+
+def _merged(found: Totals, quorum: int) -> Totals:
+    """Return the totals with learn tasks as unfinished until their merge, if one is due: who began
+    an episode or a task a moment before it would work with the version that it replaces.
+    """
+    if found.merging < quorum:
+        return found
+    return msgspec.structs.replace(
+        found, learning=found.learning + found.merging, learnt=found.learnt - found.unmerged
+    )
 
 
 def _ref(chunk: ChunkRow) -> ChunkRef:
