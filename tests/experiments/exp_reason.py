@@ -8,9 +8,10 @@ With `--actors` nothing is learnt: so many actors of rollouts and of Gomoku answ
 first version, all cells at once.
 
 Each seed has a data directory, a port of the loopback interface, a server with its defaults, and
-volunteers with homes and accounts of their own, each with one thread of the processor. Figures are
-read from the database of the server while it works, and printed as they come; a row of JSON with
-all that is known follows each table, so that a run that is cut off leaves what it had.
+volunteers with homes and accounts of their own, each with one thread of the processor; the first
+learns, the others answer. Figures are read from the database of the server while it works, and
+printed as they come; a row of JSON with all that is known follows each table, so that a run that is
+cut off leaves what it had.
 """
 
 from __future__ import annotations
@@ -137,7 +138,9 @@ class Site:
                 raise TimeoutError((self.folder / f"join-{n}.log").read_text()[-2000:])
         self.began = time.time()
         for n, home in enumerate(homes):
-            how = ("--no-ui", "--json", "--threads", "1", "--device", "cpu", *settings)
+            role = "play" if n else "learn"  # one learns, so its optimiser's moments are the newest
+            how = ["--no-ui", "--json", "--threads", "1", "--device", "cpu"]
+            how += ["--set", f"roles={role}", *settings]  # of two values the last one holds
             self.start(f"volunteer-{n}", *program("volunteer"), *how, **home)
 
     def end(self) -> None:
