@@ -28,7 +28,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
             "type": "object",
             "required": ["name"],
             "properties": {
-                "name": {"enum": ["Ann", 1]},
+                "name": {"enum": ["Ann", 1, [1]]},
                 "ages": {"type": "array", "items": {"type": "integer"}},
             },
         }
@@ -57,8 +57,16 @@ def test_every_verifier_is_tested() -> None:
         ("expression", ["3/2", "(1 + 2) / (4 - 2) = 9", "-(-1.5)", "3 \u00f7 2"], ["1", "3/", "("]),
         (
             "json",
-            ['{"name": "Ann"}', ' {"name": 1, "ages": [1, 2], "more": null}', '{"name": 1}'],
-            ['{"name": true}', '{"name": 1, "ages": [1.5]}', "{}", "[]", '{"name": 1', ""],
+            ['{"name": "Ann"}', ' {"name": 1, "ages": [1, 2], "more": null}', '{"name": [1]}'],
+            [
+                '{"name": true}',
+                '{"name": [true]}',
+                '{"name": 1, "ages": [1.5]}',
+                "{}",
+                "[]",
+                '{"name": 1',
+                "",
+            ],
         ),
         (
             "countdown",
