@@ -134,12 +134,20 @@ class _Wire:
         """Yield `size` bytes; `first` holds the ones that came with the head. Raises Lost."""
         left, piece = size, first
         while left:
-            piece = piece or await self._piece(min(left + 1, PIECE_BYTES))  # notices a surplus
-            if len(piece) > left:
-                raise Lost from ConnectionError("more bytes arrived than announced")
+            piece = piece or await self._piece(min(left, PIECE_BYTES))
             left -= len(piece)
+            if left < 0 or (not left and await self._more()):
+                raise Lost from ConnectionError("more bytes arrived than announced")
             yield piece
             piece = b""
+
+    async def _more(self) -> bool:
+        """Return True if further bytes are there."""
+        try:
+            async with asyncio.timeout(0):
+                return bool(await self._reader.read(1))
+        except OSError:  # includes TimeoutError
+            return False
 
     async def _piece(self, size: int) -> bytes:
         """Return `size` bytes, or less after `PACE_S` and at the connection's end. Raises Lost."""

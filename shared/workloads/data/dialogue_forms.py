@@ -9,7 +9,7 @@ and `completion` of TRL, and pairs: `prompt` and `completion` or `response`, `qu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -33,11 +33,13 @@ _PAIRS = {
     ("inputs", "targets"): "inputs and targets",
     ("input", "output"): "inputs and outputs",
 }
+_IN_AND_OUT = ("input", "output")
+_ASKED = frozenset(key for pair in _PAIRS for key in pair)
 _PREFERENCE = {"chosen", "rejected"}
 _VERDICT = "label"  # key that says whether an answer is good, in data for KTO
 _BESIDE = ("input", "context")  # texts that accompany an instruction
 _ALSO = ("system", "system_prompt", "tools", "history", _VERDICT, *_BESIDE, *_PREFERENCE)
-FIELDS = frozenset({*_LISTS, *(key for pair in _PAIRS for key in pair), *_ALSO})
+FIELDS = frozenset({*_LISTS, *_ASKED, *_ALSO})
 _ROLES: Mapping[str, Role] = {
     **dict.fromkeys(("system", "developer"), "system"),
     **dict.fromkeys(("user", "human"), "user"),
@@ -66,8 +68,13 @@ class Dialogue(msgspec.Struct, frozen=True, kw_only=True):
 def is_dialogue(keys: Iterable[str]) -> bool:
     """Return True if a record with these keys is a dialogue, or a choice between two answers."""
     names = set(keys)
-    pairs = any(names.issuperset(pair) for pair in _PAIRS)
-    return pairs or not names.isdisjoint(_LISTS) or names >= _PREFERENCE
+    return bool(_pair(names)) or not names.isdisjoint(_LISTS) or names >= _PREFERENCE
+
+
+def _pair(names: Collection[str]) -> tuple[str, str] | None:
+    """Return the keys of question and answer. A text stands for itself beside input and output."""
+    known = [pair for pair in _PAIRS if set(names) >= set(pair)]
+    return None if known[:1] == [_IN_AND_OUT] and "text" in names else next(iter(known), None)
 
 
 def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
@@ -104,7 +111,7 @@ def _turns(row: Mapping[str, Any], unread: set[str]) -> tuple[list[DialogueTurn]
             found = [_turn(each, unread) for each in turns]
             named = any("from" in each for each in turns if isinstance(each, Mapping))
             return found, form if named == (form == _SHAREGPT) else _OPENAI
-    pair = next((pair for pair in _PAIRS if row.keys() >= set(pair)), None)
+    pair = _pair(row)
     if pair is None:
         keys = ", ".join(f'"{escaped(key, 40)}"' for key in sorted(row)[:8]) or "none"
         raise InvalidRunFile(
@@ -113,21 +120,22 @@ def _turns(row: Mapping[str, Any], unread: set[str]) -> tuple[list[DialogueTurn]
             ' "instruction" and "output", "question" and "answer"'
         )
     (asked, answer), form = pair, _PAIRS[pair]
+    beside = _BESIDE if asked == "instruction" else ()
+    unread |= {key for key in row if key in _ASKED.union(_BESIDE).difference(pair, beside)}
     row = {key: _parsed(each) if str(each)[:3] == '[{"' else each for key, each in row.items()}
     if isinstance(row[answer], list) or isinstance(row[asked], list):
         before = [_turn(each, unread) for each in _either(row, asked, "user")]
         before = [msgspec.structs.replace(each, learnt=False) for each in before]
         return [*before, *(_turn(t, unread) for t in _either(row, answer, "assistant"))], TRL
-    told = [_text(row, key) for key in (asked, *_BESIDE) if key in row]
+    told = [_text(row, key) for key in (asked, *beside) if key in row]
     past = [
         DialogueTurn(role, _text({"history": text}, "history"))
         for pair in (_listed(row, "history") if "history" in row else ())
         for role, text in zip(_BOTH, _listed({"history": pair}, "history"), strict=False)
     ]
-    question = "\n\n".join(told if asked == "instruction" else told[:1])
     return [
         *past,
-        DialogueTurn("user", question),
+        DialogueTurn("user", "\n\n".join(told)),
         DialogueTurn("assistant", _text(row, answer)),
     ], form
 

@@ -239,7 +239,10 @@ class RolloutWork:
     def _show(self, group: OpenGroup) -> None:
         """Show a group with its rewards, and the hardest problem solved so far."""
         texts = [decoded([each.token for each in answer]) for answer in group.answers]
-        rewards = [reward(group.problem, text) for text in texts]
+        try:
+            rewards = [reward(group.problem, text) for text in texts]
+        except InvalidRunFile:  # its verifier's package is on the coordinator only
+            return
         share, prompt = sum(rewards) / len(rewards), group.problem.prompt
         if 0 < share < min((each for each in self._solved if each), default=2.0):
             right = texts[rewards.index(max(rewards))]

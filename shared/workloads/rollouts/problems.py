@@ -37,7 +37,11 @@ def reward(problem: Problem, answer: str) -> float:
     if len(answer) > ANSWER_CHARS_MAX:
         return 0.0
     judge = verifier(problem.verifier, problem.arguments, "the problem")
-    return min(1.0, max(0.0, float(judge.reward(final(answer)))))
+    said = answer if judge.whole else final(answer)
+    try:
+        return min(1.0, max(0.0, float(judge.reward(said))))
+    except Exception:  # of a package's verifier, which an answer must not stop
+        return 0.0
 
 
 def encoded(text: str) -> list[int]:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -48,6 +48,8 @@ Word = Annotated[str, Meta(pattern=r"^[^\s,;\[\]]{1,64}$")]
 
 class Verifier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of a verifier's arguments."""
+
+    whole: ClassVar[bool] = False  # judges what stands before the last "answer:" too
 
     def reward(self, answer: str) -> float:
         """Return the reward of a final answer, 0 ... 1. Never raises."""
@@ -152,7 +154,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     properties: dict[str, Schema] = {}
     required: tuple[str, ...] = ()
     items: Schema | None = None
-    enum: tuple[Any, ...] | None = None
+    enum: Annotated[tuple[Any, ...], Meta(max_length=64)] | None = None
 
     def fits(self, value: Any) -> bool:
         """Return True for a value of this schema."""
@@ -171,15 +173,16 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Json(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer is JSON of a schema."""
+    """An answer is JSON of a schema, by itself or behind the last "answer:"."""
 
+    whole: ClassVar[bool] = True
     schema: Schema
 
     def reward(self, answer: str) -> float:
-        try:
-            return float(self.schema.fits(decode(answer.encode())))
-        except MALFORMED:
-            return 0.0
+        for text in dict.fromkeys((answer, final(answer))):
+            with suppress(*MALFORMED):
+                return float(self.schema.fits(decode(text.encode())))
+        return 0.0
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -232,7 +235,12 @@ def _brought(name: str, place: str) -> type[Verifier]:
     if name not in _installed():
         known = [*VERIFIERS, *_installed()]
         raise InvalidRunFile(f'{place}: there is no verifier "{name[:64]}": {hint(name, known)}')
-    found: type[Verifier] = _installed()[name].load()
+    try:
+        found = _installed()[name].load()
+    except Exception as error:
+        raise InvalidRunFile(f'{place}: the verifier "{name}" does not load: {error}') from error
+    if not (isinstance(found, type) and issubclass(found, Verifier)):
+        raise InvalidRunFile(f'{place}: the package\'s "{name}" is no verifier')
     return found
 
 

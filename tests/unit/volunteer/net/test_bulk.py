@@ -168,6 +168,16 @@ async def test_a_compressed_answer_is_refused_at_once() -> None:
             await read(Address(url=url))
 
 
+async def test_the_last_byte_ends_an_answer_whose_connection_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk, "PACE_S", 1e6)  # nothing but the bytes themselves ends a wait
+    server = Server(whole(b"200 OK"))
+    server.close.clear()
+    async with listening(server) as url, asyncio.timeout(60):
+        assert b"".join(await read(Address(url=url), read_s=1e6)) == DATA
+
+
 async def test_more_than_was_announced_is_refused() -> None:
     async with listening(Server(whole(b"200 OK") + b"x" * BULK_BYTES)) as url:
         with pytest.raises(errors.Unreachable):

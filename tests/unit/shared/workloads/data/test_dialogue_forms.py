@@ -22,7 +22,7 @@ from shared.errors import InvalidRunFile
 from shared.workloads.base import DatasetManifest, DatasetWanted, load
 from shared.workloads.data.chat_dataset import build_chat
 from shared.workloads.data.chat_template import ChatTemplate
-from shared.workloads.data.dialogue_forms import read_dialogue
+from shared.workloads.data.dialogue_forms import is_dialogue, read_dialogue
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.tokenizer import LEARNT, TOKEN_BITS, load_tokenizer, train_tokenizer
 from tests.support.workloads import tiny_causal
@@ -317,3 +317,16 @@ def test_a_file_that_is_no_list_of_records_is_refused(tmp_path: Path, name: str)
     (tmp_path / name).write_bytes(b"[" * 100_000 if name == "d.json" else b"a,b\n\xff\xfe")
     with pytest.raises(InvalidRunFile, match=r"d\.(json|csv) is not an? "):
         learnt(tmp_path, name)
+
+
+def test_texts_beside_a_pair_are_named_as_not_read() -> None:
+    beside = {"input": "2 + 2", "output": "4", "prompt": "sums"}
+    assert read_dialogue(beside).unread == ("prompt",)
+    told = {"question": "Who?", "answer": "Ann", "context": "Ann won."}
+    assert read_dialogue(told).unread == ("context",)
+    assert read_dialogue({"instruction": "Add", "input": "2", "output": "2"}).unread == ()
+
+
+def test_a_text_with_an_input_and_an_output_is_a_text() -> None:
+    assert not is_dialogue({"text", "input", "output"})
+    assert is_dialogue({"input", "output"})

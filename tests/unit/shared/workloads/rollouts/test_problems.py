@@ -57,7 +57,13 @@ def test_every_verifier_is_tested() -> None:
         ("expression", ["3/2", "(1 + 2) / (4 - 2) = 9", "-(-1.5)", "3 \u00f7 2"], ["1", "3/", "("]),
         (
             "json",
-            ['{"name": "Ann"}', ' {"name": 1, "ages": [1, 2], "more": null}', '{"name": [1]}'],
+            [
+                '{"name": "Ann"}',
+                ' {"name": 1, "ages": [1, 2], "more": null}',
+                '{"name": [1]}',
+                '{"name": 1, "more": "answer: 2"}',
+                'answer: {"name": 1}',
+            ],
             [
                 '{"name": true}',
                 '{"name": [true]}',
