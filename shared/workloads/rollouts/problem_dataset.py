@@ -105,7 +105,7 @@ def _lines(path: Path) -> list[tuple[str, bytes]]:
 def _read(line: bytes, place: str) -> Problem:
     found = decoded_line(line, _Line, place)
     bare = not isinstance(found.answer, UnsetType)
-    if not bare and not found.arguments:
+    if not (bare or found.arguments or found.verifier):
         raise InvalidRunFile(f"{place}: the problem has no answer")
     arguments = {**found.arguments, "answer": found.answer} if bare else found.arguments
     plain = isinstance(found.answer, int | float) and not isinstance(found.answer, bool)

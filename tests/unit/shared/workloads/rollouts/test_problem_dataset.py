@@ -51,6 +51,7 @@ SUMS = [line(prompt=f"{n}+1=", answer=n + 1) for n in range(40)]
     ("wrong", "sentence"),
     [
         (line(prompt="a"), "sums.jsonl line 41: the problem has no answer"),
+        (line(prompt="a", verifier="jsn"), 'there is no verifier "jsn": did you mean "json"'),
         (line(prompt="a", verifier="numbr", answer=3), 'is no verifier "numbr": did you mean "num'),
         (line(prompt="a", verifier="number", answer="x"), "line 41 answer: expected a number"),
         (line(prompt="a", verifier="sorted", answer=3), "line 41: a problem needs items for its"),
