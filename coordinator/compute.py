@@ -1,8 +1,8 @@
 """Work with PyTorch: in a child process of a server, in a thread of a command.
 
 Importing PyTorch would stop a server's event loop for seconds, its threads would take the cores
-from the sockets, and a version too large for the memory would end the server. In a child, each of
-these costs only one computation.
+from the sockets, and a version too large for the memory would end the server. A child process
+confines each of these to one computation.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Compute:
         self._paused: Flag = get_context("spawn").RawValue("b", 0)
 
     async def run(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Return `work(stop, *arguments)`, pickled into its own process. Raises as `timed`."""
+        """Return `work(stop, *arguments)`, from the separate process if any. Raises as `timed`."""
         return (await self.timed(work, *arguments))[0]
 
     @staticmethod
@@ -171,7 +171,7 @@ class Compute:
             daemon=True,
         )
         process.start()
-        its.close()  # so that its end is noticed
+        its.close()  # so that the child's end is noticed
         self._process, self._pipe = process, ours
         if self.stopping:  # the server stopped meanwhile
             process.kill()

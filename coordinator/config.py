@@ -38,12 +38,12 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
 
     merge_threads: int = 0  # threads of a merge, besides those that write; 0 = half the cores
     merge_lease_s: float = 15.0  # a merge is taken over if its coordinator is silent for this long
-    # bytes that one volunteer has uploaded and not yet submitted
+    # most bytes that one volunteer may have uploaded and not yet submitted
     upload_quota_bytes: int = 16 * GIB
     # accounts that a network may make a day without a code; a network is an IPv4 /24 or IPv6 /48
     accounts_per_network: int = 20
     connections_max: int = 32_768
-    # with PostgreSQL: time before a stop in which /ready says no and all requests are served
+    # time before a stop, with PostgreSQL, in which /ready says no and all requests are served
     drain_s: float = 5.0
     connections_per_address: int = 2048
     headers_s: float = 10.0  # time in which all headers must arrive
@@ -313,7 +313,7 @@ TABLE = SettingsTable(
 
 
 def model_names(settings: Settings) -> dict[str, str]:
-    """Return `inference_models` by the run or the version that each names. Raises Configuration."""
+    """Return the names in `inference_models` by RUN or RUN@VERSION. Raises Configuration."""
     found: dict[str, str] = {}
     for entry in filter(None, (each.strip() for each in settings.inference_models.split(","))):
         match = _MODEL.fullmatch(entry)
@@ -410,7 +410,7 @@ def _sourced(
 
 
 def without_password(url: str) -> str:
-    """Return a database or blob URL for display and logs."""
+    """Return a database or blob URL, its password hidden, for display and logs."""
     parts = urlsplit(url)
     if parts.password is None:
         return url

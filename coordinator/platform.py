@@ -29,7 +29,7 @@ class Platform:
 
 
 class PlatformService:
-    """Base of the services: each works on a platform, under these names."""
+    """Base of the services: holds the parts of their platform under these names."""
 
     def __init__(self, on: Platform) -> None:
         self._settings, self._clock, self._key = on.settings, on.clock, on.key

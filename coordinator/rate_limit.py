@@ -26,7 +26,7 @@ _RATE = re.compile(r"([1-9][0-9]{0,8}) ?/ ?(second|minute|hour|day)")
 
 
 class _Bucket:
-    """Token bucket: `capacity` requests at once, refilled at `per_s`.
+    """Token bucket: `capacity` requests at once, refilled evenly in a window.
 
     Remembers at most `KEYS_MAX` keys.
     """

@@ -220,7 +220,7 @@ class Coordinator(Platform):
 
     @property
     def answerers(self) -> Answerers:
-        """Return the machines of volunteers that answer."""
+        """Return the machines of volunteers that answer prompts."""
         return self.answers.answerers
 
     async def close(self) -> None:

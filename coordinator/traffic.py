@@ -24,7 +24,7 @@ class TrafficCounter:
         self.bytes_out = 0
         self.viewers = 0  # browsers that hold an event stream of a run now
         self.requests: Counter[tuple[str, str, int]] = Counter()  # method, path template, status
-        # summed, by method and path template
+        # seconds of all answers, by method and path template
         self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     def answered(self) -> tuple[int, int]:
@@ -49,7 +49,7 @@ class Durations:
         self._counts = [0] * (len(self.bounds) + 1)
 
     def add(self, seconds: float) -> None:
-        """Count one."""
+        """Count one duration."""
         self.total_s += seconds
         self._counts[bisect_left(self.bounds, seconds)] += 1
 

@@ -61,7 +61,7 @@ REISSUE_S = DAY_S  # validity of a reissued link: long, since the organiser pass
 ORDERS_A_MINUTE = 60  # orders that an account may send to its machines
 WORK_MAX = 4096  # volunteers whose counts are cached
 JOINED_MAX = 64  # volunteers whose accounts are read in one transaction
-# time between two full counts of an account; changes since then are added each time
+# time between two full counts of an account; each view adds the changes since the last one
 COUNTED_S = 60.0
 
 
@@ -78,7 +78,7 @@ class _Look(NamedTuple):
     """Request for a volunteer's own view."""
 
     who: str
-    day: float  # its beginning
+    day: float  # beginning of today, in UTC
     old: _AccountSums
     rank: int | None
     also: Callable[[Connection], Any]
@@ -141,7 +141,7 @@ class Volunteers:
         return made
 
     async def _prove(self, request: RegisterRequest) -> None:
-        """Check a new volunteer's proof of work. Raises Forbidden, BadRequest."""
+        """Check the proof of work of a new worker. Raises Forbidden, BadRequest."""
         try:
             self._entrance.check(request)
         except (Forbidden, BadRequest):
@@ -164,7 +164,7 @@ class Volunteers:
         return self._tokens.recall(header)
 
     async def authenticate(self, worker_id: str, secret: str) -> Principal:
-        """Return the worker with this secret. Raises Unauthorized, or Banned 0.5 s after a ban."""
+        """Return the worker with this secret. Raises Unauthorized or, 0.5 s after a ban, Banned."""
         return await self._tokens.principal(worker_id, secret)
 
     async def leave(self, principal: Principal, request: LeaveRequest | None = None) -> None:
@@ -181,13 +181,13 @@ class Volunteers:
         self._tokens.forget(worker)
 
     async def set_public(self, principal: Principal, public: bool) -> None:
-        """Show the nickname to others, or hide it; effective at once."""
+        """Show the nickname to others, or hide it; this process does so at once."""
         who = principal.volunteer_id
         await self._db.write(lambda conn: store.set_volunteer(conn, who, public=public))
         self._board.show(who, public)
 
     async def order(self, principal: Principal, request: MachineOrder) -> None:
-        """Store the order for a machine of the same account; its next heartbeat carries it.
+        """Store an order, which the reply to the next heartbeat of this account's machine carries.
 
         Raises NotFound, TooManyRequests.
         """
@@ -353,8 +353,8 @@ class Volunteers:
         return await self._write(lambda conn: suspension.unban(conn, _find(conn, who), now))
 
     async def suspend(self, who: str, reason: str) -> str:
-        """Suspend an account: no work, no pay, escrow and unmerged contributions forfeit. Its owner
-        reads the reason. Raises NotFound, BadRequest.
+        """Suspend an account: it gets no work, and escrow and unmerged contributions are forfeited.
+        Its owner reads the reason. Raises NotFound, BadRequest.
         """
         now, why = self._clock.now(), suspension.reason_of(reason)
 
@@ -366,7 +366,7 @@ class Volunteers:
         return await self._shut_out(change)
 
     async def unsuspend(self, who: str, reason: str) -> str:
-        """Let a suspended or distrusted account work again; forfeited pay stays forfeit. Raises
+        """Let a suspended or distrusted account work again; forfeited pay stays forfeited. Raises
         NotFound, BadRequest, Conflict.
         """
         now, why = self._clock.now(), suspension.reason_of(reason)
@@ -500,7 +500,7 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
 
 
 def _proving(conn: Connection, whose: Sequence[str], now: float) -> dict[str, dict[str, Any]]:
-    """Return how many checks by recompute each account waits for, and their estimated seconds."""
+    """Return how many recomputes each account waits for, and in how many seconds they may end."""
     found: dict[str, dict[str, Any]] = {w: {"proving": 0, "proved_in_s": None} for w in whose}
     counts = recomputes.open_counts(conn, whose)
     served = recomputes.served(conn, now) if counts else frozenset[str]()

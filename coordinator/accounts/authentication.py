@@ -3,7 +3,7 @@
 Every worker sends a heartbeat each 30 s; reading its secret from the database each time would cost
 more than the rest of the request. A verified token is therefore cached for a minute. A stamp in the
 database, read twice a second for all tokens, shows whether an account was banned meanwhile, so that
-a ban or a revoked secret works within half a second on every process.
+every process obeys a ban or a revoked secret within half a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shared.clock import Clock
 
 CACHE_S = 0.5  # a ban by another process takes effect after this time
-# the return of a machine that signed off at another process is noticed after this time
+# validity of a cached worker; then a machine that another process signed off is online again
 AGAIN_S = 60.0
 CACHE_MAX = 20_000  # workers that are cached
 
@@ -107,5 +107,5 @@ class Tokens:
 
 
 def changed(conn: Connection) -> None:
-    """Make all processes read the accounts again; called in a transaction that bans an account."""
+    """Make all processes read the accounts again; called in each transaction that changes one."""
     key_values.put(conn, key_values.ACCOUNTS, secrets.token_hex(8))

@@ -42,8 +42,8 @@ class Standings(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: Sequence[LeaderboardStanding]
     event: int
-    earned: dict[str, tuple[int, bool]]  # by volunteer, and whether it is public
-    public: list[int]  # what public volunteers have earned, negative, in order
+    earned: dict[str, tuple[int, bool]]  # credits by volunteer, and whether it is public
+    public: list[int]  # negated credits of the public volunteers, ascending
 
     def raised(self, who: str, micro: int) -> Sequence[LeaderboardStanding]:
         """Return the rows after one volunteer was raised to the place that additional

@@ -176,7 +176,7 @@ def _opened(
 
 
 def _check_network(conn: Connection, admission: Admission, now: float) -> None:
-    """Raise TooManyRequests if this network registered enough strangers within a day."""
+    """Raise TooManyRequests if strangers of this network used up its accounts of a day."""
     if admission.network == networks.UNKNOWN:
         return
     came = store.strangers_of(conn, admission.network, now - DAY_S)

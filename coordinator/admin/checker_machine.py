@@ -118,7 +118,7 @@ class CheckerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checker:
-    """One worker on one device. `tell` receives progress and results."""
+    """Checker on one device. `tell` receives progress and results."""
 
     def __init__(
         self,

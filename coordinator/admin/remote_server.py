@@ -41,7 +41,7 @@ from shared.text_file import read_text
 from shared.tls_pin import WrongCertificate, pinned_context
 from shared.workloads.data.skipped import walk
 
-TIMEOUT_S = 600.0  # time for building a dataset
+TIMEOUT_S = 600.0  # enough to build a dataset
 CONNECT_S = 10.0
 REPLY_BYTES_MAX = 256 << 20
 COPY_BYTES = 1 << 20
@@ -162,7 +162,7 @@ class RemoteServer:
         return {"Authorization": f"Bearer admin.{self._token}", "Accept-Encoding": "identity"}
 
     def _connect(self) -> http.client.HTTPConnection:
-        """Connect to the verified server. Raises Unreachable, or Unauthorized for a wrong one."""
+        """Connect to the server and verify it. Raises Unreachable, Unauthorized, Configuration."""
         parts = urlsplit(self._link.url)
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "http":

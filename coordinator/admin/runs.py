@@ -66,7 +66,7 @@ class ExportRun(CommandRequest, frozen=True, kw_only=True):
     version: int | None = None
     to: str = ""
     format: str = PLAIN
-    dtype: str = ""  # type of its numbers; "" = the format's default
+    dtype: str = ""  # number type of the weights; "" = the format's default
 
 
 class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):

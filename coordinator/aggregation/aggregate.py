@@ -1,6 +1,6 @@
 """Aggregation rules, and the walk over a model that merges many contributions into one update.
 
-    recipe = prepare(rule, cohort, pieces(schema))  # only distance rules read the files here
+    recipe = prepare(rule, cohort, pieces(schema))  # distance rules and clips read the files
     for merged in merge(rule, cohort, recipe, pieces(schema)):
         ...                                                 # server optimiser, write
 

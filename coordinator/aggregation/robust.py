@@ -20,8 +20,8 @@ from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, T
 
 CLIP_ROUNDS = 20
 CLIP_TOLERANCE = 1e-6  # relative to the radius
-# Fewer equal voices than this have no common direction: if two fifths of them are hostile and copy
-# one honest contribution, these are a majority.
+# Fewer equal voices than this show no common direction: if two fifths are hostile copies of one
+# honest contribution, they are a majority together with it.
 VOICES = 8
 AGREED = 0.6  # median cosine to the others from which on contributions have a common direction
 ASTRAY = 0.25  # share of that cosine below which a contribution points elsewhere
@@ -30,11 +30,11 @@ ROUNDING = 1e-6  # relative to the norms: contributions that differ by less are 
 
 
 class Aggregator:
-    """Rule that combines contributions into one update, without a state of its own; by itself their
-    weighted sum.
+    """Stateless rule that combines contributions into one update; this base takes their weighted
+    sum.
     """
 
-    surveys: ClassVar[bool] = False  # it surveys the whole model before it can merge any piece
+    surveys: ClassVar[bool] = False  # True: needs a survey of the whole model before any merge
 
     def survey(self, cohort: Cohort, piece: TensorPiece) -> Doubles | None:
         """Return the rule's statistics of a piece, additive over pieces; None if it needs none."""
@@ -65,7 +65,7 @@ class TrimmedMean(Aggregator):
         kernels.rank_mean(cohort, piece, out, low=cut, high=len(cohort) - cut)
 
 
-MEDIAN = TrimmedMean(0.5)  # of each coordinate; for even K the mean of the two middle values
+MEDIAN = TrimmedMean(0.5)  # per coordinate; the mean of the two middle values for even K
 
 
 @dataclass(frozen=True, slots=True)

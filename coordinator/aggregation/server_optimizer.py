@@ -5,10 +5,10 @@ uses float32 with multiply and add as two steps, so that the same state and upda
 bytes on every machine; torch's own kernels fuse them if the processor can. The tests compare every
 rule with torch's.
 
-Once a merge, `begin` advances the counters and computes the numbers of the step; then `step` runs
-on each piece, in place, on any thread. The state has one flat float32 array for each slot of each
-parameter, zero at first, in a memory-mapped file next to the weights. A later phase of
-a plan keeps the slots that it knows by name and starts the others from zero, so slots of one name
+`begin` runs once a merge: it advances the counters and computes the numbers of the step. `step`
+then runs on each piece, in place, on any thread. The state has one flat float32 array for each slot
+of each parameter, zero at first, in a memory-mapped file next to the weights. A later phase of a
+plan keeps the slots that it knows by name and starts the others from zero, so slots of one name
 hold the same quantity in every rule.
 
 Legend: p weights, g update, m momentum, v second moment, (N,) each.

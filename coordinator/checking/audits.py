@@ -236,9 +236,9 @@ def judge(
 ) -> None:
     """Judge an answer by the organiser's recompute.
 
-    An answer is made up only if a second result contradicts it: the update that the recompute
-    confirmed, or a made-up update that the answer agrees with. If all three differ, the task
-    amplifies rounding, by chance or by a forged state.
+    An answer that the recompute contradicts is made up only if the recompute confirmed the worker's
+    update, or if the answer agrees with that update. If all three differ, the task amplifies
+    rounding, by chance or because its state was forged.
     """
     assert audit.answer_id is not None
     assert audit.sums is not None

@@ -117,8 +117,8 @@ class Case(StoredCase, frozen=True, kw_only=True):
         return (keeps and not said.left) or (row.codec not in EXACT_CODECS and not said.kept)
 
     def comparable(self, on: rules.ComputeDevice) -> bool:
-        """Return True if a recompute that differs on this machine proves anything. The worker's
-        device is taken from its registration, not from its report.
+        """Return True if a different result of a recompute on this device proves anything. The
+        worker's device is taken from its registration, not from its report.
         """
         worker = rules.ComputeDevice(kind=rules.device_kind(self.device), model=self.model)
         # Only the worker reports where it halved its batches, so halved work proves nothing.

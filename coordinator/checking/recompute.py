@@ -7,9 +7,9 @@
 
 If a waiting recompute is much smaller than the running one, it starts at once in a second process,
 and the larger one pauses between two steps, so that huge tasks in the queue delay nobody. No
-verdict waits for a recompute. A checker's class of devices is left to the checker (see `checkers`).
-A recompute that is impossible here now waits, with a reason for the organiser; no draw is ever
-dropped.
+verdict waits for a recompute. Tasks done on a checker's class of devices are left to the checker
+(see `checkers`). A recompute that is impossible here now waits, with a reason for the organiser; no
+draw is ever dropped.
 """
 
 from __future__ import annotations

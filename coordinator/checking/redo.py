@@ -282,7 +282,7 @@ def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:
 
 def state_cosine(ours: Weights, theirs: Weights) -> float:
     """Return the lowest likeness of the kinds of state ("exp_avg", "exp_avg_sq"), each a cosine
-    less excess length; -1 if a tensor is missing or has another shape.
+    times the ratio of lengths; -1 if a tensor is missing or has another shape.
     """
     sums: dict[str, list[float]] = {}
     for name, mine in ours.items():

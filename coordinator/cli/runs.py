@@ -210,7 +210,7 @@ def fork(
     yes: Yes = False,
     where: TargetOptions = HERE,
 ) -> int:
-    """Make a draft from a run file and one of its run's versions. Only a preview, without --yes."""
+    """Make a draft from a run's file and one of its versions. Only a preview, without --yes."""
     return deed(call(where, "run.fork", name=name, source=source, yes=yes), where.json)
 
 

@@ -25,7 +25,7 @@ def simulate(
 ) -> int:
     """Try a run with imagined volunteers in virtual time, before you invite people.
 
-    The real queue, checks, codec and merge; machines and links as the file describes them. Predicts
+    Runs the real queue, checks, codec and merge with the machines and links of the file. Predicts
     versions per hour, MB an hour of a volunteer, how long devices idle, and what limits the run.
     """
     if example:

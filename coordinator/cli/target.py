@@ -160,7 +160,7 @@ async def reached(
     from importlib import import_module
 
     for heavy in ("coordinator.admin.registry", "coordinator.services"):
-        # in a thread: this takes a second, in which the screen is drawn
+        # loaded in a thread: this takes a second, in which the screen is drawn
         await asyncio.to_thread(import_module, heavy)
     from coordinator.admin.registry import COMMANDS
 
