@@ -61,7 +61,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         between = pulls < row.steps or (row.part and pulls % task.part_steps)
         if task.kind not in ("train", "learn") or (pulls and between):
             return None
-        part = msgspec.structs.replace(  # the row may start at a later part by now
+        part = msgspec.structs.replace(  # the row starts at this part: earlier ones are split off
             task,
             stop=task.start + row.samples,
             steps=row.steps,

@@ -1,7 +1,7 @@
 """Audits: waiting recomputes that vetted volunteers make, as paid tasks.
 
-A recompute with a seed may become one. Its row names the task, the accounts that gave it back, and
-the answer.
+A recompute with a seed may become an audit. Its row names the task, the accounts that gave it back,
+and the answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shared.protocol.leases import AuditWork
 from shared.protocol.versions import BlobRef
 from shared.workloads.base import DatasetManifest, Job
 
-NONE, OTHER = -1, -2  # for no invite of the auditor, or of the audited account: never equal
+NONE, OTHER = -1, -2  # stand for a missing invite of either account, never equal
 SEEN_S = 86_400.0  # an auditor's machine must have sent a heartbeat within this time
 
 

@@ -1,9 +1,9 @@
 """Claims of many waiters in one transaction: the rows are read, the caller decides, leases are
 written.
 
-`view` locks the rows that `take` changes: the running runs, whose cursors move, and the waiting
-tasks that may be handed out. Two coordinators therefore never hand out the same range, and wait for
-each other only as long as a claim takes.
+`view` locks the rows that `leases.take` changes: the running runs, whose cursors move, and the
+waiting tasks that may be handed out. Two coordinators therefore never hand out the same range, and
+wait for each other only as long as a claim takes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PAST = 16  # newest tasks of a worker that measure its speed
 
 
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Changing part of a running run."""
+    """Changing figures of a running run."""
 
     id: int
     head: int

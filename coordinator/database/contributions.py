@@ -147,7 +147,7 @@ def in_state(
 
 
 def mergeable(conn: Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
-    """Return accepted updates in the order of a merge."""
+    """Return the accepted updates that may be merged now, in merge order."""
     rows = conn.execute(_MERGEABLE, {"its_run_id": run_id, "most": limit}).mappings()
     return [_row(row) for row in rows]
 

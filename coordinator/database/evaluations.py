@@ -54,7 +54,7 @@ _FIRST_METRICS = _FIRST_LOSS.with_only_columns(_E.metrics)
 
 
 def next_evaluation(conn: Connection) -> EvaluationRow | None:
-    """Return the newest waiting version of the longest-waiting run, but its version 0 first."""
+    """Return the waiting version with the highest number in any run, but a version 0 first."""
     row = conn.execute(_NEXT_EVALUATION).mappings().first()
     return None if row is None else EvaluationRow(**row)
 
@@ -151,7 +151,7 @@ def _shown(run_id: int) -> ColumnElement[bool]:
 
 
 def sample(conn: Connection, run_id: int, version: int | None = None) -> Sampled | None:
-    """Return the sample of a version, or the newest of the run; reads one row of any history."""
+    """Return the sample of a version, or the newest of the run; reads one row only."""
     query = select(_E.version, _E.sample, _E.sample_sha256).where(_shown(run_id))
     if version is not None:
         query = query.where(_E.version == version)

@@ -79,7 +79,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     planned: int  # samples for which learn tasks were made
     learnt: int  # samples of finished learn tasks
     merging: int  # finished learn tasks whose updates wait for a merge
-    unmerged: int  # samples of these
+    unmerged: int  # samples of the tasks in `merging`
     learning: int  # learn tasks that have not ended
     measuring: int  # match tasks that have not ended
 
@@ -92,7 +92,7 @@ def add_harvest(conn: Connection, row: HarvestRow) -> None:
 
 
 def unsealed(conn: Connection, run_id: int, limit: int) -> list[HarvestRow]:
-    """Return accepted, unsealed games in the order of their arrival."""
+    """Return the unsealed harvests in the order of their arrival."""
     h = harvests.c
     query = select(harvests).where(h.run_id == run_id, h.chunk.is_(None))
     rows = conn.execute(query.order_by(h.contribution_id).limit(limit)).mappings()
@@ -144,7 +144,7 @@ def is_chunk(conn: Connection, sha256: str) -> bool:
 
 
 def blobs_in_use(conn: Connection, now: float) -> set[str]:
-    """Return the files of games that wait to be sealed, and of chunks that may still be read."""
+    """Return the files of unsealed harvests, and of chunks that may still be read."""
     kept = chunks.c.retired_at.is_(None) | (chunks.c.retired_at > now - KEPT_S)
     waiting = select(harvests.c.sha256).where(harvests.c.chunk.is_(None))
     found = set(conn.execute(waiting).scalars())
@@ -152,7 +152,7 @@ def blobs_in_use(conn: Connection, now: float) -> set[str]:
 
 
 def per_hour(conn: Connection, run_id: int, now: float) -> float:
-    """Return the rate of sealed episodes an hour; 0 before there are two chunks."""
+    """Return the episodes sealed an hour; 0 unless the last hour has two chunks."""
     c = chunks.c
     query = select(c.episodes, c.sealed_at).where(c.run_id == run_id).order_by(c.number.desc())
     lately = [row for row in conn.execute(query.limit(LATELY)) if row.sealed_at >= now - 3600.0]
@@ -167,7 +167,7 @@ def reported(
     conn: Connection, run_id: int, name: str, kinds: Collection[str], *, a_second: bool = False
 ) -> float | None:
     """Return the median of a figure in the newest reports on accepted contributions of these kinds,
-    or of its sum over the samples of a second; None if none reports it.
+    with `a_second` times the samples a second; None if none reports it.
     """
     c = contributions.c
     ours = select(c.id, c.kind, c.state, c.report).where(c.run_id == run_id)

@@ -91,7 +91,7 @@ _SEEN = Lines(
 
 
 def seen(conn: Connection, signs: Sequence[Sign]) -> None:
-    """Store the beats of workers: time and state. The state of a worker that left stays."""
+    """Store the beats of workers: time and state. A worker that left is not changed."""
     if signs:
         _SEEN.execute(conn, sorted((s.worker_id, s.at, s.state) for s in signs))
 

@@ -12,13 +12,13 @@ KEY = "key"  # fingerprint of the key that signs for this database
 TOKENS = "tokens"  # number of times that the tokens were made anew
 INVITE = "invite"  # counts the server's invites; the join link has the newest
 RESTORED = "restored"  # signed statement of the last restore, JSON
-ADDRESS = "address"  # address of the server's last contact, for join links
+ADDRESS = "address"  # address of the last server, for join links
 SETTINGS = "settings"  # settings of the server's last start, JSON
 OPEN = "open"  # "yes" if the last server admitted strangers
 ANNOUNCEMENTS = "announcements"  # JSON
 ALERTS = "alerts"  # open alerts, and those still to be delivered, JSON
 BACKUP = "backup"  # time of the newest backup, UTC epoch seconds
-ACCOUNTS = "accounts"  # changes whenever an account is banned, unbanned or renamed
+ACCOUNTS = "accounts"  # renewed whenever an account is banned, renamed, suspended or the like
 
 
 _GET = select(meta.c.value).where(its(meta.c.key))

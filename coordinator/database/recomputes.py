@@ -4,8 +4,8 @@
 
 All revealed recomputes wait in one queue for the server, the organiser's own machines, or
 volunteers' audits. A place in it is the time at which the recompute would end if its account had a
-processor of its own; accounts of one network count as one. Unproven accounts get exactly half of
-the capacity, so that an account with one passed draw does not wait behind a crowd of new accounts.
+processor of its own; accounts of one network count as one. Unproven accounts get half of the
+capacity, so that an account with one passed draw does not wait behind a crowd of new accounts.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ def unwanted(conn: Connection, contribution_id: int, volunteer_id: str, sha256: 
 
 
 def arrive(conn: Connection, contribution_id: int) -> bool:
-    """Count an arrived file of evidence; return True if the evidence is complete."""
+    """Mark a recompute as revealed if all its evidence has arrived; return True if so."""
     row = get(conn, contribution_id)
     if row is None or row.state != "asked":
         return False

@@ -256,9 +256,9 @@ def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Tur
     """Return the updates waiting for a run's next merge, and the workers that its trigger and step
     length count.
 
-    These are the workers of each active volunteer with a part in the newest versions; a volunteer
-    without such a worker counts as one, however many machines hold leases. `vetted` counts only
-    vetted accounts, otherwise also accounts with one proof.
+    The counted workers are those of each active volunteer with a part in the newest versions; a
+    volunteer without such a worker counts as one, however many machines hold leases. `vetted`
+    counts only vetted accounts; without it, accounts with one proof count too.
     """
     given = {"its_run_id": run.id, "since": since, "before": run.head - LATELY, "head": run.head}
     row = dict(conn.execute(_TURNOUT[vetted], given).mappings().one())

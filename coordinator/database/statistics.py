@@ -79,7 +79,7 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     """Work decided within one stretch of time."""
 
     place: int  # number of the stretch, from 0
-    at: float  # its beginning
+    at: float  # beginning of the stretch
     contributions: int
     volunteers: int
     device_s: float
@@ -103,7 +103,7 @@ class VolunteerSummary(msgspec.Struct, frozen=True, kw_only=True):
     debt_micro: int = 0
     work: WorkTotals = WorkTotals()
     standing: str = ""  # probation, vetted, suspended
-    proofs: int = 0  # draws that passed
+    proofs: int = 0  # passed draws since the last one that did not pass
     reason: str = ""  # reason of a suspension
 
 
@@ -198,7 +198,7 @@ def stretches(
     """
     c = contributions.c
     whose = (c.volunteer_id == volunteer_id,) if volunteer_id else ()
-    # Never negative, so that both databases round it the same way.
+    # The quotient is never negative, so that both databases round it the same way.
     number = cast(func.floor((c.decided_at - since) / width_s), Integer).label("number")
     query = (
         select(number, func.count(), func.count(c.volunteer_id.distinct()), func.sum(c.train_s))

@@ -48,12 +48,12 @@ from shared.protocol.limits import AUDIT_BYTES
 
 FailureKind = Literal["failure", "timeout"]
 
-# A task is also discarded after this many times max_failures by one volunteer, if nobody else works
-# for the run.
+# A task is also discarded after this many times `max_failures` failures of one volunteer, if nobody
+# else works for the run.
 ALONE_FACTOR = 2
 TIMED_OUT_MIN = 2  # volunteers that must time out on a task before it is discarded
-# A volunteer works for a run if it claimed a task within this time and holds it, or if the task is
-# among this many newest done ones.
+# A volunteer works for a run if it claimed a task of it within this time, and holds that task or
+# did it as one of this many newest done tasks.
 LATELY_S, LATELY = 3600.0, 256
 MESSAGE_CHARS = 500
 BESIDE = ("learn", "evaluate", AUDIT)  # kinds of tasks that are not cut from a pass
@@ -283,7 +283,7 @@ def begin_all(
     found = conn.execute(_BEGIN, given | {"ids": ready}).mappings().all() if ready else []
     made = {values["id"]: _begun(dict(values), now) for values in found}
     for row in rows:
-        if row.kind == AUDIT and _is_ready(row):  # begins from the base of the task that it repeats
+        if row.kind == AUDIT and _is_ready(row):  # an audit begins from the base of its task
             given |= {"ids": [row.id], "base": int(decode(row.options)["base_version"])}
             made[row.id] = _begun(dict(conn.execute(_BEGIN_AT, given).mappings().one()), now)
     return [

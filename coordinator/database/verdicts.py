@@ -233,7 +233,7 @@ def news(
         these = conn.execute(_THESE, {"ids": again}).mappings() if again else ()
         found |= {row["id"]: _verdict(row) for row in these}
     told.update([*found])
-    # No verdict of this worker is left, so the next call need not look at the others' numbers.
+    # `until` also passes other workers' verdicts, so that the next call need not look at them.
     return [found[number] for number in sorted(found)], until
 
 
@@ -262,7 +262,7 @@ def latest_verdict(conn: Connection, contribution_id: int) -> Verdict | None:
 def history(
     conn: Connection, volunteer_id: str, before: int | None, limit: int
 ) -> list[tuple[int, Verdict]]:
-    """Return verdicts newest first; each number continues the listing."""
+    """Return verdicts newest first, each with the number that continues the listing as `before`."""
     query = _VERDICT.where(verdicts.c.volunteer_id == volunteer_id)
     if before is not None:
         query = query.where(verdicts.c.id < before)

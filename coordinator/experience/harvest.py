@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 OPPONENT = "opponent"  # key of a match task's asset and metadata that name the other version
 DRAWS = 20  # newest draws of an account, of one kind, whose faults are summed
-# share of a file's games that may be refused without refusing the file; one game always may
+# share of a self-play file's games that may be refused without refusing the file; at least one may
 TOLERATED_SHARE = 0.05
 
 

@@ -145,7 +145,7 @@ class Replay(PlatformService):
             window = [chunk for chunk in window if chunk.sealed_at >= since]
         warm = warm_start(spec.file.train, play.warm_steps) * batch
         if found.learnt < warm or (warm and not run.head):
-            return self._add_warm(conn, spec, run, found)  # no answers by version 0
+            return self._add_warm(conn, spec, run, found)  # actors wait for the warm start
         found = msgspec.structs.replace(
             found, planned=found.planned - warm, learnt=found.learnt - warm
         )
@@ -309,8 +309,8 @@ def _due(rows: list[HarvestRow], chunk: int, now: float) -> list[HarvestRow]:
 
 
 def _merged(found: Totals, quorum: int) -> Totals:
-    """Return the totals with learn tasks as unfinished until their merge, if one is due: who began
-    an episode or a task a moment before it would work with the version that it replaces.
+    """Return the totals with finished learn tasks as unfinished while their merge is due, since an
+    episode or a task begun now would use the version that the merge replaces.
     """
     if found.merging < quorum:
         return found

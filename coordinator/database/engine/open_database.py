@@ -1,7 +1,7 @@
 """Database: one transaction at a time through `write`, a consistent view through `read`, on SQLite
 or PostgreSQL.
 
-Functions of the store take a connection; a runner for each database runs them (`sqlite.py`,
+Functions of this package take a connection; a runner for each database runs them (`sqlite.py`,
 `postgres.py`).
 """
 
@@ -169,8 +169,8 @@ def parse(url: str) -> URL:
             raise Configuration("an SQLite database needs a file: sqlite:///path/to/file.db")
         return target.set(drivername="sqlite")
     if backend in ("postgresql", "postgres"):
+        # asyncpg calls the setting "ssl"
         query = {{"sslmode": "ssl"}.get(key, key): value for key, value in target.query.items()}
-        # asyncpg's name for the setting
         return target.set(drivername="postgresql+asyncpg", query=query)
     raise Configuration(f'"{backend}" is not supported: use sqlite or postgresql')
 

@@ -228,13 +228,13 @@ class PostgresRunner:
         try:
             await asyncio.wait_for(self._idle.wait(), CLOSE_S)
         except TimeoutError:
-            pass  # the connection of a too slow client is dropped
+            pass  # the connections of functions that still run are dropped
         await self._engine.dispose()
 
     # --- the clock ---
 
     async def _compare_clocks(self, clock: SystemClock) -> None:
-        """Return the offset measured on the quickest of three round trips."""
+        """Set the clock's offset to that of the quickest of three round trips."""
         seen: list[tuple[float, float]] = []
 
         def ask(connection: Connection) -> None:

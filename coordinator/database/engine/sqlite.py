@@ -189,7 +189,7 @@ class SqliteRunner:
             return await asyncio.get_running_loop().run_in_executor(self._readers, run)
         except (DBAPIError, sqlite3.Error) as error:
             self._note(error)
-            if self.failed:  # a new reader finds the committed state
+            if self.failed:  # the next server reads what was committed
                 raise Unavailable(self.failed, retry_after_s=FAILED_RETRY_S) from error
             raise translate(error) from error
 

@@ -1,6 +1,6 @@
 """Requests: begun with their hold, ended with its settlement, each in one transaction.
 
-If a request's process stops beating, any process ends it, for the tokens last stored.
+If a request's process stops beating, any process ends it, at the price of the tokens last stored.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ draw agrees.
                                      whole stake is forfeited
     refund       burn   -> earned    the asker gets its credits back, with each "unanswer"
 
-Nothing else frees the stake. Besides the ledger's events, it has a row in `answer_stakes`. A drawn
-answer waits until it is compared. One that its process cannot compare ("untold") frees nothing, and
-the next answer of the account is certainly drawn.
+Nothing else frees the stake. Besides the ledger's events, each stake has a row in `answer_stakes`.
+A drawn answer waits until it is compared. A drawn answer that its process cannot compare ("untold")
+frees nothing, and the next answer of the account is certainly drawn.
 
 A change of an account's stakes locks its row of `volunteers` first, like a suspension.
 """

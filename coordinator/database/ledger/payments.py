@@ -6,7 +6,7 @@
     escrow    pending -> escrow    like earn, for an uninvited account
     vest      escrow  -> earned    a later draw of its account passed
     forfeit   escrow  -> mint      taken back before it was earned
-    withdraw  pending -> mint      taken back before it was paid; an event "forfeit" too
+    withdraw  pending -> mint      taken back before it was paid; its event is a "forfeit"
     reverse   earned  -> mint      taken back on purpose
 
 spending.py posts spending; debts.py handles reversed credit that was spent.

@@ -120,7 +120,7 @@ def _window(conn: Connection, newest: CTE, now: float) -> ContributionWindow:
 def _flows(
     conn: Connection, newest: CTE, an_hour: float
 ) -> tuple[dict[int, Flow], dict[int, Flow]]:
-    """Return the submitted and the merged work of each run; samples of self-play are positions."""
+    """Return each run's submitted and merged work an hour; samples of self-play are positions."""
     n, h = newest.c, harvests.c
     query = (
         select(n.run_id, n.kind, n.state, func.count(), func.sum(n.samples))

@@ -32,9 +32,9 @@ volunteers = Table(
     Column("created_at", Double, nullable=False),
     # probation, vetted, suspended; see rules/standing.py
     Column("standing", String(16), nullable=False, server_default="vetted"),
-    # the organiser vouched for it
+    # the organiser vouched for the account
     Column("invited", Boolean, nullable=False, server_default=true()),
-    # network that it registered from
+    # network of its registration
     Column("network", String(64), nullable=False, server_default=""),
     # number of accepted contributions
     Column("accepted", BigInteger, nullable=False, server_default="0"),

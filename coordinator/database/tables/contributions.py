@@ -52,7 +52,7 @@ contributions = Table(
     Column("volunteer_id", String(64), nullable=False),
     # digest of the submit message: the same key with another digest gives 409
     Column("digest", String(64), nullable=False),
-    Column("kind", String(16), nullable=False),  # delta, gradient, experience, evaluation
+    Column("kind", String(16), nullable=False),  # delta, gradient, experience, evaluation, audit
     Column("codec", String(32), nullable=False),
     Column("sha256", String(64), nullable=False),
     Column("size", BigInteger, nullable=False),
@@ -70,11 +70,11 @@ contributions = Table(
     Column("reason", String(32), nullable=False),
     Column("message", Text, nullable=False),
     Column("version", Integer, nullable=True),  # version that it was merged into
-    Column("report", Text, nullable=False),  # JSON of metrics
+    Column("report", Text, nullable=False),  # SubmitRequest, JSON
     Column("received_at", Double, nullable=False),
     Column("decided_at", Double, nullable=True),
     Column("merged_at", Double, nullable=True),
-    # standing of its account at arrival; here, so that statistics need no join
+    # whether its account is vetted, fixed at the merge; here, so that statistics need no join
     Column("vetted", Boolean, nullable=False, server_default=true()),
     Column("network", String(64), nullable=False, server_default=""),
     # drawn from an account on probation, and merged only once its recompute has passed
@@ -97,8 +97,8 @@ Index(
 )
 Index("ix_contributions_seen", _c.sha256, _c.run_id)
 Index("ix_contributions_volunteer", _c.volunteer_id, _c.run_id, _c.version)
-# For the search of a machine's optimiser states; partial, or SQLite would use it for the search of
-# uploads, too.
+# Search of a machine's optimiser states; partial, or SQLite would use this index to search uploads,
+# too.
 Index(
     "ix_contributions_machine",
     _c.worker_id,

@@ -35,8 +35,8 @@ events = Table(
     Column("id", Key, primary_key=True, autoincrement=True),
     Column("key", String(128), nullable=False, unique=True),  # e.g. "earn:42"
     Column("digest", String(64), nullable=False),  # same key with other content = 409
-    # pending, earn, void, escrow, vest, forfeit, reverse, debt, repay, hold, settle, release,
-    # grant, give, answer, answered, unanswer, refund
+    # pending, earn, void, escrow, vest, forfeit, reverse, debt, short, repay, hold, settle,
+    # release, grant, give, answer, answered, unanswer, refund
     Column("kind", String(16), nullable=False),
     Column("run_id", Key, nullable=True),
     Column("contribution_id", Key, nullable=True),

@@ -102,7 +102,7 @@ failures = Table(
     Column("task_id", ForeignKey("tasks.id"), nullable=False, index=True),
     Column("attempt", Integer, nullable=False),
     Column("worker_id", String(64), nullable=False),
-    Column("kind", String(16), nullable=False),  # failure (content or crash), timeout
+    Column("kind", String(16), nullable=False),  # failure (content, crash), timeout, forgiven
     Column("message", Text, nullable=False),
     Column("at", Double, nullable=False),
 )
