@@ -35,6 +35,7 @@ def list_alerts(*, where: TargetOptions = HERE) -> None:
         "kind": lambda a: a.kind,
         "about": lambda a: a.about,
         "since": lambda a: when(a.since),
+        "seen": lambda a: when(a.seen_at),
         "message": lambda a: a.message,
     }
     listed(where, "alerts.list", columns, "All is well.")

@@ -158,11 +158,12 @@ def registered(conn: Connection, since: float) -> int:
     return int(conn.execute(query).scalar_one())
 
 
-def failed_recomputes(conn: Connection, since: float) -> list[int]:
-    """Return the contributions whose recompute failed since an instant."""
-    ended = recomputes.c.ended_at >= since
-    query = select(recomputes.c.contribution_id).where(recomputes.c.result == "failed", ended)
-    return list(conn.execute(query.order_by(recomputes.c.contribution_id)).scalars())
+def failed_recomputes(conn: Connection, since: float) -> list[tuple[int, float]]:
+    """Return the contributions whose recompute failed since an instant, and when, newest first."""
+    r = recomputes.c
+    query = select(r.contribution_id, r.ended_at).where(r.result == "failed", r.ended_at >= since)
+    newest = query.order_by(r.ended_at.desc(), r.contribution_id.desc())
+    return [(int(number), float(at)) for number, at in conn.execute(newest)]
 
 
 def refusals(conn: Connection) -> tuple[int, int]:

@@ -16,9 +16,9 @@ from shared.text import counted, duration
 from shared.units import HOUR_S
 
 BEAT_S = 5.0  # interval of the beats of a serving process
-SILENT_S = 4 * BEAT_S
+SILENT_S = 4 * BEAT_S  # a server without a beat for longer is silent
 VERDICTS_MAX = 200  # waiting contributions above which the verdicts count as late
-GONE_S = HOUR_S  # a server silent for this long has probably stopped for good
+STOPPED_S = HOUR_S  # a server silent for this long has probably stopped for good
 CLOCK_S = 60.0  # harmless difference of clocks
 _ORDER: dict[Level, int] = {"bad": 0, "watch": 1, "good": 2}
 
@@ -40,22 +40,20 @@ AlertKind = Literal[
     "database",
 ]
 OF_RUNS: frozenset[AlertKind] = frozenset({"stalled", "nobody", "merge"})
-# Kinds that stop nothing yet.
-WATCHED: frozenset[AlertKind] = frozenset(
-    {"failed check", "sybil wave", "disk", "errors", "rollback", "backup", "certificate"}
-)
 
 
 class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
-    """Trouble that lasts, and the time at which its alert was sent."""
+    """Trouble that lasts, as of its last check, and the time at which its alert was sent."""
 
     kind: AlertKind
     about: str
+    level: Level = "bad"
     message: str
     todo: str = ""
     since: float
     seen_at: float
     said_at: float | None = None
+    newest_at: float = 0.0  # of the newest event that was sent
 
     @property
     def key(self) -> tuple[str, str]:
@@ -107,7 +105,7 @@ def _well(seen: Overview) -> str:
 def _told(alert: StandingAlert) -> Trouble:
     """Return the trouble that an alert is about."""
     return Trouble(
-        level="watch" if alert.kind in WATCHED else "bad",
+        level=alert.level,
         subject=alert.about if alert.kind in OF_RUNS else alert.kind,
         text=alert.message,
         todo=alert.todo,

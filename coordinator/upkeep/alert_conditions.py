@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator import certificates
-from coordinator.database import key_values, runs, standings, versions
-from coordinator.database.monitoring import overview_rows, replicas
+from coordinator.database import key_values, merges, runs, standings, versions
+from coordinator.database.monitoring import replicas
 from coordinator.merging import healing
-from coordinator.rules.health import GONE_S, SILENT_S, AlertKind
+from coordinator.rules.health import SILENT_S, STOPPED_S, AlertKind
 from coordinator.runs.queries import LIVE_S
 from shared.errors import VolunteerError, why
 from shared.links import is_loopback
@@ -38,28 +38,26 @@ from shared.text import duration, printable, size
 from shared.units import DAY_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Collection, Iterator
 
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
-    from coordinator.rules.overview import MergeLine
+    from coordinator.rules.overview import Level
     from coordinator.storage.disk_space import Space
 
-EVENTS: frozenset[AlertKind] = frozenset(
-    {"failed check"}
-)  # kinds that happen once; all others last
 LOCAL_KINDS: frozenset[AlertKind] = frozenset(
     {"disk", "read only", "errors", "address", "certificate"}
-)  # of one machine
+)  # of one replica
 
-RUNS_MAX = 200  # runs that are examined at most
 ANSWER_S = 10.0
 # An alert stays open until its figure is well past its threshold, so that it does not flap.
 REFUSED_SHARE, CALM_SHARE, DECISIONS_MIN = 1 / 3, 1 / 4, 30
 # multiples of the disk's floor at which space becomes low, and at which it is enough again
 LOW_FLOORS, ENOUGH_FLOORS = 4, 5
-CERTIFICATE_S = 21 * DAY_S  # a certificate that ends within this time ends soon
+# a certificate that ends within the first time ends soon, within the second nearly at once
+CERTIFICATE_S, CERTIFICATE_BAD_S = 21 * DAY_S, 7 * DAY_S
+CHECK_S = DAY_S  # a failed check is a trouble for this time
 WAVE_S, WAVE_MIN = 600.0, 25  # a wave: WAVE_MIN strangers or more register within WAVE_S
 USUAL_TIMES = 5  # a run stalls after this many times its usual time for a version
 ERRORS_SHARE, ERRORS_MIN = 0.01, 10  # share and least number of requests answered with 5xx
@@ -73,7 +71,9 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     todo: str = ""  # what the organiser should do about it
     about: str = ""
+    level: Level = "bad"  # "watch" = it stops nothing yet
     patience_s: float = 0.0
+    newest_at: float = 0.0  # of the newest event; a later one is sent although the alert stands
 
 
 def certificate_end(settings: Settings) -> float | None:
@@ -110,17 +110,22 @@ def here(
     if free < (ENOUGH_FLOORS if said else LOW_FLOORS) * space.floor_bytes:
         floor = size(space.floor_bytes)
         message = f"{size(free)} are free on {machine}, and below {floor} nothing is accepted"
-        found.append(Condition(kind="disk", about=machine, message=message))
-    if ends_at is not None and ends_at - now < CERTIFICATE_S:
-        days = max(0, int((ends_at - now) // DAY_S))
-        message = (
-            f"the TLS certificate of {machine} ends in {days} days"
-            if ends_at > now
-            else f"the TLS certificate of {machine} has ended, nobody can connect"
+        found.append(Condition(kind="disk", about=machine, message=message, level="watch"))
+    if ends_at is not None and (left := ends_at - now) < CERTIFICATE_S:
+        ends = f"ends in {_days(left)}" if left > 0 else "has ended, nobody can connect"
+        condition = Condition(
+            kind="certificate",
+            about=machine,
+            message=f"the TLS certificate of {machine} {ends}",
+            todo="renew it and start again",
+            level="watch" if left >= CERTIFICATE_BAD_S else "bad",
         )
-        todo = "renew it and start again"
-        found.append(Condition(kind="certificate", about=machine, message=message, todo=todo))
+        found.append(condition)
     return found
+
+
+def _days(seconds: float) -> str:
+    return duration(seconds) if seconds < 2 * DAY_S else f"{seconds // DAY_S:.0f} days"
 
 
 def failing(answered: tuple[int, int], machine: str) -> list[Condition]:
@@ -129,7 +134,8 @@ def failing(answered: tuple[int, int], machine: str) -> list[Condition]:
     if errors < ERRORS_MIN or errors <= ERRORS_SHARE * requests:
         return []
     message = f"{errors:,} of {requests:,} requests to {machine} failed"
-    return [Condition(kind="errors", about=machine, message=message, todo="its log says why")]
+    todo = "its log says why"
+    return [Condition(kind="errors", about=machine, message=message, todo=todo, level="watch")]
 
 
 class PublicAddress:
@@ -169,33 +175,32 @@ class PublicAddress:
 
 
 def in_database(
-    conn: Connection,
-    settings: Settings,
-    now: float,
-    since: Callable[[AlertKind], float],
-    open_now: Collection[tuple[str, str]],
+    conn: Connection, settings: Settings, now: float, open_now: Collection[tuple[str, str]]
 ) -> Iterator[Condition]:
-    """Yield the troubles that the database shows; `open_now` are the sent alerts that are
-    not over.
+    """Yield the troubles that the database shows, those of single runs last; `open_now` are the
+    sent alerts that are not over.
     """
-    yield from _of_work(conn, now, since, open_now)
-    yield from _of_runs(conn, settings.alert_stalled_s, now)
-    yield from _of_rollbacks(conn)
     yield from _of_servers(conn, now)
     yield from _of_backup(conn, settings.alert_backup_days, now)
+    yield from _of_work(conn, now, open_now)
+    yield from _of_runs(conn, settings.alert_stalled_s, now)
+    yield from _of_rollbacks(conn)
 
 
 def _of_work(
-    conn: Connection,
-    now: float,
-    since: Callable[[AlertKind], float],
-    open_now: Collection[tuple[str, str]],
+    conn: Connection, now: float, open_now: Collection[tuple[str, str]]
 ) -> Iterator[Condition]:
-    failed = standings.failed_recomputes(conn, since("failed check"))
+    failed = standings.failed_recomputes(conn, now - CHECK_S)
     if failed:
-        numbers = ", ".join(map(str, failed[:5])) + (", ..." if len(failed) > 5 else "")
-        message = f"a recompute refuted contribution {numbers}: the account is suspended"
-        yield Condition(kind="failed check", message=message, todo="see `coordinator trust`")
+        numbers = [str(number) for number, _ in failed[:5]] + ["..."] * (len(failed) > 5)
+        yield Condition(
+            kind="failed check",
+            message=f"a recompute refuted contribution {', '.join(numbers)}:"
+            " the account was suspended",
+            todo="see `coordinator trust`",
+            level="watch",
+            newest_at=failed[0][1],
+        )
     refused, decided = standings.refusals(conn)
     if many_refused(refused, decided, said=("refusals", "") in open_now):
         message = f"{refused} of the newest {decided} contributions were refused"
@@ -205,16 +210,14 @@ def _of_work(
     if strangers >= (WAVE_MIN / 2 if ("sybil wave", "") in open_now else WAVE_MIN):
         message = f"{strangers} strangers registered within {WAVE_S / 60:.0f} minutes"
         todo = "raise `proof_of_work_bits`, or serve by invitation for a while"
-        yield Condition(kind="sybil wave", message=message, todo=todo)
+        yield Condition(kind="sybil wave", message=message, todo=todo, level="watch")
 
 
 def _of_runs(conn: Connection, least_s: float, now: float) -> Iterator[Condition]:
-    merges: dict[str, MergeLine] = {}
-    for merge in overview_rows.newest_merges(conn, {}, now):  # the newest first
-        merges.setdefault(merge.run, merge)
-    for run in runs.every(conn, ("running",))[:RUNS_MAX]:
-        if (newest := merges.get(run.name)) is not None and newest.state == "failed":
-            message = f"the merge of {run.name} to version {newest.version} failed"
+    for run in runs.every(conn, ("running",)):
+        merge = merges.of_base(conn, run.id, run.head)
+        if merge is not None and merge.failures:
+            message = f"the merge of {run.name} to version {run.head + 1} failed"
             todo = f"`coordinator run show {run.name}`; the log says more"
             yield Condition(kind="merge", about=run.name, message=message, todo=todo)
         if not runs.live_workers(conn, run.id, now - LIVE_S):
@@ -232,8 +235,7 @@ def _of_runs(conn: Connection, least_s: float, now: float) -> Iterator[Condition
         half_s = stalled_after(least_s, usual_s) / 2
         if least_s and now - made_at >= half_s:
             message = (
-                f"{run.name} has machines at work and made no version for"
-                f" {2 * half_s / 60:.0f} minutes"
+                f"{run.name} has machines at work and made no version for {duration(now - made_at)}"
             )
             todo = f"`coordinator run show {run.name}` says what its merge waits for"
             yield Condition(
@@ -242,22 +244,31 @@ def _of_runs(conn: Connection, least_s: float, now: float) -> Iterator[Condition
 
 
 def _of_rollbacks(conn: Connection) -> Iterator[Condition]:
-    for run in runs.every(conn, runs.OPEN)[:RUNS_MAX]:
+    for run in runs.every(conn, runs.OPEN):
         if heal := healing.proposal(conn, run):
             spoilt = f"{run.name}@{heal.version}"
             message = f"{heal.share:.0%} of {spoilt} came from accounts suspended since"
             todo = f"`{heal.command}` goes back"
-            yield Condition(kind="rollback", about=spoilt, message=message, todo=todo)
+            yield Condition(
+                kind="rollback", about=spoilt, message=message, todo=todo, level="watch"
+            )
 
 
 def _of_servers(conn: Connection, now: float) -> Iterator[Condition]:
-    for each in replicas.listing(conn):
-        # a longer silence means that the process is gone for good
-        if SILENT_S < now - each.beat_at < GONE_S:
-            where = printable(each.figures.where or each.id[:8], 80)
-            message = f"{where} has been silent for {duration(now - each.beat_at)}"
-            todo = "look at its log, and start it again"
-            yield Condition(kind="server", about=where, message=message, todo=todo)
+    # Of the processes at one address the newest replaced the others.
+    beats = {
+        printable(each.figures.where or each.id[:8], 80): each.beat_at
+        for each in reversed(replicas.listing(conn))  # the newest beat last
+    }
+    for where, beat_at in beats.items():
+        if (silent_s := now - beat_at) > SILENT_S:
+            yield Condition(
+                kind="server",
+                about=where,
+                message=f"{where} has been silent for {duration(silent_s)}",
+                todo="look at its log, and start it again",
+                level="bad" if silent_s < STOPPED_S else "watch",
+            )
 
 
 def _of_backup(conn: Connection, most_days: float, now: float) -> Iterator[Condition]:
@@ -266,10 +277,11 @@ def _of_backup(conn: Connection, most_days: float, now: float) -> Iterator[Condi
         return
     stored = key_values.get(conn, key_values.BACKUP)
     oldest = min(run.started_at or now for run in every)
-    if is_old(now - float(stored or oldest), most_days):
-        days = f"{most_days:g} days"
-        what = f"the newest backup is older than {days}" if stored else "no backup was ever made"
-        yield Condition(kind="backup", message=what, todo="`coordinator backup DIR` makes one")
+    age_s = now - float(stored or oldest)
+    if is_old(age_s, most_days):
+        what = f"the newest backup is {_days(age_s)} old" if stored else "no backup was ever made"
+        todo = "`coordinator backup DIR` makes one"
+        yield Condition(kind="backup", message=what, todo=todo, level="watch")
 
 
 def many_refused(refused: int, decided: int, *, said: bool = False) -> bool:

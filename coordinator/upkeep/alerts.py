@@ -22,7 +22,6 @@ import structlog
 from coordinator.database import key_values
 from coordinator.rules.health import AlertKind, StandingAlert
 from coordinator.upkeep.alert_conditions import (
-    EVENTS,
     LOCAL_KINDS,
     Condition,
     PublicAddress,
@@ -49,10 +48,9 @@ if TYPE_CHECKING:
     from coordinator.traffic import TrafficCounter
 
 LOOK_S = 30.0
-SILENT_S = HOUR_S  # an event is over after this time without another one, and may be sent again
+REPEAT_S = HOUR_S  # shortest time after which a newer event is sent, too
 WINDOW_LOOKS = 10  # checks over which the share of failed requests is counted
-GONE_S = 600.0  # alerts about a machine end this long after its last check
-LATE_S = 60.0
+UNSEEN_S = 600.0  # alerts about a machine end this long after its last check
 STANDING_MAX, LETTERS_MAX = 500, 100
 # Waits after each failed delivery; after the last one the notification is dropped.
 RETRY_S = (30.0, 120.0, 600.0, HOUR_S, 4 * HOUR_S)
@@ -87,15 +85,9 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     """Stored memory of the alerts."""
 
-    checked_at: float  # events before it were handled
     standing: tuple[StandingAlert, ...] = ()
     letters: tuple[Letter, ...] = ()
     letter: int = 0  # number of the newest letter
-
-    def since(self, kind: AlertKind) -> float:
-        """Return the instant after which an event of a kind is news."""
-        said = [each.said_at for each in self.standing if each.kind == kind and each.said_at]
-        return max(said, default=self.checked_at)
 
 
 class Delivered(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,12 +108,13 @@ class Alerts:
         self._space = space
         self._traffic = traffic
         self._answered = deque([traffic.answered()], maxlen=WINDOW_LOOKS)
-        self._machine = socket.gethostname()[:64]
+        # with the port, since one machine may have several replicas
+        self._machine = f"{socket.gethostname()[:64]}:{settings.port}"
         self.address = PublicAddress(settings.url)
-        self._state = AlertState(checked_at=clock.now())
+        self._state = AlertState()
         # retries of the report that the database failed; -1 = not yet tried
         self._failed_said = -1
-        self.certificate_ends_at = certificate_end(settings)
+        self.certificate_ends_at = certificate_end(settings)  # of the one that is served
 
     def standing(self) -> Counter[str]:
         """Return the number of lasting alerts of each kind, as of this process's last check."""
@@ -147,28 +140,27 @@ class Alerts:
 
     async def _look(self) -> tuple[Alert, ...]:
         now = self._clock.now()
-        self.certificate_ends_at = await asyncio.to_thread(certificate_end, self._settings)
-        local = here(
-            self._space,
-            self.certificate_ends_at,
-            now,
-            self._machine,
-            _said(self._state),
-        )
+        said = _said(self._state)
+        local = here(self._space, self.certificate_ends_at, now, self._machine, said)
         local += failing(self._lately(), self._machine)
         await asyncio.to_thread(self.address.look)
         local += self.address.condition(self._machine)
 
-        def read(conn: Connection) -> AlertState:
-            return self._next(conn, now, local)[0]
+        def read(conn: Connection) -> tuple[AlertState, list[Condition]]:
+            state = self._stored(conn)
+            return state, [*local, *in_database(conn, self._settings, now, _said(state))]
 
-        if await self._db.read(read) == self._state:
+        before, found = await self._db.read(read)
+        if self._next(before, found, now)[0] == before:
+            self._state = before
             return ()
 
         def write(conn: Connection) -> tuple[AlertState, list[Alert]]:
             key_values.locked(conn, key_values.ALERTS)
-            state, raised = self._next(conn, now, local)
-            key_values.put(conn, key_values.ALERTS, msgspec.json.encode(state).decode())
+            state = self._stored(conn)
+            # Another replica may have changed the state meanwhile; its thresholds then hold here.
+            state, raised = self._next(state, found if state == before else read(conn)[1], now)
+            self._put(conn, state)
             return state, raised
 
         self._state, raised = await self._db.write(write)
@@ -184,24 +176,16 @@ class Alerts:
         return requests - before[0], errors - before[1]
 
     def _next(
-        self, conn: Connection, now: float, local: Sequence[Condition]
+        self, state: AlertState, found: Sequence[Condition], now: float
     ) -> tuple[AlertState, list[Alert]]:
         """Return the state after a check, and the alerts to send."""
-        state = self._stored(conn)
-        found = [*local, *in_database(conn, self._settings, now, state.since, _said(state))]
         standing, alerts = advance(state, found, now, self._machine, self._settings.name)
         letters, number = list(state.letters), state.letter
         for alert in alerts if self._settings.alert_webhook else ():
             number += 1
             letters.append(Letter(id=number, alert=alert, next_at=now))
-        # An event is seen only once its transaction commits, so the last `LATE_S` are read again.
-        quiet = not any(each.kind in EVENTS for each in standing) and standing != state.standing
-        return AlertState(
-            checked_at=now - LATE_S if quiet else state.checked_at,
-            standing=standing,
-            letters=tuple(letters[-LETTERS_MAX:]),
-            letter=number,
-        ), alerts
+        kept = tuple(letters[-LETTERS_MAX:])
+        return AlertState(standing=standing, letters=kept, letter=number), alerts
 
     def _stored(self, conn: Connection) -> AlertState:
         stored = key_values.get(conn, key_values.ALERTS)
@@ -318,10 +302,8 @@ def advance(
     alerts: list[Alert] = []
     for condition in found[:STANDING_MAX]:
         seen = _seen(condition, known.pop((condition.kind, condition.about), None), now)
-        if _due(seen, condition.patience_s, now):
-            seen = msgspec.structs.replace(
-                seen, message=condition.message, todo=condition.todo, said_at=now
-            )
+        if _due(seen, condition, now):
+            seen = msgspec.structs.replace(seen, said_at=now, newest_at=condition.newest_at)
             alerts.append(_alert(seen, "on", seen.sentence, server, now))
         after.append(seen)
     for unseen in known.values():
@@ -333,27 +315,27 @@ def advance(
 
 
 def _seen(condition: Condition, known: StandingAlert | None, now: float) -> StandingAlert:
-    """Return the alert of a condition that a check has found."""
+    """Return the alert of a condition that a check has found, in the words of that check."""
     if known is None:
         return copying(StandingAlert, condition)(since=now, seen_at=now)
-    return msgspec.structs.replace(known, seen_at=now) if known.kind in LOCAL_KINDS else known
+    return copying(StandingAlert, condition)(
+        since=known.since, seen_at=now, said_at=known.said_at, newest_at=known.newest_at
+    )
 
 
-def _due(seen: StandingAlert, patience_s: float, now: float) -> bool:
-    """Return True if an alert is due: once its condition outlasts its patience; for a repeated
-    event again after a while.
+def _due(seen: StandingAlert, condition: Condition, now: float) -> bool:
+    """Return True if an alert is due: once its condition outlasts its patience, and for a newer
+    event after a while.
     """
     if seen.said_at is None:
-        return now - seen.since >= patience_s
-    return seen.kind in EVENTS and now - seen.said_at >= SILENT_S
+        return now - seen.since >= condition.patience_s
+    return condition.newest_at > seen.newest_at and now - seen.said_at >= REPEAT_S
 
 
 def _stands(unseen: StandingAlert, now: float, machine: str) -> bool:
     """Return True if a condition still counts although this check did not find it."""
-    if unseen.kind in EVENTS and unseen.said_at is not None and now - unseen.said_at < SILENT_S:
-        return True
     elsewhere = unseen.kind in LOCAL_KINDS and unseen.about != machine
-    return elsewhere and now - unseen.seen_at < GONE_S
+    return elsewhere and now - unseen.seen_at < UNSEEN_S
 
 
 def _alert(

@@ -117,7 +117,7 @@ async def test_a_check_that_fails_within_the_silent_hour_is_said_after_it(
         monkeypatch.setattr(
             standings,
             "failed_recomputes",
-            lambda conn, since: [n for at, n in failed if at > since],
+            lambda conn, since: [(n, at) for at, n in reversed(failed) if at > since],
         )
 
         async def fails(number: int) -> str:
@@ -131,7 +131,7 @@ async def test_a_check_that_fails_within_the_silent_hour_is_said_after_it(
         assert await alerts.look() == ()
         await clock.advance(3600.0)
         (late,) = await alerts.look()
-        assert "contribution 2:" in late.message
+        assert "contribution 2, 1:" in late.message
         assert await alerts.look() == ()
 
 
@@ -296,6 +296,9 @@ async def test_a_certificate_near_its_end(tmp_path: Path) -> None:
         assert (alert.kind, alert.state) == ("certificate", "on")
         assert "ends in 9 days" in alert.message
         certificate(tmp_path, days=90)
+        assert await home.coordinator.alerts.look() == ()  # the server still shows the old one
+    async with local_coordinator(tmp_path / "server", **settings) as home:
+        await home.clock.advance(time.time() - home.clock.now())
         (alert,) = await home.coordinator.alerts.look()
         assert (alert.kind, alert.state) == ("certificate", "over")
 

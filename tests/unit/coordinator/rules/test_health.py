@@ -114,8 +114,9 @@ def test_the_verdict_is_the_worst_and_counts_the_others() -> None:
 
 @pytest.mark.parametrize("kind", get_args(AlertKind))
 def test_each_alert_that_stands_is_a_trouble(kind: AlertKind) -> None:
-    level, subject, text, todo = only(WELL, replace(STALLED, kind=kind))
-    assert level == ("watch" if kind in health.WATCHED else "bad")
+    for level in ("watch", "bad"):
+        assert only(WELL, replace(STALLED, kind=kind, level=level))[0] == level
+    _, subject, text, todo = only(WELL, replace(STALLED, kind=kind))
     assert subject == ("gpt" if kind in ("stalled", "nobody", "merge") else kind)
     assert (text, todo) == (STALLED.message, STALLED.todo)
     old = replace(WELL, replicas=())  # nobody looks any more
