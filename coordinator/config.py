@@ -24,7 +24,6 @@ from shared.settings import SettingsTable
 from shared.units import GIB, MIB
 
 PREFIX = "COORDINATOR_"
-FLAGS = "command line"  # name of the last source
 
 ENGINES = ("off", "builtin")  # values of `inference` that are no address
 _ADDRESS = re.compile(r"https?://[^\s@?#]+")
