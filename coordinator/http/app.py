@@ -140,7 +140,7 @@ def create_app(coordinator: Coordinator) -> Starlette:
             yield
 
     async def not_routed(request: Request, error: Exception) -> Response:
-        """Return Starlette's own refusals (no such path, no such method) in this server's form."""
+        """Raise Starlette's own refusals (no such path, no such method) as this server's errors."""
         status = getattr(error, "status_code", 500)
         if status == 405:
             raise BadRequest(f"{request.method} is not possible here; see /api/v1/openapi.json")

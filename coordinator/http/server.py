@@ -331,7 +331,7 @@ async def welcome(coordinator: Coordinator) -> list[str]:
 
 
 def _is_unguarded(run: RunRow) -> bool:
-    """Return True for an open run that merges by the plain mean, unsafe with strangers."""
+    """Return True for a live run that merges by the plain mean, unsafe with strangers."""
     return run.state not in ENDED and plan(run_file.decode(run.file).plan).aggregate == "mean"
 
 

@@ -359,7 +359,7 @@ def _room(model: Servable, wish: TextPrompt, prompt: int, context: int) -> int:
 
 
 def _unit_nano(run: RunRow) -> int:
-    """Return the price of a token, or of an image, of a run."""
+    """Return the price of a run's token or image, in thousandths of a micro-credit."""
     about = definition(run)
     flops = serving.TOKEN_FLOPS * about.parameters
     if about.workload.traits.items == IMAGE_ITEMS:

@@ -51,7 +51,7 @@ REST_S = 2.0  # wait after a failed connection, before the server is tried again
 STREAMS_MAX = 256  # streams at once; more requests wait for CONNECT_S and are then refused
 STOPS_MAX = 4  # stop strings in OpenAI's interface; all of them are also searched for here
 SEEDS = 1 << 31
-UNKNOWN = -1  # in place of a token whose number is unknown
+UNKNOWN = -1  # stands for a token whose number is unknown
 SPARE_CHUNKS = 8  # chunks with text that are allowed beyond one for each token
 LINE_BYTES_MAX, CHUNK_BYTES = 1 << 18, 8192
 BROKE_OFF = "the answer broke off"
@@ -70,7 +70,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
 
     def newest(self) -> dict[str, int]:
-        """Return the version of each run that the server offers under a name for that version."""
+        """Return, by run, the version for which the server has a name of its own."""
         pinned = (each.partition("@") for each in self.names)
         return {run: int(version) for run, at, version in pinned if at}
 
@@ -388,8 +388,8 @@ _tokenizer = lru_cache(maxsize=8)(load_tokenizer)
 
 
 def _tokens(text: str, tokenizer: bytes | None) -> tuple[int, ...]:
-    """Return the tokens of a text, at least one. Without a tokenizer each word (a number) counts as
-    a token.
+    """Return the tokens of a text, at least one. Each word (a number) counts as a token where there
+    is no tokenizer.
     """
     if tokenizer is None:
         return (UNKNOWN,) * max(1, len(text.split()))

@@ -63,7 +63,7 @@ from shared.workloads.generation.sampling import SampledToken, agrees, probed, u
 SLOTS = 16
 LOOKED_MAX = 128  # most tokens of an answer that are compared
 MEMORY_SHARE = 0.5  # share of the memory (the GPU's, if there is one) that versions may use
-ROOM = 0.9  # if loading would fill more than this share of it, idle versions are dropped
+ROOM = 0.9  # if loading would fill more than this share of that limit, idle versions are dropped
 # Memory for loading a version, as a multiple of its file: some parts exist twice for a moment, and
 # slots need keys and values.
 LOADING = 3.0

@@ -113,7 +113,7 @@ class Intake(PlatformService):
         self._under_way: dict[int, asyncio.Task[None]] = {}  # running checks, by contribution
         self.durations = Durations(SLOW_S)  # duration of submissions with their check
         self.decided: Counter[tuple[str, str, str]] = Counter()  # run, state, reason
-        # a repeat is received after what it repeats
+        # submissions of one task are received in turn, so that a repeat finds the first one
         self._arriving = Joiner(self._receive_all, JOINED_MAX, key=lambda each: each.task_id)
         self._deciding = defaultdict[int, Joiner[_Measured, None]](self._decider)  # by run
         self._abouts: dict[int, Definition] = {}  # unchanging definition of each run, read once
@@ -401,7 +401,7 @@ class Intake(PlatformService):
     async def history(
         self, principal: Principal, before: int | None, limit: int = 50
     ) -> list[tuple[int, Verdict]]:
-        """Return this volunteer's verdicts, newest first, each with the `before` that continues."""
+        """Return this volunteer's verdicts, newest first, each with the next `before`."""
         limit = max(1, min(limit, HISTORY_MAX))
         return await self._db.read(
             lambda conn: verdicts.history(conn, principal.volunteer_id, before, limit)
@@ -496,8 +496,8 @@ class _Submission(NamedTuple):
 def _values(
     each: _Submission, task: TaskRow, found: Arrival, run: RunRow, now: float
 ) -> dict[str, Any]:
-    """Return the row of a new submission, with `last`: it is the last part of its task. Raises the
-    errors of `Intake.take_in`.
+    """Return the row of a new submission, with `last`, True for the last part of its task. Raises
+    the errors of `Intake.take_in`.
     """
     request, plan = each.request, phases.at_head(run)
     tasks.may_submit(task, each.principal.worker_id, request.attempt)

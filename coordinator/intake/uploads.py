@@ -3,8 +3,8 @@ then stored as a blob.
 
 Memory stays constant for any size: at most two batches of an upload are in memory, one being
 received and one being hashed and written in a thread. There is one writer at a time; a newer
-request ends the older one, because its client has given that one up. A running upload is a file, or
-rows of pieces in an object store, so that any replica can continue it.
+request ends the older one, because the client has given the older one up. A running upload is a
+file, or rows of pieces in an object store, so that any replica can continue it.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Uploads(PlatformService):
         self._directory.mkdir(parents=True, exist_ok=True)
         self._writers: dict[str, _UploadWriter] = {}
         self._hashes: OrderedDict[str, tuple[int, Digest]] = OrderedDict()
-        # those of an account one after the other, since each counts against its quota
+        # uploads of one account are granted in turn, since each counts against its quota
         self._granting = Joiner(
             self._grant_all, JOINED_MAX, key=lambda each: each.principal.volunteer_id
         )

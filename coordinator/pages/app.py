@@ -82,7 +82,7 @@ class Site:
         return await self.views.version(_run(scope), _version(scope))
 
     async def picture(self, scope: Scope) -> FinishedPage:
-        """The picture that a version drew."""
+        """Return the picture that a version drew."""
         row = await self.public.find(_run(scope))
         samples = self.coordinator.samples
         drawn = await samples.of(row.name, _version(scope))

@@ -60,9 +60,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # quorum is at most the number of live workers, so two laptops never wait for a third.
     quorum: Annotated[int, Meta(ge=1, le=10_000)] = 3
     quorum_share: Share = 0.0  # or this share of the live workers, if it is more
-    # From the newest contribution on, a merge with its quorum still waits for the other live
-    # workers, for this share of the time from the last version to that contribution. Without
-    # the wait, one of four equal machines would always miss a quorum of three.
+    # A merge with its quorum still waits for the other live workers: from the newest contribution
+    # on, for this share of the time from the last version to that contribution. Without the wait,
+    # one of four equal machines would always miss a quorum of three.
     grace: Share = 0.1
     deadline_seconds: NotNegative = 300.0  # since the oldest waiting contribution; 0 = off
     # least contributions at the deadline and at the work target
@@ -99,12 +99,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     optimizer: Literal["sgd", "nesterov", "delayed-nesterov", "adam", "yogi", "adamw"] = "sgd"
     lr: Positive = 1.0
     momentum: Decay = 0.0
-    # With momentum: halve the outer rate, at most thrice, when updates turn back against it.
+    # Halve the outer rate, at most thrice, when updates turn back against the momentum.
     steady: bool = True
     beta1: Decay = 0.9
     beta2: Decay = 0.99
     bias_correction: bool = False
-    # for delayed-nesterov; 0 = the number of live workers
+    # contributions of a window of delayed-nesterov; 0 = the number of live workers
     window: Annotated[int, Meta(ge=0, le=10_000)] = 0
 
     shards: Annotated[int, Meta(ge=1, le=1024)] = 1

@@ -151,8 +151,8 @@ def allowance_s(run: Run, steps: int, flops: float) -> float:
 
 
 def allowance_beside_s(run: Run, price: int, flops: float) -> float:
-    """Return the seconds that a lease of a task outside the pass lasts. How much work the task is
-    follows from its price.
+    """Return the seconds that a lease of a task outside the pass lasts. The amount of work follows
+    from the price.
     """
     floor = run.settings.lease_floor_seconds
     if flops <= 0 or run.step_flops <= 0:

@@ -122,7 +122,7 @@ def effort(update: str, train: TrainSettings, first: int, steps: int, total: int
     """Return the divisor of a norm before comparison: for a delta its steps, each weighted by its
     learning rate; for a mean gradient 1.
 
-    Without the rates, work during warm-up would set a limit that later work must exceed.
+    Division by plain steps would let warm-up set a limit that later work must exceed.
     """
     return 1.0 if update == "gradient" else full_steps(train, first, steps, total)
 

@@ -1,4 +1,4 @@
-"""Blobs by hash: whole or in ranges, streamed, limited to a volunteer's own view."""
+"""Blobs by hash: whole or in ranges, streamed, limited to those that a volunteer may read."""
 
 from __future__ import annotations
 

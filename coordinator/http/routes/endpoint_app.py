@@ -263,7 +263,7 @@ async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Piece
 
 
 def client_key(scope: Scope) -> str:
-    """Return the key under which an address's requests are counted: an IPv6 /64 is one home."""
+    """Return the key under which an address's requests are counted: an IPv6 /64 is one address."""
     client = scope.get("client")
     return address_key(client[0]) if client else ""
 
