@@ -38,7 +38,7 @@ Stop = Callable[[], bool]
 PAUSE_S = 0.05  # interval of checking whether a pause has ended
 RESTART_S = 1.0  # shortest time before a dead child is started again
 NICENESS = 5  # lower priority than the server, so that sockets go first
-EXPENDABLE = "500"  # when memory is short, the kernel ends this process before the server
+EXPENDABLE = "500"  # the kernel ends this process before the server when memory is short
 
 log = structlog.get_logger("compute")
 

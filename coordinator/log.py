@@ -161,6 +161,6 @@ def configure(level: str, *, as_json: bool) -> None:
     root.setLevel(number)
     server = logging.getLogger("uvicorn.error")
     server.filters = [Sparing()]
-    # These log every connection and plugin; the coordinator's own lines report what matters.
+    # Loggers of each connection and plugin; the coordinator's own lines report what matters.
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "alembic"):
         logging.getLogger(name).setLevel(max(number, logging.WARNING))

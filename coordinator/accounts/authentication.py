@@ -46,7 +46,7 @@ class _Remembered(msgspec.Struct, frozen=True):
 
     principal: Principal
     stamp: str
-    until: float  # by the monotonic clock
+    until: float  # instant of the monotonic clock
 
 
 class Tokens:

@@ -66,7 +66,7 @@ class Leaderboard:
     def __init__(self, db: Database, clock: Clock) -> None:
         self._db = db
         self._clock = clock
-        self._shown: dict[str, tuple[bool, float]] = {}  # by volunteer, the newest change last
+        self._shown: dict[str, tuple[bool, float]] = {}  # of volunteers, newest change last
         self._kept: KeyedCache[tuple[str, int], Standings] = KeyedCache(FRESH_S, clock, rest=REST)
         self._seldom: KeyedCache[tuple[str, int], Standings] = KeyedCache(
             FRESH_S, clock, rest=SELDOM_REST
@@ -78,8 +78,8 @@ class Leaderboard:
         """Return the first hundred of a run (or of all) in a window (or ever), and the row of `me`
         at any place.
 
-        With `seldom`, for pages that strangers ask for, the sums may be older; a volunteer who
-        hides still disappears at once. Raises NotFound, BadRequest.
+        The sums may be older with `seldom`, for pages that strangers ask for; a volunteer who hides
+        still disappears at once. Raises NotFound, BadRequest.
         """
         found = await self._standings(run, window_days, self._seldom if seldom else self._kept)
         rows = found.rows

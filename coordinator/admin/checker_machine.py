@@ -135,7 +135,7 @@ class Checker:
         self._tell = tell
         self._results = dict.fromkeys(RESULTS, 0)
         self._seconds = 0.0
-        self._trouble = ""  # this checker's own fault in its newest task
+        self._trouble = ""  # the checker's own fault in its newest task
 
     @property
     def summary(self) -> CheckerSummary:

@@ -67,10 +67,10 @@ class AddDataset(CommandRequest, frozen=True, kw_only=True):
     chat: tuple[str, ...] = ()
     suite: tuple[str, ...] = ()
     files: tuple[str, ...] = ()  # files for a workload that builds the dataset itself
-    workload: str = ""  # that workload
+    workload: str = ""  # workload that builds the dataset
     # options of that workload
     options: Annotated[dict[str, str], Meta(max_length=32)] = msgspec.field(default_factory=dict)
-    template: str = ""  # of `chat` and `files`: a ChatTemplate as JSON
+    template: str = ""  # ChatTemplate of `chat` and `files`, as JSON
 
 
 class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):

@@ -169,7 +169,7 @@ class RemoteServer:
             plain = http.client.HTTPConnection(host, port or 80, timeout=self._timeout_s)
             self._open(plain)
             return plain
-        pin = self._link.tls_pin  # with a pin, no certificate authority is needed
+        pin = self._link.tls_pin  # a pin replaces the certificate authority
         context = pinned_context(pin) if pin else ssl.create_default_context()
         before = urlsplit(self._proxy)
         where = (before.hostname or "", before.port or 3128) if self._proxy else (host, port or 443)

@@ -89,7 +89,7 @@ class Cohort:
         """
         reader, first = self.readers[index], piece.start
         found = reader.read(piece.spec.name, first + start, first + stop, room)
-        # Without this check numpy would silently broadcast a single element over the whole block.
+        # numpy would silently broadcast a single element over the whole block.
         if found.shape != (stop - start,):
             raise InvalidFrame(
                 f"contribution {self.positions[index]} gives {found.shape} elements of "

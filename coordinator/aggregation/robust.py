@@ -65,7 +65,7 @@ class TrimmedMean(Aggregator):
         kernels.rank_mean(cohort, piece, out, low=cut, high=len(cohort) - cut)
 
 
-MEDIAN = TrimmedMean(0.5)  # per coordinate; the mean of the two middle values for even K
+MEDIAN = TrimmedMean(0.5)  # coordinate median; the mean of the two middle values for even K
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ BLOCK = 32 * 1024  # elements: weights, update, state and scratch of a block sta
 class Push:
     """Scalar inputs of a server-optimiser step."""
 
-    scale: float = 1.0  # below 1 for stale updates, or if few of the live workers contributed
+    scale: float = 1.0  # less than 1 for stale updates, or if few of the live workers contributed
     work: float = 1.0  # steps merged / steps of one full contribution
     workers: int = 1  # live workers
 
@@ -154,9 +154,9 @@ class DelayedNesterov:
     """Nesterov for single pushes: each push moves the weights by its part of the mean, and the
     momentum moves them once a window.
 
-    Each push: p -= lr a g / W; b += a g. At the end of a window of mass M: m = mu m + b / M; p -=
-    lr mu m; b = 0. The pushes of a window therefore add up to one Nesterov step on their mean (Liu
-    et al. 2024). A push counts by its work: a window ends when its pushes amount to W full
+    Each push: p -= lr a g / W; b += a g. The end of a window of mass M: m = mu m + b / M; p -= lr
+    mu m; b = 0. The pushes of a window therefore add up to one Nesterov step on their mean (Liu et
+    al. 2024). A push counts by its work: a window ends when its pushes amount to W full
     contributions, and the last one corrects the difference between W and M, so that the mean is
     exactly the work-weighted one. (Counting a 6-step push like a 30-step one ended worse than one
     worker alone.)
@@ -208,8 +208,8 @@ class DelayedNesterov:
 class Adaptive:
     """FedAdam and FedYogi (Reddi et al. 2021): m = b1 m + (1 - b1) g; p -= lr m / (sqrt v + tau).
 
-    Adam: v = b2 v + (1 - b2) g^2. Yogi (`additive`): v -= (1 - b2) g^2 sign(v - g^2).
-    With bias correction m and v are divided by 1 - b^t first, as torch's Adam does.
+    Adam: v = b2 v + (1 - b2) g^2. Yogi (`additive`): v -= (1 - b2) g^2 sign(v - g^2). Bias
+    correction divides m and v by 1 - b^t first, as torch's Adam does.
     """
 
     lr: float

@@ -69,7 +69,7 @@ def _needed(comparators: Comparators, wanted: Sequence[int]) -> list[Needed]:
     kept: list[Needed] = []
     for left, right in reversed(comparators):
         if left in summed and right in summed:
-            continue  # their sum does not depend on the order
+            continue  # the sum of two wires does not depend on their order
         needs = used | summed
         if left in needs or right in needs:
             kept.append((left, right, left in needs, right in needs))

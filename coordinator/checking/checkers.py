@@ -39,8 +39,8 @@ class CheckerOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckerOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of a checker: figures, or why the evidence is `unusable`. With neither, the recompute
-    is given back to other checkers.
+    """Report of a checker: figures, or why the evidence is `unusable`. A report with neither gives
+    the recompute back to other checkers.
     """
 
     found: Redone | None = None
@@ -90,7 +90,7 @@ class Checkers(PlatformService):
     async def _task(self, row: RecomputeRow) -> RecomputeTask | None:
         try:
             return await self._recomputes.prepare(row)
-        # after two failures the server's own loop tries it, and postpones it with the reason
+        # the server's own loop tries it after two failures, and postpones it with the reason
         except VolunteerError:
             await self._give_back(row.contribution_id, row.hold, failed=True)
             return None

@@ -1,7 +1,7 @@
 """Audits: waiting recomputes that vetted volunteers make, as paid tasks.
 
-A recompute with a seed may become an audit. Its row names the task, the accounts that gave it back,
-and the answer.
+A recompute with a seed may become an audit. The row of an audit names the task, the accounts that
+gave it back, and the answer.
 """
 
 from __future__ import annotations

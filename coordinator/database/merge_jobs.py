@@ -40,8 +40,8 @@ class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
     state_sha256: str = ""
     state_size: int = 0
     squares: tuple[float, ...] = ()  # squared norm of the update in each piece
-    # for each piece with momentum: the momentum's squared norm, the update's, and inner products of
-    # the momentum with each voice
+    # squared norms of momentum and update, and inner products of the momentum with each voice, for
+    # each piece with momentum
     voices: tuple[tuple[float, float, tuple[float, ...]], ...] = ()
 
 

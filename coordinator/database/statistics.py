@@ -54,7 +54,7 @@ class WorkTotals(msgspec.Struct, frozen=True, kw_only=True):
 
     accepted: int = 0  # good contributions: waiting, merged or not needed
     merged: int = 0
-    rejected: dict[str, int] = {}  # by reason
+    rejected: dict[str, int] = {}  # counts by reason
     device_s: float = 0.0  # device time of the good ones
 
     @property
@@ -224,7 +224,7 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     first_at: float | None = None  # time of the first good contribution
     versions: int = 0  # versions with work of this volunteer
     days: int = 0  # longest run of days (UTC) with good work
-    stretches: tuple[Stretch, ...] = ()  # from the first contribution on; each is a day or longer
+    stretches: tuple[Stretch, ...] = ()  # since the first contribution; each a day or longer
 
 
 def marks(conn: Connection, volunteer_id: str, run_ids: Sequence[int], now: float) -> Marks:

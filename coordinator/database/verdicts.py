@@ -216,9 +216,9 @@ def news(
 ) -> tuple[list[Verdict], int]:
     """Return a worker's unseen verdicts, and the number to pass as `since` in the next call.
 
-    Rows are numbered before their commit, so one may appear below `since`. Once nothing unseen
-    waits, verdicts younger than `recent_at` are sent again, and the client drops the known ones:
-    first those that were sent least often, by `told`, which is brought up to date.
+    Rows are numbered before their commit, so one may appear below `since`. If nothing unseen waits,
+    verdicts younger than `recent_at` are sent again, and the client drops the known ones: first
+    those that were sent least often, by `told`, which is brought up to date.
     """
     given = {"its_worker_id": worker_id, "since": since, "most": limit}
     rows = list(conn.execute(_NEWS, given).mappings())

@@ -76,7 +76,7 @@ class ConnectionGuard:
     def admit(self, connection: Any, address: str, now: float) -> ConnectionProgress | None:
         """Admit a connection and begin to watch it; None when there are too many already.
 
-        An IPv6 /64, which one home gets, counts as one address. When all places are taken, the
+        An IPv6 /64, which one home gets, counts as one address. If all places are taken, the
         connection that has been idle for longest is closed, which costs its owner nothing.
         """
         key = address_key(address)

@@ -107,7 +107,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise Configuration(f"{host} is not an address of this machine: {why(error)}") from error
     try:
-        if os.name != "nt":  # on Windows the option would let two servers share a port
+        if os.name != "nt":  # the option would let two servers share a port on Windows
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
         listener.set_inheritable(False)

@@ -110,7 +110,7 @@ class Answerers:
         self._db = db
         self._clock = clock
         self._rng = random.SystemRandom()
-        self._waiting: dict[str, Waiting] = {}  # by worker, the longest waiting first
+        self._waiting: dict[str, Waiting] = {}  # keyed by worker, the longest waiting first
         self._parts: dict[str, AnswerPart] = {}
         self._rests: dict[str, float] = {}  # worker -> end of its time without prompts
 
@@ -152,7 +152,7 @@ class Answerers:
         fit = [
             each
             for each in self._waiting.values()
-            if not each.task.done()  # its wait has just ended
+            if not each.task.done()  # the machine's wait has just ended
             and each.volunteer_id not in but
             and (not each.runs or run in each.runs)
             and each.worker_id not in self._rests

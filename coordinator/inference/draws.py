@@ -64,7 +64,7 @@ class AnswerDraws:
         self._clock = clock
         self.roll: Callable[[], float] = random.SystemRandom().random
         self._compare: Comparer | None = None
-        self._kept: dict[str, dict[str, AccountParts]] = {}  # by request and account
+        self._kept: dict[str, dict[str, AccountParts]] = {}  # keyed by request and account
         self._settled: dict[
             str, None
         ] = {}  # settled requests that `_look` has not examined, oldest first

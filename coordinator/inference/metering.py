@@ -84,7 +84,7 @@ class Metered:
     def __init__(self, request_id: str, began: float, order: MeteredRequest) -> None:
         self.id = request_id
         self.order = order
-        self.began = began  # by the monotonic clock
+        self.began = began  # instant of the monotonic clock
         self.tokens = 0
         self.answered: Counter[str] = Counter()  # tokens computed by volunteers, by account
         self.written = 0
@@ -109,7 +109,7 @@ class Meter:
         self.draws = AnswerDraws(db, clock)
         self._live: dict[str, Metered] = {}
         self._beaten = clock.monotonic()
-        self.requests: Counter[str] = Counter()  # by run, since the start
+        self.requests: Counter[str] = Counter()  # counts by run, since the start
         self.tokens: Counter[str] = Counter()
         self.first_token = Durations(SLOW_S)
 
@@ -276,8 +276,8 @@ class Meter:
                 each.written = out[each.id].out
 
     async def recover(self, *, everything: bool = False) -> int:
-        """Settle the requests of dead processes by their logged tokens; return their number. Their
-        waiting draws cannot be compared, since the prompts were lost with the process.
+        """Settle the requests of dead processes by their logged tokens; return their number.
+        Waiting draws of such processes cannot be compared, since the prompts were lost.
 
         `everything` says that no other process runs, so every other open request is abandoned.
         """

@@ -107,7 +107,7 @@ class OrphanStreams:
         """Lock and read the logs in a folder that no process holds."""
         left = cls()
         for path in sorted(folder.glob("*.slots"))[:FILES_MAX]:
-            with suppress(OSError):  # its process has just ended, and deleted it
+            with suppress(OSError):  # the file's process has just ended, and deleted it
                 file = path.open("r+b")
                 if locked(file.fileno()):
                     left._files[path] = file

@@ -259,7 +259,7 @@ class _TextStream:
         self.written = ""
         self.usage: int | None = None
         self.finish: FinishReason | None = None
-        self.cut = False  # this class cut the text off: the server was still writing
+        self.cut = False  # True if this class cut the text off while the server was writing
 
     async def next(self, chunks: AsyncIterator[_Chunk]) -> AnswerPiece | None:
         """Return the next piece; None at the end of the text. Raises Unavailable."""

@@ -64,7 +64,7 @@ class VolunteerEngine:
         self._manifest = manifest
         self._draws = draws
         draws.connect(own.compare)
-        self._texts: dict[int, PromptText] = {}  # by dataset
+        self._texts: dict[int, PromptText] = {}  # keyed by dataset
 
     @property
     def templates(self) -> bool:

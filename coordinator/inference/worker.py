@@ -68,7 +68,7 @@ ROOM = 0.9  # if loading would fill more than this share of that limit, idle ver
 # slots need keys and values.
 LOADING = 3.0
 NICENESS = 10  # requests come first, then checks and evaluation, then answers
-EXPENDABLE = "900"  # when memory is short, the kernel ends this process first
+EXPENDABLE = "900"  # the kernel ends this process first when memory is short
 
 
 _ROLES: dict[str, Literal["system", "user", "assistant"]] = {

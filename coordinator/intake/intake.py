@@ -115,7 +115,7 @@ class Intake(PlatformService):
         self.decided: Counter[tuple[str, str, str]] = Counter()  # run, state, reason
         # submissions of one task are received in turn, so that a repeat finds the first one
         self._arriving = Joiner(self._receive_all, JOINED_MAX, key=lambda each: each.task_id)
-        self._deciding = defaultdict[int, Joiner[_Measured, None]](self._decider)  # by run
+        self._deciding = defaultdict[int, Joiner[_Measured, None]](self._decider)  # keyed by run
         self._abouts: dict[int, Definition] = {}  # unchanging definition of each run, read once
 
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:

@@ -36,7 +36,7 @@ ROBOTS = (
     b"User-agent: *\nDisallow: /api/\nDisallow: /v1/\nDisallow: /runs/*/events\n"
     b"Disallow: /*.safetensors$\n"
 )
-VIEWERS_SHARE = 4  # at most a quarter of all connections are event streams of viewers
+VIEWERS_SHARE = 4  # viewers' event streams take at most a quarter of all connections
 
 FETCHING_MAX, FETCHING_EACH = 8, 2  # downloads of weights at a time: in all, and by one address
 
@@ -57,7 +57,7 @@ class Site:
         self.views = Views(coordinator, self.public)
         most = max(1, coordinator.settings.constants.connections_max // VIEWERS_SHARE)
         self.broadcast = Broadcast(coordinator.clock, most, coordinator.stopping)
-        self._fetching = Counter[str]()  # by address
+        self._fetching = Counter[str]()  # keyed by address
 
     async def home(self, scope: Scope) -> FinishedPage:
         return await self.views.home()

@@ -23,7 +23,7 @@ class Point(msgspec.Struct, frozen=True):
     x: float
     y: float
     error: float = 0.0
-    at: float = 0.0  # when it was measured; 0 = not known
+    at: float = 0.0  # time of the measurement; 0 = unknown
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,7 +60,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     items: str
     device: str
     merging: str
-    progress: str  # per cent, or ""
+    progress: str  # a percentage, or ""
 
 
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,23 +56,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     snapshot_every: Count = 1  # versions
     prox_mu: NotNegative = 0.0  # FedProx: pull towards the base
 
-    # When to merge: at the quorum, the deadline or the work target, whichever comes first. The
-    # quorum is at most the number of live workers, so two laptops never wait for a third.
+    # A merge comes at the quorum, the deadline or the work target, whichever is first. The quorum
+    # is at most the number of live workers, so two laptops never wait for a third.
     quorum: Annotated[int, Meta(ge=1, le=10_000)] = 3
     quorum_share: Share = 0.0  # or this share of the live workers, if it is more
     # A merge with its quorum still waits for the other live workers: from the newest contribution
-    # on, for this share of the time from the last version to that contribution. Without the wait,
-    # one of four equal machines would always miss a quorum of three.
+    # on, for this share of the time from the last version to that contribution. One of four equal
+    # machines would otherwise always miss a quorum of three.
     grace: Share = 0.1
-    deadline_seconds: NotNegative = 300.0  # since the oldest waiting contribution; 0 = off
+    deadline_seconds: NotNegative = 300.0  # time since the oldest waiting contribution; 0 = off
     # least contributions at the deadline and at the work target
     min_contributions: Annotated[int, Meta(ge=1, le=10_000)] = 1
     work_target: CountOrOff = 0  # merge at this many steps (deltas) or samples (gradients); 0 = off
     # what happens to leases at a merge
     in_flight: Literal["continue", "cancel", "redo"] = "continue"
-    # A worker may begin its next task before its last contribution is merged. With overlap no
-    # device waits, and all work is one version late; without it every task begins from a model
-    # that contains the worker's last work.
+    # A worker may begin its next task before its last contribution is merged. No device then waits,
+    # and all work is one version late; otherwise every task begins from a model that contains the
+    # worker's last work.
     overlap: bool = False
 
     # Weight of a late contribution. Staleness is counted in versions.

@@ -85,7 +85,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     | {
         "optimizer": "nesterov",
         "quorum": 2,
-        "quorum_share": 0.6,  # above one half, so that two halves of the workers cannot alternate
+        "quorum_share": 0.6,  # more than half, so that two halves of the workers cannot alternate
         "table": "polynomial",
         "damping": True,
         "phases": [*ASYNC_EARLY_MOMENTUM],

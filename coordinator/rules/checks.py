@@ -66,7 +66,7 @@ def bond(draws: int, mean: float) -> int:
     the next draw.
 
     A faker gains the price with probability 1 - h and loses the stake with the draw's probability
-    h. With a stake of price / h, faking never pays, not even right after a draw.
+    h. Faking never pays at a stake of price / h, not even right after a draw.
     """
     return math.ceil(mean / max(FLOOR, 1.0 / (1 + draws)))
 

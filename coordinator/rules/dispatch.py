@@ -1,8 +1,8 @@
 """Dispatch of work to waiting workers: pure rules over rows of the database.
 
-Waiting workers are served in turn, volunteers with the fewest leases first. Of the runs that fit a
-worker, it gets the one with the least recent work relative to its weight; within a run a reissued
-task comes before a new range of the pass. A task that a worker has failed goes to another worker if
+Waiting workers are served in turn, volunteers with the fewest leases first. A worker gets the
+fitting run with the least recent work relative to the run's weight; within a run a reissued task
+comes before a new range of the pass. A task that a worker has failed goes to another worker if
 there is one; a task outside the pass goes to a worker that is fast enough for it (`placement.py`).
 """
 

@@ -53,7 +53,7 @@ class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
     since: float
     seen_at: float
     said_at: float | None = None
-    newest_at: float = 0.0  # of the newest event that was sent
+    newest_at: float = 0.0  # time of the newest event that was sent
 
     @property
     def key(self) -> tuple[str, str]:

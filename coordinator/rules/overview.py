@@ -169,7 +169,7 @@ class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
     """Figures of one serving process."""
 
     name: str = ""
-    where: str = ""  # its address; machine and port if several share an address
+    where: str = ""  # address of the process; machine and port if several share it
     software: str = ""
     disk_free: float = 0.0
     disk_total: float = 0.0
@@ -216,7 +216,7 @@ class Figures(OverviewPart, frozen=True, kw_only=True):
 
     at: float
     workers: dict[str, int]  # by state
-    volunteers: dict[str, int]  # by standing; banned ones are counted apart
+    volunteers: dict[str, int]  # counts by standing; banned ones are counted apart
     backlog: Backlog = Backlog()
     database: DatabaseFigures
     backup_at: float | None
@@ -225,7 +225,7 @@ class Figures(OverviewPart, frozen=True, kw_only=True):
 class Gauges(Figures, frozen=True, kw_only=True):
     """Figures for one request of the metrics."""
 
-    runs: tuple[RunLine, ...]  # without flows
+    runs: tuple[RunLine, ...]  # runs without flows
     queues: dict[str, int]
 
 

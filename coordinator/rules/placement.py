@@ -91,7 +91,7 @@ class Machines:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], tuple[Waiter, float, float]] = {}  # seen, busy until
-        self._left: dict[int, float] = {}  # by task: when it was first left to another worker
+        self._left: dict[int, float] = {}  # task -> when it was first left to another worker
 
     def saw(self, waiters: Iterable[Waiter], busy: Iterable[tuple[str, str]], now: float) -> None:
         """Store the asking devices; a device without a task is free."""

@@ -96,7 +96,7 @@ class EvaluationSettings(Settings):
     gate: bool = False
     prompt: Text = ""
     sample_every: Versions = 1
-    # Task suites, by the names of their datasets. They measure version 0, then the next evaluated
+    # Task suites, by the names of their datasets. Suites measure version 0, then the next evaluated
     # version after every `suites_every` versions, and the last version of the run.
     suites: Annotated[tuple[Line, ...], Meta(max_length=SUITES_MAX)] = ()
     suites_every: Versions = 10  # 0 = only the first and the last version
@@ -149,7 +149,7 @@ class ServeSettings(Settings):
 
     who: Literal["nobody", "volunteers", "keys"] = "volunteers"
     price: Annotated[float, Meta(ge=0, le=1e6)] = 1.0  # multiple of the price of training a FLOP
-    free_tokens_per_day: CountOrOff = 0  # for each account and UTC day
+    free_tokens_per_day: CountOrOff = 0  # quota of each account and UTC day
     stop: Annotated[
         tuple[Line, ...], Meta(max_length=16)
     ] = ()  # an answer ends where one of these begins

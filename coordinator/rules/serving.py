@@ -13,7 +13,7 @@ from coordinator.rules.run_file import ChatSettings, ServeSettings, TierSettings
 MICRO = 1_000_000
 NANO = 1000  # thousandths in a micro-credit
 FORWARD_SHARE = 1 / 3  # the forward pass in a training step: the backward pass costs twice
-# At least this many wrong tokens, and more than this share of an answer, prove another model.
+# Wrong tokens prove another model: at least this many, and more than this share of an answer.
 WRONG_MIN, WRONG_SHARE = 3, 0.05
 # an answer with one wrong token agrees if at most this share of the account's compared tokens is
 # wrong

@@ -24,8 +24,8 @@ SPLIT_FACTOR = 2.0  # a returned range that would take this many times its targe
 UPLOAD_SLACK_BYTES = MIB
 CLAMP = 16.0  # a newcomer's speed counts as at most this many times above or below the median
 # A schedule may be longer than its run by this factor, and by at most this many steps. The run then
-# ends above the lowest rate: merging several workers averages noise like a low rate. In long runs a
-# third more is already too much (measured, docs/decisions/0025-async-in-step.md).
+# ends above the lowest rate: merging several workers averages noise like a low rate. A third more
+# is already too much in long runs (measured, docs/decisions/0025-async-in-step.md).
 LONGER = 1.5
 LONGER_STEPS = 600
 STEPS_MAX = (1 << 31) - 1  # most steps of a run that fit a message
@@ -173,8 +173,8 @@ def target_s(run: Run) -> float:
 def steps_for(run: Run, flops: float) -> int:
     """Return the steps of a new task for a worker of this speed.
 
-    Without `target_seconds` no worker gets more than `local_steps`. A worker much slower than the
-    median gets fewer, which take the median's time, so that a merge of all does not wait for it.
+    No worker gets more than `local_steps` unless `target_seconds` is set. A worker much slower than
+    the median gets fewer, which take the median's time, so that no merge of all waits for it.
     """
     settings, wanted_s = run.settings, target_s(run)
     one = estimate_s(run, 1, flops) if wanted_s > 0 else None
@@ -222,7 +222,7 @@ def total_steps(
         return expected
     told = reached.global_step * tokens / reached.tokens
     longest = min(LONGER * told, told + LONGER_STEPS)
-    if file.stop.versions:  # this end may come before that of the tokens
+    if file.stop.versions:  # `versions` may end the run before the tokens do
         return min(expected, round(longest))
     return min(STEPS_MAX, round(max(told, min(expected, longest))))
 

@@ -21,9 +21,9 @@ PROOFS_MIN = 10
 # Trust, 0 to 1, multiplies the weight of a contribution in a merge; ten good results outweigh a bad
 # one. Late, overtaken or cancelled work does not change it.
 TRUST_START = 1.0
-GAIN, LOSS = 0.01, -0.1  # for accepted work, and for work refused for its content
-LOSS_FAILED = -0.02  # for a task given back as failed
-TRUST_MIN = 0.3  # below it: no leases and no pay
+GAIN, LOSS = 0.01, -0.1  # change for accepted work, and for work refused for its content
+LOSS_FAILED = -0.02  # change for a task given back as failed
+TRUST_MIN = 0.3  # an account with less gets no leases and no pay
 PROBATION_LEASES = 2  # most leases at once, over all machines
 PROBATION_MACHINES = 3
 FAILURES_FREE = 3  # recent failures after which a machine still needs no rest

@@ -1,10 +1,9 @@
 """Steadiness of outer momentum: detects too large steps of a run, and lowers their rate.
 
-When steps are too large, updates begin to undo the momentum before them: the cosine of the two, 0.2
-to 0.4 in a run that learns, falls to zero and below before the loss shows it. The sign of this
-cosine is the test by which accelerated gradient methods restart (O'Donoghue and Candes 2015). The
-agreement among updates is no test: it rises, since all workers pull back alike (measured,
-docs/experiments.md).
+Too large steps make updates undo the momentum before them: the cosine of the two, 0.2 to 0.4 in a
+run that learns, falls to zero and below before the loss shows it. The sign of this cosine is the
+test by which accelerated gradient methods restart (O'Donoghue and Candes 2015). The agreement among
+updates is no test: it rises, since all workers pull back alike (measured, docs/experiments.md).
 
 No minority decides: the heading of a merge is the median of its volunteers' cosines, and the median
 of several headings counts. After a rest a lowered rate is raised on trial; the rest doubles each

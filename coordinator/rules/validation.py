@@ -89,7 +89,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     trust: float
     effort: float  # see `effort`
     cohort: Sequence[float]  # norm by effort of each volunteer, see `voices`
-    loss: float | None  # of the newest evaluated version
+    loss: float | None  # loss of the newest evaluated version
     parameters: int
     replayed: bool  # the same bytes were submitted for another task
 

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Sequence
 import msgspec
 
 SHARE_MAX = 1 / 3
-GROUPS_MIN = 4  # with fewer groups, the largest has a third or more
+GROUPS_MIN = 4  # if there are fewer groups, the largest has a third or more
 PROBATION_MAX = 0.2
 ROUNDS = 1_000  # most rounds of `_capped`; two conflicting limits take over a hundred
 ROUNDING = 1e-12

@@ -40,7 +40,7 @@ CHAIN_BYTES_MIN = 1 << 20  # a smaller model is sent whole by default, not as a 
 # Defaults of a run that strangers may join: with two of five volunteers hostile the model moves
 # little, and honest work costs less than 1 % of the loss (measured, docs/experiments.md).
 OPEN_RULE: Mapping[str, Any] = {"aggregate": "centred-clip", "aggregate_from": 5}
-# With a smaller quorum and two fifths hostile, hostile majorities are too frequent.
+# A smaller quorum with two fifths hostile has hostile majorities too often.
 OPEN_QUORUM: Mapping[str, Any] = {"quorum": 5, "quorum_share": 0.75}
 # Updates above 1.5 times the cohort's median are scaled down; the limit of refusal is unchanged.
 OPEN_TABLES: Mapping[str, Mapping[str, Any]] = {

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
 
-PLAIN = "safetensors"  # this program's own format
+PLAIN = "safetensors"  # the program's own format
 DTYPES = ("float32", "bfloat16", "float16")
 HISTORY_MAX = 1_000_000
 

@@ -1,9 +1,8 @@
 """Publishing of a version on a model hub: the folder of `run export`, as one commit of a
 repository.
 
-The upload uses the token of the machine that sends it: the organiser's, or the server's for
-automatic publishing, where a private file may hold it. The library is the extra `hub`; HF_TOKEN and
-HF_ENDPOINT apply to it.
+The upload uses the hub's token on the machine where the organiser runs the command. The library is
+the extra `hub`; HF_TOKEN and HF_ENDPOINT apply to it.
 """
 
 from __future__ import annotations

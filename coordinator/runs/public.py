@@ -91,8 +91,8 @@ async def check_shown(db: Database, settings: Settings, name: str) -> None:
 
 def spread(head: int, every: int, count: int) -> range:
     """Return versions spread evenly up to the head: at least `count`, at most twice as many; every
-    `every`-th if there are fewer. As a run grows every second point is dropped, and the others keep
-    their places.
+    `every`-th if there are fewer. A growing run drops every second point, and the others keep their
+    places.
     """
     step = every
     while head // step > 2 * count:
@@ -190,7 +190,7 @@ class PublicRuns:
         return await self._story.get(run.id, lambda: self._db.read(read))
 
     async def news(self, run: RunRow, announced: Sequence[Announcement]) -> tuple[News, ...]:
-        """Return the announced actions of the organiser on a run, newest first."""
+        """Return the organiser's actions on a run, and the announcements, newest first."""
 
         def read(conn: Connection) -> list[News]:
             lines = record.about(conn, run.name, TOLD, NEWS)

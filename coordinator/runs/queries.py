@@ -78,7 +78,7 @@ class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
     behind: float | None = None
     cut: float | None = None  # share of answers that did not end
     tokens_per_s: float | None = None  # tokens a second of one actor that generates text
-    learnt_per_s: float | None = None  # and of one learner
+    learnt_per_s: float | None = None  # tokens a second of one learner
 
 
 class RunQueries:
@@ -129,9 +129,9 @@ class RunQueries:
         """Return whether the next merge of a run is due, and the number of workers that it waits
         for.
 
-        The workers of vetted volunteers count; others' updates are merged along with theirs. While
-        no vetted volunteer is active, or none has submitted for long, all workers and updates
-        count.
+        The workers of vetted volunteers count; others' updates are merged along with theirs. All
+        workers and updates count while no vetted volunteer is active, or none has submitted for
+        long.
         """
         now, plan = self._clock.now(), phases.at_head(run)
         waiting = runs.turnout(conn, run, now - LIVE_S, vetted=True)

@@ -103,7 +103,7 @@ def _copied(source: Path, target: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-_INSTEAD = {  # of resuming a run that is not paused
+_INSTEAD = {  # remedies where a run is resumed that is not paused
     "draft": ": `coordinator run start` begins it",
     "completed": ": `coordinator run extend` moves its end",
     "failed": ": `coordinator run fork` begins from one of its versions",
@@ -141,14 +141,14 @@ class Runs(PlatformService):
         await self._check_suites(file, dataset)
         manifest = dataset.manifest if dataset else None
         model = await asyncio.to_thread(workload.config, file.model, manifest)
-        passed = manifest if workload.needs_dataset else None  # in passes over its samples
+        passed = manifest if workload.needs_dataset else None  # dataset that the tasks pass over
         counts = list(workload.samples(model, passed)) if passed else []
         if "preset" not in said.plan:
             file = with_preset(file, sum(counts), workload.items_per_sample(model))
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
         stored = run_file.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))
-        about = of_file(stored)  # this also checks the plan
+        about = of_file(stored)  # `of_file` also checks the plan
         check_train(said.train, about.plan)
         check_model(about.parameters)
         if passed:

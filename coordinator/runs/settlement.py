@@ -75,7 +75,7 @@ def overtake(
 def settle_accepted(conn: Connection, run_id: int, now: float) -> int:
     """Supersede and pay an ended run's accepted, unmerged contributions; return their number."""
     count = 0
-    while rows := contributions.left_over(conn, run_id):  # in batches
+    while rows := contributions.left_over(conn, run_id):  # batch after batch
         for row in rows:
             verdicts.decide(
                 conn,

@@ -142,7 +142,7 @@ class Claims:
         self.joiner: Joiner[Waiter, Answer] = Joiner(self._serve, JOINED_MAX)
         self._specs: dict[int, Spec] = {}
         self._paces: dict[int, tuple[float, RunPace | None]] = {}
-        self._known: dict[str, _Known] = {}  # by worker
+        self._known: dict[str, _Known] = {}  # keyed by worker
         self._shares = FairShares()
         self._machines = Machines()
         self.durations = Durations()  # durations of transactions, one for all claims that joined it

@@ -125,7 +125,7 @@ class Heartbeats:
     def news(
         self, conn: Connection, principal: Principal, since: int, *, replied: bool = True
     ) -> VerdictNews:
-        """Return a worker's unseen verdicts and its balance; `replied` if they are sent."""
+        """Return a worker's unseen verdicts and its balance; with `replied` they are sent."""
         recent_at = self._clock.now() - RECENT_S
         worker = principal.worker_id
         sent = self._sent.pop(worker, Counter())

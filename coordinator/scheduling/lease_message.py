@@ -101,7 +101,7 @@ class JobBase(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, spec: Spec, plan: Plan, reached: Reached) -> JobBase:
-        """Return the run at this progress, under the plan in force there."""
+        """Return the common part of the jobs at this progress, under the plan in force."""
         whole = spec.total_steps(reached)
         train = spec.file.train
         train = msgspec.structs.replace(

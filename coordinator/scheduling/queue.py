@@ -102,8 +102,8 @@ class Queue:
         """Bind the newest version as the base of a lease; a repeated call without `newest` returns
         the same.
 
-        Unless the plan lets work overlap, this waits (with a limit) until the worker's last
-        contribution is merged. `base` reports a version that work began from while the coordinator
+        The call waits (with a limit) until the worker's last contribution is merged, unless the
+        plan lets work overlap. `base` reports a version that work began from while the coordinator
         did not answer: it is bound if its work could still be merged; otherwise the task is
         requeued, with nothing counted, and this raises Gone. Raises NotFound for another worker's
         task, Gone if it was taken away, Cancelled if the run has ended.

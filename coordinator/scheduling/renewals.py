@@ -160,7 +160,7 @@ class Renewals:
     def _restore(
         self, changed: dict[int, _HeldLease], lines: dict[int, Renewal], signs: dict[str, Sign]
     ) -> None:
-        """Keep the renewals that were not written for the next flush."""
+        """Keep the unwritten renewals for the next flush."""
         for task, held in changed.items():
             held.dirty = True
             held.extra_s += lines[task].extra_s

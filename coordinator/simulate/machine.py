@@ -71,7 +71,7 @@ class SimulatedMachine:
         self.labour: Labour | None = None
         self._principal: Principal | None = None
         self._held: dict[int, int] = {}  # task -> attempt
-        self._halts: dict[int, asyncio.Event] = {}  # by task: set when the coordinator cancels it
+        self._halts: dict[int, asyncio.Event] = {}  # task -> set when the coordinator cancels it
         self._cached: set[str] = set()
         self._uploads: set[asyncio.Task[Verdict | None]] = set()
 

@@ -84,7 +84,7 @@ class BlobStore(Protocol):
     async def part(self, sha256: str, spans: FindSpans, into: Path) -> Path:
         """Return a local file with at least some spans of the bytes, to be memory-mapped.
 
-        It is the blob's own file, or a new file `into` with holes, which the caller deletes.
+        This file is the blob's own, or a new file `into` with holes, which the caller deletes.
         """
 
     async def hash(self, sha256: str) -> str:
@@ -182,7 +182,7 @@ class FileStream:
     """Stream of [start, stop) of an unbuffered file in reads of 1 MiB.
 
     Bytes in memory are read at once: a change of threads for each read took a quarter of the rate.
-    Else a thread reads, the next piece while the last one is being sent. `aclose` closes the file,
+    Otherwise a thread reads the next piece while the last one is sent. `aclose` closes the file,
     also when nothing was read.
     """
 

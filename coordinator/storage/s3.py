@@ -1,8 +1,8 @@
 """Blobs in an S3-compatible object store, with a local cache for memory-mapped files.
 
 Address and credentials come from the usual AWS_* variables (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID,
-...); none is a setting. With AWS_ENDPOINT_URL_PUBLIC, under which volunteers reach the store, bytes
-travel between them and the store by URLs that are signed for one object and some minutes.
+...); none is a setting. If volunteers reach the store at AWS_ENDPOINT_URL_PUBLIC, bytes travel
+between them and the store by URLs that are signed for one object and some minutes.
 """
 
 from __future__ import annotations

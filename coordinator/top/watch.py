@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from coordinator.rules.overview import Overview
 
 EVERY_S = 1.0
-LATE_S = 6.0  # an older picture is marked as old
+LATE_S = 6.0  # age from which a picture is marked as old
 FORGET, QUIT = "f", "q"
 KEYS = f"{FORGET} forget servers that are gone   {QUIT} quit"
 

@@ -6,6 +6,7 @@ sybil wave     many strangers registered within minutes
 rollback       accounts suspended since made a fifth of a version
 stalled        machines work on a run, and it makes no version
 nobody         a run is on, and nobody works on it
+merge          a merge of a run failed
 disk           soon nothing new is accepted
 read only      nothing new is accepted: too little is free, or a disk cannot be written
 errors         requests are answered with 5xx
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 LOCAL_KINDS: frozenset[AlertKind] = frozenset(
     {"disk", "read only", "errors", "address", "certificate"}
-)  # of one replica
+)  # kinds about one replica
 
 ANSWER_S = 10.0
 # An alert stays open until its figure is well past its threshold, so that it does not flap.
@@ -73,7 +74,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     about: str = ""
     level: Level = "bad"  # "watch" = it stops nothing yet
     patience_s: float = 0.0
-    newest_at: float = 0.0  # of the newest event; a later one is sent although the alert stands
+    newest_at: float = 0.0  # newest event; a later one is sent although the alert stands
 
 
 def certificate_end(settings: Settings) -> float | None:
@@ -255,7 +256,7 @@ def _of_rollbacks(conn: Connection) -> Iterator[Condition]:
 
 
 def _of_servers(conn: Connection, now: float) -> Iterator[Condition]:
-    # Of the processes at one address the newest replaced the others.
+    # The newest of the processes at one address replaced the others.
     beats = {
         printable(each.figures.where or each.id[:8], 80): each.beat_at
         for each in reversed(replicas.listing(conn))  # the newest beat last
@@ -285,9 +286,7 @@ def _of_backup(conn: Connection, most_days: float, now: float) -> Iterator[Condi
 
 
 def many_refused(refused: int, decided: int, *, said: bool = False) -> bool:
-    """Return True if too many of the newest decisions are refusals; `said` while the alert is
-    open.
-    """
+    """Return True if too many of the newest decisions are refusals; `said`: the alert is open."""
     share = CALM_SHARE if said else REFUSED_SHARE
     return decided >= DECISIONS_MIN and refused > share * decided
 

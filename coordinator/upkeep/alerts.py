@@ -108,13 +108,13 @@ class Alerts:
         self._space = space
         self._traffic = traffic
         self._answered = deque([traffic.answered()], maxlen=WINDOW_LOOKS)
-        # with the port, since one machine may have several replicas
+        # the port is named, since one machine may have several replicas
         self._machine = f"{socket.gethostname()[:64]}:{settings.port}"
         self.address = PublicAddress(settings.url)
         self._state = AlertState()
         # retries of the report that the database failed; -1 = not yet tried
         self._failed_said = -1
-        self.certificate_ends_at = certificate_end(settings)  # of the one that is served
+        self.certificate_ends_at = certificate_end(settings)  # end of the served certificate
 
     def standing(self) -> Counter[str]:
         """Return the number of lasting alerts of each kind, as of this process's last check."""

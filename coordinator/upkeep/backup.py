@@ -1,7 +1,7 @@
 """Backup and restore: one consistent instant of the database, every blob it names, the keys, and a
 signed list of hashes.
 
-    DIR/backup.json + backup.sig   what is here, with hashes, signed by the coordinator's key
+    DIR/backup.json + backup.sig   list of the files with hashes, signed by the coordinator's key
     DIR/tables/NAME.jsonl          one row a line, the same for both databases
     DIR/blobs/ab/abcdef...         named by hash
     DIR/keys/                      signing key, TLS certificate and key (all 0600)

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from coordinator.database.monitoring.overview_rows import OpenRun
 
-OVERVIEW_S = 0.9  # a screen that asks once a second gets a new picture each time
+OVERVIEW_S = 0.9  # a screen that asks once a second gets a new overview each time
 CENSUS_S = 5.0
-# A part is read again only after this many times the duration of its last read. On an idle machine
-# this never matters: a picture takes 1 ms, a census of 10,000 workers 17 ms (2 cores, SQLite).
+# A part is read again only after this many times the duration of its last read. This never matters
+# on an idle machine: an overview takes 1 ms, a census of 10,000 workers 17 ms (2 cores, SQLite).
 OVERVIEW_REST, CENSUS_REST = 5.0, 20.0
 
 log = structlog.get_logger("overview")
@@ -58,7 +58,7 @@ class Overviews:
         self._gauges = CachedValue(self._gauge, OVERVIEW_S, clock, rest=CENSUS_REST)
 
     async def get(self) -> Overview:
-        """Return the newest picture, at most a moment old."""
+        """Return the newest overview, at most a moment old."""
         return await self._overview.get()
 
     async def gauges(self) -> Gauges:
@@ -66,7 +66,7 @@ class Overviews:
         return await self._gauges.get()
 
     async def forget_silent(self) -> None:
-        """Delete the rows of serving processes that have not beaten for a while."""
+        """Delete the rows of serving processes that sent no beat for a while."""
         before = self._clock.now() - health.SILENT_S
         await self._db.write(lambda conn: replicas.forget(conn, before))
 

@@ -113,7 +113,7 @@ def pay(
     conn.execute(_ADD, lines)
     post(conn, drafts, now)
     for who in sorted(amounts):
-        if about[who].standing == "suspended":  # it was suspended while it answered
+        if about[who].standing == "suspended":  # suspended while it answered
             take(conn, who, "this account was suspended", now)
 
 

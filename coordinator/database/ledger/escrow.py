@@ -62,9 +62,9 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     """Pay contributions that are merged, or need no merge. Each must be pending, and its verdict
     recorded.
 
-    This takes a few statements for hundreds of contributions. No credit is paid for weight 0, to a
-    suspended account, or to an uninvited one below the least trust; pay that was posted or taken
-    back before stays so. Raises Conflict if an account is suspended at this moment.
+    Hundreds of contributions take a few statements. No credit is paid for weight 0, to a suspended
+    account, or to an uninvited one below the least trust; pay that was posted or taken back before
+    stays so. Raises Conflict if an account is suspended at this moment.
     """
     if not rows:
         return

@@ -47,7 +47,7 @@ from shared.protocol.listings import LedgerRow
 Step = Literal["pending", "earn", "void", "escrow", "vest", "forfeit", "withdraw", "reverse"]
 HISTORY_MAX = 500
 SKEW_S = 60.0  # an event may be this much older than events with lower numbers
-# For each step: the steps of which one must precede it, and the steps that exclude it.
+# Steps of which one must precede a step, and steps that exclude it, for each step.
 ORDER: Mapping[Step, tuple[tuple[Step, ...], tuple[Step, ...]]] = {
     "pending": ((), ()),
     "earn": (("pending",), ("void", "escrow", "forfeit")),
@@ -115,7 +115,7 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
     earned_micro: int = 0
     held_micro: int = 0
     spent_micro: int = 0
-    escrow_micro: int = 0  # at stake until later work is drawn and agrees
+    escrow_micro: int = 0  # pay at stake until later work is drawn and agrees
     # credits taken back after they were spent, or not proved; later pay settles it first
     debt_micro: int = 0
 

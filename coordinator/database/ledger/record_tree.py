@@ -234,9 +234,9 @@ def _has_more(conn: Connection, table: Table, after: int) -> bool:
 def _settled(conn: Connection, table: Table) -> int:
     """Return the id up to which no row can appear any more, 0 for an empty table.
 
-    PostgreSQL gives numbers before a transaction commits, so a lower one could still appear. This
-    waits for the present writers and locks the table against new ones while it reads; rolling back
-    to the savepoint unlocks it.
+    PostgreSQL gives numbers before a transaction commits, so a lower one could still appear. The
+    function waits for the present writers and locks the table against new ones while it reads;
+    rolling back to the savepoint unlocks it.
     """
     newest = select(func.coalesce(func.max(table.c.id), 0))
     if conn.dialect.name != "postgresql":

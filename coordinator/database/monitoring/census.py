@@ -137,7 +137,7 @@ def _flows(
         if kind == "experience":
             _add(pushed, run, an_hour, count, drawn or 0, episodes or 0)
         elif kind != "evaluation":
-            if run not in plays:  # with self-play, only games count as submitted
+            if run not in plays:  # only games count as submitted in self-play
                 _add(pushed, run, an_hour, count, samples, 0)
             if state == "merged":
                 _add(pulled, run, an_hour, count, samples, 0)

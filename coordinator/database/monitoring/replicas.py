@@ -45,7 +45,7 @@ def forget(conn: Connection, before: float) -> None:
 
 
 def alive(conn: Connection, since: float) -> int:
-    """Return how many serving processes have beaten since an instant, at least one."""
+    """Return how many serving processes sent a beat since an instant, at least one."""
     counted = select(func.count()).select_from(replicas).where(_R.beat_at >= since)
     return max(1, int(conn.execute(counted).scalar_one()))
 

@@ -60,10 +60,10 @@ contributions = Table(
     Column("steps", Integer, nullable=False),  # fixed by the task
     Column("samples", BigInteger, nullable=False),  # fixed by the task
     Column("price_micro", BigInteger, nullable=False),
-    Column("loss_first", Double, nullable=True),  # as reported
+    Column("loss_first", Double, nullable=True),  # losses as reported
     Column("loss_last", Double, nullable=True),
     Column("train_s", Double, nullable=False),
-    Column("norm", Double, nullable=True),  # as measured
+    Column("norm", Double, nullable=True),  # norm as measured
     Column("clip", Double, nullable=False),  # factor <= 1 that scales it to its cohort
     Column("weight", Double, nullable=True),  # staleness x trust, used at the merge
     Column("state", String(16), nullable=False),

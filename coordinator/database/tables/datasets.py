@@ -11,7 +11,7 @@ blobs = Table(
     metadata,
     Column("sha256", String(64), primary_key=True),
     Column("size", BigInteger, nullable=False),
-    # chunk, heldout, asset, weights, state, update, experience, sample, manifest
+    # chunk, heldout, asset, weights, way, state, update, experience, sample
     Column("kind", String(16), nullable=False),
     Column("created_at", Double, nullable=False),
 )

@@ -42,10 +42,10 @@ usage = Table(
     Column("key_id", ForeignKey("api_keys.id"), nullable=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     Column("version", Integer, nullable=False),
-    Column("model", String(160), nullable=False),  # as the request named it
+    Column("model", String(160), nullable=False),  # name in the request
     Column("kind", String(16), nullable=False),  # completion, chat, image
     Column("state", String(16), nullable=False),  # open, done
-    Column("free", Boolean, nullable=False),  # within the run's free quota: nothing is held
+    Column("free", Boolean, nullable=False),  # True within the run's free quota: nothing is held
     Column("unit_nano", BigInteger, nullable=False),  # thousandths of a micro-credit a token
     Column("tokens_in", BigInteger, nullable=False),
     Column("tokens_max", BigInteger, nullable=False),  # most tokens to generate
@@ -86,7 +86,7 @@ answerers = Table(
 answer_stakes = Table(
     "answer_stakes",
     metadata,
-    Column("id", Key, primary_key=True, autoincrement=True),  # in the order of the answers
+    Column("id", Key, primary_key=True, autoincrement=True),  # numbered in the order of the answers
     Column("request_id", String(64), nullable=False),
     Column("volunteer_id", ForeignKey("volunteers.id"), nullable=False),  # volunteer who answered
     Column("asker_id", ForeignKey("volunteers.id"), nullable=False),

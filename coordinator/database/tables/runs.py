@@ -25,13 +25,13 @@ runs = Table(
     # index of the plan's phase at the head
     Column("phase", Integer, nullable=False, server_default="0"),
     Column("parameters", BigInteger, nullable=False),
-    Column("samples_total", BigInteger, nullable=False),  # in one pass
+    Column("samples_total", BigInteger, nullable=False),  # samples of one pass
     Column("samples_per_chunk", Text, nullable=False),  # JSON list, for the order of the pass
     Column("sample_size", BigInteger, nullable=False),  # tokens (or pixels) of one sample
     Column("pass_no", Integer, nullable=False),
     Column("cursor", BigInteger, nullable=False),  # next uncut position of the pass
     Column("step_flops", Double, nullable=False),  # one step of the reference batch
-    Column("price_micro", BigInteger, nullable=False),  # of one such step
+    Column("price_micro", BigInteger, nullable=False),  # price of one such step
     Column("weight", Double, nullable=False),  # share among runs
     Column("stop_reason", Text, nullable=True),
     Column("created_at", Double, nullable=False),

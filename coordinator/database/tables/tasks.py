@@ -30,7 +30,7 @@ tasks = Table(
     Column("seed", BigInteger, nullable=False),
     Column("steps", Integer, nullable=False),
     Column("batch_size", Integer, nullable=False),
-    Column("price_micro", BigInteger, nullable=False),  # of the whole task
+    Column("price_micro", BigInteger, nullable=False),  # price of the whole task
     Column("state", String(16), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("claim_id", String(64), nullable=True, unique=True),
