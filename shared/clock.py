@@ -18,7 +18,7 @@ class Clock(Protocol):
 
 
 def machine_time(clock: Clock) -> float:
-    """Return the machine's own time, without the database's shift, as other machines know it."""
+    """Return the machine's own time, without the shift to the database's clock."""
     return clock.now() - getattr(clock, "offset_s", 0.0)
 
 
@@ -56,7 +56,7 @@ class ServerClock:
         self._offset_s = 0.0
 
     def learn(self, now: float) -> None:
-        """Set the offset by the coordinator's time in a reply."""
+        """Set the offset from the coordinator's time in a reply."""
         self._offset_s = now - self._clock.now()
 
     def now(self) -> float:

@@ -2,9 +2,9 @@
 
 msgspec builds the description of a type when the type is first decoded, and stores it before it is
 complete. A second thread that decodes the same type at that moment reads an incomplete description,
-and the process dies of a segmentation fault (measured with msgspec 0.22: 4 threads and a new type,
-within the first hundred types; a coordinator restarted under load, in 1 of 15 starts). Here a type
-is described once, under a lock, before any decoding.
+and the process dies of a segmentation fault (measured with msgspec 0.22: with 4 threads, within the
+first hundred new types; in 1 of 15 starts of a coordinator under load). Here a type is described
+once, under a lock, before any decoding.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
 
 def complaint(error: msgspec.ValidationError, table: str, kind: Any = None) -> str:
     """Return msgspec's error for people: "Expected `int` >= 1 - at `$.quorum`" becomes "[plan]
-    quorum: expected a whole number of at least 1". With `kind`, it lists the valid choices.
+    quorum: expected a whole number of at least 1". If `kind` is given, valid choices are listed.
     """
     key, what = _parted(error, kind)
     return f"{table} {key}: {what[:1].lower()}{what[1:]}" if key else f"{table}: {what}"

@@ -25,7 +25,7 @@ class Route:
 
     @property
     def hashes(self) -> tuple[str, ...]:
-        """Return the hashes of all blobs needed and weights made on the route."""
+        """Return the hashes of the route's weights, its base included, and of its blobs."""
         made = (self.snapshot.weights,) if self.snapshot else (self.base,)
         return (
             *made,
@@ -40,8 +40,8 @@ class Route:
 
 
 def routes(manifest: VersionManifest, held: Collection[str]) -> list[Route]:
-    """Return the routes shorter than the whole file, best first; `held` are hashes of held
-    weights.
+    """Return the routes with fewer bytes than the whole file, the smallest first; `held` are
+    hashes of weights on this machine.
     """
     links = {link.weights: link for link in manifest.downlink.links}
     packed = {each.weights: each for each in manifest.downlink.snapshots}

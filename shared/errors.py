@@ -9,7 +9,8 @@
     ├── Unauthorized               401  who are you
     │   └── BadSignature           401  the signature does not fit
     ├── Forbidden                  403  known, but not allowed
-    │   └── Banned                 403  the organiser has banned this volunteer
+    │   ├── Banned                 403  the organiser has banned this volunteer
+    │   └── InvalidCode            403  the code of a join link admits nobody
     ├── NotFound                   404  no such thing, or not yours
     ├── Conflict                   409  the same key was used for something else
     │   └── OffsetMismatch         409  an upload must go on where the server says
@@ -193,9 +194,7 @@ class Configuration(VolunteerError):
 
 
 def why(error: Exception) -> str:
-    """Return the cause of a file's or connection's failure, as a sentence ends: without numbers and
-    Python's words. Frequent system errors are in the catalogue.
-    """
+    """Return the cause of a file's or connection's failure in plain words, to end a sentence."""
     from ssl import SSLError
 
     from shared.sentences import Sentence
@@ -224,8 +223,8 @@ def why(error: Exception) -> str:
 
 
 def of_system(error: OSError | UnicodeEncodeError) -> tuple[str, int]:
-    """Return the sentence and the exit code for a system's refusal: a full disk may have room
-    later, a read-only one needs its owner.
+    """Return the sentence and the exit code for an error of the operating system: a full disk may
+    have room later, a read-only one needs its owner.
     """
     from shared.sentences import Sentence
     from shared.text import escaped
@@ -258,7 +257,7 @@ LOCAL = (Configuration, Unreachable)
 
 
 def of_code(code: str, message: str) -> VolunteerError:
-    """Return the error of a code from another program here; a plain one for an unknown code."""
+    """Return the error for a code from another program of this machine; a plain one if unknown."""
     return BY_CODE.get(code, VolunteerError)(message)
 
 

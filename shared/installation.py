@@ -29,7 +29,7 @@ def tool() -> str:
 
 
 def pip() -> list[str]:
-    """Return the words that run pip here, without pip's own command."""
+    """Return the words that run pip in this environment, up to pip's subcommand."""
     if tool() == "pipx":
         return ["pipx", "runpip", Path(sys.prefix).name]
     return ["uv", "pip"] if tool() == "uv" else [sys.executable, "-m", "pip"]

@@ -4,9 +4,9 @@
     volunteer://host:port/#key=FINGERPRINT&pin=SHA256&code=CODE      the same for a registered scheme
 
 `key` is the fingerprint of the key that signs manifests, `pin` the SHA-256 of the TLS certificate
-in hex (only where the coordinator made its own), `code` an invite or link code. All of it travels
-behind the "#", which no browser, proxy or log ever sends on. The separator we print is "+", because
-a shell leaves it alone when somebody forgets the quotes; "&", ";" and "/" are read as well.
+in hex (only where the coordinator made its own), `code` an invite or link code. All three stand
+behind the "#": browsers never send that part, so no proxy or log sees it. The separator we print is
+"+", which a shell leaves alone without quotes; "&", ";" and "/" are read as well.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from shared.workloads.base import ChunkRef, DatasetManifest
 
 
 class LocalData:
-    """Implementation of `Data`: `files` maps the SHA-256 of a blob to its file. It may hold fewer
-    files than the manifest names, since a worker fetches only its task's chunks. `more` refers
-    to further files of the run by asset name.
+    """Implementation of `Data`: `files` maps the SHA-256 of a blob to its file. Some files of the
+    manifest may be missing, since a worker fetches only its task's chunks. `more` refers to
+    further files of the run by asset name.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ import msgspec
 import psutil
 
 ROOT = Path("/")
-_BOUNDLESS = 1 << 60  # version 1 writes about this number where there is no limit
+_BOUNDLESS = 1 << 60  # version 1 writes a larger number where there is no limit
 
 
 class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +51,8 @@ def group_limits(root: Path = ROOT) -> GroupLimits:
 
 
 def _folders(root: Path, controller: str) -> list[Path]:
-    """Return the folders of a controller: the process's own group and every one above it. Inside a
-    container the path may exist on the host only: the top folder is then the group's.
+    """Return the folders of a controller: the process's own group and every one above it. If the
+    path exists only on the host of a container, the top folder is the group's.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()

@@ -2,10 +2,9 @@
 2.1).
 
 Leaves are hashed as SHA-256(0x00 || entry), inner nodes as SHA-256(0x01 || left || right), so that
-no entry can pass for a node. Everything that computes reads complete subtrees through a `Nodes`
-function: `nodes(level, index)` is the hash over entries [index * 2^level, (index + 1) * 2^level). A
-server keeps these in a table (each is final once it exists), so a proof over n entries costs O(log
-n) reads.
+no entry can pass for a node. Every computation reads complete subtrees through a `Nodes` function:
+`nodes(level, index)` is the hash over entries [index * 2^level, (index + 1) * 2^level). A server
+keeps these hashes in a table (they never change), so a proof over n entries costs O(log n) reads.
 """
 
 from __future__ import annotations

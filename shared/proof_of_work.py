@@ -1,8 +1,8 @@
 """Proof of work: a puzzle that costs the sender seconds and the server one hash.
 
-A solution is a nonce so that SHA-256(challenge || nonce) begins with `bits` zero bits. The
-challenge carries its own expiry and the server's MAC, so that nothing is stored until it is solved;
-the caller accepts a solved challenge only once.
+A solution is a nonce such that SHA-256(challenge || nonce) begins with `bits` zero bits. The
+challenge carries its own expiry and the server's MAC, so the server stores nothing until it is
+solved; the caller accepts a solved challenge only once.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def solves(given: str, nonce: int, bits: int) -> bool:
 def solve(given: str, bits: int, progress: Callable[[int], bool]) -> int | None:
     """Search for a nonce; 2^bits hashes on average, HASH_S each.
 
-    Calls `progress` with the hashes tried so far every few milliseconds; return None when it says
-    False. Raises BadRequest for a difficulty that no honest server asks for.
+    Calls `progress` with the number of hashes tried so far, after every REPORT of them; returns
+    None when it says False. Raises BadRequest for a difficulty that no honest server asks for.
     """
     if not 0 <= bits <= BITS_MAX:
         raise BadRequest(f"a proof of work has 0 to {BITS_MAX} bits here, not {bits}")
@@ -72,7 +72,7 @@ def likely_done(tried: int, bits: int) -> float:
 
 
 def work_words(bits: int) -> str:
-    """Return the sentence about the average time of the search on one core."""
+    """Return the average time of the search on one core, as text."""
     seconds = 2.0**bits * HASH_S
     return f"{max(1, round(seconds))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 

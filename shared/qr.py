@@ -10,8 +10,8 @@ _COLOURS, _PLAIN = "\x1b[38;5;231;48;5;16m", "\x1b[0m"
 
 
 def qr_rows(text: str) -> tuple[str, ...]:
-    """Return a text as a QR code, one string of blocks, two modules high, a row of cells: white
-    ink on black paper.
+    """Return a text as a QR code, to be drawn white on black: a string for each row of cells, which
+    is two modules high.
 
     A join link takes 35 to 51 cells and half as many rows.
     """

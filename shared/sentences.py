@@ -1,9 +1,9 @@
 """Sentence for people, made where their language is unknown: English, with the values that a
 translation needs.
 
-The layers below the screens return a `Sentence`. It is a `str`, and reads as English in logs, in
-`--json` and in a terminal. A screen looks up its message in the owner's language and inserts the
-values again. Foreign text is never looked up.
+The layers below the screens return a `Sentence`: a `str` that is English in logs, in `--json` and
+in a terminal. A screen looks up its message in the owner's language and inserts the values again.
+Foreign text is never looked up.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def english(value: object) -> str:
 
 
 def parts(value: object) -> object:
-    """Encode a sentence with its parts for another program of the owner: a hook of msgspec."""
+    """Encode a sentence with its parts for another program of the owner: a hook for msgspec."""
     if isinstance(value, Sentence):
         return [str(value), value.message, value.many, dict(value.values)]
     raise NotImplementedError(
@@ -80,7 +80,7 @@ def parts(value: object) -> object:
 
 
 def heard(kind: type, value: Any) -> Any:
-    """Decode a sentence; a plain text becomes words of others: a hook of msgspec."""
+    """Decode a sentence, or a plain text as one without a message: a hook for msgspec."""
     if kind is not Sentence:
         if isinstance(value, kind):  # msgspec asks for `object`, too
             return value

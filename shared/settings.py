@@ -69,7 +69,7 @@ class SettingsTable(Generic[S]):
     """Settings of a program, by name: reading, checks and descriptions."""
 
     def __init__(self, kind: type[S], prefix: str, others: Collection[str] = ()) -> None:
-        """Describe a settings struct; variables begin with `prefix`, `others` are not settings."""
+        """Describe a settings struct. Variables begin with `prefix`; `others` are no settings."""
         self._kind = kind
         self._prefix = prefix
         self._others = others
@@ -158,8 +158,8 @@ class SettingsTable(Generic[S]):
         return {name: self.value(settings, name) for name in values}
 
     def variables(self, environ: Mapping[str, str]) -> dict[str, Any]:
-        """Return the settings of environment variables. Raises Configuration for a misspelt name:
-        unknown variables under our prefix are allowed, as orchestrators set some.
+        """Return the settings of environment variables. Raises Configuration for a near miss of a
+        name; other unknown variables under our prefix are allowed, as orchestrators set some.
         """
         found: dict[str, Any] = {}
         for variable, text in environ.items():
@@ -179,7 +179,7 @@ class SettingsTable(Generic[S]):
         return found
 
     def listed(self, name: str, text: str) -> str | list[str] | dict[str, str]:
-        """Return a typed value; commas split lists and tables, whose entries are `name=value`."""
+        """Split the text of a list or table at its commas; a table's entries are `name=value`."""
         kind = get_origin(self._fields[name].type) if name in self._fields else None
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if kind is dict:

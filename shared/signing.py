@@ -41,7 +41,7 @@ class SigningKey:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Self:
-        """Return the key in `path`, made there if missing, once. Raises as `load`."""
+        """Return the key in `path`; create the file if it is missing. Raises as `load`."""
         if not path.exists():
             from cryptography.hazmat.primitives import serialization as form
 
@@ -154,7 +154,7 @@ def _create_private(path: Path, data: bytes) -> None:
 
 
 def _publish(temporary: Path, path: Path) -> None:
-    """Link the file under its name; unlike a rename, it never replaces another process's key."""
+    """Link the file under its name; unlike a rename, a link never replaces another's key."""
     try:
         os.link(temporary, path)
     except FileExistsError:

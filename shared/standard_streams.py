@@ -1,4 +1,4 @@
-"""Standard streams of a command's process, made usable in any state of the shell's."""
+"""Standard streams of a command's process, made usable in whatever state the shell left them."""
 
 from __future__ import annotations
 

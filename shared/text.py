@@ -1,7 +1,7 @@
 """Numbers and foreign text for people: sizes, credits, durations, table cells.
 
-The command lines, listings and screens of both programs use this module. It needs no library of a
-user interface: the width of a text comes from the Unicode tables of the standard library.
+The command lines, listings and screens of both programs use this module. No library of a user
+interface is needed: the width of a text comes from the Unicode tables of the standard library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shared.sentences import Sentence, of
 TEXT_CHARS_MAX = 2000
 SHOWN_CHARS_MAX = 60
 MICRO = 1_000_000  # micro-credits in a credit
-UNSOLVED = "share unsolved"  # measure of a run of problems: people read the share that is solved
+UNSOLVED = "share unsolved"  # measure of a run of problems: screens show the share that is solved
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ZERO_WIDTH = ("Mn", "Me", "Cf", "Cc")

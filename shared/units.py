@@ -1,4 +1,4 @@
-"""Lengths of time in seconds, and powers of two of bytes."""
+"""Lengths of time in seconds, and sizes in bytes as powers of two."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class RunInfo(Message):
     # bits for each byte of held-out text, at version 0 and the newest, whatever the tokenizer
     bits_first: float | None = None
     bits: float | None = None
-    suites: tuple[SuiteCourse, ...] = ()  # its scores on task suites
+    suites: tuple[SuiteCourse, ...] = ()  # the run's scores on task suites
     libraries: tuple[str, ...] = ()  # libraries that training needs besides the workload's
 
 

@@ -1,4 +1,4 @@
-"""Base of all messages, errors, states and reasons."""
+"""Base of all messages; the states, reasons and error body that they share."""
 
 from __future__ import annotations
 

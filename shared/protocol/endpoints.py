@@ -167,7 +167,7 @@ LINK = Endpoint(
     reply=LinkCode,
 )
 
-# From claim to verdict.
+# Claims, uploads and submissions.
 
 CLAIM = Endpoint(
     method="POST",
@@ -434,7 +434,7 @@ CONSISTENCY = Endpoint(
     ),
 )
 
-# For browsers and for monitoring.
+# Browsers and monitoring.
 
 SAMPLE = Endpoint(
     method="GET",
@@ -516,7 +516,7 @@ ANSWER_TOKENS = Endpoint(
     reply=AnswerGoOn,
 )
 
-# For the organiser.
+# Commands and files of the organiser.
 
 ADMIN_COMMAND = Endpoint(
     method="POST",

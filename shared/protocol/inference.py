@@ -1,4 +1,4 @@
-"""Prompts: API keys and their usage in the coordinator's messages, and OpenAI's requests.
+"""Prompts: API keys and their usage, answers by volunteers' machines, and OpenAI's requests.
 
 OpenAI's requests are strict: an unlisted field is refused by name, so that no caller relies on an
 option without effect.

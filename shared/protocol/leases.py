@@ -32,7 +32,7 @@ class ClaimRequest(Message):
     )
     libraries: tuple[str, ...] = ()  # installed libraries that only some runs need
     wait_s: float = 30.0
-    audits: bool = False  # this version can do audits
+    audits: bool = False  # this program can do audits
 
 
 class Grant(Message):
@@ -97,7 +97,7 @@ class ClaimReply(Message):
 
 
 class BeginRequest(Message):
-    """Start of work on a lease. With `newest`, running work continues from the newest version.
+    """Start of work on a lease, or with `newest` its continuation from the newest version.
 
     `base` is the version that work began from while the coordinator could not be reached; it is
     refused if the plan does not allow that.

@@ -15,7 +15,7 @@ from shared.workloads.base import ChunkRef, DatasetManifest, Job
 class BlobRef(Message, omit_defaults=True):
     sha256: str
     size: int
-    # SHA-256 of each MIRROR_PIECE_BYTES, if there are mirrors and more than one piece.
+    # SHA-256 of each piece of MIRROR_PIECE_BYTES, if there are mirrors and more than one piece.
     pieces: tuple[str, ...] = ()
 
 
@@ -45,7 +45,7 @@ class Snapshot(Message):
 class Downlink(Message):
     """Routes to a version's published weights that are shorter than the whole file, if any.
 
-    Every route ends with the whole file, which can always be downloaded instead.
+    The whole file can always be downloaded instead.
     """
 
     links: tuple[Link, ...] = ()  # newest first

@@ -44,7 +44,7 @@ class Kernel(Protocol):
         """
 
     def encode(self, numbers: F32) -> tuple[Array, ...]:
-        """Encode a slice from a chunk edge into its parts. Raises InvalidFrame if not finite."""
+        """Encode a slice that begins on a chunk edge. Raises InvalidFrame if it is not finite."""
 
     def decode(
         self, parts: Sequence[Array], count: int, start: int, stop: int, room: F32 | None = None
@@ -56,8 +56,8 @@ class Kernel(Protocol):
         """
 
     def square(self, parts: Sequence[Array], count: int, start: int, stop: int) -> float:
-        """Return the squared norm of a slice from a chunk edge; finite if all numbers are. Raises
-        InvalidFrame.
+        """Return the squared norm of a slice that begins on a chunk edge; finite if all numbers
+        are. Raises InvalidFrame.
         """
 
 
@@ -225,8 +225,8 @@ def block_peaks(numbers: F32, block: int) -> F32:
     peaks = np.empty(-(-numbers.size // block), np.int32)
     for start, stop in grid(numbers.size, SPAN):
         bits = _scratch(stop - start).view(np.int32)
-        # Without the sign, the bits of float32 as integers have the order of the numbers; infinity
-        # and NaN come last.
+        # The bits of float32 without the sign, read as integers, have the order of the numbers;
+        # infinity and NaN come last.
         np.bitwise_and(numbers[start:stop].view(np.int32), np.int32(0x7FFFFFFF), out=bits)
         edges = np.arange(0, stop - start, block)
         np.maximum.reduceat(bits, edges, out=peaks[start // block : -(-stop // block)])
@@ -237,7 +237,7 @@ def scale_blocks(peaks: F32, limit: int) -> tuple[U16, F32]:
     """Return blocks' bfloat16 scales from their largest magnitudes, and the inverses (0 for
     zeros).
     """
-    # Like `bf16_from_float`, for numbers that are not negative and far from infinity.
+    # Round like `bf16_from_float`; the numbers are not negative and far from infinity.
     wide = (peaks / np.float32(limit)).view(np.uint32)
     wide += np.uint32(0x7FFF) + ((wide >> 16) & np.uint32(1))
     wide &= np.uint32(0xFFFF0000)

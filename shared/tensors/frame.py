@@ -195,7 +195,7 @@ class FrameWriter:
         """Return the next elements of the tensor `name`, (count,), to be filled before the next
         call.
 
-        It is `write` without the copy, for at most PIECE_BYTES.
+        Works like `write` without the copy, for at most PIECE_BYTES.
         """
         dtype = self._take(name, count)
         try:

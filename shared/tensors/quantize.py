@@ -1,7 +1,7 @@
 """Codecs: the wire form of an update, and its reading slice by slice for a merge.
 
-The codec's kernel encodes parameters. For every codec, buffers are absolute float32 and counters
-int64; they come first in the file, which keeps them aligned.
+The codec's kernel encodes parameters. Every codec stores buffers as absolute float32 and counters
+as int64, first in the file, which keeps them aligned.
 """
 
 from __future__ import annotations

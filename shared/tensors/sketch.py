@@ -1,12 +1,12 @@
-"""Sketches of updates: a few hundred numbers that preserve the angle between two updates, to
-compare an audit.
+"""Sketches of updates: a few hundred numbers that preserve the angle between two updates, by which
+an audit compares them.
 
     found = drawn(schema, secret, most)   elements, and their signs
     sketch(update, found)                 (D,) float32: sums of M elements, each with a random sign
 
 The elements are short stretches of the parameters, drawn by a secret, so that a cheater does not
-know which ones count. For two updates with the cosine 1 - d, the sketches' cosine is off by about 2
-d / sqrt(D), an eighth of d.
+know which ones count. If two updates have the cosine 1 - d, the sketches' cosine is off by about
+2 d / sqrt(D), an eighth of d.
 """
 
 from __future__ import annotations

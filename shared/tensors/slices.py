@@ -83,7 +83,7 @@ def bf16_from_float(numbers: F32) -> U16:
 
 
 def float_from_bf16(bits: U16, room: F32 | None = None) -> F32:
-    """Return exact float32: bfloat16 is its upper half. Placed at the start of `room` if given."""
+    """Return bfloat16, the upper half of a float32, as float32; in the start of `room` if given."""
     wide = np.empty(bits.shape, np.uint32) if room is None else room[: bits.size].view(np.uint32)
     np.copyto(wide, bits)
     wide <<= 16

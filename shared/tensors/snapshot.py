@@ -5,10 +5,9 @@ The file has half the bytes, shuffled and compressed, without loss.
     magic | length, compressed schema | for each tensor in the order of the schema, for each chunk
     of its grid, for each rank of its bytes: length, compressed bytes of that rank
 
-Each rank is compressed separately: 1.4 bytes a parameter in tensors of 10,000; together 1.6.
-Lengths are 32-bit little-endian. Buffers and counters are packed as they are stored. With the
-schema inside, a receiver needs no other file; it checks the schema by the hash in the signed
-manifest.
+Each rank is compressed separately: 1.4 bytes a parameter in tensors of 10,000; 1.6 if together.
+Lengths are 32-bit little-endian. Buffers and counters are packed as they are stored. A receiver
+needs no other file for the schema, and checks it by the hash in the signed manifest.
 """
 
 from __future__ import annotations

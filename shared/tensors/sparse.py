@@ -1,12 +1,12 @@
 """Top-k: of each 4,096 elements the largest are sent, with their positions.
 
-As in SparseLoCo, an upload sends 64 of 4,096 in two bits, with error feedback, without which most
+An upload, as in SparseLoCo, sends 64 of 4,096 in two bits, with error feedback, without which most
 of the update is lost. A link of the downlink sends 256 of 4,096 in eight bits: as many as four
 uploads.
 
 Positions use the Elias-Fano code. The lowest four bits of each position are stored as they are. A
 row of bits has a one for each position; the number of zeros before it is the position's upper bits.
-That is 9 bits a position of an upload, 6 of a link.
+A position takes 9 bits in an upload, 6 in a link.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class TopK(Decoded):
 def _largest(rows: F32, keep: int) -> Array:
     """Return the positions of the largest elements of each row, in order.
 
-    Signs are turned because NumPy selects among many zeros, as a link has them, 20 times faster
-    from that end.
+    Magnitudes are negated, because NumPy selects among many zeros (a link has them) 20 times
+    faster from the low end.
     """
     found: Array = np.sort(np.argpartition(-np.abs(rows), keep - 1, axis=1)[:, :keep], axis=1)
     return found

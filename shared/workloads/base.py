@@ -167,8 +167,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     # file of episodes or of a match, read only by the workload's own checks
     experience: bytes = b""
-    # For each halving of the micro-batches for lack of memory: how many turns (passes of a network
-    # over a batch) were done before. Recorded if the result depends on it, as with batch norm.
+    # How many turns (passes of a network over a batch) were done before each halving of the
+    # micro-batches for lack of memory. Recorded if the result depends on it, as with batch norm.
     halved: tuple[int, ...] = ()
 
 
@@ -402,8 +402,8 @@ class Workload(Protocol):
         return ()
 
     def files(self, config: Config) -> Mapping[str, ChunkRef]:
-        """Return the files that every version of a run needs besides its tensors, by hash, such as
-        frozen weights. A worker finds each as an asset of its data.
+        """Return the files that every version of a run needs besides its tensors, such as frozen
+        weights, by asset name. A worker finds each as an asset of its data.
         """
         return {}
 

@@ -72,9 +72,9 @@ class CausalModel:
     def loss(self, windows: Tensor, learnt_share: float | None = None) -> StepLoss:
         """Return the mean loss in nats a token of windows (B, T + 1).
 
-        With `learnt_share` the tokens are marked, and the sum of losses is divided by the average
-        number of answer tokens, so that any division of a batch gives the same mean. The returned
-        weight converts it to the mean over the answer tokens that were read.
+        If `learnt_share` is given, the tokens are marked, and the sum of losses is divided by the
+        average number of answer tokens, so that any division of a batch gives the same mean. The
+        returned weight converts it to the mean over the answer tokens that were read.
         """
         losses = self.losses(windows, marked=learnt_share is not None)
         if learnt_share is None:
@@ -126,8 +126,8 @@ def build(
     device: str,
     base_precision: BasePrecision = "float32",
 ) -> CausalModel:
-    """Build a model on `device` with its own copy of `weights`. It shares the memory of `frozen`
-    weights if possible; the blocks' frozen matrices are stored in `base_precision`.
+    """Build a model on `device` with its own copy of `weights`. Memory of the `frozen` weights is
+    shared if possible; the blocks' frozen matrices are stored in `base_precision`.
 
     Raises InvalidFrame if the weights are another model's, NotFound if a library is missing.
     """

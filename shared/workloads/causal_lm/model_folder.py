@@ -32,7 +32,7 @@ _PREFIX = "transformer."  # prefix that the first files of GPT-2 lack
 # Tables in old files that are not weights, but follow from the settings.
 _DERIVED = re.compile(r"(.*\.)?(att(entio)?n\.(masked_)?bias|rotary_emb\.inv_freq)")
 
-# Published code of Phi-3, which the library has had since: it is not needed, and never fetched.
+# Published code of Phi-3, which the library now contains: it is not needed, and never fetched.
 _ADOPTED = re.compile(r"(microsoft/[\w.-]+--)?(configuration|modeling)_phi3\.\w+")
 
 _PART = "partial_rotary_factor"

@@ -1,7 +1,7 @@
 """Chat template of a tokenizer: renders dialogues as text, with the answers marked.
 
-A template is a small program of the library jinja2. It comes with a model chosen by the organiser,
-and runs only where a dataset is built or its model is prompted, in a limited sandbox, never on a
+A template is a small program of the library jinja2 that comes with a model chosen by the organiser.
+It runs only where a dataset is built or its model is prompted, in a limited sandbox, never on a
 volunteer's machine.
 """
 
@@ -123,7 +123,7 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             told = self._rendered([*asked, DialogueTurn("assistant", _ANSWER)], prompt=False)
         except Endless:
             raise
-        except InvalidRunFile:  # it wants another beginning
+        except InvalidRunFile:  # the template wants another beginning
             return None
         before, mark, after = text.partition(_QUESTION)
         whole = mark and _QUESTION not in after and len(told) <= _FRAME_MAX and _ANSWER in told
@@ -207,8 +207,8 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
 
 
 class ChatFrame(msgspec.Struct, frozen=True):
-    """Text that a template writes around one question, up to its answer, and after it. It is stored
-    with a dataset of dialogues, so that a model trained on them gets the same prompts.
+    """Text that a template writes around one question, up to its answer, and after the answer. A
+    dataset of dialogues contains it, so that a model trained on them gets the same prompts.
     """
 
     before: str

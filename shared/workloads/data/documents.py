@@ -53,7 +53,7 @@ class Document(msgspec.Struct, frozen=True):
 def read_documents(
     sources: Iterable[str | Path | Document], skipped: Skipped
 ) -> Iterator[Document]:
-    """Yield every document of `sources`, sorted. Raises InvalidRunFile for unreadable ones."""
+    """Yield every document of `sources`. Raises InvalidRunFile for an unreadable source."""
     for source in sources:
         if isinstance(source, Document):
             yield source

@@ -56,8 +56,8 @@ def open_image(
 ) -> Image.Image:
     """Decode an image in one of `formats`, with at most `pixels_max` pixels.
 
-    With `side` a JPEG may be scaled down, with both sides at least that long. Raises BadRequest,
-    with a sentence, for another, too large, damaged or truncated file.
+    A JPEG may be scaled down, with both sides at least `side` long, if that is not 0. Raises
+    BadRequest, with a sentence, for another, too large, damaged or truncated file.
     """
     try:
         image = _opened(data, formats, pixels_max)

@@ -1,7 +1,7 @@
 """Sources of images: folders, PNG and JPEG files, and the digits of scikit-learn.
 
 An image that cannot be decoded is skipped and recorded with name and reason; only a missing source
-is an error. No file determines how much memory it takes.
+is an error. Limits bound the memory that any file takes.
 """
 
 from __future__ import annotations

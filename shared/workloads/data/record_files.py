@@ -60,7 +60,7 @@ def files(sources: Iterable[str | Path], skipped: Skipped) -> Iterator[Path]:
 
 def records(path: Path, wanted: Set[str], skipped: Skipped, name: str = "") -> Iterator[Record]:
     """Yield the records of a file; malformed ones are added to `skipped`. Messages call the file
-    `name`. In a table's records, the fields that are not `wanted` are None.
+    `name`. Fields of a table's records that are not `wanted` are None.
 
     Raises InvalidRunFile.
     """

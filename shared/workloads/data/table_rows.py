@@ -1,7 +1,7 @@
 """Rows of tables as the library datasets writes them: parquet, and arrow in a saved folder.
 
 pyarrow, which that library brings, reads them piece by piece; no code of the library or of such a
-folder runs. Of a folder with several splits only "train" is read, since the others are for
+folder runs. If a folder has several splits, only "train" is read, since the others are for
 measuring.
 """
 

@@ -161,7 +161,7 @@ def flops(layers: list[Layer]) -> float:
 def flops_per_sample(config: DcganConfig) -> float:
     """Return the FLOPs of a step for each real image.
 
-    In units of a forward pass: 3 for drawing a fake and learning from it; 6 for the discriminator
+    Counted in forward passes: 3 for drawing a fake and learning from it; 6 for the discriminator
     to learn from both images; 2 for its judgement of the fake that the generator learns from.
     """
     return 3 * flops(config.generator()) + 8 * flops(config.discriminator())

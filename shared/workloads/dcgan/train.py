@@ -91,8 +91,8 @@ class DcganWork:
         return self._portion
 
     def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
-        """Begin with the micro-batches that memory allowed before; otherwise divide a batch as all
-        machines do, since its statistics depend on it.
+        """Begin with the micro-batches that memory allowed before if they are the `most` it allows;
+        otherwise divide a batch as all machines do, since its statistics depend on it.
         """
         if most:
             self._portion = max(1, min(self._portion, micro_batch))
@@ -137,7 +137,7 @@ class DcganWork:
         )
         metrics = dict(zip(_FIGURES, means, strict=True))
         rate = {"lr": self._learners[0].rate(self._step - 1)}
-        # to gradients the server applies its own rate
+        # the server applies its own rate to gradients
         applied = rate if self._job.update == "delta" else {}
         report = Result(
             steps=self._step,
@@ -274,7 +274,7 @@ class DcganWork:
         """Return the fakes that the discriminator saw, kept or drawn again."""
         if self._fakes:
             return self._fakes.popleft()
-        # its running statistics already include this batch
+        # the generator's running statistics already include this batch
         with self._autocast, statistics_kept(self._model.generator):
             return self._model.draw(self._noise(size, micro))
 

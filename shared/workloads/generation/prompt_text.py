@@ -31,7 +31,7 @@ class PromptText:
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
         """Return the tokens of a prompt; for an empty prompt, the token that ends a text.
 
-        With `marks`, special tokens in the text count as such, otherwise as plain text. Raises
+        Special tokens in the text count as such with `marks`, otherwise as plain text. Raises
         InvalidRunFile for tokens that this model does not know.
         """
         tokens = self._tokens(text, self._marking if marks else self._tokenizer)

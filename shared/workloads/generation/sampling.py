@@ -44,8 +44,8 @@ def choose(
 ) -> SampledToken:
     """Choose a token from logits (V,). `temperature` 0 takes the likeliest.
 
-    NaN (of a run that diverged) counts as zero. With `logprobs`, the result has the token's
-    log-probability and that many of the likeliest tokens.
+    NaN (of a run that diverged) counts as zero. If `logprobs` is given, the result has the
+    token's log-probability and that many of the likeliest tokens.
     """
     scores = _finite(logits)
     if temperature <= 0:

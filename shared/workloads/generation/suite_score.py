@@ -1,6 +1,6 @@
 """Score of a version on a task suite.
 
-In multiple choice the model's choice is the one with the highest log-probability after the prompt,
+The model's choice among several is the one with the highest log-probability after the prompt,
 divided by its bytes, so that long and short choices, and different tokenizers, compare. Written
 answers are generated greedily and compared as texts, without surrounding white space.
 """
@@ -54,8 +54,8 @@ def score(
     stop: Callable[[], bool],
     frame: ChatFrame | None = None,
 ) -> SuiteTally:
-    """Measure a suite in an order that is the same for every version. With `frame` a prompt is a
-    dialogue's question and the continuation its answer, as the model learnt them.
+    """Measure a suite in an order that is the same for every version. If `frame` is given, a prompt
+    is a dialogue's question and the continuation its answer, as the model learnt them.
 
     `budget_s` and `stop` end it early, after at least one example; the result then covers the
     beginning of that order, a random part of the suite.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _FILLED = (
     1 / 4
-)  # typical stones on the board at a game's end; only for the first estimate of a game's cost
+)  # typical share of cells with a stone at a game's end, for the first estimate of its cost
 
 
 class GomokuGames(Games):

@@ -1,9 +1,9 @@
 """Randomness of self-play as a function of seeds, the same on every machine and in every release of
 NumPy.
 
-It uses only the raw words of Philox 4x64-10 (Salmon et al. 2011), which are fixed by definition,
-unlike the distributions of NumPy's generators. With a record's seed, each drawn move can be checked
-and searched again.
+The numbers are raw words of Philox 4x64-10 (Salmon et al. 2011), which are fixed by definition,
+unlike the distributions of NumPy's generators. A record's seed is enough to check each drawn move
+and to search it again.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ the player to move there; `n`, its visits; `u`, its prior / (1 + n); and the row
 move is chosen by q + c sqrt(N + 1) u (Silver et al. 2017). The q of an unvisited move is the
 network's value of the position, minus `fpu` times the square root of the visited priors' sum: the
 more of the likely moves were tried, the less the rest promise. Only a visit changes a row's best
-move, so each row caches its best move and the row below it. They are updated after a visit, for all
+move, so each row caches its best move and the row below it. A visit updates these caches for all
 rows of all paths together, and the descent takes one look-up a level.
 
 A running simulation counts as a lost visit until its value arrives (virtual loss), so that one

@@ -58,7 +58,7 @@ def forking(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]
     """Return the empty cells (B, A) after which `player` can complete a row in two ways and the
     opponent in none.
 
-    In the given boards nobody can complete a row now, or only the opponent, in one cell.
+    The boards must be ones where nobody can complete a row now, or only the opponent, in one cell.
     """
     board, rows = _short_of(rules, boards, player, 2)
     cells = windows(rules)[rows]

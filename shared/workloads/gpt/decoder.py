@@ -48,7 +48,7 @@ class GptDecoder(PromptText):
         given = torch.tensor([list(tokens)], device=self._device)
         x, turn = self._model.placed(given, slice(start, stop))  # (1, T, C)
         seen: Tensor | None = None
-        if start:  # a new token sees all earlier reads, and the new tokens up to itself
+        if start:  # a new token sees the tokens read earlier, and the new ones up to itself
             seen = torch.ones(len(tokens), stop, dtype=torch.bool, device=self._device)
             seen = seen.tril(diagonal=start)
         for layer, block in enumerate(self._blocks):
@@ -123,7 +123,7 @@ class GptDecoder(PromptText):
 def _lay_out(model: Gpt) -> None:
     """Store by column the weights with more outputs than inputs.
 
-    With one or two rows of inputs, the product then takes a third to three quarters of the time
+    The product with one or two rows of inputs then takes a third to three quarters of the time
     (MKL, one thread); with sixteen rows the time is the same.
     """
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Learning of rollouts: one task on one device, from judged answers or from solved
+"""Training on rollouts: one task on one device, from judged answers or from solved
 problems.
 
 Shapes: B answers, T tokens of problem and answer.

@@ -1,8 +1,8 @@
 """Dataset of problems: JSON lines of an organiser, checked, and stored as two blobs.
 
 A line is `{"prompt", "verifier", "arguments"}`. The argument `answer` can also be a key of a line.
-Without a `verifier`, `number` checks an answer that is a number, `exact` a text. One blob has the
-problems that are learnt from, the other the held-out problems.
+If a line names no `verifier`, `number` checks an answer that is a number, `exact` a text. One blob
+has the problems that are learnt from, the other the held-out problems.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _read(line: bytes, place: str) -> Problem:
     if not encoded(problem.prompt):
         raise InvalidRunFile(f"{place}: the prompt has no text")
     known = solution(problem)
-    close = bool(arguments.get("tolerance"))  # what the verifier rounds may be right
+    close = bool(arguments.get("tolerance"))  # a verifier with a tolerance may round
     if known is not None and not close and reward(problem, decoded(encoded(known))) < 1:
         raise InvalidRunFile(
             f'{place}: the verifier {name} does not accept the answer "{known[:64]}": write it as'

@@ -40,7 +40,7 @@ def reward(problem: Problem, answer: str) -> float:
     said = answer if judge.whole else final(answer)
     try:
         return min(1.0, max(0.0, float(judge.reward(said))))
-    except Exception:  # of a package's verifier, which an answer must not stop
+    except Exception:  # an answer that breaks a package's verifier earns nothing
         return 0.0
 
 

@@ -2,9 +2,9 @@
 
 One pass over problem and answer gives the distribution that each token was drawn from. The token
 must have the recorded log-probability and lie at the seed's number for its place. Answers from
-other weights or another temperature, or chosen among several, differ nearly everywhere. After
-submission the checker chooses which answers of each group to read: one if answers are long, more if
-they are short. In a drawn task it reads all.
+other weights or another temperature, or chosen among several, differ nearly everywhere. The checker
+chooses after submission which answers of each group to read: one if answers are long, more if they
+are short, and all of a drawn task.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 in a recompute.
 
 The generator is counter-based, like those of Salmon et al. 2011: the output function of SplitMix64
-(Steele et al. 2014) over sample, place and position, four 16-bit lanes each. On a CPU it takes a
-third of the time of `torch.nn.Dropout`, which draws in sequence (2.8 instead of 7.6 ns an element).
+(Steele et al. 2014) over sample, place and position, four 16-bit lanes each. A CPU takes a third of
+the time of `torch.nn.Dropout`, which draws in sequence (2.8 instead of 7.6 ns an element).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class SampleKeys:
 class SampleDropout(nn.Module):
     """Zeroes a share `p` of the elements of each sample of (B, ...), and scales up the rest.
 
-    `place` distinguishes the layers of one model. Without keys, and in evaluation, it changes
-    nothing.
+    `place` distinguishes the layers of one model. Nothing changes without keys, and in
+    evaluation.
     """
 
     def __init__(self, p: float, keys: SampleKeys, place: int) -> None:

@@ -187,8 +187,8 @@ def muon(
     """Apply gradients to matrices, with Nesterov momentum and decoupled weight decay. Matrices of
     one shape are orthogonalised together.
 
-    Unlike torch's own Muon, it computes in float32 unless `narrow`: bfloat16 leaves the directions
-    of small singular values undetermined, a hundredth of the update, and two machines would differ.
+    Computes in float32 unless `narrow`, unlike torch's own Muon: bfloat16 leaves the directions of
+    small singular values undetermined, a hundredth of the update, and two machines would differ.
     """
     alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
     for value, grad, held in zip(values, grads, momenta, strict=True):

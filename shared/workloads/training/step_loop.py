@@ -1,7 +1,7 @@
-"""Step loop of a task: optimiser steps over batches; workloads add the batch and its loss.
+"""Step loop of a task: optimiser steps over batches; a workload provides the batch and its loss.
 
 A step has `batch_size` samples whatever the size of a micro-batch: each adds its share to the
-gradient. On a GPU only reading the figures waits for the device, five times a second.
+gradient. Only reading the figures waits for a GPU, five times a second.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StepWork(ABC):
         self._figures = torch.zeros((job.steps, len(self._now)), device=device)
         self._read_at = 0.0
         self._unread = 0  # samples since the last wait for the device
-        self._busy_s = 0.0  # seconds spent on them
+        self._busy_s = 0.0  # seconds spent on the unread samples
 
     @abstractmethod
     def measure(self, start: int, stop: int) -> StepLoss:
@@ -104,8 +104,8 @@ class StepWork(ABC):
         self._pace.begin_with(micro_batch, most=most, room=room)
 
     def listen(self, look: Callable[[], None]) -> None:
-        """Check for pauses within micro-batches; see `Listening`. On a GPU micro-batches are short
-        enough without.
+        """Check for pauses within micro-batches; see `Listening`. Micro-batches on a GPU are short
+        enough without checks.
         """
         # A weak reference: a cycle would keep models and states of finished tasks until a garbage
         # collection.
@@ -372,7 +372,7 @@ class Lookout:
 
     def __exit__(self, *raised: object) -> None:
         self._hooks.__exit__(*raised)
-        del self._hooks  # they refer to this lookout
+        del self._hooks  # the hooks refer to this lookout
         self._kept.clear()
         self.longest_s = max(self.longest_s, perf_counter() - self._at)
 
