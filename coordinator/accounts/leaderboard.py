@@ -46,9 +46,7 @@ class Standings(msgspec.Struct, frozen=True, kw_only=True):
     public: list[int]  # negated credits of the public volunteers, ascending
 
     def raised(self, who: str, micro: int) -> Sequence[LeaderboardStanding]:
-        """Return the rows after one volunteer was raised to the place that additional
-        credits give.
-        """
+        """Return the rows with one volunteer moved to its rank after additional credits."""
         if not micro:
             return self.rows
         rows = [
@@ -75,8 +73,8 @@ class Leaderboard:
     async def rows(
         self, run: str | None, window_days: int | None, me: str | None, *, seldom: bool = False
     ) -> tuple[LeaderRow, ...]:
-        """Return the first hundred of a run (or of all) in a window (or ever), and the row of `me`
-        at any place.
+        """Return the hundred best volunteers of a run (or of all) in a window (or ever), and the
+        row of `me` at any rank.
 
         The sums may be older with `seldom`, for pages that strangers ask for; a volunteer who hides
         still disappears at once. Raises NotFound, BadRequest.

@@ -1,4 +1,4 @@
-"""Balances of volunteers, and the check of the books, as a service.
+"""Balances of volunteers, and the check of the ledger, as a service.
 
 Other services post credits within their own transactions, with the functions of
 `coordinator.database.ledger.payments`.

@@ -92,7 +92,7 @@ def register(
 def _admit(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registered | None:
-    """Register a new volunteer or machine; None if it exists by now."""
+    """Register a new volunteer or machine; None if another request has registered it."""
     code = None
     if request.code:
         code = code_rows.usable(conn, codes.code_hash(request.code), now)

@@ -1,4 +1,4 @@
-"""Suspension or ban of an account until the organiser lifts it, and the forfeit of a stake alone.
+"""Suspension or ban of an account until the organiser lifts it; forfeit of a stake without them.
 
 The organiser's commands and failed checks call these functions within their transactions.
 """

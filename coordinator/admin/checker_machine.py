@@ -45,7 +45,7 @@ log = structlog.get_logger("checker")
 
 
 class CommandCall(Protocol):
-    """A command of the organiser, by its name."""
+    """Runs a command of the organiser by its name."""
 
     async def __call__(self, name: str, /, **request: Any) -> Any: ...
 

@@ -73,8 +73,8 @@ def organiser_command(
 ) -> Callable[[Callable[[Coordinator, Any], Awaitable[Any]]], OrganiserCommand]:
     """Return the command of a function, whose annotations give its request and its reply.
 
-    `needs` is what must be there before: nothing (it may be the first command on a data directory
-    and then makes it), the database, or the data directory with its keys.
+    `needs` is what must exist before the command: nothing (it may be the first command on a data
+    directory and then makes it), the database, or the data directory with its keys.
     """
 
     def make(run: Callable[[Coordinator, Any], Awaitable[Any]]) -> OrganiserCommand:

@@ -43,7 +43,7 @@ CLIP_EPSILON = 1e-6  # the same as torch's
 
 @dataclass(frozen=True, slots=True)
 class Mean(Aggregator):
-    """Weighted mean: sum of w_i x_i in task order, multiply then add; `norms` measures each."""
+    """Weighted mean: sum of w_i x_i in task order, multiply then add; `norms` sums squares too."""
 
     norms: bool = False
 

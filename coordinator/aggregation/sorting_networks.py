@@ -20,8 +20,8 @@ Needed: TypeAlias = tuple[int, int, bool, bool]
 
 
 class Network(NamedTuple):
-    """Steps between rows: first the K contributions, which are read only, then scratch rows; row -1
-    is the sum.
+    """Steps over rows: the K contributions, which are only read, come first, then scratch rows; row
+    -1 is the sum.
     """
 
     rows: int  # contributions and scratch, without the sum

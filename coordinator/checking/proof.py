@@ -38,7 +38,7 @@ def settle(
     now: float,
     share: float = 1.0,
 ) -> bool:
-    """End a draw with its result and `told`, (sentence, figures); return False if it had a result
+    """End a draw with its result, a sentence and figures (`told`); return False if it had a result
     before. `share` is the share of the work that the draw shows.
     """
     if not recomputes.end(conn, row.contribution_id, result, told, now):

@@ -282,7 +282,7 @@ class Recomputes(PlatformService):
             note("recompute", contribution=row.contribution_id, result=result, reason=message)
             # an update that waited for its proof may be merged
             self._signals.notify("contributions")
-            self._signals.notify("queue")  # the machine has no open question any more
+            self._signals.notify("queue")  # the machine owes no evidence any more
             self._signals.notify(f"run:{row.run_id}")
 
 

@@ -153,8 +153,8 @@ async def connected(where: Where) -> AsyncIterator[CommandSender]:
 async def reached(
     where: Where, timeout_s: float, needs: Needs = "database"
 ) -> AsyncIterator[tuple[CommandSender, Coordinator | RemoteServer]]:
-    """Yield a function that runs commands, and what it runs them on: a coordinator that is kept
-    open, or the client of a server with this timeout. Raises Configuration.
+    """Yield a function that runs commands, and their target: an open coordinator, or the client of
+    a server with this timeout. Raises Configuration.
     """
     import asyncio
     from importlib import import_module

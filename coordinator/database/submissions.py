@@ -120,7 +120,7 @@ _ARRIVALS = Lines("arrived", _ARRIVED, _arrivals, (0, 0, 0, 0, 0, 0, "", "", "")
 def arrivals(
     conn: Connection, asked: Sequence[tuple[str, str, int, SubmitRequest]]
 ) -> dict[int, Arrival]:
-    """Return the stored facts by which submissions for locked tasks are judged, by the position in
+    """Return the stored facts needed to judge submissions for locked tasks, by the position in
     `asked`, whose entries are volunteer, worker, task and request.
     """
     lines = [

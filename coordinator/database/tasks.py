@@ -194,9 +194,7 @@ _PARAMETERS = select(runs.c.parameters).where(its(runs.c.id))
 
 
 def grant_bytes(conn: Connection, row: TaskRow, of_runs: dict[int, int]) -> int:
-    """Return the maximum size of one update for this task; that of each run is kept in
-    `of_runs`.
-    """
+    """Return the maximum size of one update for this task; `of_runs` caches that of each run."""
     if row.kind == AUDIT:
         return AUDIT_BYTES
     if row.kind in GAMES:

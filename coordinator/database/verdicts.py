@@ -62,7 +62,7 @@ def decide_all(
     conn: Connection, decided: Sequence[tuple[ContributionRow, dict[str, Any]]], now: float
 ) -> int:
     """Change the states of contributions and record the verdicts. Several must be locked before.
-    Return the number of changed rows, which not every database counts for several.
+    Return the number of changed rows; not every database counts those of several contributions.
     """
     if not decided:
         return 0

@@ -60,8 +60,8 @@ def check(options: DemoOptions) -> None:
 
 
 def demo(options: DemoOptions) -> int:
-    """Run the demo and print the summary. Exit code 0 when the model got better and the books
-    balance.
+    """Run the demo and print the summary. Exit code 0 when the model got better and the ledger
+    balances.
     """
     from coordinator.demo.demo_view import DemoView
 

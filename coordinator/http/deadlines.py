@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from coordinator.config import Settings
 
 SWEEP_S = 1.0
-FRAMING_BYTES_MAX = 16 << 10  # limit for what is not body in a message: chunk headers, trailers ...
+FRAMING_BYTES_MAX = 16 << 10  # limit of the bytes outside a body: chunk headers, trailers ...
 FRAMING_A_BODY_BYTE = 16  # further bytes of this kind that each byte of the body allows
 PIPELINED_MAX = 256  # requests that a client may send ahead of their answers
 # a closed connection is cut off after this time if its peer does not read the last reply

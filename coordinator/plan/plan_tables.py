@@ -50,8 +50,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     pull_every: CountOrOff = 0
     codec: Literal["float32", "bf16", "int8", "int4", "topk-2bit"] = "int8"
     # Form in which volunteers get a version: the exact weights, or a chain of quantised differences
-    # with a bfloat16 snapshot of every so many versions. The server keeps the exact weights either
-    # way.
+    # with a bfloat16 snapshot of every `snapshot_every`-th version. The server keeps the exact
+    # weights either way.
     downlink: Literal["float32", "chain"] = "float32"
     snapshot_every: Count = 1  # versions
     prox_mu: NotNegative = 0.0  # FedProx: pull towards the base

@@ -72,7 +72,7 @@ def judge(
     that stand.
     """
     if not any(alive(each, seen.at) for each in seen.replicas):
-        standing = ()  # nobody looks any more
+        standing = ()  # no server checks any more
     found = [*_servers(seen), *_database(seen), *_work(seen), *map(_told, standing)]
     idle = {each.about for each in standing if each.kind == "nobody"}
     for run in seen.runs:

@@ -161,8 +161,7 @@ def with_state(content: Content, state: Written | None) -> Content:
 def ways(
     before: Downlink, weights: BlobRef, link: Link | None, snapshot: Snapshot | None
 ) -> Downlink:
-    """Return the links and snapshots to list for new weights: those of routes that may be
-    shortest."""
+    """Return the links and snapshots to list: those of routes that may be shortest."""
     links = {each.weights: each for each in (*before.links, *([link] if link else []))}
     packed = {each.weights: each for each in (*before.snapshots, *([snapshot] if snapshot else []))}
     at, spent, limit = weights.sha256, 0, weights.size

@@ -1,6 +1,6 @@
 """Boxes of files in transit between an organiser's command and the server, deleted after a day.
 
-A dataset's sources arrive this way, and an exported run leaves; volunteers cannot reach them.
+Boxes carry a dataset's sources in and an exported run out. Volunteers cannot reach them.
 """
 
 from __future__ import annotations

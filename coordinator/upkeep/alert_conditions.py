@@ -3,11 +3,11 @@
 failed check   a recompute proved that work was made up
 refusals       a third of the newest contributions were refused
 sybil wave     many strangers registered within minutes
-rollback       accounts suspended since made a fifth of a version
+rollback       a fifth of a version came from accounts suspended since
 stalled        machines work on a run, and it makes no version
-nobody         a run is on, and nobody works on it
+nobody         nobody works on a running run
 merge          a merge of a run failed
-disk           soon nothing new is accepted
+disk           free space is low: soon nothing new is accepted
 read only      nothing new is accepted: too little is free, or a disk cannot be written
 errors         requests are answered with 5xx
 server         another serving process is silent

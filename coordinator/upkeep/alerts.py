@@ -1,8 +1,8 @@
 """Alerts to the organiser: a line in the log, a POST to `alert_webhook`.
 
-Each alert is sent once, and once more when it is over. Alerts that last and letters that are not
-delivered are one value in the database, so that a restart repeats and forgets nothing, and only one
-of several replicas sends. A failed delivery is retried for some hours.
+Each alert is sent once, and once more when it is over. Lasting and undelivered alerts are one value
+in the database, so that a restart neither repeats nor forgets one, and only one of several replicas
+sends it. A failed delivery is retried for some hours.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Alerts:
     # --- delivery ---
 
     async def _deliver(self) -> None:
-        """Send the letters that are due; a failed one is tried again later."""
+        """Send the due alerts; a failed delivery is retried later."""
         now = self._clock.now()
         if not any(letter.next_at <= now for letter in self._state.letters):
             return
@@ -208,7 +208,7 @@ class Alerts:
         self._state = await self._db.write(partial(self._drop, ids=done))
 
     def _take(self, conn: Connection, now: float) -> list[Letter]:
-        """Return the due letters, reserved for this process."""
+        """Return the due alerts, reserved for this process."""
         key_values.locked(conn, key_values.ALERTS)
         state = self._stored(conn)
         due, letters = [], []

@@ -1,4 +1,4 @@
-"""Full check of every invariant: books, queue, history, blobs by byte, versions, signatures."""
+"""Full check of every invariant: ledger, queue, history, blobs by byte, versions, signatures."""
 
 from __future__ import annotations
 

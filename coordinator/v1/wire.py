@@ -201,9 +201,7 @@ class Out:
 
     @asynccontextmanager
     async def bridged(self) -> AsyncIterator[None]:
-        """Send a comment from time to time inside the block, so that no proxy on the way
-        gives up.
-        """
+        """Send a comment from time to time inside the block, so that no proxy closes the stream."""
 
         async def bridge() -> None:
             while True:

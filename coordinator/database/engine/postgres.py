@@ -144,7 +144,7 @@ class PostgresRunner:
         self._writes = asyncio.Semaphore(WRITES)
 
     async def start(self) -> None:
-        """Compare the clocks now and then every minute. Raises Configuration, Unavailable."""
+        """Compare the clocks at once, then every minute. Raises Configuration, Unavailable."""
         await self.read(check_session)
         if self._clock is None:
             return
