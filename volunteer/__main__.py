@@ -1,7 +1,7 @@
 """Entry point of `volunteer`.
 
-Without arguments the screen starts without loading the command line, which would take a quarter of
-the time to the first paint.
+If there are no arguments, the screen starts without loading the command line, which would take a
+quarter of the time to the first paint.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ class Engine:
         """Return a reply of the coordinator and the cursor of the next page.
 
         A list of runs also goes to all subscribers as an event, and a query about the account also
-        sends a heartbeat, which refreshes the account: so no other page shows an older state.
+        sends a heartbeat, which refreshes the account, so that no other page shows an older state.
         """
         endpoint = commands.query_of(command)
         if endpoint in ACCOUNT:

@@ -1,6 +1,6 @@
 """Volunteer without a screen: prints one line per event, for people or (`json`) for programs.
 
-It only prints; the agent works and reports its events through `control`.
+The agent works and reports its events through `control`; this module only prints them.
 """
 
 from __future__ import annotations

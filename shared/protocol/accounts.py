@@ -182,7 +182,7 @@ class Me(Message):
     escrow_micro: int = 0  # at stake until later work is recomputed and agrees
     proving: int = 0  # tasks drawn for a recompute, without a result yet
     proved_in_s: float | None = None  # estimated time until all have a result; None if unknown
-    # credits taken back after they were spent, or not proved; later pay settles it first
+    # credits owed: spent before they were taken back, or not proved; later pay settles them first
     debt_micro: int = 0
     standing: Literal["probation", "vetted", "suspended"] = "vetted"
     held_micro: int = 0  # reserved for unfinished answers: spent or returned at their end

@@ -69,8 +69,8 @@ class SubmitRequest(Message, kw_only=True):
     paused_s: float = 0.0
     metrics: Metrics = msgspec.field(default_factory=dict)
     commitment: Commitment = Commitment()
-    # Numbers of turns done before each halving of a batch's portions for lack of memory, if halving
-    # changes the result; a recompute halves at the same turns.
+    # How many turns (see `Result.halved`) were done before each halving for lack of memory, if
+    # halving changes the result; a recompute halves at the same turns.
     halved: Annotated[tuple[Number, ...], Meta(max_length=HALVINGS_MAX)] = ()
 
 

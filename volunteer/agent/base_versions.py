@@ -89,8 +89,8 @@ class BaseVersions:
     ) -> BaseVersion | None:
         """Bind the base of a lease and fetch its weights, which are kept until `stack` closes.
 
-        The base is the newest version, or the one from before a restart. With `known`, return None
-        if that is already the newest. Raises Gone, BadSignature, InvalidFrame.
+        The base is the newest version, or the one from before a restart. Returns None if `known`
+        is already the newest. Raises Gone, BadSignature, InvalidFrame.
         """
         lease, before = held.lease, held.stored.begun
         if lease.in_step and before is None:

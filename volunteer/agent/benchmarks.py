@@ -22,8 +22,8 @@ from volunteer.training.trainer import Trainer
 
 @dataclass(eq=False, kw_only=True)
 class Benchmarks:
-    """Stores the devices' benchmark results and publishes them. A new release of torch is measured
-    again.
+    """Stores the devices' benchmark results and publishes them. Another release of torch makes the
+    results invalid.
     """
 
     place: Workplace

@@ -86,7 +86,7 @@ class LentDevice:
 def usable_bytes(device: Device, memory_gb: float) -> int:
     """Return the memory of a device that a task may use, in bytes; 0 is unknown.
 
-    Without a setting it is half where the owner's programs share the memory, else nine tenths.
+    The default is half where the owner's programs share the memory, else nine tenths.
     """
     allowed = int(memory_gb * GIB)
     if allowed:

@@ -96,7 +96,7 @@ class DeviceLoop:
                 await self.pipeline.downloads.prefetch_data(held)
                 await self.life.unless(lambda: self.life.winding_up, self._fetch_weights(held))
             except VolunteerError:
-                pass  # the error is raised again at the end of the task
+                pass  # the task meets the error again when it begins
         return held
 
     async def _claim_ahead(self) -> LeaseInWork | None:
@@ -229,7 +229,7 @@ class DeviceLoop:
         self._behind = asyncio.create_task(self._conclude(held, held.work))
         if held.work.done():
             await self._settle()
-        # After a failure, this device claims only when the wait in `_calm_down` is over.
+        # This device claims after a failure only when the wait in `_calm_down` is over.
         self._near_end.set()
 
     async def _settle(self) -> None:

@@ -28,7 +28,7 @@ class Heartbeat:
     place: Workplace
     pauses: PauseBoard
     watcher: RunWatcher
-    obey_owner: Callable[[Literal["pause", "resume", "finish"]], None]  # from another machine
+    obey_owner: Callable[[Literal["pause", "resume", "finish"]], None]  # order from another machine
     _wanted: bool = field(default=False, init=False)
 
     async def run(self) -> None:

@@ -12,7 +12,7 @@ from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
 from volunteer.storage.outbox import QueuedResult
 
-# Longest wait of a release for the lease's unsent parts, which the coordinator refuses after it.
+# Longest wait for a lease's unsent parts before its release: the coordinator refuses later ones.
 SUBMIT_S = 5.0
 
 

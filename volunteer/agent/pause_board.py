@@ -72,9 +72,9 @@ class PauseBoard:
         self._hub.emit(events.Paused(device=device, by=by, message=message, until=until))
 
     def resume(self, device: str = "", *, by: str, finishing: bool = False) -> bool:
-        """Remove one reason, on all devices without a name; work continues when none is left.
+        """Remove a reason from a device (all, without a name); work continues when none is left.
 
-        Return False if it was not there. `finishing`: the same order also ended `finish`.
+        Return False if the reason was not there. `finishing`: the same order also ended `finish`.
         """
         names = list(self._reasons) if not device else [device]
         found = [self._reasons.get(name, {}).pop(by, None) for name in names]

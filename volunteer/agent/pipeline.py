@@ -2,8 +2,8 @@
 its weights, train, encode. A lease may have several parts.
 
 If the run merges one version at a time, each part waits for its verdict; a part that came too late
-is recomputed from the newest version with the same samples. After a restart the coordinator names
-the next part, and the outbox holds the finished ones.
+is recomputed from the newest version with the same samples. The coordinator names the next part
+after a restart, and the outbox holds the finished ones.
 """
 
 from __future__ import annotations

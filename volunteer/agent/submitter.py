@@ -121,7 +121,7 @@ class Submitter:
 
         Reasons: another volunteer holds the task (Gone), the server does not know it (NotFound),
         has another result of it (Conflict), or refuses this one (BadRequest, TooLarge, Forbidden;
-        InvalidFrame if the local file is damaged). After a proxy's reply the result stays.
+        InvalidFrame if the local file is damaged). A proxy's reply is no refusal.
         """
         how = "refused"
         if isinstance(error, Gone):

@@ -1,6 +1,6 @@
 """Supervision of the agent's parallel loops, and their orderly end.
 
-At the end, tasks that need only seconds more are finished, the others released or saved, and
+Tasks that need only seconds more are finished at the end, the others released or saved, and
 results submitted, each within a time limit. A loop that ends by itself is a fault: it is reported,
 and the volunteer ends too, because without heartbeats or submissions it would only seem to work.
 """

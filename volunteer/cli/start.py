@@ -241,7 +241,7 @@ async def _work(
         await _join_unattended(directories, settings, link)
     if not options.screen and profile.current() is None:
         raise Configuration(NOT_JOINED)
-    # At a first start with a screen, measuring and training wait for the owner.
+    # Measuring and training wait for the owner at a first start with a screen.
     first = options.screen and not link and _new(profile)
 
     def engine() -> Engine:
@@ -333,7 +333,7 @@ async def _behind(
     if low:  # not earlier: the first paint must not wait for other programs
         priority.lower_behind_screen()
     if not drawing.done():
-        # In a thread, so that the screen handles keys meanwhile.
+        # Import in a thread, so that the screen handles keys meanwhile.
         await asyncio.to_thread(importlib.import_module, "volunteer.engine")
     if drawing.done():
         return None
@@ -401,8 +401,8 @@ def _obey_signals(engine: Engine) -> None:
 
 
 async def _join_unattended(directories: Directories, settings: Settings, link: str) -> None:
-    """Join by VOLUNTEER_JOIN. An unreachable coordinator is waited for only if this profile is new
-    to it.
+    """Join by VOLUNTEER_JOIN. An unreachable coordinator is an error only if this profile has no
+    account yet.
     """
     try:
         await _join(directories, settings, link, "")

@@ -61,7 +61,7 @@ class Subscription:
 
 
 class EventBus:
-    """Stamps events, folds them into the status, and passes them to subscribers. For one event
+    """Stamps events, folds them into the status, and passes them to subscribers, all on one event
     loop.
     """
 

@@ -18,7 +18,7 @@ from volunteer.text import loss, measure_name
 YOU = "you"  # `by` of a pause by the owner
 OPEN_ENDED = ("", "you resume", "you start")  # ends of a pause that are not shown
 START = N_("press space to start")  # the reason of the pause before the first start
-# Words sent by the coordinator or a workload and shown in a sentence.
+# Words that arrive in events and are shown in a sentence.
 SENT = (
     N_("received"),
     N_("checking"),

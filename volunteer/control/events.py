@@ -42,11 +42,11 @@ class Connection(Event):
     message: Words = ""
     retry_at: float | None = None
     queued: int = 0  # results waiting in the outbox
-    since: float | None = None  # when it stopped answering; None in the first event of an outage
+    since: float | None = None  # when the outage began; None in its first event
 
     @property
     def repeated(self) -> bool:
-        """Return True if it repeats a known outage."""
+        """Return True if the event repeats a known outage."""
         return not self.online and self.since is not None
 
 
@@ -75,14 +75,14 @@ class StepMeasured(Event):
     """Measured step of a run's real model on this machine."""
 
     step: ModelStep
-    known: bool = False  # from an earlier start
+    known: bool = False  # measured at an earlier start
 
 
 class ShortOfMemory(Event):
     """Run whose task did not fit a device's memory; its tasks are not claimed there for now."""
 
     shortage: Shortage
-    known: bool = False  # from an earlier start
+    known: bool = False  # found at an earlier start
 
 
 class BenchmarkProgress(Event):

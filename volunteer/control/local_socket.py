@@ -1,8 +1,8 @@
 """Local socket of a running volunteer: one JSON message per line, accessible to this user only.
 
-It is a Unix socket in a private directory, or a loopback port with a token where the system has
-none; `control.json` in the profile has the address. A client receives the status first, then every
-event, and may send commands.
+The socket is a Unix socket in a private directory, or a loopback port with a token where the system
+has none; `control.json` in the profile has the address. A client receives the status first, then
+every event, and may send commands.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Catalogue of messages: every sentence of the program in the language of its owner.
 
 The message in English is its own key. Values are put in by name after the lookup, so a message is
-translated as a whole, and what the other side wrote is never looked at for placeholders.
+translated as a whole, and text of the other side is never searched for placeholders.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shared.text import escaped
 AUTO, ENGLISH = "auto", "en"
 FOLDER = Path(__file__).parent
 BROKEN = (KeyError, IndexError, ValueError, AttributeError)  # errors of a wrong placeholder
-# Names of the languages in themselves, as a list to choose from shows them.
+# Name of each language in that language, for a list to choose from.
 NAMES = {"en": "English", "de": "Deutsch", "es": "Español"}
 
 Key = tuple[str, str]  # context, message
@@ -70,7 +70,7 @@ def languages() -> tuple[str, ...]:
 def choose(setting: str, environ: Mapping[str, str] | None = None) -> LanguageChoice:
     """Return the language of a setting; `auto` follows the environment as other programs do.
 
-    Without a translation the choice is English, with a problem if `setting` names the language.
+    The choice is English if there is no translation, with a problem if `setting` names a language.
     """
     environ = os.environ if environ is None else environ
     if setting != AUTO:

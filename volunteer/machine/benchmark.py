@@ -25,7 +25,7 @@ REPORT_S = 0.25  # shortest interval of reports: a bf16 product of a small matri
 
 
 class BenchmarkCancelled(Exception):
-    """Raised when the owner cancels the benchmark."""
+    """Raised when the owner cancels the benchmark, or the agent ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,7 @@ def _amd() -> list[DriverGpu]:
         except (OSError, ValueError):
             continue
         if int(properties.get("simd_count", "0")) == 0:
-            continue  # an integrated GPU
+            continue  # a processor
         sizes = [
             int(line.split()[1])
             for bank in banks
@@ -171,7 +171,7 @@ def look_at_torch() -> TorchView:
 
 
 def match(view: TorchView, gpus: tuple[DriverGpu, ...]) -> tuple[Device, ...]:
-    """Return usable devices, best first, with the processor last, then unusable ones."""
+    """Return usable devices, those with most memory first, the processor, then unusable ones."""
     memory = memory_bytes()
     cpu = Device(id="cpu", kind="cpu", name=_processor(), memory_bytes=memory)
     usable = sorted(view.devices, key=lambda device: -device.memory_bytes)

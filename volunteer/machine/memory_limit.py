@@ -2,8 +2,8 @@
 
 This process parses data of a coordinator. Every size is checked before memory is allocated; if a
 check is faulty, the limit makes the allocation fail like any out-of-memory: the step is retried in
-smaller parts, or the task is released with an error. Without the limit, the system could swap or
-kill other programs.
+smaller parts, or the task is released with an error. The system could otherwise swap or kill other
+programs.
 
 No limit is set where a graphics card's driver is present, which maps many times the memory in use.
 Mapped files do not count: the system reclaims their memory when needed.

@@ -1,7 +1,7 @@
 """Helper process outside of the sandbox for jobs that need the owner's session.
 
 The sandbox cuts the program off from the desktop and the settings. The helper is forked before the
-program is confined. It does only jobs that it knows by name, and checks their JSON arguments.
+program is confined, does only jobs that it knows by name, and checks their JSON arguments.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def begin(jobs: Mapping[Job, Job]) -> None:
         theirs.close()
         _helper = ours
         return
-    os.setsid()  # protects it from signals of the terminal's keys
+    os.setsid()  # protects the helper from signals of the terminal's keys
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):

@@ -252,7 +252,7 @@ class Api:
     async def version(self, run: str, version: int) -> SignedManifest:
         return await self.query(endpoints.VERSION, run=run, version=version)
 
-    # Record, also open to banned accounts.
+    # Record (banned accounts may read it), keys, prompts and gifts.
 
     async def receipts(self, after: int) -> tuple[SignedReceipt, ...]:
         """Return this account's receipts after a ledger entry, oldest first."""

@@ -1,10 +1,10 @@
 """Downloads of large files, each over its own connection, in pieces of 1 MiB.
 
 httpx copies each byte five times and needs a turn of the event loop for every 64 KiB: a 40 MiB
-download takes 55 to 61 ms of CPU with httpx, 20 ms with this module. It handles only the common
-case: a GET answered by 200 or 206 with a body of known length. For any other answer (an error, a
-chunked body) it returns None, and the caller repeats the request through httpx. Connections behind
-a proxy do not use this module (`direct`).
+download takes 55 to 61 ms of CPU with httpx, 20 ms with this module. Only the common case is
+handled: a GET answered by 200 or 206 with a body of known length. Any other answer (an error, a
+chunked body) gives None, and the caller repeats the request through httpx. Connections behind a
+proxy do not use this module (`direct`).
 """
 
 from __future__ import annotations

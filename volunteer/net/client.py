@@ -37,7 +37,7 @@ from volunteer.net.tls import Address, context_for
 
 CONNECT_S, READ_S, WRITE_S = 10.0, 30.0, 30.0
 ERROR_BYTES_MAX = 64 << 10
-KEPT_ALIVE = 2  # for the poll for work and for heartbeats
+KEPT_ALIVE = 2  # one for the poll for work, one for heartbeats
 IDLE_S = 2 * HEARTBEAT_S  # an unused connection is kept this long; a server closes it after 75 s
 REDIRECTS_MAX = 5
 BULK_BYTES = 1 << 20  # above this size a connection of its own saves more than it costs
@@ -350,7 +350,7 @@ class Client:
         """Retry `once` after temporary errors, with growing delays, until `patience_s` would be
         over.
 
-        Without patience, errors are raised at once and the caller retries.
+        Errors are raised at once if there is no patience; the caller then retries.
         """
         if patience_s <= 0:
             return await once()

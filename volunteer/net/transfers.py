@@ -49,8 +49,8 @@ class Transfers:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def fetch(self, ref: BlobRef, on_bytes: OnBytes, public: str = "") -> Path:
-        """Return the file of a blob, downloaded if the cache lacks it: from the hub, if `public` is
-        its path there, else or where that fails from a mirror, the store or the coordinator.
+        """Return the file of a blob, downloaded if the cache lacks it: from the hub if `public` is
+        its path there, then, where each fails, from a mirror, the store or the coordinator.
 
         Raises InvalidFrame when it keeps arriving damaged.
         """

@@ -22,7 +22,7 @@ from volunteer.net.api import Api
 from volunteer.settings.settings import Directories
 from volunteer.storage.leases import Leases
 
-END_S = 60.0  # for a running volunteer to submit or release its tasks
+END_S = 60.0  # time for a running volunteer to submit or release its tasks
 PROBE_S = 0.2
 # directories that are removed once they are empty
 OURS = ("volunteer", "profiles", "cache", "Cache")

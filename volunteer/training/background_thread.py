@@ -17,8 +17,8 @@ T = TypeVar("T")
 class Aside:
     """One daemon thread for blocking calls.
 
-    It does not keep the process alive: a call that never returns is abandoned. With `yields` it has
-    a lower priority than the rest of the process, where the system has priorities of threads.
+    The thread does not keep the process alive: a call that never returns is abandoned. `yields`
+    gives it a lower priority than the rest of the process, where threads have priorities.
     """
 
     def __init__(self, name: str, *, yields: bool = False) -> None:

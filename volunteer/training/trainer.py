@@ -394,7 +394,7 @@ class _Session(Generic[T]):
                 if not out_of_memory(error):
                     raise
                 self._refused = refused_bytes(error)
-            # Outside of the except block, whose traceback would keep the failed tensors alive.
+            # Release memory outside of the except block: its traceback keeps failed tensors.
             release_device()
             if self._assignment.meter is not None:
                 self._assignment.meter.halved()

@@ -1,8 +1,8 @@
 """Terminal application of a volunteer: pages around one `AgentView`, which is folded from the
 control's events.
 
-The application never trains, waits for the network or imports torch. It redraws only the visible
-page: numbers at most twice a second, curves once, and less often while the terminal has no focus.
+The application never trains, waits for the network or imports torch. Only the visible page is
+redrawn: numbers at most twice a second, curves once, all less often in an unfocused terminal.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from volunteer.tui.widgets.panel import Scene
 
 COLOURLESS = Colourless()
 TICK_S = 0.5
-# How long a thread of pure Python (self-play) may hold the interpreter while a key waits. With
-# Python's default of 5 ms, several such waits a key were half of the measured latency.
+# How long a thread of pure Python (self-play) may hold the interpreter while a key waits. Python's
+# default is 5 ms, and several such waits a key were half of the measured latency.
 SWITCH_S = 0.001
 BLURRED_TICKS = 4  # without focus every fourth tick is drawn
 # Style classes by the least size of the screen.

@@ -43,7 +43,7 @@ class Page(Screen[None]):
 
     NAME: ClassVar[str]
     ACTIONS: ClassVar[tuple[keys.KeyCommand, ...]] = ()
-    CHOICES: ClassVar[tuple[tuple[str, str], ...]] = ()  # names and words; the first at first
+    CHOICES: ClassVar[tuple[tuple[str, str], ...]] = ()  # names and words; the first is the default
     BINDINGS: ClassVar[list[BindingType]] = []
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 PageQuery: TypeAlias = Callable[[Control], Awaitable[Any]]
 
 NEWS_S = 1.0  # least time between two queries that follow changes of the account
-EVERY_S = 25.0  # between two queries of a visible page
+EVERY_S = 25.0  # time between two queries of a visible page
 # A reply older than this is shown with its age: newer queries failed, or the page was hidden.
 AGED_S = EVERY_S + 3
 
@@ -125,7 +125,7 @@ class QueryPage(Page):
     def _publish(self, replies: Mapping[str, QueryReply[Any]]) -> None:
         for name, reply in replies.items():
             known = self.answer(name)
-            if reply is not known and reply.tried_at >= known.tried_at:  # else sent again since
+            if reply is not known and reply.tried_at >= known.tried_at:  # else it was sent again
                 self._answers[name] = reply
                 self.answered(name)
         if self.is_current:

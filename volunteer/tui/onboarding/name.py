@@ -98,7 +98,7 @@ class NameStep(Step):
         return [*lines, *between, ((_("your nickname is") + " ", "dim"), (word, "text"))][:height]
 
     def hide(self) -> None:
-        """Toggle if other volunteers see the nickname."""
+        """Toggle whether other volunteers see the nickname."""
         self.run_worker(self._hide(), group="hide", exclusive=True)
 
     async def _hide(self) -> None:

@@ -33,7 +33,7 @@ from volunteer.tui.widgets.panel import FunctionPanel, Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 NAME_CELLS = 11
-LOOK_S = 1.5  # between two sensor readings while this page is visible
+LOOK_S = 1.5  # time between two sensor readings while this page is visible
 DUTY_MIN = 5
 COLUMNS = (
     Column(title=N_("device"), cells=8),

@@ -301,7 +301,7 @@ def detail_lines(
         lines.append(_fact(_("version"), str(verdict.version)))
     if verdict.weight is not None:
         lines.append(_fact(_("weight"), percent(verdict.weight)))
-    for row in reversed(rows):  # newest first
+    for row in reversed(rows):  # rows are newest first
         if row.contribution == verdict.contribution:
             amount = f"{'+' if row.amount_micro >= 0 else ''}{credit(row.amount_micro)}"
             line = ((left(clock_time(row.at), 6), "dim"), (left(_(row.kind), 9), "text"))

@@ -73,8 +73,8 @@ def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
 
 
 async def _lend(app: VolunteerApp, word: str, run: str) -> None:
-    """Run a command about a run in this terminal until it ends. It is a process of its own, because
-    a second thread with torch would slow the training down.
+    """Run a command about a run in this terminal until it ends, in a process of its own, because a
+    second thread with torch would slow the training down.
     """
     profile = app.latest.status.profile.partition("@")[0]
     command = [

@@ -105,7 +105,7 @@ def lasting_driver() -> type[Driver] | None:
         def _sigcont_application(self, *given: Any) -> None:
             """Continue after a stop, and repaint, because lines of the shell cover the screen.
 
-            After SIGSTOP, which cannot be caught, the screen's threads still run; only the
+            The screen's threads still run after SIGSTOP, which cannot be caught; only the
             terminal's mode is restored, which a shell may have changed.
             """
             if self._must_signal_resume:

@@ -70,7 +70,7 @@ def half_blocks(picture: Picture, cells: int, rows: int) -> tuple[Line, ...]:
 
     A sheet of many images is cut to the upper left ones, as many as can be told apart.
     """
-    from shared.workloads.data import resize  # with the first picture, not with the first paint
+    from shared.workloads.data import resize  # imported with the first picture
 
     pixels, wide, high = _shown(picture, cells, rows)
     pairs = resize.half_blocks(pixels, high, wide).tolist()

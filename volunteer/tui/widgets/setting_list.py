@@ -53,8 +53,8 @@ class Editor(Field):
 class SettingList(Vertical):
     """List of settings that can be changed in place.
 
-    `rows` returns the settings, `names` selects the shown ones (none: all, under headings). Without
-    `by_enter` the page calls `change` for a key of its own; a click always changes.
+    `rows` returns the settings, `names` selects the shown ones (none: all, under headings). A click
+    changes a setting, and so does enter if `by_enter`; a page may call `change` for other keys.
     """
 
     DEFAULT_CSS = """

@@ -105,7 +105,7 @@ def _entry(rows: Sequence[Row], at: int, step: int) -> int:
 
 
 class Listing(Panel):
-    """Table of rows with search, order and selection.
+    """Table of rows with a cursor.
 
     `filling` returns the rows of a scene; `Moved` and `Chosen` report the cursor. A row is chosen
     by a click and, unless `by_enter` is False, by enter.
