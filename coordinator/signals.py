@@ -23,7 +23,7 @@ class Signals:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._moment = 0  # number of notifications so far
-        self._everything = 0  # moment at which anything may have changed
+        self._everything = 0  # moment of the last notification to every topic at once
         self._last: dict[str, int] = {}  # topic -> the moment of its last notification
         # Ordered by arrival, so that a simulation wakes waiters in the same order every time.
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}

@@ -73,7 +73,7 @@ class CreditGrant(CommandRequest, frozen=True, kw_only=True):
 
 
 class InviteLink(msgspec.Struct, frozen=True, kw_only=True):
-    """Invite when it is created: the only time that its code is shown."""
+    """New invite with its code, which is never shown again."""
 
     id: int
     label: str

@@ -219,7 +219,7 @@ def stretches(
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
-    """Lifetime marks of one volunteer on some runs."""
+    """Lifetime achievements of one volunteer on some runs."""
 
     first_at: float | None = None  # time of the first good contribution
     versions: int = 0  # versions with work of this volunteer
@@ -228,7 +228,7 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def marks(conn: Connection, volunteer_id: str, run_ids: Sequence[int], now: float) -> Marks:
-    """Return the marks of a volunteer."""
+    """Return the lifetime achievements of a volunteer."""
     c = contributions.c
     mine = (c.volunteer_id == volunteer_id) & c.run_id.in_(run_ids) & c.state.in_(GOOD)
     first_at = conn.execute(select(func.min(c.decided_at)).where(mine)).scalar()

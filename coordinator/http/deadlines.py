@@ -282,7 +282,7 @@ class _Watched:
         self.watch.received += len(data)
         request, phase, body = self.watch.request, self._phase, self._body
         super().data_received(data)  # type: ignore[misc]
-        same = self.watch.request == request  # False: some of the data was of another message
+        same = self.watch.request == request  # False if a request began within the data
         if self._phase == "idle" and same and phase == "idle":
             self._phase, self._header_bytes = "headers", 0  # bytes that do not begin a request
         if self._phase == "headers":

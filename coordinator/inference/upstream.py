@@ -70,7 +70,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
 
     def newest(self) -> dict[str, int]:
-        """Return, by run, the version for which the server has a name of its own."""
+        """Return, by run, the version that a name pins as `run@version`."""
         pinned = (each.partition("@") for each in self.names)
         return {run: int(version) for run, at, version in pinned if at}
 

@@ -179,6 +179,6 @@ def day(at: float) -> str:
 
 
 def plain(text: str, limit: int = SAMPLE_CHARS_MAX) -> str:
-    """Return foreign text without control characters and marks of direction; lines stay lines."""
+    """Return foreign text without control and direction characters, except line breaks."""
     cut = text[:limit] + ("…" if len(text) > limit else "")
     return "\n".join(printable(line, limit + 1) for line in cut.expandtabs(4).split("\n"))

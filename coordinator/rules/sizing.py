@@ -210,7 +210,7 @@ def total_steps(
     `samples` is the size of a pass (0 = no end), `sample_size` the items of a sample. The steps of
     a run that ends by samples or tokens depend on the number of parallel workers. The plan's quorum
     gives one estimate, phase by phase (phases that only a loss ends are left out); the progress so
-    far, `reached`, gives another, which limits the first by `LONGER` and `LONGER_STEPS`.
+    far, `reached`, gives another, which bounds the first (only from above if versions end it).
     """
     if file.train.decay_steps:
         return file.train.decay_steps

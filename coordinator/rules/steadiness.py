@@ -45,8 +45,8 @@ def window(share: float) -> int:
 
 
 def rest(most: int, falls: int) -> int:
-    """Return after how many versions at a lowered scale the higher one is tried again, if the scale
-    was lowered to it `falls` times; `most` is the result of `window`.
+    """Return the number of versions made at a lowered scale before the higher one is tried again.
+    The scale fell to it `falls` times; `most` is the result of `window`.
     """
     return min(REST_MAX, REST * most << min(16, max(0, falls - 1)))
 

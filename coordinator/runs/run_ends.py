@@ -1,4 +1,4 @@
-"""Ends of runs by their run files."""
+"""Reason why a run must end under its run file."""
 
 from __future__ import annotations
 
