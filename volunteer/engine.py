@@ -37,7 +37,7 @@ from volunteer.control.status import VERDICTS_MAX, Status
 from volunteer.i18n.catalogue import choose, use
 from volunteer.machine import outside
 from volunteer.machine.devices import default_threads
-from volunteer.net.api import Api
+from volunteer.net.api import ASK_S, Api
 from volunteer.net.transfers import Transfers, hub_address
 from volunteer.net.weights import Weights
 from volunteer.settings import settings as config
@@ -368,15 +368,17 @@ ACTING: dict[type[Command[Any]], Callable[[Agent, Any], Any]] = {
     commands.Retry: lambda agent, _: agent.retry(),
     commands.Consent: lambda agent, told: agent.consent(told.run),
     commands.ReadAnnouncements: lambda agent, _: agent.read_announcements(),
-    commands.OrderMachine: lambda agent, told: agent.remote.api.order_machine(
-        MachineOrder(worker_id=told.worker_id, order=told.order)
+    commands.OrderMachine: lambda agent, told: agent.remote.api.call(
+        endpoints.ORDER_MACHINE,
+        body=MachineOrder(worker_id=told.worker_id, order=told.order),
+        patience_s=ASK_S,
     ),
     commands.Measure: lambda agent, told: agent.measure(told.device, quick=told.quick),
     commands.StopMeasuring: lambda agent, _: agent.stop_measuring(),
     commands.LookAtDevices: lambda agent, _: agent.look(),
     commands.GetInvitation: lambda agent, _: _invitation(agent.remote.identity),
     commands.GetPicture: lambda agent, told: sample_picture(agent.remote, told.run, told.version),
-    commands.MakeLink: lambda agent, _: agent.remote.api.link(),
+    commands.MakeLink: lambda agent, _: agent.remote.api.call(endpoints.LINK, patience_s=ASK_S),
 }
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from shared.errors import BadRequest, InvalidFrame
+from shared.protocol import endpoints
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
 from shared.tensors.frame import torch_tensors
@@ -60,10 +61,11 @@ class Rival:
 
     async def sit(self, version: int | None = None) -> Seated:
         """Load a version as the opponent, by default the newest. Raises NotFound, BadRequest."""
-        newest = checked(await self._api.latest(self._run), self._public_key)
+        newest = checked(await self._api.query(endpoints.LATEST, run=self._run), self._public_key)
         manifest = newest
         if version is not None and version != newest.version:
-            manifest = checked(await self._api.version(self._run, version), self._public_key)
+            asked = self._api.query(endpoints.VERSION, run=self._run, version=version)
+            manifest = checked(await asked, self._public_key)
         if {manifest.run, newest.run} != {self._run}:
             raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
         games = load(manifest.workload, self._enabled).experience

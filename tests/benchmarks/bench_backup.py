@@ -25,6 +25,7 @@ from coordinator.config import Settings
 from coordinator.database import datasets
 from coordinator.services import opened
 from shared.clock import SystemClock
+from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterRequest
 from shared.protocol.leases import ClaimRequest
 from shared.tensors.quantize import codec
@@ -69,14 +70,15 @@ class Crew:
         worker, secret = secrets.token_hex(16), secrets.token_hex(32)
         clock, random = SystemClock(), np.random.default_rng(number)
         api = Api(Client(Address(url=self._url), clock=clock, token=f"{worker}.{secret}"))
-        await api.register(
-            RegisterRequest(
+        await api.call(
+            endpoints.REGISTER,
+            body=RegisterRequest(
                 volunteer_id=worker,
                 worker_id=worker,
                 secret=secret,
                 nickname=f"bench-{number}",
                 workloads=("gpt",),
-            )
+            ),
         )
         transfers = Transfers(api, Cache(self._folder / f"cache{number}", 1 << 30))
         path = self._folder / f"update{number}"

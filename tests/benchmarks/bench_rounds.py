@@ -30,6 +30,7 @@ from coordinator.database import runs
 from coordinator.runs.definition import of_file
 from coordinator.services import opened
 from shared.clock import SystemClock
+from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterRequest
 from shared.protocol.leases import ClaimRequest
 from shared.tensors.quantize import codec
@@ -96,7 +97,7 @@ async def volunteer(url: str, number: int, schema: Schema, rounds: int, folder: 
     )
     client = Client(Address(url=url), clock=clock, token=f"{worker}.{secret}")
     api = Api(client)
-    await api.register(request)
+    await api.call(endpoints.REGISTER, body=request)
     transfers = Transfers(api, Cache(folder / "cache", 1 << 30))
     random = np.random.default_rng(number)
     began = 0.0

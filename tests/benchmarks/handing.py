@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from shared.protocol import endpoints
 from shared.protocol.contributions import SubmitRequest, UploadRequest
 from shared.protocol.leases import BeginReply, Lease
 from shared.tensors.quantize import EncodedUpdate
@@ -43,5 +44,5 @@ class Handing:
             loss_first=5.0,
             loss_last=5.0,
         )
-        verdict = await api.submit(self._lease.task, said)
+        verdict = await api.call(endpoints.SUBMIT, {"task": self._lease.task}, said, patience_s=0)
         assert verdict.state in ("accepted", "merged"), verdict

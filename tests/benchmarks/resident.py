@@ -17,6 +17,7 @@ import numpy as np
 from shared import gc_freeze
 from shared.clock import SystemClock
 from shared.decoding import decode
+from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterRequest
 from shared.protocol.leases import ClaimRequest
 from shared.protocol.versions import VersionManifest
@@ -59,7 +60,7 @@ class Resident:
         }
 
     async def join(self) -> None:
-        await self._api.register(self._register)
+        await self._api.call(endpoints.REGISTER, body=self._register)
 
     async def round(self, turn: int) -> list[float]:
         """One contribution; the seconds that each of `STAGES` took."""

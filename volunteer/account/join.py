@@ -22,6 +22,7 @@ from shared.errors import (
 )
 from shared.links import JoinLink, is_loopback
 from shared.proof_of_work import likely_done, solve
+from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterReply, RegisterRequest, ServerInfo
 from shared.protocol.limits import PROTOCOL
 from shared.sentences import Sentence
@@ -90,7 +91,7 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S
     address = Address(url=link.url, tls_pin=link.tls_pin)
     client = connect(address, "")
     try:
-        server = await Api(client).server(patience_s)
+        server = await Api(client).call(endpoints.SERVER, patience_s=patience_s)
     except Unreachable as error:
         if is_loopback(address.host):
             raise Unreachable(nobody_at(link.url)) from error
@@ -178,7 +179,7 @@ async def register(
                 if not (identity.code or proof.challenge):
                     proof = await _proof(api, identity, enrolment.progress, patience_s)
                 request = _request(identity, enrolment.settings, proof)
-                reply = await api.register(request, patience_s)
+                reply = await api.call(endpoints.REGISTER, body=request, patience_s=patience_s)
             except InvalidName:
                 if spare == 0:
                     raise
@@ -212,10 +213,11 @@ async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: f
 
     The search runs in a thread, which ends if the caller is cancelled.
     """
-    server = await api.server(patience_s)
+    server = await api.call(endpoints.SERVER, patience_s=patience_s)
     if not (server.open and server.proof_of_work_bits):
         return NO_PROOF
-    given = await api.challenge(identity.volunteer_id, identity.nickname, patience_s)
+    newcomer = {"volunteer": identity.volunteer_id, "nickname": identity.nickname}
+    given = await api.call(endpoints.CHALLENGE, newcomer, patience_s=patience_s)
     loop, over = asyncio.get_running_loop(), threading.Event()
     progress(given.bits, 0.0)
 
@@ -265,7 +267,7 @@ async def _withdrawn(identity: Identity, connect: Connect) -> bool:
     """Return True if the coordinator no longer knows the secret, as after a reissue."""
     client = connect(identity.address, identity.token)
     try:
-        await Api(client).me()
+        await Api(client).query(endpoints.ME)
     except Unauthorized:
         return True
     finally:

@@ -14,13 +14,13 @@ import msgspec
 
 from shared.decoding import decode
 from shared.errors import BadRequest, BadSignature, InvalidFrame, NotFound
+from shared.protocol import endpoints
 from shared.protocol.transparency import (
     PAID,
     RECEIPTS_MAX,
     HeadPayload,
     Receipt,
     RestorePayload,
-    SignedHead,
     SignedReceipt,
     TreeHead,
     continues,
@@ -97,7 +97,7 @@ class RecordCheck:
         Raises NotFound if the coordinator's version has no receipts.
         """
         for _ in range(FETCHES_MAX):
-            found = await self._api.receipts(self._book.last)
+            found = await self._api.query(endpoints.RECEIPTS, cursor=self._book.last)
             for signed in found:
                 checked = check_receipt(signed, self._key, self._volunteer)
                 if checked.problem:
@@ -113,7 +113,7 @@ class RecordCheck:
 
     async def present(self) -> KeptHead:
         """Return the present head. Raises BadSignature, InvalidFrame."""
-        signed: SignedHead = await self._api.tree_head()
+        signed = await self._api.query(endpoints.TREE_HEAD)
         verify_text(self._key, signed.payload, signed.signature)
         try:
             tree = decode(signed.payload, HeadPayload).tree
@@ -172,7 +172,7 @@ class RecordCheck:
         """Accept the coordinator's new statement that it was restored from a backup. Return a
         sentence for the owner, else "". Raises BadSignature, InvalidFrame.
         """
-        signed = (await self._api.server()).restored
+        signed = (await self._api.call(endpoints.SERVER)).restored
         if signed is None:
             return ""
         verify_text(self._key, signed.payload, signed.signature)
@@ -204,7 +204,7 @@ class RecordCheck:
         if not before.size:
             return ""
         try:
-            proof = await self._api.consistency(before.size, now.size)
+            proof = await self._api.query(endpoints.CONSISTENCY, old=before.size, new=now.size)
         except (NotFound, BadRequest):
             return _words(old, now)
         return "" if continues(before, now, proof) else _words(old, now)

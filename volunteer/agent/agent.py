@@ -17,6 +17,7 @@ from typing import Literal
 
 from shared.clock import ServerClock
 from shared.errors import VolunteerError
+from shared.protocol import endpoints
 from shared.protocol.accounts import Device
 from shared.protocol.limits import PROTOCOL
 from shared.sentences import Sentence
@@ -278,7 +279,7 @@ class Agent:
     async def _hello(self, demanded: tuple[str, ...]) -> None:
         identity = self.remote.identity
         await self.remote.api.client.recognise()
-        server = await self.remote.api.server()
+        server = await self.remote.api.call(endpoints.SERVER)
         check_server(server)
         self.remote.transfers.store = server.store
         self.remote.transfers.mirrors = dict.fromkeys(server.mirrors, math.inf)

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import Forbidden, InvalidFrame, NotFound, VolunteerError
-from shared.protocol.inference import AnswerTask, AnswerTokens
+from shared.protocol import endpoints
+from shared.protocol.inference import AnswerOffer, AnswerTask, AnswerTokens
+from shared.protocol.limits import LONG_POLL_S_MAX
 from shared.protocol.versions import BlobRef, VersionManifest
 from shared.sentences import Sentence
 from shared.workloads.base import Workload
@@ -22,6 +24,7 @@ from volunteer.agent.collaborators import LentDevice, Workplace
 from volunteer.agent.downloads import blob_of
 from volunteer.agent.pause_board import PauseBoard
 from volunteer.agent.run_choice import RunChoice
+from volunteer.net.api import POLL_S
 from volunteer.net.retry import passing
 from volunteer.storage.manifests import checked
 from volunteer.training.answer import AnswerFiles, AnswerModel
@@ -52,7 +55,9 @@ class Answering:
         while True:
             await self.place.life.until(lambda: self._free() is not None)
             try:
-                offer = self.place.remote.api.offer_answers(self.choice.runs() or ())
+                body = AnswerOffer(runs=self.choice.runs() or (), wait_s=LONG_POLL_S_MAX)
+                api = self.place.remote.api
+                offer = api.call(endpoints.ANSWER_OFFER, body=body, timeout_s=POLL_S)
                 work = await self.place.life.unless(lambda: self._free() is None, offer)
                 if work is not None and work.task is not None:
                     await self._answer(work.task)

@@ -16,7 +16,8 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import Gone, InvalidFrame, Unreachable
-from shared.protocol.leases import BeginReply, Lease
+from shared.protocol import endpoints
+from shared.protocol.leases import BeginReply, BeginRequest, Lease
 from shared.protocol.versions import SignedManifest, VersionManifest
 from shared.sentences import Sentence
 from volunteer.agent.collaborators import Workplace
@@ -24,7 +25,7 @@ from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork, LeaseKey
 from volunteer.agent.stretch import LeasePlan
 from volunteer.control import events
-from volunteer.net.api import Api
+from volunteer.net.api import POLL_S, Api
 from volunteer.net.retry import FOREVER
 
 # A task begins from a stored version after this wait, in which a coordinator can restart.
@@ -37,7 +38,9 @@ async def announce_base(
 ) -> BeginReply:
     """Report the version that a lease began from. Raises Gone if it is too old by now."""
     task, attempt = key
-    reply = await api.begin(task, attempt, base=base, patience_s=patience_s)
+    limits = {"timeout_s": POLL_S, "patience_s": patience_s}
+    request = BeginRequest(attempt=attempt, base=base)
+    reply = await api.call(endpoints.BEGIN, {"task": task}, request, **limits)
     if reply.version != base:
         raise Gone(
             Sentence(

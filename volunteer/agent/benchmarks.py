@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
 from volunteer.account.join import enabled
 from volunteer.agent.collaborators import Workplace
@@ -91,7 +92,7 @@ class Benchmarks:
             hardware=hardware(self.place.hub.status.devices),
             workloads=enabled(self.settings),
         )
-        await self.place.remote.api.benchmark(request)
+        await self.place.remote.api.call(endpoints.BENCHMARK, body=request)
 
     def _remembered(self) -> tuple[Benchmark, ...]:
         memory = self.place.store.home.memory

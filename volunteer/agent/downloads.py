@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shared.errors import InvalidFrame, VolunteerError
 from shared.local_data import LocalData
+from shared.protocol import endpoints
 from shared.protocol.leases import Lease
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
 from shared.sentences import Sentence
@@ -101,7 +102,7 @@ class Downloads:
     async def newest(self, lease: Lease) -> tuple[VersionManifest, SignedManifest]:
         """Return the manifest of the newest version of a lease's run, checked, and as signed."""
         floor = self.place.store.receipts.newest(lease.run)
-        signed = await self.place.remote.api.latest(lease.run)
+        signed = await self.place.remote.api.query(endpoints.LATEST, run=lease.run)
         return self.checked(signed, lease, floor), signed
 
     async def newer(self, lease: Lease) -> tuple[VersionManifest, Path, ExitStack]:
@@ -252,7 +253,8 @@ class Downloads:
         if not name:  # the run makes its own data
             return NO_DATA
         if name not in self._datasets:
-            self._datasets[name] = await self.place.remote.api.dataset(name)
+            manifest = await self.place.remote.api.call(endpoints.DATASET, {"dataset": name})
+            self._datasets[name] = manifest
         return self._datasets[name]
 
     def _progress(self, held: LeaseInWork, what: str, total: int) -> Callable[[int], None]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from shared.errors import VolunteerError
+from shared.protocol import endpoints
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, TaskBeat, TaskOrder
 from shared.protocol.limits import HEARTBEAT_S
 from shared.sentences import Sentence
@@ -50,7 +51,7 @@ class Heartbeat:
     async def alive(self, stored: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
         """Return an earlier process's leases that are still held here and not late."""
         extra = tuple(LeaseInWork(lease).report(paused=False) for lease in stored)
-        reply = await self.place.remote.api.heartbeat(lambda: self._request(extra))
+        reply = await self._sent(lambda: self._request(extra))
         self._learn(reply)
         ours = {(order.task, order.attempt) for order in reply.orders if _ours(order)}
         return tuple(lease for lease in stored if lease.key in ours - self.place.held.late)
@@ -58,7 +59,7 @@ class Heartbeat:
     async def once(self) -> float:
         """Send one heartbeat. Return the seconds until the next."""
         try:
-            reply = await self.place.remote.api.heartbeat(self._request)
+            reply = await self._sent(self._request)
         except FATAL as error:
             self.place.life.give_up(error)
             return NEXT_S_MAX
@@ -72,6 +73,10 @@ class Heartbeat:
         for order in reply.orders:
             self._obey(order)
         return min(max(reply.next_s, NEXT_S_MIN), NEXT_S_MAX)
+
+    async def _sent(self, request: Callable[[], HeartbeatRequest]) -> HeartbeatReply:
+        """Send a heartbeat; every try calls `request` again, so that its progress is current."""
+        return await self.place.remote.api.call(endpoints.HEARTBEAT, body=request)
 
     def _request(self, extra: tuple[TaskBeat, ...] = ()) -> HeartbeatRequest:
         reports = [

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shared.errors import Gone, Unavailable, VolunteerError
+from shared.protocol import endpoints
 from shared.protocol.leases import ReleaseRequest
 from shared.sentences import Sentence
 from volunteer.agent.collaborators import Workplace
 from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
+from volunteer.net.api import SHORT_S
 from volunteer.storage.outbox import QueuedResult
 
 # Longest wait for a lease's unsent parts before its release: the coordinator refuses later ones.
@@ -32,7 +34,9 @@ class LeaseEnds:
         )
         request = ReleaseRequest(attempt=attempt, reason=reason[:200], failed=failed)
         try:
-            await self.place.remote.api.release(task, request)
+            await self.place.remote.api.call(
+                endpoints.RELEASE, {"task": task}, request, patience_s=SHORT_S
+            )
         except (Unavailable, Gone):
             pass  # the lease expires by itself, or has expired
         except VolunteerError as error:

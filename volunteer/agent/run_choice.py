@@ -8,6 +8,7 @@ import msgspec
 
 from shared.errors import BadRequest
 from shared.nearest import nearest
+from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.sentences import Sentence, plural
 from shared.text import printable
@@ -113,7 +114,7 @@ class RunChoice:
 
     async def consent(self, run: str) -> None:
         """Consent to a run's licence. Raises NotFound."""
-        await self._place.remote.api.consent(run)
+        await self._place.remote.api.call(endpoints.CONSENT, {"run": run})
         memory = self._place.store.home.memory
         if run not in memory.consents:
             self._place.store.home.remember(consents=(*memory.consents, run))
@@ -127,8 +128,8 @@ class RunChoice:
             return
         info = next((r for r in self._place.hub.status.runs if r.name == run), None)
         if info is None:
-            info = await self._place.remote.api.run(run)
-        await self._place.remote.api.consent(run)
+            info = await self._place.remote.api.query(endpoints.RUN, run=run)
+        await self._place.remote.api.call(endpoints.CONSENT, {"run": run})
         self._place.store.home.remember(consents=(*self._place.store.home.memory.consents, run))
         self._place.hub.notice(_terms(run, info))
 

@@ -12,6 +12,8 @@ import msgspec
 
 from shared.clock import Clock
 from shared.errors import NotFound, VolunteerError
+from shared.protocol import endpoints
+from shared.protocol.accounts import VisibilityRequest
 from shared.protocol.heartbeat import Announcement, HeartbeatReply, RunBeat
 from shared.protocol.versions import VersionInfo
 from shared.sentences import Sentence, plural
@@ -22,6 +24,7 @@ from volunteer.agent.verdict_news import Verdicts
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
 from volunteer.control.events import Picture
+from volunteer.net.api import ASK_S
 from volunteer.net.client import Client
 from volunteer.net.transfers import Transfers
 
@@ -177,12 +180,14 @@ class RunWatcher:
         wanted = self.place.store.home.memory.show_name
         if wanted is not None:
             await self._show_name(wanted)
-        self.place.hub.emit(events.Credits(me=await self.place.remote.api.me()))
+        me = await self.place.remote.api.query(endpoints.ME)
+        self.place.hub.emit(events.Credits(me=me))
 
     async def _show_name(self, public: bool) -> None:
         """Send the setting `public` of the nickname; retried with the next listing."""
         try:
-            await self.place.remote.api.visibility(public)
+            request = VisibilityRequest(public=public)
+            await self.place.remote.api.call(endpoints.VISIBILITY, body=request, patience_s=ASK_S)
         except NotFound:
             self.place.hub.notice(
                 Sentence(
@@ -194,13 +199,15 @@ class RunWatcher:
             self.place.store.home.remember(show_name=None)
 
     async def _request_runs(self) -> None:
-        self.place.hub.emit(events.RunsListed(runs=await self.place.remote.api.runs()))
+        runs = await self.place.remote.api.query(endpoints.RUNS)
+        self.place.hub.emit(events.RunsListed(runs=runs))
         self.place.life.notify()  # a claim that names its runs may name a new one
 
     async def _request_versions(self, run: str) -> None:
         """Announce the losses measured since the last call, each with its own time."""
         after = self._measured.get(run)
-        rows = await self.place.remote.api.versions(run, "" if after is None else str(after))
+        cursor = "" if after is None else str(after)
+        rows = await self.place.remote.api.query(endpoints.VERSIONS, run=run, cursor=cursor)
         pictures = await self._pictures(rows, first=after is None)
         listed = self.place.hub.status.runs
         measure = next((info.measure for info in listed if info.name == run), "")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from shared.copying import copying
 from shared.errors import Cancelled, Gone, OffsetMismatch, Unreachable, VolunteerError
+from shared.protocol import endpoints
 from shared.protocol.contributions import SubmitReply, UploadRequest
 from shared.sentences import Sentence
 from shared.text import printable
@@ -92,7 +93,10 @@ class Submitter:
             # The reply to an earlier submission may be lost; `submit` finds out.
             pass
         try:
-            return await remote.api.submit(entry.task, submit)
+            # the outbox schedules the next try
+            return await remote.api.call(
+                endpoints.SUBMIT, {"task": entry.task}, submit, patience_s=0
+            )
         except OffsetMismatch as error:  # the server has lost the bytes
             raise Unreachable(Sentence("the upload continues at another offset")) from error
 

@@ -7,6 +7,7 @@ import sys
 
 from shared.clock import SystemClock
 from shared.errors import Unavailable
+from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
 from shared.text import left, printable, table_lines
 from volunteer.account.join import connector
@@ -114,7 +115,7 @@ def _remember(
 async def _publish(identity: Identity, request: BenchmarkRequest) -> None:
     client = connector(SystemClock())(identity.address, identity.token)
     try:
-        await Api(client).benchmark(request, patience_s=2.0)
+        await Api(client).call(endpoints.BENCHMARK, body=request, patience_s=2.0)
     except Unavailable as error:
         remark(_("not reported to the coordinator: {message}", message=shown(error.message)))
     finally:

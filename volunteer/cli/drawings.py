@@ -17,13 +17,16 @@ if TYPE_CHECKING:
 
 ROWS_LEFT = 3  # terminal rows left for the prompt and the price
 CLEAR = "\x1b[0m"
+DRAW_S = 180.0  # patience of an image request: a version may have to be loaded first
 
 
 async def draw(api: Api, model: str, seed: int | None) -> ImageReply:
-    """Request one sheet of pictures from an image run."""
+    """Request one sheet of pictures from an image run; not retried, or it could be paid twice."""
+    from shared.protocol.endpoints import IMAGES
     from shared.protocol.inference import ImageRequest
 
-    return await api.images(ImageRequest(model=model, seed=seed))
+    request = ImageRequest(model=model, seed=seed)
+    return await api.call(IMAGES, body=request, patience_s=0, timeout_s=DRAW_S)
 
 
 def put(png: bytes, output: Path | None) -> None:

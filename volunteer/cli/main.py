@@ -142,9 +142,13 @@ def link(
     profile: Profile = "",
 ) -> int:
     """A ten-minute code that adds another machine to your account."""
+    from shared.protocol.endpoints import LINK
     from volunteer.cli.start import ask_coordinator
+    from volunteer.net.api import ASK_S
 
-    code = _run(ask_coordinator(_directories(profile), lambda api: api.link()))
+    code = _run(
+        ask_coordinator(_directories(profile), lambda api: api.call(LINK, patience_s=ASK_S))
+    )
     if json:
         return print_json(code)
     print(_("on the other machine, within ten minutes:"))

@@ -97,15 +97,19 @@ def name(
     profile: Profile = "",
 ) -> int:
     """Your nickname and its visibility to others."""
+    from shared.protocol.accounts import VisibilityRequest
+    from shared.protocol.endpoints import ME, VISIBILITY
     from volunteer.cli.start import ask_coordinator
+    from volunteer.net.api import ASK_S
     from volunteer.settings import settings
 
     places = settings.directories(profile=profile)
 
     async def ask(api: Api) -> Me:
         if public is not None:
-            await api.visibility(public)
-        return await api.me()
+            request = VisibilityRequest(public=public)
+            await api.call(VISIBILITY, body=request, patience_s=ASK_S)
+        return await api.query(ME)
 
     me = asyncio.run(ask_coordinator(places, ask))
     if public is not None:  # stored too, for the next coordinator

@@ -6,7 +6,7 @@ import asyncio
 import sys
 import unicodedata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import App, Parameter
 
@@ -21,10 +21,15 @@ from volunteer.cli.json_output import print_json, print_table
 from volunteer.i18n.catalogue import N_, _, number
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
+    from msgspec import Struct
+
+    from shared.protocol.endpoint import Endpoint
     from shared.protocol.inference import ImageReply, KeyInfo, ModelCard, Usage, UsageRow
     from volunteer.net.api import Api
+
+T = TypeVar("T")
 
 PROMPT_BYTES_MAX = MIB
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -67,6 +72,7 @@ def create(
     """Make a key. It is shown once: the coordinator keeps only its hash."""
     import time
 
+    from shared.protocol.endpoints import KEY_CREATE
     from shared.protocol.inference import KeyRequest
     from shared.text import MICRO
 
@@ -76,7 +82,8 @@ def create(
         expires_at=None if days is None else time.time() + days * DAY_S,
         runs=run,
     )
-    made = ask_account(profile, lambda api: api.create_key(request))
+    # not retried, because a retry could make a second key
+    made = call_account(profile, KEY_CREATE, body=request, patience_s=0)
     if json:
         return print_json(made)
     print(made.key)
@@ -87,7 +94,9 @@ def create(
 @key.command(name="list")
 def key_list(*, json: Json = False, profile: Profile = "") -> int:
     """Every key of your account, without its secret."""
-    found = ask_account(profile, lambda api: api.keys())
+    from shared.protocol.endpoints import KEYS
+
+    found = call_account(profile, KEYS)
     if json:
         return print_json(found)
     if not found:
@@ -106,9 +115,10 @@ def revoke(
     profile: Profile = "",
 ) -> int:
     """Revoke a key: its next request is refused."""
+    from shared.protocol.endpoints import KEY_REVOKE
     from volunteer.text import key_state
 
-    done = ask_account(profile, lambda api: api.revoke_key(id))
+    done = call_account(profile, KEY_REVOKE, {"key": id})
     if json:
         return print_json(done)
     print(_("key {id} is {state}", id=done.id, state=key_state(done.state)))
@@ -122,7 +132,9 @@ def usage(
     profile: Profile = "",
 ) -> int:
     """Your newest 500 requests: model, tokens, credits, time. No prompt is kept."""
-    rows = ask_account(profile, lambda api: api.usage(key))
+    from shared.protocol.endpoints import USAGE
+
+    rows = call_account(profile, USAGE, {"key": key})
     if json:
         return print_json(rows)
     if not rows:
@@ -135,7 +147,9 @@ def usage(
 
 def runs(*, json: Json = False, profile: Profile = "") -> int:
     """List the runs of the coordinator, to help, ask or play against."""
-    found = ask_account(profile, lambda api: api.runs())
+    from shared.protocol.endpoints import RUNS
+
+    found = call_account(profile, RUNS)
     if json:
         return print_json(found)
     if not found:
@@ -175,6 +189,7 @@ def generate(
     profile: Profile = "",
 ) -> int:
     """Let the model continue a text, or an image run draw; the price is printed at the end."""
+    from shared.protocol.endpoints import MODEL
     from shared.protocol.inference import ImageReply
 
     given = {"seed": seed, "max_tokens": max_tokens}
@@ -183,7 +198,7 @@ def generate(
     body |= {"answered_by": "organiser"} if private else {}
 
     async def asked(api: Api) -> tuple[str, Usage | None] | ImageReply:
-        card = await api.model(model)
+        card = await api.query(MODEL, model=model)
         if card.items == "images":
             return await draw(api, model, seed)
         if output is not None:
@@ -230,13 +245,15 @@ def chat(
     profile: Profile = "",
 ) -> int:
     """Talk with the model, one line at a time; an empty line ends it. Nothing is kept."""
+    from shared.protocol.endpoints import MODEL
+
     given = {"seed": seed, "max_tokens": max_tokens}
     options = {"model": model, "temperature": temperature}
     options |= {name: value for name, value in given.items() if value is not None}
     options |= {"answered_by": "organiser"} if private else {}
 
     async def talk(api: Api) -> int:
-        card = await api.model(model)
+        card = await api.query(MODEL, model=model)
         if at_terminal():
             remark(_price_of(card))
         turns: list[dict[str, str]] = []
@@ -261,12 +278,13 @@ def give(
     """Give earned credits to another volunteer."""
     import secrets
 
+    from shared.protocol.endpoints import GIVE
     from shared.protocol.inference import GiveRequest
     from shared.text import MICRO
     from volunteer.i18n.formats import credit
 
     request = GiveRequest(id=secrets.token_hex(16), to=name, amount_micro=_micro(amount, MICRO))
-    done = ask_account(profile, lambda api: api.give(request))
+    done = call_account(profile, GIVE, body=request)
     if json:
         return print_json(done)
     said = _(
@@ -289,16 +307,17 @@ def forfeit(
 
     The account's machines get work again then. If none has to prove a task, nothing happens.
     """
+    from shared.protocol.endpoints import FORFEIT, ME
     from volunteer.i18n.formats import credit
 
     if json and not yes:
         raise BadRequest(ASKS_NOTHING)
-    me = ask_account(profile, lambda api: api.me())
+    me = call_account(profile, ME)
     stake = me.escrow_micro + me.pending_micro
     asked = _("Give up {amount} credits at stake?", amount=credit(stake))
     if stake and not yes and not agreed(asked):
         return 1
-    done = ask_account(profile, lambda api: api.forfeit())
+    done = call_account(profile, FORFEIT)
     if json:
         return print_json(done)
     if done.questions:
@@ -322,14 +341,34 @@ def ask_account(profile: str, question: Callable[[Api], Awaitable[Any]]) -> Any:
     return asyncio.run(ask_coordinator(directories(profile=profile), question))
 
 
+def call_account(
+    profile: str,
+    endpoint: Endpoint[T],
+    args: Mapping[str, str | int] | None = None,
+    body: Struct | None = None,
+    patience_s: float | None = None,
+) -> T:
+    """Return the reply of one endpoint to this profile's account."""
+    from volunteer.net.api import ASK_S
+
+    patience_s = ASK_S if patience_s is None else patience_s
+    answer: T = ask_account(
+        profile, lambda api: api.call(endpoint, args, body, patience_s=patience_s)
+    )
+    return answer
+
+
 async def _said(
     api: Api, path: str, body: dict[str, Any], *, show: bool
 ) -> tuple[str, Usage | None]:
     """Return an answer and its usage; with `show` the words are printed as they arrive."""
+    from shared.protocol.endpoints import MODEL
     from volunteer.net.prompt_api import streamed
 
-    if "answered_by" not in body and (await api.model(body["model"])).answered_by == "volunteers":
-        remark(_(STRANGERS))
+    if "answered_by" not in body:
+        card = await api.query(MODEL, model=body["model"])
+        if card.answered_by == "volunteers":
+            remark(_(STRANGERS))
 
     parts: list[str] = []
     used = None

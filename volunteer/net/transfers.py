@@ -16,6 +16,7 @@ import msgspec
 
 from shared.cancel_safe_open import opened
 from shared.errors import BadRequest, Conflict, Internal, InvalidFrame, NotFound, Unreachable
+from shared.protocol import endpoints
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.limits import DIRECT_BYTES, MIRROR_PIECE_BYTES, UPLOAD_PIECE_BYTES
 from shared.protocol.versions import BlobRef
@@ -203,7 +204,7 @@ class Transfers:
             raise Unreachable(Sentence("the upload arrived damaged")) from error
 
     async def _upload(self, request: UploadRequest, path: Path, on_bytes: OnBytes) -> UploadInfo:
-        info = await self._api.upload(request)
+        info = await self._api.call(endpoints.UPLOAD, body=request, patience_s=0)
         on_bytes(info.offset)
         if info.url:
             info = await self._upload_to_store(request, info, path, on_bytes)
@@ -233,7 +234,7 @@ class Transfers:
                 except Unreachable:
                     return msgspec.structs.replace(info, url="")
                 spent = self._client.clock.monotonic() - began
-                info = await self._api.upload(request)
+                info = await self._api.call(endpoints.UPLOAD, body=request, patience_s=0)
                 self.up_bytes_per_s = _rate(info.offset - before, spent, self.up_bytes_per_s)
                 if info.offset <= before:
                     return info

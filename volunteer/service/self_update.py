@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shared.errors import BadSignature, Configuration, NotFound, Unavailable, VolunteerError
 from shared.installation import in_source_tree, installing
+from shared.protocol import endpoints
 from shared.protocol.accounts import ServerInfo, SignedWheel
 from shared.sentences import Sentence
 from shared.signing import verify_text
@@ -35,7 +36,7 @@ async def newer(api: Api, public_key: str) -> tuple[str, bytes] | None:
     """
     if in_source_tree():
         raise Configuration(Sentence("the program runs from a source tree: update that"))
-    server = await api.server(patience_s=30.0)
+    server = await api.call(endpoints.SERVER, patience_s=30.0)
     wheel = _signed(server, public_key)
     if wheel.sha256 == own_wheel().sha256:
         return None

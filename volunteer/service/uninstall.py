@@ -10,6 +10,7 @@ import msgspec
 
 from shared.clock import Clock
 from shared.errors import Configuration, Unreachable, VolunteerError, why
+from shared.protocol import endpoints
 from shared.protocol.accounts import LeaveRequest
 from shared.protocol.leases import ReleaseRequest
 from shared.sentences import Sentence, plural
@@ -18,7 +19,7 @@ from volunteer.account.profile import Identity, Profile
 from volunteer.control import commands
 from volunteer.control.local_socket import attach
 from volunteer.i18n.catalogue import N_
-from volunteer.net.api import Api
+from volunteer.net.api import ASK_S, SHORT_S, Api
 from volunteer.settings.settings import Directories
 from volunteer.storage.leases import Leases
 
@@ -116,12 +117,14 @@ async def _release(profile: Profile, identity: Identity, connect: Connect) -> st
         for held in leases.stored():
             request = ReleaseRequest(attempt=held.lease.attempt, reason="uninstalled")
             try:
-                await api.release(held.lease.task, request)
+                task = {"task": held.lease.task}
+                await api.call(endpoints.RELEASE, task, request, patience_s=SHORT_S)
                 given += 1
             except VolunteerError:
                 pass  # the lease expires by itself
             leases.drop(held.lease)
-        await api.leave(LeaveRequest())  # last: any later request would register this machine again
+        # last: any later request would register this machine again
+        await api.call(endpoints.LEAVE, body=LeaveRequest(), patience_s=ASK_S)
     except VolunteerError as error:
         return Sentence(
             "the coordinator was not notified ({error}); the leases expire by themselves",

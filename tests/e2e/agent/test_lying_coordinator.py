@@ -57,7 +57,7 @@ async def ask(api: Api, endpoint: Endpoint[Any]) -> None:
     """One request, whatever comes back; only our own errors may come out."""
     args = dict.fromkeys(endpoint.parameters, 1)
     with contextlib.suppress(VolunteerError):
-        await api._call(endpoint, args, SENT.get(endpoint), timeout_s=READ_S, patience_s=0)
+        await api.call(endpoint, args, SENT.get(endpoint), timeout_s=READ_S, patience_s=0)
 
 
 @pytest.mark.parametrize(

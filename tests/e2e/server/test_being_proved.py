@@ -16,6 +16,7 @@ from coordinator.database import standings
 from coordinator.database.recomputes import waiting
 from coordinator.database.tables.trust import recomputes
 from coordinator.top.tables import facts
+from shared.protocol import endpoints
 from tests.e2e.server.test_open_run import LEARNING
 from tests.e2e.server.test_recomputes import settled
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
@@ -142,12 +143,12 @@ async def test_who_lost_what_it_is_asked_for_is_told_what_to_do_and_goes_on(
                 api = Api(machine.clients[-1])
                 asked = (await home.coordinator.db.read(waiting))["asked"]
                 assert asked in (1, 2)  # the machine had claimed one task ahead
-                given = await api.forfeit()
+                given = await api.call(endpoints.FORFEIT)
                 assert (given.questions, given.amount_micro > 0) == (asked, True)
                 async with asyncio.timeout(120):
                     while len(process.all(events.Judged)) < 1:
                         await process.tick()
-                me = await api.me()
+                me = await api.query(endpoints.ME)
                 assert me.standing == "probation"
         assert await home.coordinator.ledger.check() == ()
 

@@ -12,6 +12,7 @@ from coordinator.admin.remote_server import RemoteServer
 from shared.clock import SystemClock
 from shared.errors import Configuration, Unreachable
 from shared.links import parse_link
+from shared.protocol import endpoints
 from shared.protocol.accounts import ServerInfo
 from shared.proxy import named, proxy_of
 from tests.support.certificates import certificate
@@ -35,7 +36,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 async def asked(address: Address) -> ServerInfo:
     client = Client(address, clock=SystemClock())
     try:
-        return await Api(client).server(patience_s=0)
+        return await Api(client).call(endpoints.SERVER, patience_s=0)
     finally:
         await client.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from shared import merkle
 from shared.errors import BadSignature, NotFound
+from shared.protocol import endpoints
+from shared.protocol.endpoints import Endpoint
 from shared.protocol.transparency import (
     HeadPayload,
     LedgerEntry,
@@ -73,20 +76,28 @@ class Coordinator:
     def signed(self, payload: bytes) -> dict[str, str]:
         return {"payload": payload.decode(), "signature": self.key.sign(payload).hex()}
 
-    async def tree_head(self) -> SignedHead:
+    async def query(self, endpoint: Endpoint[Any], **args: Any) -> Any:
+        answers: dict[Endpoint[Any], Callable[..., Any]] = {
+            endpoints.TREE_HEAD: self.tree_head,
+            endpoints.CONSISTENCY: self.consistency,
+            endpoints.RECEIPTS: self.receipts,
+        }
+        return answers[endpoint](**args)
+
+    def tree_head(self) -> SignedHead:
         return SignedHead(**self.signed(canonical(HeadPayload(tree=self.head()))))
 
-    async def consistency(self, old: int, new: int) -> TreeProof:
+    def consistency(self, old: int, new: int) -> TreeProof:
         tree = self.tree()
         if new > len(tree):
             raise NotFound
         hashes = merkle.consistency(tree.node, old, new)
         return TreeProof(size=new, hashes=tuple(each.hex() for each in hashes))
 
-    async def receipts(self, after: int) -> tuple[SignedReceipt, ...]:
+    def receipts(self, cursor: int) -> tuple[SignedReceipt, ...]:
         return tuple(
             SignedReceipt(**self.signed(canonical(self.receipt(entry))))
-            for entry in self.entries[after : after + 100]
+            for entry in self.entries[cursor : cursor + 100]
         )
 
     def receipt(self, entry: LedgerEntry, **other: Any) -> Receipt:
@@ -247,7 +258,7 @@ def test_a_receipt_that_says_something_else_is_wrong(
         SignedReceipt(payload=signed.payload, signature="no hex"), key, ME
     ).problem  # fmt: skip
 
-    async def receipts(after: int) -> tuple[SignedReceipt, ...]:
+    def receipts(cursor: int) -> tuple[SignedReceipt, ...]:
         return (signed,)
 
     async def run() -> None:

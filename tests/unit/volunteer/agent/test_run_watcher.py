@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from shared.protocol import endpoints
+from shared.protocol.endpoints import Endpoint
 from shared.protocol.heartbeat import HeartbeatReply, RunBeat
 from tests.support.virtual_clock import VirtualClock
 from tests.support.workplaces import workplace
@@ -24,15 +26,10 @@ class StubApi:
         self.clock = clock
         self.listed: list[float] = []
 
-    async def runs(self) -> tuple[()]:
-        self.listed.append(self.clock.now())
-        return ()
-
-    async def me(self) -> None:
-        return None
-
-    async def versions(self, run: str, cursor: str) -> tuple[()]:
-        return ()
+    async def query(self, endpoint: Endpoint[Any], **args: str) -> tuple[()] | None:
+        if endpoint is endpoints.RUNS:
+            self.listed.append(self.clock.now())
+        return None if endpoint is endpoints.ME else ()
 
 
 def beat(version: int, needs: int = 1, name: str = "tiny") -> HeartbeatReply:

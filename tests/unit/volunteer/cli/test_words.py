@@ -16,7 +16,9 @@ import pytest
 from msgspec.structs import replace
 
 from shared.errors import NotFound, Unreachable
-from shared.protocol.accounts import Benchmark, Device, LinkCode, Me, ServerInfo
+from shared.protocol import endpoints
+from shared.protocol.accounts import Benchmark, Device, LinkCode
+from shared.protocol.endpoints import Endpoint
 from shared.protocol.inference import (
     Given,
     ImageReply,
@@ -178,39 +180,35 @@ class Answers:
     def __init__(self) -> None:
         self.items = "tokens"
 
-    async def me(self) -> Me:
-        return ME
+    async def query(self, endpoint: Endpoint[Any], **args: Any) -> Any:
+        return await self.call(endpoint, args)
 
-    async def visibility(self, public: bool) -> None: ...
-
-    async def link(self) -> LinkCode:
-        return LinkCode(code="c", link="https://example.org/join#code=c", expires_at=0.0)
-
-    async def create_key(self, request: object) -> NewKey:
-        return NewKey(key="vk_123", info=KEY)
-
-    async def keys(self) -> tuple[KeyInfo, ...]:
-        return (KEY, replace(KEY, cap_micro=9, state="revoked"), replace(KEY, state="expired"))
-
-    async def revoke_key(self, key: int) -> KeyInfo:
-        return replace(KEY, state="revoked")
-
-    async def usage(self, key: int) -> tuple[UsageRow, ...]:
-        return (ROW, replace(ROW, kind="image", free=True), replace(ROW, latency_s=None))
-
-    async def give(self, request: object) -> Given:
-        return Given(to="Bob", amount_micro=2_500_000, left_micro=1)
-
-    async def model(self, name: str) -> ModelCard:
-        return ModelCard(
-            id=name, created=0, owned_by="x", items=self.items, answered_by="volunteers"
+    async def call(self, endpoint: Endpoint[Any], *told: Any, **options: Any) -> Any:
+        card = ModelCard(
+            id="tiny", created=0, owned_by="x", items=self.items, answered_by="volunteers"
         )
-
-    async def images(self, request: object) -> ImageReply:
-        return ImageReply(created=0, data=(), usage=ImageUsage(cost_micro=5))
-
-    async def server(self, patience_s: float) -> ServerInfo:
-        raise AssertionError
+        return {
+            endpoints.ME: ME,
+            endpoints.VISIBILITY: None,
+            endpoints.LINK: LinkCode(
+                code="c", link="https://example.org/join#code=c", expires_at=0.0
+            ),
+            endpoints.KEY_CREATE: NewKey(key="vk_123", info=KEY),
+            endpoints.KEYS: (
+                KEY,
+                replace(KEY, cap_micro=9, state="revoked"),
+                replace(KEY, state="expired"),
+            ),
+            endpoints.KEY_REVOKE: replace(KEY, state="revoked"),
+            endpoints.USAGE: (
+                ROW,
+                replace(ROW, kind="image", free=True),
+                replace(ROW, latency_s=None),
+            ),
+            endpoints.GIVE: Given(to="Bob", amount_micro=2_500_000, left_micro=1),
+            endpoints.MODEL: card,
+            endpoints.IMAGES: ImageReply(created=0, data=(), usage=ImageUsage(cost_micro=5)),
+        }[endpoint]
 
 
 @pytest.fixture

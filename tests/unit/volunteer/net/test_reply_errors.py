@@ -9,6 +9,7 @@ import pytest
 
 from shared.clock import SystemClock
 from shared.errors import Conflict, Unreachable
+from shared.protocol import endpoints
 from shared.protocol.inference import OpenAiError
 from tests.e2e.conftest import free_port
 from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
@@ -51,7 +52,7 @@ async def test_nobody_listens() -> None:
     address = Address(url=f"http://127.0.0.1:{free_port()}")
     client = Client(address, clock=SystemClock())
     with pytest.raises(Unreachable, match="connection refused") as caught:
-        await Api(client).server(patience_s=0)
+        await Api(client).call(endpoints.SERVER, patience_s=0)
     await client.close()
     assert "Errno" not in caught.value.message
 
