@@ -1,7 +1,7 @@
 """Resources opened in a thread for a caller that may be cancelled meanwhile.
 
 `asyncio.to_thread` and `run_in_executor` drop the result when their caller is cancelled: a file
-that the thread opens meanwhile would stay open until it is collected.
+that the thread opens meanwhile would stay open until garbage collection.
 """
 
 from __future__ import annotations

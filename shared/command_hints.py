@@ -1,7 +1,7 @@
 """Commands in backticks within sentences, completed so that they work as printed.
 
-The author of a sentence, a service or the other side, does not know the options of the reader's
-command; the command line that prints it does, and adds them.
+Whoever writes a sentence, a service or the coordinator, does not know the options of the reader's
+command; the command line that prints the sentence knows them, and adds them.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ _PART = re.compile(r"[A-Za-z0-9_:.~-]{1,256}")
 
 
 class JoinLink(msgspec.Struct, frozen=True, kw_only=True):
-    """Address of a coordinator (`https://host:port`, no path) and its key. Empty = not known."""
+    """Address of a coordinator (`https://host:port`, no path) and its key; "" = not known."""
 
     url: str
     fingerprint: str = ""

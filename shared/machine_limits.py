@@ -17,7 +17,7 @@ _BOUNDLESS = 1 << 60  # version 1 writes a larger number where there is no limit
 
 
 class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the control groups that a process is in; None = none."""
+    """Limits of the control groups that a process is in; None = no limit."""
 
     cores: float | None = None
     memory: int | None = None

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from shared.sentences import Sentence
 from shared.text import SHOWN_CHARS_MAX
 
-ALIKE = 0.7  # share of the letters that two names have in common, in order
+ALIKE = 0.7  # share of letters that two names have in common, in the same order
 SLIP_LETTERS = 2  # largest difference in length of two names
-BEGUN_LETTERS = 3  # fewest letters at which the beginning of a name is completed
+BEGUN_LETTERS = 3  # shortest beginning of a name that is completed
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

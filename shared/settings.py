@@ -136,8 +136,8 @@ class SettingsTable(Generic[S]):
     ) -> dict[str, Any]:
         """Return the values with their right types; without `strict` texts are converted.
 
-        Raises BadRequest for a wrong flag, Configuration for another wrong value. The error tells
-        the nearest known name, or what a value must be.
+        Raises BadRequest for a wrong flag, Configuration for another wrong value. The error has the
+        nearest known name, or says what a value must be.
         """
         kind: type[VolunteerError] = BadRequest if where == FLAG else Configuration
         place = _PLACES.get(where, where)

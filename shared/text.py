@@ -19,7 +19,7 @@ UNSOLVED = "share unsolved"  # measure of a run of problems: screens show the sh
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ZERO_WIDTH = ("Mn", "Me", "Cf", "Cc")
-_EMOJI_STYLE = "\ufe0f"  # asks for the coloured, two cells wide form of the sign before it
+_EMOJI_STYLE = "\ufe0f"  # selects the coloured form, two cells wide, of the sign before it
 
 
 def printable(text: str, limit: int = TEXT_CHARS_MAX) -> str:
@@ -43,7 +43,7 @@ def escaped(text: object, limit: int = SHOWN_CHARS_MAX) -> str:
 
 
 def ascii_json(text: str) -> str:
-    """Return JSON in ASCII, so that foreign text cannot steer a terminal."""
+    """Return JSON in ASCII, so that foreign text cannot send control codes to a terminal."""
     if text.isascii() and "\x7f" not in text:
         return text
     return "".join(c if c == "\n" or " " <= c <= "~" else _json_escape(c) for c in text)
@@ -71,12 +71,12 @@ def cells(text: str) -> int:
 
 
 def left(text: str, width: int) -> str:
-    """Return the text padded to `width` cells, at the left; wider text stays whole."""
+    """Return the text at the left of `width` cells; wider text stays whole."""
     return text + " " * (width - cells(text))
 
 
 def right(text: str, width: int) -> str:
-    """Return the text padded to `width` cells, at the right; wider text stays whole."""
+    """Return the text at the right of `width` cells; wider text stays whole."""
     return " " * (width - cells(text)) + text
 
 

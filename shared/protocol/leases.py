@@ -45,7 +45,7 @@ class Grant(Message):
 
 class AuditWork(Message):
     """Recompute of another volunteer's task from its revealed state. The result is sums of the
-    update before any codec. The coordinator compares both volunteers' sums, and never sends them.
+    update before any codec; the coordinator compares both volunteers' sums and shows them to nobody.
     """
 
     seed: Number  # seed of these sums
@@ -64,7 +64,7 @@ class Lease(Message):
     grant: Grant
     price_micro: int  # credit for an accepted contribution
     now: float
-    in_step: bool = False  # begin only after this worker's last contribution is submitted
+    in_step: bool = False  # begin only once this worker's previous contribution is submitted
     part_steps: int = 0  # steps of a part; 0 = one submission at the end
     pull_every: int = 0  # steps between checks for a newer version; 0 = only at the beginning
     # Wait for the verdict on each part, since a late part is trained again on the newer version.

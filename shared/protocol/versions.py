@@ -69,7 +69,7 @@ class VersionManifest(Message):
     global_step: int
     tokens: int
     created_at: float
-    expires_at: float  # a volunteer notices a newest version that stays the same beyond this time
+    expires_at: float  # a volunteer warns if this is still the newest version after this time
     downlink: Downlink = Downlink()
     chunks_sha256: str = ""  # hash of the dataset's public part; see `chunks_digest`
     # SHA-256 of the task suites that score it, by name.

@@ -185,7 +185,7 @@ class Codec:
         return DecodedUpdate(open_frame(path, self.wire_schema(schema)), schema, self.kernel)
 
     def spans(self, file: BinaryIO, schema: Schema, cuts: Iterable[Cut]) -> Spans:
-        """Yield the byte ranges of an update's file that pieces of the chunk grid are decoded from.
+        """Yield the byte ranges of an update's file that hold these pieces of the chunk grid.
 
         Raises InvalidFrame.
         """

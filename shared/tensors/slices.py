@@ -62,7 +62,7 @@ class ArrayReader:
 
 
 def to_float32(array: Array, dtype: str) -> F32:
-    """Return a tensor's numbers as float32; a frame's BF16 is uint16, others' may be float32."""
+    """Return a tensor's numbers as float32; BF16 is uint16 in a frame, float32 in other arrays."""
     if dtype == "BF16" and array.dtype == np.uint16:
         return float_from_bf16(array)
     return array.astype(np.float32, copy=False)

@@ -3,9 +3,9 @@
 The file has half the bytes, shuffled and compressed, without loss.
 
     magic | length, compressed schema | for each tensor in the order of the schema, for each chunk
-    of its grid, for each rank of its bytes: length, compressed bytes of that rank
+    of its grid, for each byte of a number (first, second): length, all these bytes compressed
 
-Each rank is compressed separately: 1.4 bytes a parameter in tensors of 10,000; 1.6 if together.
+First and second bytes are compressed apart: 1.4 bytes a parameter in tensors of 10,000, 1.6 if not.
 Lengths are 32-bit little-endian. Buffers and counters are packed as they are stored. A receiver
 needs no other file for the schema, and checks it by the hash in the signed manifest.
 """

@@ -114,8 +114,8 @@ def _eight_bits(values: F32) -> tuple[Array, U16]:
 
 
 def _two_bits(values: F32) -> tuple[U8, U16]:
-    """Return signs and sizes, four a byte, and each row's two mean magnitudes, of the smaller and
-    the larger elements; the larger ones are above the mean of all.
+    """Return the two-bit codes, four a byte, and each row's two scales: the mean magnitudes of the
+    smaller and of the larger elements; an element above the mean of all counts as larger.
     """
     sizes = np.abs(values, dtype=np.float64)
     larger = sizes > sizes.mean(axis=1, keepdims=True)

@@ -26,7 +26,7 @@ NAME_CHARS_MAX = 256
 RANK_MAX = 8
 TENSOR_BYTES_MAX = 1 << 44  # 16 TiB: far above any model, far below where offsets stop being exact
 CHUNK_ELEMENTS = 1 << 22  # fixed grid of all streaming work: a multiple of every block size
-WALK_ELEMENTS = 1 << 17  # finer grid for results that do not depend on it: 2 MiB a thread
+WALK_ELEMENTS = 1 << 17  # finer grid where the grid does not change the result: 2 MiB a thread
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

@@ -197,7 +197,7 @@ class Work(Protocol):
     def done(self) -> bool: ...
 
     def result(self) -> tuple[Result, dict[str, torch.Tensor]]:
-        """Return the report and the tensors (CPU, float32, schema order). Only when done."""
+        """Return the report and tensors (CPU, float32, schema order). Call it only once `done`."""
 
     def suspend(self) -> None:
         """Pause: move everything to host memory and free the device's allocator cache."""
@@ -215,8 +215,8 @@ class Work(Protocol):
         """Return the inner optimiser state (CPU), which this worker's next task may start from."""
 
     def snapshot(self) -> dict[str, torch.Tensor]:
-        """Return the state that survives a restart: weights, optimiser, counters. Only between
-        steps.
+        """Return the state that survives a restart: weights, optimiser, counters. Call it only
+        between steps.
         """
 
     def restore(self, snapshot: Weights) -> None: ...
@@ -349,7 +349,7 @@ class Workload(Protocol):
         return bool(self.dataset_kinds) and self.experience is None
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Return this workload's defaults of a run file's tables; `plan` is its table `[plan]`."""
+        """Return this workload's defaults for the tables of a run file with this `[plan]`."""
         return {}
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     window_min: int  # episodes before the first learn task
     reuse: float  # times that a sample is used for learning
     queue: int  # episodes that may wait for a learner; above it no actor gets a task
-    lag: int  # most versions that an episode's first version may be behind
+    lag: int  # most versions by which an episode's first version may be behind
     learners: int  # learn tasks that may run at once
     fresh: int = 0  # learners draw from chunks sealed within this many versions; 0 = any
     unit: str = "game"  # word for an episode
@@ -111,8 +111,8 @@ class Experience(Protocol):
         *,
         whole: bool = False,
     ) -> Inspection:
-        """Check a file of episodes submitted for `job` (an actor's, or a match): by the workload's
-        rules, and by computing again parts that `secret` chooses, or with `whole` all. `file` gives
+        """Check a file of episodes submitted for `job` (an actor's, or a match) by the workload's
+        rules, and recompute the parts that `secret` chooses, or all parts if `whole`. `file` gives
         a version's published weights by its number, and the run's files by name.
 
         Never raises for what a volunteer may have sent. Runs torch.
@@ -131,8 +131,8 @@ class Experience(Protocol):
 def behind(
     begun: Sequence[tuple[int, float]], known: Sequence[KnownVersion], lag: int
 ) -> dict[int, str]:
-    """Return the fault of each episode that began with a version more than `lag` behind the newest
-    that its maker knew, by its place in `begun`, which has each episode's version and start.
+    """Return the fault, by place in `begun`, of each episode that began with a version more than
+    `lag` behind the newest that its maker knew. `begun` has each episode's version and start.
 
     The start of an episode counts, not its submission, so that a slow machine's long game is not
     refused.

@@ -94,7 +94,7 @@ class RecordCheck:
     async def fetch(self) -> str:
         """Fetch new receipts. Return a sentence if one is wrong, else "".
 
-        Raises NotFound if the coordinator's version has no receipts.
+        Raises NotFound if the coordinator is too old to give receipts.
         """
         for _ in range(FETCHES_MAX):
             found = await self._api.query(endpoints.RECEIPTS, cursor=self._book.last)

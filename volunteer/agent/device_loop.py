@@ -101,7 +101,7 @@ class DeviceLoop:
 
     async def _claim_ahead(self) -> LeaseInWork | None:
         """Claim; a pause cancels the claim, which is repeated when the task continues."""
-        # A claim could return this machine's own late task and so void its result.
+        # A claim could return this machine's own late task, whose result would then not count.
         while not self.claimer.place.held.late:
             held = await self._claim()
             if held is not None or not self._kept():

@@ -140,7 +140,7 @@ class _LeaseRun:
         return last
 
     def _first(self, begun: BeginReply) -> tuple[int, int]:
-        """Return part and try to begin with: the coordinator's, or the one after the outbox's."""
+        """Return part and try to begin with: the coordinator's, or those after the outbox's."""
         done = [e.submit.part for e in self._pipeline.outbox.entries() if self._ours(e)]
         after = max(done, default=-1) + 1
         return (begun.part, begun.tries) if begun.part >= after else (after, 0)

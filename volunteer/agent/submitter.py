@@ -51,7 +51,7 @@ class Submitter:
         return [e for e in self.place.store.outbox.entries() if (e.task, e.submit.attempt) == key]
 
     async def _submit(self, entry: QueuedResult) -> None:
-        """Try one result until it is answered or other results have waited long enough."""
+        """Submit one result, with retries until other results have waited long enough."""
         patience = ONE_S if len(self.place.store.outbox) > 1 else ONE_S * 10
         try:
             reply = await self.place.remote.api.client.retrying(lambda: self._send(entry), patience)

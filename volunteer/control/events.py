@@ -61,7 +61,7 @@ class DevicesFound(Event):
 
 
 def devices_found(devices: tuple[Device, ...], lent: dict[str, int]) -> DevicesFound:
-    """Return the event of found devices: `problems` can be translated, a device's own is plain."""
+    """Return the event of found devices; sentences in `problems` stay translatable, others not."""
     plain = tuple(msgspec.structs.replace(each, problem=str(each.problem)) for each in devices)
     problems = {each.id: each.problem for each in devices if each.problem}
     return DevicesFound(devices=plain, lent_bytes=lent, problems=problems)

@@ -1,7 +1,7 @@
 """Catalogue of messages: every sentence of the program in the language of its owner.
 
 The message in English is its own key. Values are put in by name after the lookup, so a message is
-translated as a whole, and text of the other side is never searched for placeholders.
+translated as a whole, and text from the coordinator is never searched for placeholders.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def pgettext(context: str, message: str, /, **values: object) -> str:
 
 
 def ngettext(one: str, many: str, count: int, /, **values: object) -> str:
-    """Return the form of a message that a number takes; the number itself is its `{n}`."""
+    """Return a message in its plural form for `count`, which replaces `{n}`."""
     english = one if count == 1 else many
     forms = _current.messages.get(("", one))
     at = _current.form(abs(count)) if forms else 0
@@ -184,7 +184,7 @@ def ngettext(one: str, many: str, count: int, /, **values: object) -> str:
 
 
 def shown(text: str) -> str:
-    """Return a sentence from below the screens in the language in use; other texts as they are."""
+    """Return a `Sentence` in the language in use; other texts as they are."""
     if not (isinstance(text, Sentence) and text.message) or _current.language == ENGLISH:
         return str(text)
     if text.message == FIGURE:
@@ -242,7 +242,7 @@ _WHOLE_THOUSANDS = {"es"}
 
 
 def number(value: float, form: str = "") -> str:
-    """Return a number in a format of Python's, with the signs of the language in use."""
+    """Return a number in one of Python's formats, with the signs of the language in use."""
     return localized(format(value, form))
 
 

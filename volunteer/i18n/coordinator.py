@@ -1,5 +1,5 @@
 """Coordinator's sentences in the language of the owner: found by their code, never by their words,
-which the other side chose.
+which the coordinator chose.
 
 English sentences stay as they were sent. Other languages show the code's own sentence, and quote
 the coordinator's words after it where they tell more.

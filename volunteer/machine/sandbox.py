@@ -133,8 +133,8 @@ def _writable(own: Iterable[Path]) -> Sequence[Path]:
 
 
 def _threads() -> Path:
-    """Return the /proc directory that holds thread names, which CUDA must write: of all processes,
-    or of this one where /proc also lets a process make the kernel run a program.
+    """Return the directory with the thread names that CUDA writes: /proc, or only this process's
+    where this user may write core_pattern, a program that the kernel runs.
     """
     return Path("/proc/self" if os.access("/proc/sys/kernel/core_pattern", os.W_OK) else "/proc")
 

@@ -440,7 +440,7 @@ def _rope_arguments(rope: Rope) -> dict[str, Any]:
 
 
 def _filled(raw: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the settings that follow from others, like the library."""
+    """Return the settings with the ones that follow from others, as the library derives them."""
     heads, width = raw.get("num_attention_heads"), raw.get("hidden_size")
     if raw["model_type"] != "gpt2" and isinstance(heads, int):
         if raw.get("num_key_value_heads") is None:

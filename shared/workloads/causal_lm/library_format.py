@@ -109,7 +109,7 @@ class _Words(NamedTuple):
 
     @classmethod
     def of(cls, config: CausalConfig, wanted: FormatWanted) -> _Words:
-        """Return tokenizer parts: the base model's special tokens, the template's end."""
+        """Return the parts for a tokenizer: the base model's special tokens, the template's end."""
         if wanted.tokenizer is None:
             names = ("bos_token_id", "eos_token_id", "pad_token_id")
             return cls(dict.fromkeys(names), {})

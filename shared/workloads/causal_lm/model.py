@@ -163,7 +163,7 @@ def build(
 def _hold(
     module: nn.Module, config: CausalConfig, weights: Weights, device: str, precision: BasePrecision
 ) -> None:
-    """Replace the library's matrices by few-bit ones, one at a time, since float32 may not fit."""
+    """Replace matrices by ones of few bits, one at a time: float32 may not fit the memory."""
     # the library stores these matrices transposed
     turned = isinstance(config.shape, Gpt2Shape)
     for name in held_in_few(config.shape):

@@ -33,8 +33,8 @@ def grey(pixels: Pixels) -> Pixels:
 
 
 def resize(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Resize by a triangle filter as wide as the pixels that it joins: smooth when enlarging,
-    without aliasing when reducing.
+    """Resize by a triangle filter, which widens as the image shrinks: enlarged images are smooth,
+    reduced ones have no aliasing.
     """
     if pixels.shape[:2] == (height, width):
         return pixels

@@ -148,7 +148,7 @@ class _Formatter(SandboxedFormatter):
 
 
 class _Counted(NodeTransformer):
-    """Inserts a counted call into every loop and macro; `joined` does `~` and stored blocks."""
+    """Inserts a counted call into loops and macros; passes `~` and stored blocks to `joined`."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # noqa: N802
         self.generic_visit(node)

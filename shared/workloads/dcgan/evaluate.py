@@ -31,7 +31,7 @@ _AT_ONCE = 64
 _ROW = 8  # images side by side, and as many rows
 _TEXT_ROW, _TEXT_ROWS, _TEXT_SIGNS = 4, 2, 36  # images a row, rows, characters
 _SURE = 0.5  # least probability at which an image's class counts as drawn
-_SHARE_MIN = 0.25  # least part of its share among real images at which a class counts as covered
+_SHARE_MIN = 0.25  # least share of a covered class, as a part of its share among real images
 
 
 @torch.inference_mode()

@@ -225,8 +225,8 @@ class DcganWork:
     def _follow(self) -> None:
         """Split batches exactly as the audited machine did.
 
-        Raises BadRequest, not MemoryError, if no machine can have split them so: this machine's
-        memory is not the reason.
+        Raises BadRequest if no machine can have split them like this; MemoryError would blame this
+        machine's memory.
         """
         while self._to_halve and self._to_halve[0] <= 2 * self._step + self._turn:
             if not self._may_halve:

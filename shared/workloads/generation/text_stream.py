@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-# Earlier tokens that are decoded again, since a character has at most four bytes.
+# Number of earlier tokens that are decoded again: a character may have four bytes, each a token.
 WINDOW = 8
 
 

@@ -171,7 +171,7 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
 def positions(records: Sequence[GameRecord], rules: BoardRules) -> Positions:
     """Return all searched positions of `records` in order.
 
-    The records were checked on arrival; here only their memory is checked against their moves.
+    The records were checked on arrival; here only their lengths are, before memory is allocated.
     Raises InvalidGame.
     """
     for record in records:

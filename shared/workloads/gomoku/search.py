@@ -61,7 +61,7 @@ class _Paths(msgspec.Struct, frozen=True, kw_only=True):
     rows: Rows
     moves: Rows
     leaves: Rows
-    signs: Floats  # whether the leaf's value is for the player to move here, or for the other
+    signs: Floats  # 1 if the player to move at the leaf also moves here, else -1
     fresh: Rows  # leaves to evaluate, once each
 
 

@@ -23,8 +23,8 @@ def faults(
 ) -> NDArray[np.bool_]:
     """Return which tokens (T,) of answers do not come from the version and the seed.
 
-    `scores` (T, V) are its logits divided by the temperature. A token must lie at the seed's number
-    for its place, in `draws`, and have the submitted log-probability `said`; `reach` is the
+    `scores` (T, V) are its logits divided by the temperature. A token must be the one that its
+    random number in `draws` chooses, and have the submitted log-probability `said`; `reach` is the
     rounding error of the wire format.
     """
     wide = scores.astype(np.float64)

@@ -129,7 +129,7 @@ class SupervisedWork(_LearnWork):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Return no moments: gradients of a warm start are many times those of judged answers."""
+        """Return no state: the warm start's gradients are many times those of judged answers."""
         return {}
 
     def measure(self, start: int, stop: int) -> StepLoss:

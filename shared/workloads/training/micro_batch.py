@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 0.45
 _REMEMBERED = 4
-# needed bytes of a micro-batch per byte kept for its backward pass, which may take as many again
+# bytes that a micro-batch needs for each byte that it keeps: the backward pass may need as many
 _BACK = 2
 _GUESS_S = 0.3  # wanted seconds of the first micro-batch
 _CPU_FLOPS = 3e10  # FLOPs a second of a slow core: the first guess is rather too small

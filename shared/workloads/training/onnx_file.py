@@ -50,7 +50,7 @@ def onnx_file(
         raise lacking("an ONNX file", "onnx")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     entry, outputs = names
-    # the exporter prints its steps, and warns of what it does itself
+    # the exporter prints its steps, and warns about its own calls
     with redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
         program = torch.onnx.export(
             network.eval(),

@@ -40,7 +40,7 @@ class StepLoss(NamedTuple):
 
     loss: Tensor  # mean over the samples; its gradient is taken
     figures: Tensor | None = None  # figures besides the loss, detached (F,)
-    # Reports divide the mean of `loss` by the mean of this; None = 1.
+    # reports divide the mean of `loss` by the mean of `weight`; None = 1
     weight: Tensor | None = None
 
 

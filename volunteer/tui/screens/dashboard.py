@@ -75,7 +75,7 @@ def arrange(width: int, height: int, turn: int) -> Arrangement:
         groups = (("contributions",), ("sample",), ("low-run",))[: 2 if "run" in left else 3]
         return _turned((*curves, *left), groups, turn, low=7)
     everything = (*curves, "device", "credits", "run", "contributions", "sample")
-    # two pictures need height: a third of a screen that is taller than usual
+    # the lowest row takes a third of a screen taller than usual: two pictures need the height
     return Arrangement(cards=frozenset(everything), task=8, low=max(10, height // 3))
 
 

@@ -146,7 +146,7 @@ def dots(
 
 
 def _masks(bits: tuple[int, ...]) -> list[list[int]]:
-    """Return the sum of the bits of a column between two rows: [first row][last row]."""
+    """Return a table, [first row][last row], of a column's bits summed between two rows."""
     return [[sum(bits[a : b + 1]) for b in range(len(bits))] for a in range(len(bits))]
 
 
