@@ -28,7 +28,7 @@ from coordinator.database.engine.bulk_statements import Lines
 from coordinator.database.engine.statements import its
 from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.versions import versions
-from coordinator.database.tasks import Begun, TaskRow, begin, holder, may_submit, rows_of
+from coordinator.database.tasks import TaskRow, rows_of
 from coordinator.rules.dispatch import Assignment
 from coordinator.rules.fit import Waiter
 from coordinator.rules.sizing import task_seed
@@ -234,32 +234,12 @@ def _fresh(item: Taken) -> tuple[Any, ...]:
 
 # --- base versions reported late: work that began while the coordinator was unreachable ---
 
-_TOLD = update(tasks).where(its(tasks.c.id))
-_TOLD = _TOLD.values(base_version=bindparam("told"), begun_at=tasks.c.claimed_at)
 _TAKEN_BACK = (
     select(versions.c.version)
     .where(its(versions.c.run_id), versions.c.version > bindparam("base"))
     .where(versions.c.kind == "rollback")
     .limit(1)
 )
-
-
-def tell(
-    conn: Connection, task_id: int, worker_id: str, attempt: int, base: int, now: float
-) -> tuple[Begun, bool]:
-    """Bind the reported base version to the attempt, even if the lease has run out.
-
-    The start of work is unknown, except that it was after the claim. Raises NotFound, Gone,
-    Cancelled.
-    """
-    row = holder(conn, task_id)
-    may_submit(row, worker_id, attempt)
-    if row.base_version != base:
-        if row.begun_at is None and not row.returned:
-            # The full time of the lease begins now.
-            begin(conn, task_id, worker_id, attempt, now)
-        conn.execute(_TOLD, {"its_id": task_id, "told": base})
-    return begin(conn, task_id, worker_id, attempt, now)
 
 
 def taken_back(conn: Connection, run_id: int, base: int) -> bool:

@@ -21,6 +21,9 @@ from sqlalchemy import (
     Connection,
     CursorResult,
     Double,
+    Executable,
+    Integer,
+    RowMapping,
     and_,
     bindparam,
     exists,
@@ -30,6 +33,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.statements import among, its, one_of
@@ -206,27 +210,33 @@ def grant_bytes(conn: Connection, row: TaskRow, of_runs: dict[int, int]) -> int:
 
 
 _V = versions.c
-_HEAD = select(runs.c.head).where(runs.c.id == tasks.c.run_id).scalar_subquery()
+_HEAD = select(runs.c.head).where(runs.c.id == tasks.c.run_id).correlate(tasks).scalar_subquery()
 # Columns are written out: after RETURNING a compiler drops the tables' names.
 _ITS_RUN: ColumnElement[int] = literal_column("tasks.run_id")
 _ITS_BASE: ColumnElement[int] = literal_column("tasks.base_version")
 _RUN = select(runs.c.name).where(runs.c.id == _ITS_RUN).scalar_subquery()
 _STEP = select(_V.global_step).where(_V.run_id == _ITS_RUN, _V.version == _ITS_BASE)
 _BASED = (_RUN.label("run"), _STEP.scalar_subquery().label("global_step"))
-_BEGUN = select(tasks, *_BASED).where(its(tasks.c.id))
-_REBASE = (
-    update(tasks).where(its(tasks.c.id)).values(base_version=_HEAD).returning(*tasks.c, *_BASED)
-)
+_BEGUN = select(tasks, *_BASED).where(among(tasks.c.id, "ids"))
 _GRANTED = tasks.c.finish_limit - tasks.c.claimed_at  # twice the time that the claim granted
 _NOW: ColumnElement[float] = bindparam("now", type_=Double())
-_BEGIN = (
-    update(tasks)
-    .where(among(tasks.c.id, "ids"))
-    .values(base_version=_HEAD, begun_at=_NOW)
-    .values(finish_by=_NOW + _GRANTED / 2, finish_limit=_NOW + _GRANTED)
-    .returning(*tasks.c, *_BASED)
-)
-_BEGIN_AT = _BEGIN.values(base_version=bindparam("base"))
+_TIME: dict[str, Any] = {"finish_by": _NOW + _GRANTED / 2, "finish_limit": _NOW + _GRANTED}
+_TOLD: ColumnElement[int] = bindparam("base", type_=Integer())
+
+
+def _bound(base: ColumnElement[Any], **values: Any) -> ReturningUpdate[Any]:
+    """Return the statement that binds tasks to a version, if there is such a version."""
+    there = exists().where(_V.run_id == tasks.c.run_id, _V.version == base).correlate(tasks)
+    bound = update(tasks).where(among(tasks.c.id, "ids"), there)
+    return bound.values(base_version=base, **values).returning(*tasks.c, *_BASED)
+
+
+_REBASE = _bound(_HEAD)
+_BEGIN = _bound(_HEAD, begun_at=_NOW, **_TIME)
+_BEGIN_AT = _bound(_TOLD, begun_at=_NOW, **_TIME)
+# reported work began at an unknown time after the claim; its lease has its full time from now on
+_BEGIN_TOLD = _bound(_TOLD, begun_at=tasks.c.claimed_at, **_TIME)
+_REBASE_TOLD = _bound(_TOLD, begun_at=tasks.c.claimed_at)
 
 
 def add_beside(conn: Connection, values: dict[str, Any], now: float) -> int:
@@ -245,65 +255,69 @@ def add_beside(conn: Connection, values: dict[str, Any], now: float) -> int:
     return int(conn.execute(made).scalar_one())
 
 
-def begin(
-    conn: Connection,
-    task_id: int,
-    worker_id: str,
-    attempt: int,
-    now: float,
-    *,
-    newest: bool = False,
-) -> tuple[Begun, bool]:
-    """Bind the newest version as the base; a repeated call returns the earlier base, unless
-    `newest` is set. The flag is True if the task had begun before, so that it may have parts.
-
-    Raises NotFound, Gone, Cancelled.
-    """
-    row = holder(conn, task_id)
-    may_submit(row, worker_id, attempt)
-    if row.begun_at is None:
-        (begun,) = begin_all(conn, [row], now)
-        if isinstance(begun, VolunteerError):
-            raise begun
-        return begun, False
-    found = conn.execute(_REBASE if newest and row.kind != AUDIT else _BEGUN, {"its_id": task_id})
-    return _begun(dict(found.mappings().one()), now), True
-
-
 def begin_all(
     conn: Connection, rows: Sequence[TaskRow], now: float
 ) -> list[Begun | VolunteerError]:
     """Bind the newest versions as the bases of locked tasks that have not begun; return each start
     of work, or the reason why there is none.
     """
-    given: dict[str, Any] = {"now": now}
     ready = [row.id for row in rows if row.kind != AUDIT and _is_ready(row)]
-    found = conn.execute(_BEGIN, given | {"ids": ready}).mappings().all() if ready else []
-    made = {values["id"]: _begun(dict(values), now) for values in found}
+    found = conn.execute(_BEGIN, {"now": now, "ids": ready}).mappings().all() if ready else []
+    made: dict[int, Begun | VolunteerError] = {each["id"]: _begun(each, now) for each in found}
     for row in rows:
         if row.kind == AUDIT and _is_ready(row):  # an audit begins from the base of its task
-            given |= {"ids": [row.id], "base": int(decode(row.options)["base_version"])}
-            made[row.id] = _begun(dict(conn.execute(_BEGIN_AT, given).mappings().one()), now)
-    return [
-        made.get(row.id) or Gone(f"the time of task {row.id} ran out before it began")
-        for row in rows
-    ]
+            base = int(decode(row.options)["base_version"])
+            made[row.id] = _bind(conn, _BEGIN_AT, row, now, base)
+    return [made.get(row.id) or _not_begun(row) for row in rows]
+
+
+def go_on(
+    conn: Connection, row: TaskRow, now: float, *, base: int | None = None, newest: bool = False
+) -> Begun | VolunteerError:
+    """Return the start of work of a locked task that has begun before, or the reason why there is
+    none: from the newest version with `newest`, or from the version `base` that its worker reports
+    late, even if the lease has run out.
+    """
+    if base is None or row.base_version == base:
+        renewed = newest and base is None and row.kind != AUDIT
+        return _bind(conn, _REBASE if renewed else _BEGUN, row, now)
+    if row.begun_at is not None or row.returned:
+        return _bind(conn, _REBASE_TOLD, row, now, base)
+    return _bind(conn, _BEGIN_TOLD, row, now, base) if _is_ready(row) else _not_begun(row)
 
 
 def _is_ready(row: TaskRow) -> bool:
     return row.state == "doing" and row.finish_limit is not None and row.claimed_at is not None
 
 
-def _begun(values: dict[str, Any], now: float) -> Begun:
-    run, global_step = values.pop("run"), values.pop("global_step")
-    row = row_of(values)
-    if global_step is None or row.base_version is None:
-        raise Unavailable(f"the run of task {row.id} has no version yet", retry_after_s=10)
+def _not_begun(row: TaskRow) -> VolunteerError:
+    if not _is_ready(row):
+        return Gone(f"the time of task {row.id} ran out before it began")
+    return _no_version(row, "yet")
+
+
+def _no_version(row: TaskRow, which: object) -> Unavailable:
+    return Unavailable(f"the run of task {row.id} has no version {which}", retry_after_s=10)
+
+
+def _bind(
+    conn: Connection, query: Executable, row: TaskRow, now: float, base: int | None = None
+) -> Begun | VolunteerError:
+    given = {"ids": [row.id], "now": now, "base": base}
+    found = conn.execute(query, given).mappings().first()
+    if found is None or found["global_step"] is None:
+        return _no_version(row, "yet" if base is None else base)
+    return _begun(found, now)
+
+
+def _begun(found: RowMapping, now: float) -> Begun:
+    row = row_of({name: found[name] for name in TaskRow.__struct_fields__})
+    assert row.base_version is not None
     return Begun(
         task=row,
-        run=run,
+        run=found["run"],
         version=row.base_version,
-        global_step=int(global_step),
+        global_step=int(found["global_step"]),
         finish_by=row.finish_by if row.finish_by is not None else now,
     )
 

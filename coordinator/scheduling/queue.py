@@ -138,7 +138,7 @@ class Queue:
                 if each.base is None and row.begun_at is None:
                     fresh.append(each)
                 else:
-                    answers[each.task_id] = self._go_on(conn, each, now)
+                    answers[each.task_id] = _go_on(conn, row, each, now)
             except VolunteerError as error:
                 answers[each.task_id] = error
         patient = [each.task_id for each in fresh if each.patient]
@@ -150,18 +150,6 @@ class Queue:
             row.id: begun for row, begun in zip(rows, tasks.begin_all(conn, rows, now), strict=True)
         }
         return [answers[each.task_id] for each in asked]
-
-    def _go_on(self, conn: Connection, each: _Start, now: float) -> Begun:
-        """Bind the base that the worker names, or repeat the reply to its earlier request."""
-        what = each.task_id, each.worker_id, each.attempt
-        if each.base is not None:
-            begun, again = leases.tell(conn, *what, each.base, now)
-        else:
-            begun, again = tasks.begin(conn, *what, now, newest=each.newest)
-        if not again:
-            return begun
-        part, tries = submissions.wanted(conn, begun.task)
-        return msgspec.structs.replace(begun, part=part, tries=tries)
 
     def _in_step(self, conn: Connection, run_id: int, phase: int) -> _Wait | None:
         """Return the merge to which a worker contributed; its task waits for it, at most until the
@@ -339,3 +327,12 @@ class Queue:
         back = await self._db.write(put)
         self._signals.notify("queue")
         return back
+
+
+def _go_on(conn: Connection, row: TaskRow, each: _Start, now: float) -> Begun | VolunteerError:
+    """Bind the base that the worker names, or repeat the reply to its earlier request."""
+    begun = tasks.go_on(conn, row, now, base=each.base, newest=each.newest)
+    if isinstance(begun, VolunteerError) or row.begun_at is None:
+        return begun
+    part, tries = submissions.wanted(conn, begun.task)
+    return msgspec.structs.replace(begun, part=part, tries=tries)

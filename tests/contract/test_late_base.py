@@ -4,13 +4,16 @@ and PostgreSQL.
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
 import pytest
 
+from coordinator.database import runs
 from coordinator.database.engine.open_database import Database
-from shared.errors import Gone
+from coordinator.database.tasks import Begun
+from shared.errors import Gone, Unavailable
 from shared.protocol.leases import Lease
 from shared.protocol.limits import RENEW_S
 from tests.support.run_rows import add_run, add_version
@@ -95,3 +98,43 @@ async def test_a_base_that_was_taken_back_is_not_begun_from(house: VirtualQueue)
     await house.db.write(lambda conn: add_version(conn, run, 3, kind="rollback"))
     with pytest.raises(Gone, match="taken back"):
         await house.queue.begin(house.a, lease.task, 1, base=2)
+
+
+async def test_a_task_that_cannot_begin_is_refused_alone_and_unchanged(house: VirtualQueue) -> None:
+    _, lease = await ahead(house)
+    bare = await house.db.write(lambda conn: add_run(conn, "bare", task=TASK))
+    other = await house.lease(house.b, runs=("bare",))
+    await house.db.write(lambda conn: runs.set_values(conn, bare, head=5))  # that is not there
+    before = await house.row(other.task)
+    begun, refused = await asyncio.gather(
+        house.queue.begin(house.a, lease.task, 1),
+        house.queue.begin(house.b, other.task, 1),
+        return_exceptions=True,
+    )
+    assert isinstance(begun, Begun)
+    assert begun.version == 2
+    assert isinstance(refused, Unavailable)
+    assert await house.row(other.task) == before
+
+
+@pytest.mark.parametrize("begins", [False, True])
+async def test_a_base_without_a_version_leaves_the_lease_as_it_was(
+    house: VirtualQueue, begins: bool
+) -> None:
+    run, lease = await ahead(house)
+    if begins:
+        await house.queue.begin(house.a, lease.task, 1)
+    await house.db.write(lambda conn: runs.set_values(conn, run, head=5))
+    before = await house.row(lease.task)
+    with pytest.raises(Unavailable, match="no version 4"):
+        await house.queue.begin(house.a, lease.task, 1, base=4)
+    assert await house.row(lease.task) == before
+
+
+async def test_newer_work_without_a_version_leaves_the_lease_as_it_was(house: VirtualQueue) -> None:
+    run, lease = await ahead(house)
+    begun = await house.queue.begin(house.a, lease.task, 1)
+    await house.db.write(lambda conn: runs.set_values(conn, run, head=5))
+    with pytest.raises(Unavailable, match="no version"):
+        await house.queue.begin(house.a, lease.task, 1, newest=True)
+    assert await house.row(lease.task) == begun.task

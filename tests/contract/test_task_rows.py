@@ -21,7 +21,7 @@ from coordinator.rules.dispatch import Assignment
 from coordinator.rules.fit import Waiter
 from coordinator.rules.run_file import TaskSettings
 from coordinator.rules.sizing import episodes_bytes_max, task_seed, upload_bytes_max
-from shared.errors import Cancelled, Conflict, Gone, NotFound, Unavailable
+from shared.errors import Cancelled, Conflict, Gone, NotFound, Unavailable, VolunteerError
 from shared.protocol.limits import AUDIT_BYTES, RENEW_S
 from tests.support.run_rows import add_contribution, add_run, add_version, add_worker
 
@@ -545,10 +545,31 @@ async def test_a_cancelled_task_says_why(rows: Rows) -> None:
         tasks.may_submit(task, rows.a.worker_id, 2)
 
 
+def begin(
+    conn: Connection,
+    task_id: int,
+    worker_id: str,
+    attempt: int,
+    now: float,
+    *,
+    newest: bool = False,
+) -> tuple[tasks.Begun, bool]:
+    """Begin or continue work; return also True where it had begun."""
+    row = tasks.holder(conn, task_id)
+    tasks.may_submit(row, worker_id, attempt)
+    if row.begun_at is None:
+        [found] = tasks.begin_all(conn, [row], now)
+    else:
+        found = tasks.go_on(conn, row, now, newest=newest)
+    if isinstance(found, VolunteerError):
+        raise found
+    return found, row.begun_at is not None
+
+
 async def test_work_begins_from_the_head_with_its_whole_time(rows: Rows) -> None:
     task, other = await rows.put(**HELD), await rows.put(**HELD)
     await rows.write(lambda c: add_version(c, rows.run, 1, global_step=30))
-    begun, again = await rows.write(lambda c: tasks.begin(c, task.id, rows.a.worker_id, 3, 1050.0))
+    begun, again = await rows.write(lambda c: begin(c, task.id, rows.a.worker_id, 3, 1050.0))
     bound = {"base_version": 1, "begun_at": 1050.0, "finish_by": 1250.0, "finish_limit": 1450.0}
     assert begun == tasks.Begun(
         task=changed(task, **bound), run="run", version=1, global_step=30, finish_by=1250.0
@@ -557,10 +578,10 @@ async def test_work_begins_from_the_head_with_its_whole_time(rows: Rows) -> None
     assert await rows.row(task.id) == begun.task
     assert await rows.row(other.id) == other
     await rows.write(lambda c: add_version(c, rows.run, 2, global_step=60))
-    same = await rows.write(lambda c: tasks.begin(c, task.id, rows.a.worker_id, 3, 1060.0))
+    same = await rows.write(lambda c: begin(c, task.id, rows.a.worker_id, 3, 1060.0))
     assert same == (begun, True)
     newer, _ = await rows.write(
-        lambda c: tasks.begin(c, task.id, rows.a.worker_id, 3, 1070.0, newest=True)
+        lambda c: begin(c, task.id, rows.a.worker_id, 3, 1070.0, newest=True)
     )
     assert (newer.version, newer.global_step, newer.finish_by) == (2, 60, 1250.0)
     assert newer.task == changed(begun.task, base_version=2)
@@ -579,18 +600,16 @@ async def test_work_does_not_begin_once_its_time_is_over(
 ) -> None:
     task = await rows.put(**HELD | columns)
     with pytest.raises(Gone, match=f"task {task.id} ran out"):
-        await rows.write(lambda c: tasks.begin(c, task.id, rows.a.worker_id, 3, NOW))
+        await rows.write(lambda c: begin(c, task.id, rows.a.worker_id, 3, NOW))
     assert await rows.row(task.id) == task
 
 
 async def test_an_audit_begins_from_the_base_of_the_task_that_it_repeats(rows: Rows) -> None:
     audit = await rows.put(**HELD, kind=AUDIT, options='{"base_version": 0}')
     await rows.write(lambda c: add_version(c, rows.run, 1, global_step=30))
-    begun, _ = await rows.write(lambda c: tasks.begin(c, audit.id, rows.a.worker_id, 3, NOW))
+    begun, _ = await rows.write(lambda c: begin(c, audit.id, rows.a.worker_id, 3, NOW))
     assert (begun.version, begun.task.base_version) == (0, 0)
-    again, _ = await rows.write(
-        lambda c: tasks.begin(c, audit.id, rows.a.worker_id, 3, NOW, newest=True)
-    )
+    again, _ = await rows.write(lambda c: begin(c, audit.id, rows.a.worker_id, 3, NOW, newest=True))
     assert again.version == 0
 
 
@@ -599,7 +618,7 @@ async def test_a_run_without_a_version_lets_nobody_begin(rows: Rows) -> None:
     moved = tasks_table.metadata.tables["runs"]
     await rows.write(lambda c: c.execute(moved.update().values(head=5)))
     with pytest.raises(Unavailable, match="no version yet") as caught:
-        await rows.write(lambda c: tasks.begin(c, task.id, rows.a.worker_id, 3, NOW))
+        await rows.write(lambda c: begin(c, task.id, rows.a.worker_id, 3, NOW))
     assert caught.value.retry_after_s == 10
     assert await rows.row(task.id) == task
 
