@@ -30,7 +30,7 @@ from coordinator.rules import reports as machines
 from coordinator.signals import Signals
 from coordinator.ttl_cache import REST, KeyedCache
 from shared.copying import copying
-from shared.errors import BadRequest, Banned, Forbidden, NotFound
+from shared.errors import BadRequest, Banned, Forbidden, NotFound, VolunteerError
 from shared.protocol.accounts import (
     BenchmarkRequest,
     Challenge,
@@ -241,7 +241,10 @@ class Volunteers:
         return (await self.me_with(principal, lambda conn: None))[0]
 
     async def me_with(self, principal: Principal, also: Callable[[Connection], T]) -> tuple[Me, T]:
-        """Return a volunteer's own view, and the result of `also` from the same transaction."""
+        """Return a volunteer's own view, and the result of `also` from the same transaction.
+
+        A lost transaction is run again, so `also` must only read.
+        """
         now, who = self._clock.now(), principal.volunteer_id
         rank = await self._board.rank(who)
 
@@ -280,7 +283,10 @@ class Volunteers:
                 standing_reason=self._explained(row),
                 at=now,
             )
-            answers.append((me, also(conn)))
+            try:
+                answers.append((me, also(conn)))
+            except VolunteerError as error:
+                answers.append(error)
         return answers
 
     async def leaderboard(

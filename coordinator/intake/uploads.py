@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -71,6 +72,7 @@ ABANDONED_S = 60.0
 # most hash states kept between requests; a missing state is recomputed from the file
 HASHES_MAX = 512
 JOINED_MAX = 64  # uploads in one transaction
+UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 EXPIRE_MAX = 500
 
 
@@ -290,7 +292,7 @@ class Uploads(PlatformService):
         return await self._info(await self._row(principal, upload_id))
 
     async def _row(self, principal: Principal, upload_id: str) -> UploadRow:
-        row = await self._reading.ask(upload_id)
+        row = await self._reading.ask(upload_id) if UPLOAD_ID.fullmatch(upload_id) else None
         mine = row is not None and row.worker_id == principal.worker_id
         if row is None or not mine or row.expires_at < self._clock.now():
             raise NotFound("there is no such upload, or it was deleted: start it again")
@@ -501,22 +503,23 @@ class Uploads(PlatformService):
             await staging.finish(row.id, row.sha256, path)
         else:
             await self._blobs.put_file(row.sha256, path)
-        if await self._finishing.ask(row):
-            self._signals.notify("recomputes")
-            self._signals.notify("queue")  # the sending machine may be leased tasks again
+        await self._finishing.ask(row)
         return self._view(row, row.size, complete=True)
 
-    async def _store_all(self, rows: Sequence[UploadRow]) -> list[bool]:
-        return await self._db.write(lambda conn: self._store(conn, rows))
+    async def _store_all(self, rows: Sequence[UploadRow]) -> list[None]:
+        """Mark uploads complete and announce complete evidence, though their senders have left."""
+        if await self._db.write(lambda conn: self._store(conn, rows)):
+            self._signals.notify("recomputes")
+            self._signals.notify("queue")  # the sending machine may be leased tasks again
+        return [None] * len(rows)
 
-    def _store(self, conn: Connection, rows: Sequence[UploadRow]) -> list[bool]:
-        """Mark uploads complete; return for each whether it completes the requested evidence."""
+    def _store(self, conn: Connection, rows: Sequence[UploadRow]) -> bool:
+        """Mark uploads complete. Return True if one completes the requested evidence."""
         now = self._clock.now()
         datasets.register(conn, [(row.sha256, row.size, "update") for row in rows], now)
         upload_rows.finish(conn, [row.id for row in rows])
         proofs = sorted({row.evidence_of for row in rows if row.evidence_of is not None})
-        whole = {number for number in proofs if recomputes.arrive(conn, number)}
-        return [row.evidence_of in whole for row in rows]
+        return any([recomputes.arrive(conn, number) for number in proofs])
 
     async def _drop(self, upload_ids: list[str]) -> None:
         await self._db.write(lambda conn: upload_rows.remove(conn, upload_ids))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from coordinator.scheduling.renewals import Renewals
     from shared.clock import Clock
 
+T = TypeVar("T")
+
 SHARED_S = 1.0
 ANNOUNCED_S = 5.0
 ORDER_S = DAY_S  # an owner's order to an absent machine lapses after this time
@@ -47,6 +49,7 @@ class VerdictNews(msgspec.Struct, frozen=True, kw_only=True):
     until: int
     earned_micro: int
     pending_micro: int
+    sent: Counter[int]  # how often each recent verdict has been sent, these included
 
 
 class Heartbeats:
@@ -91,9 +94,7 @@ class Heartbeats:
         found = None
         if newest > request.news_since or newest_at > now - RECENT_S:
             since = request.news_since
-            found = await self._db.read(
-                lambda conn: self.news(conn, principal, since, replied=False)
-            )
+            found = await self._db.read(lambda conn: self.news(conn, principal, since))
         orders_of_owners = self._ordered.peek()
         if orders_of_owners is None:
             orders_of_owners = await self._ordered.get()
@@ -111,27 +112,24 @@ class Heartbeats:
             ordered=ordered if ordered and ordered.at > request.ordered_at else None,
         )
 
-    def untold(self, conn: Connection, principal: Principal) -> tuple[Verdict, ...]:
-        """Return the verdicts of the last minute that no reply to the worker has contained yet, so
-        that the next heartbeat repairs a lost reply.
+    def untold(self, conn: Connection, principal: Principal) -> tuple[tuple[Verdict, ...], int]:
+        """Return the verdicts of the last minute that no reply to the worker has contained yet, and
+        the number of the last, for `told`: the next heartbeat repairs a lost reply.
         """
         worker, recent_at = principal.worker_id, self._clock.now() - RECENT_S
-        since = self._told.pop(worker, 0)
-        found, self._told[worker] = verdicts.newest_of(conn, worker, since, recent_at, NEWS_MAX)
-        if len(self._told) > TOLD_MAX:
-            self._told.popitem(last=False)
-        return tuple(found)
+        since = self._told.get(worker, 0)
+        found, until = verdicts.newest_of(conn, worker, since, recent_at, NEWS_MAX)
+        return tuple(found), until
 
-    def news(
-        self, conn: Connection, principal: Principal, since: int, *, replied: bool = True
-    ) -> VerdictNews:
-        """Return a worker's unseen verdicts and its balance; with `replied` they are sent."""
+    def told(self, principal: Principal, until: int) -> None:
+        """Record that a reply contains the verdicts up to a number."""
+        _remember(self._told, principal.worker_id, until)
+
+    def news(self, conn: Connection, principal: Principal, since: int) -> VerdictNews:
+        """Return a worker's unseen verdicts and its balance. `sent` records that they are sent."""
         recent_at = self._clock.now() - RECENT_S
         worker = principal.worker_id
-        sent = self._sent.pop(worker, Counter())
-        self._sent[worker] = sent if replied else sent.copy()
-        if len(self._sent) > TOLD_MAX:
-            self._sent.popitem(last=False)
+        sent = Counter(self._sent.get(worker))
         found, until = verdicts.news(conn, worker, since, recent_at, NEWS_MAX, sent)
         held = payments.balances(conn, principal.volunteer_id)
         return VerdictNews(
@@ -139,4 +137,17 @@ class Heartbeats:
             until=until,
             earned_micro=held.earned_micro,
             pending_micro=held.pending_micro,
+            sent=sent,
         )
+
+    def sent(self, principal: Principal, news: VerdictNews) -> None:
+        """Record that a reply contains these verdicts."""
+        _remember(self._sent, principal.worker_id, news.sent)
+
+
+def _remember(what: OrderedDict[str, T], worker: str, value: T) -> None:
+    """Store a value for a worker as the newest; the oldest is dropped beyond `TOLD_MAX`."""
+    what[worker] = value
+    what.move_to_end(worker)
+    if len(what) > TOLD_MAX:
+        what.popitem(last=False)

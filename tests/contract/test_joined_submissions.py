@@ -7,23 +7,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
 import numpy as np
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Connection, Engine, event
 
 from coordinator.database import contributions, submissions
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions as contributions_table
 from coordinator.database.tables.tasks import tasks
+from shared.errors import NotFound
 from shared.protocol.accounts import Me
-from shared.protocol.contributions import SubmitRequest, UploadInfo, Verdict
+from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo, Verdict
 from shared.protocol.leases import Lease
-from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, decode, local_coordinator
+from tests.support.local_coordinator import (
+    RUN,
+    LocalCoordinator,
+    Worker,
+    decode,
+    local_coordinator,
+    refused,
+)
 
 SLOW = RUN.replace("quorum = 2", "quorum = 1000")  # nothing is merged
 NAMES = ("Ann", "Bob", "Cleo", "Dan", "Eve", "Fay", "Gil", "Hal")
@@ -301,3 +311,61 @@ async def test_accounts_read_at_one_moment_are_those_read_alone(
             (0, 1) if seed % 3 == 1 else (1, 0) for seed in range(len(work))
         ]
         assert all(bool(me.pending_micro) == bool(me.accepted) for me in alone)
+
+
+async def test_a_transaction_that_is_run_again_loses_no_verdict_of_a_reply(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        await home.start_run(SLOW)
+        ready = await uploaded(await home.join("Ann"), 1)
+        db = home.coordinator.db
+        read = db.read
+
+        async def twice(fn: Any) -> Any:  # as after a lost connection
+            return await read(lambda conn: (fn(conn), fn(conn))[1])
+
+        db.read = twice  # type: ignore[method-assign]
+        reply = decode(await submit(ready), SubmitReply)
+        assert [each.contribution for each in reply.news] == [reply.contribution]
+
+
+async def test_a_view_is_read_once_whatever_fails_beside_it(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        people = [await home.join(name) for name in NAMES]
+        read = list[str]()
+
+        def also(conn: Connection, name: str) -> str:
+            read.append(name)
+            if name == "Bob":
+                raise NotFound("none")
+            return name
+
+        accounts = home.coordinator.volunteers
+        known = [await accounts.authenticate(each.worker_id, each.secret) for each in people]
+        views = [
+            accounts.me_with(each, partial(also, name=name))
+            for each, name in zip(known, NAMES, strict=True)
+        ]
+        found = await asyncio.gather(*views, return_exceptions=True)
+        assert sorted(read) == sorted(NAMES)
+        assert [type(each) for each in found] == [
+            NotFound if name == "Bob" else tuple for name in NAMES
+        ]
+
+
+@pytest.mark.parametrize(
+    "name", ["\0", "\ud800", "0" * 31, "A" * 32, "0" * 32 + "\n", "\u0660" * 32]
+)
+async def test_a_name_that_no_upload_has_is_not_looked_up(
+    tmp_path: Path, database_url: str, name: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        ann = await home.join("Ann")
+        who = await home.coordinator.volunteers.authenticate(ann.worker_id, ann.secret)
+        with counted() as statements, pytest.raises(NotFound, match="no such upload"):
+            await home.coordinator.uploads.info(who, name)
+        assert not statements
+        refused(await ann.get(f"/uploads/{quote(name, errors='surrogatepass')}"), 404)

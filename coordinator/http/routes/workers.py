@@ -126,17 +126,19 @@ async def submit(call: Call[SubmitRequest]) -> SubmitReply:
     coordinator, principal = call.coordinator, call.principal
     number, fresh = await coordinator.intake.take_in(principal, call.number("task"), call.body)
     me: Me | None
-    me, (news, verdict) = await coordinator.volunteers.me_with(
+    me, ((news, until), verdict) = await coordinator.volunteers.me_with(
         principal,
         lambda conn: (
             told := coordinator.heartbeats.untold(conn, principal),
-            coordinator.intake.stands(conn, principal, number, told),
+            coordinator.intake.stands(conn, principal, number, told[0]),
         ),
     )
     if fresh:
         coordinator.intake.count(verdict)
     if verdict.state in UNDECIDED:  # only a verdict is sent with the account and other new verdicts
         me, news = None, ()
+    else:
+        coordinator.heartbeats.told(principal, until)
     said = {name: getattr(verdict, name) for name in Verdict.__struct_fields__}
     return SubmitReply(**said, me=me, news=news)
 
@@ -152,6 +154,7 @@ async def heartbeat(call: Call[HeartbeatRequest]) -> HeartbeatReply:
     me, found = await coordinator.volunteers.me_with(
         principal, lambda conn: coordinator.heartbeats.news(conn, principal, since)
     )
+    coordinator.heartbeats.sent(principal, found)
     return msgspec.structs.replace(
         reply,
         news=found.verdicts,

@@ -8,8 +8,9 @@ import asyncio
 import errno
 import hashlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection
@@ -245,6 +246,36 @@ async def test_what_was_asked_for_is_revealed_once(home: LocalCoordinator) -> No
     whole = await ann.announce(lease, b"state", evidence_of=number)
     assert decode(whole, UploadInfo).offset == 0
     assert await home.coordinator.db.read(lambda c: len(c.execute(rows.select()).all())) == 2
+
+
+async def test_evidence_is_announced_though_its_sender_leaves_at_the_commit(
+    home: LocalCoordinator,
+) -> None:
+    ann, lease, number = await asked_for(home, b"state")
+    info = decode(await ann.announce(lease, b"state", evidence_of=number), UploadInfo)
+    who = await home.coordinator.volunteers.authenticate(ann.worker_id, ann.secret)
+    db, watches = (
+        home.coordinator.db,
+        [home.coordinator.signals.watch("recomputes"), home.coordinator.signals.watch("queue")],
+    )
+    write = db.write
+
+    async def stream() -> AsyncIterator[bytes]:
+        yield b"state"
+
+    async def leaving(fn: Callable[[Connection], Any]) -> Any:
+        done = await write(fn)
+        sending.cancel()
+        return done
+
+    db.write = leaving  # type: ignore[method-assign]
+    sending = asyncio.ensure_future(
+        home.coordinator.uploads.write(who, info.upload_id, 0, stream())
+    )
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    async with asyncio.timeout(10):
+        assert all([await watch.wait(60) for watch in watches])
 
 
 async def test_what_newcomers_reveal_is_in_their_half_of_the_disk(
