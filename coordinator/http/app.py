@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -14,6 +14,7 @@ import structlog
 from coordinator.http.routes.endpoint_app import client_key, error_reply, respond
 from coordinator.request_body import ClientGone, Receive, Scope, Send
 from coordinator.services import Coordinator, opened
+from coordinator.v1.wire import FOR_PAGES
 from shared.errors import LOCAL, BadRequest, Internal, NotFound, Unavailable, VolunteerError
 from shared.protocol.limits import API
 
@@ -50,6 +51,8 @@ class Door:
         self._count += 1
         scope["request_id"] = f"{self._prefix}-{self._count:x}"
         scope["traffic"] = self._coordinator.traffic
+        if f"{scope['path']}/".startswith("/v1/"):
+            send = _readable(send)
         began = time.perf_counter()
         try:
             self._coordinator.rates.hit("ip", client_key(scope))
@@ -108,6 +111,17 @@ class Door:
             status=scope.get("status"),
             s=round(seconds, 4),
         )
+
+
+def _readable(send: Send) -> Send:
+    """Return a sender of replies that pages of other sites may read."""
+
+    async def for_pages(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *FOR_PAGES]}
+        await send(message)
+
+    return for_pages
 
 
 def _remote(scope: Scope, error: VolunteerError) -> VolunteerError:

@@ -37,7 +37,8 @@ T = TypeVar("T")
 BRIDGE_S = 5.0  # interval of comments in a stream
 SEND_S = 20.0  # a client that takes longer for one piece is dropped
 
-# every reply, refusals too, may be read by pages of other sites
+# Headers of every reply, with which pages of other sites may read it; the outer application adds
+# them, since it also refuses.
 FOR_PAGES = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", b"*"),
@@ -243,8 +244,7 @@ class Out:
         if not self._scope.get("body_read") and self._scope["method"] == "POST":
             headers = [*headers, (b"connection", b"close")]
         self._scope["status"] = status
-        headers = [*headers, name, *FOR_PAGES]
-        start = {"type": "http.response.start", "status": status, "headers": headers}
+        start = {"type": "http.response.start", "status": status, "headers": [*headers, name]}
         await self._put(start)
 
     async def _put(self, message: MutableMapping[str, Any]) -> None:

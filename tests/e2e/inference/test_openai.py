@@ -285,8 +285,32 @@ async def test_a_page_of_another_site_may_ask_with_a_key(house: Answering) -> No
         replies.append(wrong.value.response)
     assert [reply.status_code for reply in replies] == [401, 200, 200, 400]
     for reply in replies:
-        assert reply.headers["access-control-allow-origin"] == "*"
+        assert reply.headers.get_list("access-control-allow-origin") == ["*"]
         assert "access-control-allow-credentials" not in reply.headers
+    assert "access-control-allow-origin" not in elsewhere.headers
+
+
+async def test_a_page_reads_refusals_from_outside_the_handlers_too(tmp_path: Path) -> None:
+    gate = asyncio.Semaphore(0)
+    engine = CountingEngine(gate=gate)
+    async with answering(tmp_path, engine=engine, rate_ip="100/minute") as house:
+        client = house.home.client(house.key)
+        wish = {"model": "tiny", "prompt": "x", "max_tokens": 2}
+        waiting = asyncio.ensure_future(client.post("/v1/completions", json=wish))
+        async with asyncio.timeout(30):
+            while not engine.open:
+                await asyncio.sleep(0.001)
+        house.coordinator.stopping.set()
+        waiting.cancel()
+        replies = [await waiting]
+        replies += [await client.get(path) for path in ("/v1", "/v1/%00")]
+        replies.append(await client.patch("/v1/models"))
+        while (elsewhere := await client.get("/join")).status_code != 429:
+            assert "access-control-allow-origin" not in elsewhere.headers
+        replies.append(await client.get("/v1/models"))
+    assert [reply.status_code for reply in replies] == [503, 404, 404, 400, 429]
+    for reply in replies:
+        assert reply.headers.get_list("access-control-allow-origin") == ["*"]
     assert "access-control-allow-origin" not in elsewhere.headers
 
 
