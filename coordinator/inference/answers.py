@@ -22,6 +22,7 @@ from coordinator.inference.inference_engine import (
     Generation,
     InferenceEngine,
     ModelVersion,
+    PreparedPrompt,
     TokenPrompt,
     Turns,
 )
@@ -249,15 +250,18 @@ class Answers:
         if model.items != TEXT_ITEMS:
             raise Wrong(f'the model "{model.name}" does not write text', "model")
         engine = self._working()
+        prepared = await _prepared(engine, model, wish)
+        size = len(prepared.tokens)
+        most = _room(model, wish, size, prepared.context)
+        # the prompt's tokens are paid as they are scored
+        scored = size if wish.echo and wish.logprobs is not None else 0
+        order = _order(model, wish.kind, size - scored, scored + most * wish.count)
+        metered = await self.meter.begin(msgspec.structs.replace(order, scored=scored))
+        count = partial(self.meter.count, metered)
         try:
-            probe = wish.logprobs if wish.echo else None
-            prepared = await engine.prepare(model.version, wish.prompt, probe)
-        except BadRequest as error:
-            raise Wrong(error.message, wish.field) from error
-        most = _room(model, wish, len(prepared.tokens), prepared.context)
-        order = _order(model, wish.kind, len(prepared.tokens), most * wish.count)
-        metered = await self.meter.begin(order)
-        try:
+            if scored:
+                prepared = await _prepared(engine, model, wish, wish.logprobs)
+                count(scored)
             sequences = [
                 engine.generate(
                     Generation(
@@ -280,8 +284,7 @@ class Answers:
                 for number in range(wish.count)
                 if most
             ]
-            count = partial(self.meter.count, metered)
-            answer = AnswerStream(metered, len(prepared.tokens), sequences, count)
+            answer = AnswerStream(metered, size, sequences, count)
             if wish.echo:
                 text = wish.prompt if isinstance(wish.prompt, str) else prepared.text
                 end: FinishReason | None = None if most else "length"
@@ -326,6 +329,15 @@ class Answers:
         if self._engine is None:
             raise Unavailable("no engine answers prompts here now", retry_after_s=RETRY_S)
         return self._engine
+
+
+async def _prepared(
+    engine: InferenceEngine, model: Servable, wish: TextPrompt, probe: int | None = None
+) -> PreparedPrompt:
+    try:
+        return await engine.prepare(model.version, wish.prompt, probe)
+    except BadRequest as error:
+        raise Wrong(error.message, wish.field) from error
 
 
 def _order(model: Servable, kind: str, tokens_in: int, most: int) -> MeteredRequest:

@@ -71,6 +71,7 @@ class MeteredRequest(msgspec.Struct, frozen=True, kw_only=True):
     unit_nano: int
     tokens_in: int
     tokens_max: int
+    scored: int = 0  # those of `tokens_max` that are the prompt's
     house_share: float = 0.0
 
     @property
@@ -322,10 +323,11 @@ def _check_minute(conn: Connection, order: MeteredRequest, volunteer_id: str, no
 
 
 def _check_waiting(order: MeteredRequest, open_now: UnderWay) -> None:
-    waiting = open_now.tokens + (order.tokens_max if order.kind != "image" else 0)
-    if waiting > order.tier.tokens_waiting:
+    most, wanted = order.tier.tokens_waiting, order.tokens_max if order.kind != "image" else 0
+    # a prompt longer than the limit is scored alone
+    if open_now.tokens + max(wanted - order.scored, min(wanted, most)) > most:
         raise TooManyRequests(
             f"{open_now.tokens} tokens of this account are under way, and at most "
-            f"{order.tier.tokens_waiting} may be: wait for an answer, or ask for fewer tokens",
+            f"{most} may be: wait for an answer, or ask for fewer tokens",
             retry_after_s=WAIT_S,
         )

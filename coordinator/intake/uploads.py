@@ -519,7 +519,7 @@ class Uploads(PlatformService):
         datasets.register(conn, [(row.sha256, row.size, "update") for row in rows], now)
         upload_rows.finish(conn, [row.id for row in rows])
         proofs = sorted({row.evidence_of for row in rows if row.evidence_of is not None})
-        return any([recomputes.arrive(conn, number) for number in proofs])
+        return sum(recomputes.arrive(conn, number) for number in proofs) > 0
 
     async def _drop(self, upload_ids: list[str]) -> None:
         await self._db.write(lambda conn: upload_rows.remove(conn, upload_ids))

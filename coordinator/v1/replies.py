@@ -26,6 +26,8 @@ def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
     """Return the prompt of a completion request. Raises Wrong."""
     if ask.max_tokens == 0 and not ask.echo:
         raise Wrong("max_tokens: 0 needs echo = true", "max_tokens")
+    if ask.max_tokens == 0 and ask.n and ask.n > 1:
+        raise Wrong(f"n: max_tokens = 0 has one answer, not {ask.n}", "n")
     return TextPrompt(
         kind="completion",
         prompt=ask.prompt if isinstance(ask.prompt, str) else TokenPrompt(tuple(ask.prompt)),

@@ -63,7 +63,7 @@ class UsageRow(Message):
     kind: str  # completion, chat, image
     key: str  # prefix of the key; "" = a machine of the account
     tokens_in: int
-    tokens_out: int  # tokens, or images of an image request
+    tokens_out: int  # tokens written or scored, or images of an image request
     cost_micro: int
     free: bool
     latency_s: float | None  # None = not ended yet

@@ -42,11 +42,16 @@ class CountingEngine:
         self.open = 0
         self.closed = 0
         self.generated = 0
+        self.scored = 0  # tokens of prompts
 
     async def prepare(
         self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
     ) -> PreparedPrompt:
         text = bytes(prompt.tokens).decode() if isinstance(prompt, TokenPrompt) else str(prompt)
+        if probe is not None:
+            if self.gate is not None:
+                await self.gate.acquire()
+            self.scored += len(text)
         said = () if probe is None else tuple(map(_said, text, range(len(text))))
         return PreparedPrompt(
             tokens=tuple(text.encode()), context=self.context, text=text, said=said

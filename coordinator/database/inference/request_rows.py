@@ -97,7 +97,7 @@ def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -
         return int(row["cost_micro"])
     out = max(0, min(streamed.out, row["tokens_max"]))
     units = row["tokens_in"] + out
-    answered = out or not row["tokens_max"]  # no token was wanted, only the prompt's probabilities
+    answered = out or not row["tokens_max"]  # no token was wanted: the prompt was repeated
     cost = min(row["held_micro"], cost_micro(row["unit_nano"], units)) if answered else 0
     pays, now = shares(cost, out, streamed.answered, row["house_share"]), ending.now
     answer_pay.lock(conn, pays)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import httpx
 import openai
 import pytest
 
+from coordinator.inference.inference_engine import PreparedPrompt
 from coordinator.v1 import wire
+from shared.errors import Unavailable
+from shared.protocol.inference import UsageRow
 from shared.workloads.data.image_dataset import build_images
 from shared.workloads.data.image_sources import digit_pictures
 from tests.support.answering import Answering, answering
 from tests.support.counting_engine import PNG, CountingEngine, expected
-from tests.support.local_coordinator import RUN
+from tests.support.local_coordinator import RUN, decode
 
 CHAT: list[Any] = [
     {"role": "system", "content": "Be brief."},
@@ -244,12 +248,13 @@ async def test_an_echo_begins_with_the_prompt(house: Answering) -> None:
 async def test_a_prompt_is_scored_without_an_answer(house: Answering) -> None:
     wish: dict[str, Any] = {"model": "tiny", "prompt": "two", "echo": True, "max_tokens": 0}
     async with house.client() as client:
-        said = await client.completions.create(**wish, logprobs=1, n=2)
+        said = await client.completions.create(**wish, logprobs=1)
         chunks = [c async for c in await client.completions.create(**wish, logprobs=1, stream=True)]
         with pytest.raises(openai.BadRequestError, match="max_tokens: 0 needs echo"):
             await client.completions.create(**{**wish, "echo": False})
-    assert [choice.text for choice in said.choices] == ["two", "two"]
-    for found in (said.choices[1], chunks[0].choices[0]):
+        with pytest.raises(openai.BadRequestError, match="n: max_tokens = 0 has one answer, not 2"):
+            await client.completions.create(**wish, logprobs=1, n=2)
+    for found in (said.choices[0], chunks[0].choices[0]):
         assert found.text == "two"
         assert found.logprobs is not None
         assert found.logprobs.tokens == ["t", "w", "o"]
@@ -259,6 +264,81 @@ async def test_a_prompt_is_scored_without_an_answer(house: Answering) -> None:
     assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (3, 0)
     assert said.usage.model_dump()["cost_micro"] > 0
     await house.sound()
+
+
+async def test_nothing_is_scored_before_it_is_paid_for(house: Answering) -> None:
+    key = (await house.new_key(cap_micro=0)).key
+    before = await house.balances()
+    async with house.client(key) as client:
+        for most in (0, 2):
+            wish: dict[str, Any] = {"model": "tiny", "prompt": "two", "max_tokens": most}
+            with pytest.raises(openai.RateLimitError) as caught:
+                await client.completions.create(**wish, echo=True, logprobs=1)
+            assert caught.value.code == "insufficient_quota"
+    assert house.engine.scored == 0
+    assert await house.balances() == before
+    await house.sound()
+
+
+async def test_prompts_that_are_scored_count_among_the_tokens_under_way(tmp_path: Path) -> None:
+    gate = asyncio.Semaphore(0)
+    engine = CountingEngine(gate=gate, context=3000)
+    async with answering(tmp_path, engine=engine) as house, house.client() as client:
+        wish: dict[str, Any] = {"model": "tiny", "max_tokens": 0, "echo": True, "logprobs": 1}
+        ask = partial(client.completions.create, **wish)
+        scoring = [asyncio.ensure_future(ask(prompt="x" * 1000)) for _ in range(2)]
+        async with asyncio.timeout(30):
+            while house.coordinator.answers.meter.waiting < 2:
+                await asyncio.sleep(0.001)
+        with pytest.raises(openai.RateLimitError, match="2000 tokens of this account are under"):
+            await ask(prompt="x" * 100)
+        for _ in range(3):
+            gate.release()
+        await asyncio.gather(*scoring)
+        said = await ask(prompt="x" * 2500)  # more than may be under way, but alone
+        assert said.usage is not None
+        assert said.usage.prompt_tokens == 2500
+        await house.sound()
+
+
+async def test_a_client_that_leaves_pays_for_what_was_scored(tmp_path: Path) -> None:
+    gate = asyncio.Semaphore(1)
+    engine = CountingEngine(gate=gate)
+    async with answering(tmp_path, engine=engine) as house:
+        headers = {"Authorization": f"Bearer {house.key}"}
+        wish = {"model": "tiny", "prompt": "two", "max_tokens": 2, "echo": True, "logprobs": 1}
+        async with (
+            httpx.AsyncClient(base_url=house.url, headers=headers) as http,
+            http.stream("POST", "/v1/completions", json={**wish, "stream": True}) as reply,
+        ):
+            async for line in reply.aiter_lines():
+                if line.startswith("data:"):
+                    break
+        await house.settled()
+        [row] = decode(await house.ann.get("/me/usage"), tuple[UsageRow, ...])
+        assert row.cost_micro > 0
+        assert row.tokens_in + row.tokens_out == 3
+        await house.sound()
+
+
+async def test_a_prompt_that_could_not_be_scored_costs_nothing(
+    house: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = house.engine.prepare
+
+    async def broken(model: Any, prompt: Any, probe: int | None = None) -> PreparedPrompt:
+        if probe is not None:
+            raise Unavailable("the answer broke off", retry_after_s=1)
+        return await prepare(model, prompt)
+
+    monkeypatch.setattr(house.engine, "prepare", broken)
+    before = await house.balances()
+    async with house.client() as client:
+        wish: dict[str, Any] = {"model": "tiny", "prompt": "two", "max_tokens": 0, "echo": True}
+        with pytest.raises(openai.InternalServerError, match="broke off"):
+            await client.completions.create(**wish, logprobs=1)
+    await house.sound()
+    assert await house.balances() == before
 
 
 async def test_a_page_of_another_site_may_ask_with_a_key(house: Answering) -> None:
