@@ -25,7 +25,7 @@ NO_LINK = Sentence("this is not a join link; copy it whole from your organiser")
 _QUOTES = "'\"`<>()‘’“”„‚«»‹›"  # signs around a link in a sentence or a command
 _COMMAND = re.compile(r"^\s*(?:\$\s*)?volunteer\s+join\s+")
 _QUOTED_LINE = re.compile(r"[\r\n]+[ \t]*(?:[>|]+[ \t]*)+")  # line break, marks of a quoted line
-# The line break that a mail adds ("=" at the end of a line); after a name "=" is the link's own.
+# Line break that a mail adds, with its "=" before it; the "=" after a name belongs to the link.
 _SOFT_BREAK = re.compile(r"(?<!key)(?<!pin)(?<!code)=\r?\n")
 # characters without a meaning in a link, drawn borders included
 _UNSEEN = re.compile(r"[\s\u00ad\u200b-\u200d\u2060\u2500-\u259f\ufeff]+")

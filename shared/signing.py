@@ -98,7 +98,7 @@ def verify(public_key: bytes, payload: bytes, signature: bytes) -> None:
 
 
 def verify_text(public_key: str, payload: str, signature: str) -> None:
-    """Raise BadSignature as `verify`, and for a key or a signature that is not hexadecimal."""
+    """Raise BadSignature as `verify` does, also for a key or signature that is not hexadecimal."""
     try:
         key, data, made = bytes.fromhex(public_key), payload.encode(), bytes.fromhex(signature)
     except ValueError as error:

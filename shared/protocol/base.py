@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from shared.protocol.limits import UPLOAD_BYTES_MAX
 
-# Numbers from the other side, bounded like their columns, since PostgreSQL refuses larger ones.
+# Numbers from the other side, bounded like their database columns, which hold no larger ones.
 Count: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=UPLOAD_BYTES_MAX)]

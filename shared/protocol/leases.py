@@ -45,7 +45,7 @@ class Grant(Message):
 
 class AuditWork(Message):
     """Recompute of another volunteer's task from its revealed state. The result is sums of the
-    update before any codec; the coordinator compares both volunteers' sums and shows them to nobody.
+    update before any codec; the coordinator compares both volunteers' sums and keeps them secret.
     """
 
     seed: Number  # seed of these sums

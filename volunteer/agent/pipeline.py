@@ -181,7 +181,7 @@ class _LeaseRun:
         stored = msgspec.structs.replace(held.stored, lease=lease)
         ends_part = steps[1] == plan.end(place.part)
         files = pipeline.files(stored, self._base, self._data)
-        if self._borrowed is not None:  # without `step`, batches are cut as in the audited task
+        if self._borrowed is not None:  # with no `step`, batches are cut as in the audited task
             files = replace(files, carried=self._borrowed, step=None)
         task = LocalTask(files, place, summed, ends_part=ends_part)
         held.steps_before = steps[0]

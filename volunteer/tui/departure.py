@@ -77,8 +77,8 @@ class Departure:
         app.redraw()
 
     def over(self) -> None:
-        """End the program after its volunteer, if that was requested here or by a command; a
-        failure stays on the screen, and so does the end of a volunteer of another process.
+        """End the program once its volunteer has ended by request. The screen stays open after a
+        failure, and after the end of a volunteer of another process.
         """
         control, ended = self._app.control, self._app.latest.ended
         ours = control is not None and not control.remote

@@ -68,10 +68,10 @@ class MachinePace(msgspec.Struct, frozen=True, kw_only=True):
 def pace(
     status: Status, run: str = "", devices: Collection[str] | None = None
 ) -> MachinePace | None:
-    """Return the pace of the last tasks, all or a run's, on the one of `devices` that earns most.
+    """Return the pace of the last tasks (all, or a run's) on the one of `devices` that earns most.
 
-    None before there are three tasks, or while too few show the long-term pay of a run with several
-    kinds of tasks.
+    None with fewer than `TASKS_MIN` tasks, or than `STEADY_MIN` of a run with several kinds of
+    tasks, since their pay differs.
     """
     paces = []
     known = [w for w in status.work if w.priced and run in ("", w.run)]
