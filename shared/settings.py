@@ -254,8 +254,8 @@ def read_table(
     """Return a table as a struct. Raises `error` for an unknown key (with the nearest known one), a
     wrong type, a value out of bounds, or a failed check of the struct.
     """
+    check_values(raw, where, error)  # first: the other checks follow tables into each other
     _check_names(raw, kind, where, error)
-    _check_numbers(raw, where, error)
     try:
         return convert(dict(raw), kind)
     except msgspec.ValidationError as wrong:
@@ -283,9 +283,13 @@ def _check_names(
     check_keys(table, kind.__struct_encode_fields__, where, error)
     for field in msgspec.structs.fields(kind):
         key, given = field.encode_name, table.get(field.encode_name)
+        tables = [given]
+        if get_origin(field.type) is dict and isinstance(given, Mapping):
+            tables = [*given.values()]
         for inner in _structs(field.type):
-            if isinstance(given, Mapping):
-                _check_names(given, inner, f"[{key}]", error)
+            for one in tables:
+                if isinstance(one, Mapping):
+                    _check_names(one, inner, f"[{key}]", error)
             for number, item in enumerate(given if isinstance(given, list | tuple) else (), 1):
                 if isinstance(item, Mapping):
                     place = f"{key.removesuffix('s')} {number} of {where}"
@@ -301,7 +305,9 @@ def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
         yield from _structs(inner)
 
 
-def _check_numbers(table: Mapping[str, Any], where: str, error: type[VolunteerError]) -> None:
+def check_values(
+    table: Mapping[str, Any], where: str, error: type[VolunteerError] = InvalidRunFile
+) -> None:
     """Raise `error` for infinite or over-long numbers, and for tables too deep to store."""
     place = f"{where} " if where.startswith("[") else ""
     waiting: list[tuple[str, Any, int]] = [(place + key, value, 1) for key, value in table.items()]
@@ -310,7 +316,8 @@ def _check_numbers(table: Mapping[str, Any], where: str, error: type[VolunteerEr
         if depth > DEEP_MAX:
             raise error(f"{escaped(key)} nests more than {DEEP_MAX} tables or lists")
         if isinstance(value, dict):
-            waiting += [(f"{key}.{name}", inner, depth + 1) for name, inner in value.items()]
+            # cut, since many values may lie below one long name
+            waiting += [(f"{key}.{name}"[:200], v, depth + 1) for name, v in value.items()]
         elif isinstance(value, list):
             waiting += [(key, inner, depth + 1) for inner in value]
         elif isinstance(value, float) and not math.isfinite(value):

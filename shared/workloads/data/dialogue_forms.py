@@ -16,6 +16,7 @@ import msgspec
 
 from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile
+from shared.settings import check_values
 from shared.text import escaped
 from shared.workloads.data.chat_template import DialogueTurn, Role
 
@@ -96,9 +97,12 @@ def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
         messages = [DialogueTurn("system", _text(row, "system")), *messages]
     elif system and messages and messages[0].content != system:
         unread.add("system")
+    tools = tuple(_listed(row, "tools")) if row.get("tools") else ()
+    for each in (*tools, *(call for turn in messages for call in turn.tool_calls)):
+        check_values({"a tool": each}, "")
     return Dialogue(
         messages=tuple(messages),
-        tools=tuple(_listed(row, "tools")) if row.get("tools") else (),
+        tools=tools,
         form=form,
         unread=tuple(sorted(unread)),
     )

@@ -25,7 +25,7 @@ from msgspec import Meta
 from shared.decoding import MALFORMED, convert, decode
 from shared.errors import InvalidRunFile
 from shared.nearest import hint
-from shared.settings import read_table
+from shared.settings import check_values, read_table
 
 ENTRY_POINTS = "volunteer.verifiers"
 ANSWER_CHARS_MAX = 128 << 10
@@ -211,6 +211,7 @@ def verifier(name: str, arguments: Mapping[str, Any], place: str) -> Verifier:
     """
     kind = VERIFIERS.get(name) or _brought(name, place)
     with suppress(msgspec.ValidationError, InvalidRunFile):  # explaining an error takes 1 ms
+        check_values(arguments, place)
         return convert(dict(arguments), kind)
     fields = msgspec.structs.fields(kind)
     missing = [f.encode_name for f in fields if f.required and f.encode_name not in arguments]

@@ -330,3 +330,19 @@ def test_texts_beside_a_pair_are_named_as_not_read() -> None:
 def test_a_text_with_an_input_and_an_output_is_a_text() -> None:
     assert not is_dialogue({"text", "input", "output"})
     assert is_dialogue({"input", "output"})
+
+
+@pytest.mark.parametrize("place", ["tools", "tool_calls", "text"])
+def test_tools_nest_so_deep_and_no_deeper(place: str) -> None:
+    deep = json.loads('{"a":' * 40 + "1" + "}" * 40)
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+    ]
+    row: dict[str, Any] = {"messages": turns}
+    if place == "tool_calls":
+        turns[1]["tool_calls"] = [{"function": {"name": "f", "arguments": deep}}]
+    else:
+        row["tools"] = [deep] if place == "tools" else json.dumps([deep])
+    with pytest.raises(InvalidRunFile, match=r"a tool.* nests more than 32 tables or lists"):
+        read_dialogue(row)

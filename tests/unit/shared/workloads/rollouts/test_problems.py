@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from time import process_time
 from typing import Any
 
@@ -12,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import InvalidRunFile
+from shared.workloads.base import DatasetWanted
 from shared.workloads.rollouts import verifiers
+from shared.workloads.rollouts.problem_dataset import build
 from shared.workloads.rollouts.problems import GENERATORS, Problem, drawn, reward
 from shared.workloads.rollouts.verifiers import VERIFIERS, Verifier, evaluated, verifier
 
@@ -181,6 +184,12 @@ def test_drawn_problems_can_be_solved() -> None:
         ("number", {"answer": "x"}, "it answer: expected a number"),
         ("sorted", {"answer": 3}, "it: a problem needs items for its"),
         ("json", {"schema": {"items": {"type": "strin"}}}, "it schema.items.type: "),
+        (
+            "json",
+            {"schema": {"properties": {"a": {"type": 1}}}},
+            "it schema.properties[...].type: ",
+        ),
+        ("json", {"schema": {"properties": {"a": {"kind": "b"}}}}, 'unknown key "kind" in ['),
         ("choice", {"answer": "Z"}, "it: the answer Z is not one of the choices ABCD"),
     ],
 )
@@ -188,3 +197,22 @@ def test_wrong_arguments_are_named(name: str, arguments: dict[str, Any], sentenc
     with pytest.raises(InvalidRunFile) as caught:
         verifier(name, arguments, "it")
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("levels", [40, 900, 2000, 100_000])
+@pytest.mark.parametrize("key", ["items", "enum"])
+def test_a_schema_nests_so_deep_and_no_deeper(levels: int, key: str) -> None:
+    schema: Any = {}
+    for _ in range(levels):
+        schema = {key: [schema] if key == "enum" else schema}
+    with pytest.raises(InvalidRunFile, match=r"^line 3: schema.* nests more than 32 tables or"):
+        verifier("json", {"schema": schema}, "line 3")
+
+
+def test_a_problem_that_nests_too_deep_is_named_by_its_line(tmp_path: Path) -> None:
+    schema = b'{"items":' * 40 + b"{}" + b"}" * 40
+    line = b'{"prompt":"a list","verifier":"json","arguments":{"schema":%s}}\n' % schema
+    (tmp_path / "p.jsonl").write_bytes(b'{"prompt":"1+1=","answer":2}\n' + line)
+    wanted = DatasetWanted(name="p", sources=(tmp_path / "p.jsonl",), seed=0)
+    with pytest.raises(InvalidRunFile, match=r"^p\.jsonl line 2: schema.* nests more than 32"):
+        build(wanted, lambda data: "0" * 64)
