@@ -186,6 +186,8 @@ class Replay(PlatformService):
         play, changed = spec.play, False
         assert play is not None  # `tend` has checked this
         left = play.warm_steps - found.planned // spec.file.task.batch_size
+        if left <= 0 and not found.learning:  # what was learnt was lost, or no merge is due yet
+            left = min(WARM_STEPS, play.warm_steps)
         while found.learning < play.learners and left > 0:
             steps = min(WARM_STEPS, left)
             found = self._add_learn(conn, spec, run, found, [], steps)

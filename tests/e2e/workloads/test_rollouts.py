@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from sqlalchemy import Connection, select
+import pytest
+from sqlalchemy import Connection, select, update
 from torch import Tensor
 
 from coordinator.database import experience
+from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
 from shared.workloads.base import Data, DatasetWanted, Job, Result, Weights, Work
 from shared.workloads.data.skipped import Skipped
@@ -117,6 +119,33 @@ async def test_nothing_is_answered_by_the_model_from_before_its_warm_start(tmp_p
         assert (await ann.do(await ann.claim("learn"))).state == "accepted"
         await home.coordinator.replay.tend(1)
         assert (await ann.ask("selfplay")).lease is None
+        assert await home.coordinator.merger.merge_if_due(1)
+        await home.coordinator.replay.tend(1)
+        assert (await ann.claim("selfplay")).job.kind == "selfplay"
+
+
+@pytest.mark.parametrize("lost", [True, False])
+async def test_a_warm_start_that_no_merge_follows_is_added_to(tmp_path: Path, lost: bool) -> None:
+    """Its update may be lost, as by a suspension, or alone too little for a merge."""
+    table = RUN.replace("warm_steps = 300", "warm_steps = 1")
+    if not lost:
+        table = table.replace("[plan]", "[plan]\nquorum = 2")
+    async with local_coordinator(tmp_path) as home:
+        await home.coordinator.runs.create(table)
+        await home.coordinator.runs.start("rollouts")
+        names = ("Ann", "Bob")  # two at work: a merge waits for as many
+        ann, bob = [Player(home, await home.join(n, workloads=["rollouts"])) for n in names]
+        await home.coordinator.replay.tend(1)
+        assert (await ann.do(await ann.claim("learn"))).state == "accepted"
+        if lost:
+            gone = update(contributions).values(state="superseded")
+            await home.coordinator.db.write(lambda conn: conn.execute(gone))
+        assert await home.coordinator.replay.tend(1)
+        assert not await home.coordinator.replay.tend(1)  # one at a time
+        lease = await bob.claim("learn")
+        assert not await home.coordinator.replay.tend(1)
+        assert (await bob.do(lease)).state == "accepted"
+        assert not await home.coordinator.replay.tend(1)  # the merge is due
         assert await home.coordinator.merger.merge_if_due(1)
         await home.coordinator.replay.tend(1)
         assert (await ann.claim("selfplay")).job.kind == "selfplay"
