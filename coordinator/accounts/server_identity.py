@@ -232,8 +232,8 @@ def renew_tokens(conn: Connection) -> None:
 
 
 def _token_hash(path: Path, secret: bytes) -> bytes:
-    """Return the SHA-256 of the token that is derived from a secret; people read the token in its
-    file.
+    """Return the SHA-256 of a secret's token, and write the token to `path` if it is missing.
+    Raises Configuration.
     """
     token = secret.hex().encode()
     try:

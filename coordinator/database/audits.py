@@ -89,7 +89,7 @@ _ABOUT = _MARKS.add_columns(_V.accepted).where(among(_V.id, "ids"), _V.standing 
 _HAD = (
     select(_T.volunteer_id, func.count())
     .where(among(_T.volunteer_id, "ids"))
-    .where(one_of(_T.kind, (AUDIT,)))  # audits that were given back count, too
+    .where(one_of(_T.kind, (AUDIT,)))  # those given back count until retaken
     .group_by(_T.volunteer_id)
 )
 _CHANGE = update(recomputes).where(its(_R.contribution_id))

@@ -192,7 +192,7 @@ _GOOD_OF = (
 )
 _ACCEPTED_OF = (
     select(contributions)
-    .where(its(_C.volunteer_id), _C.state == "accepted", _IS_UPDATE)  # others need no proof
+    .where(its(_C.volunteer_id), _C.state == "accepted", _IS_UPDATE)  # others never merge
     .order_by(_C.id)
     .with_for_update()
 )

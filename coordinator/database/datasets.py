@@ -42,7 +42,7 @@ def _row(mapping: dict[str, Any]) -> DatasetRow:
 
 
 def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: float) -> int:
-    """Insert a dataset with references to its blobs. Raises Conflict for other content."""
+    """Insert a dataset with references to its blobs. Raises Conflict if its name is taken."""
     row = conn.execute(select(datasets).where(datasets.c.name == manifest.name)).mappings().first()
     if row is not None:
         if row["manifest_sha256"] == manifest_sha256:

@@ -72,7 +72,7 @@ _RENEW = Lines(
 
 
 def renew(conn: Connection, renewals: Sequence[Renewal]) -> list[TaskRow]:
-    """Write renewals of leases; return the renewed ones, which are still held."""
+    """Renew the leases that are still held; return their tasks."""
     if not renewals:
         return []
     lines = [(r.task, r.attempt, r.renew_by, r.extra_s) for r in renewals]

@@ -174,7 +174,7 @@ def in_order(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
 
 
 def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
-    """Check that an attempt may submit. Raises NotFound, Gone if another holds it, Cancelled."""
+    """Check that an attempt may submit. Raises NotFound, Cancelled, Gone if its lease is lost."""
     if row.worker_id != worker_id:
         if 0 < attempt < row.attempt:
             raise Gone(f"task {row.id} was given to somebody else")

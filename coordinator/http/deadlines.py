@@ -74,7 +74,7 @@ class ConnectionGuard:
         return len(self._connections)
 
     def admit(self, connection: Any, address: str, now: float) -> ConnectionProgress | None:
-        """Admit a connection and begin to watch it; None when there are too many already.
+        """Admit and watch a connection; None if its address has too many, or no place is idle.
 
         An IPv6 /64, which one home gets, counts as one address. If all places are taken, the
         connection that has been idle for longest is closed, which costs its owner nothing.
@@ -260,8 +260,8 @@ class _Watched:
         if self.transport.is_closing():
             return
         cycle, silent = self.cycle, self.watch is not None and not self.watch.received
-        # The current request has a cycle only once its body arrives; before that `cycle` is that of
-        # the previous request.
+        # A request gets its cycle when its headers are complete; until then `cycle` belongs to the
+        # previous request.
         waiting = cycle is not None and not cycle.response_complete
         begun = waiting and (cycle.response_started or self.phase() != "body" or self.pipeline)
         if not begun and not silent:

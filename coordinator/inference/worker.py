@@ -1,4 +1,4 @@
-"""Inference process: loads versions and generates tokens for its server's orders.
+"""Inference process: loads versions and generates tokens on its server's orders.
 
 `python -m coordinator.inference.worker FD` with a socket to the server; it ends when the socket
 closes.

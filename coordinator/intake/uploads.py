@@ -259,8 +259,8 @@ class Uploads(PlatformService):
     def _check_grant(
         self, row: UploadRow, use: Use, place: Sequence[UploadRow], granted: int
     ) -> None:
-        """Raise TooLarge beyond a lease's grant, Conflict and TooManyRequests beyond the quota.
-        `place` has the uploads for the same part.
+        """Raise TooLarge beyond a lease's grant, TooManyRequests beyond the quota, and Conflict if
+        `place`, the uploads of the same part, is full.
         """
         if row.size > granted:
             raise TooLarge(f"{row.size} bytes were announced, task {row.task_id} grants {granted}")

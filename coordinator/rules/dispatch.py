@@ -37,7 +37,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Open tasks of a run."""
 
     run_id: int
-    open: int  # tasks that have not ended
+    open: int  # tasks without audits
     price_micro: int  # price of the tasks that are leased
     # workers with leases; only read if a worker failed a task
     holders: frozenset[str] = frozenset()
@@ -105,7 +105,7 @@ class _Share:
         self.pass_no = run.pass_no
         self.cursor = run.cursor
         self.todo: list[Todo] = []
-        self.open = 0  # tasks that have not ended
+        self.open = 0  # open tasks without audits
         # work in flight, in operations, which compare between runs
         self.work = 0.0
         self.lately = run.lately

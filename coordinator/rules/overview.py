@@ -148,7 +148,7 @@ class Backlog(OverviewPart, frozen=True, kw_only=True):
 
     asked: int = 0  # recomputes whose evidence has not arrived yet
     revealed: int = 0
-    # Time that the waiting ones take at the recent speed; None if no recompute was made.
+    # Time that the waiting ones take at the recent speed; None if no recompute was made lately.
     seconds: float | None = None
     # Reasons why some recomputes cannot be made here now, each with the number of recomputes.
     reasons: tuple[tuple[str, int], ...] = ()

@@ -29,10 +29,10 @@ class PeerDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceBench(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices that tasks outside the pass are reserved for, and the start of each reservation."""
+    """Candidates for tasks outside the pass, and the age of each task's reservation."""
 
     peers: tuple[PeerDevice, ...] = ()
-    left_s: Mapping[int, float] = {}  # start of each task's reservation
+    left_s: Mapping[int, float] = {}  # age of each task's reservation
 
 
 NOBODY = DeviceBench()

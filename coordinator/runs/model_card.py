@@ -17,7 +17,7 @@ _TASKS = {
     "causal-lm": "text-generation",
     "dcgan": "unconditional-image-generation",
 }
-# Licences by their names on hubs, all open to everybody; other licences keep their own name.
+# Licences that let everybody have a model, named as on hubs; others keep their own name.
 KNOWN_LICENCES = (
     *("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "unlicense", "openrail"),
     *("cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0"),

@@ -126,7 +126,7 @@ class Heartbeats:
         _remember(self._told, principal.worker_id, until)
 
     def news(self, conn: Connection, principal: Principal, since: int) -> VerdictNews:
-        """Return a worker's unseen verdicts and its balance. `sent` records that they are sent."""
+        """Return a worker's verdicts and its owner's balances; `sent` is called once they are sent."""
         recent_at = self._clock.now() - RECENT_S
         worker = principal.worker_id
         sent = Counter(self._sent.get(worker))

@@ -82,7 +82,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch_size(self) -> int:
-        """Return the batch size of the tasks of a pass: samples a step, or single games."""
+        """Return the batch size of a pass's tasks: samples in a step, or 1 for games."""
         return self.file.task.batch_size if self.play is None else 1
 
     def total_steps(self, reached: Reached) -> int:

@@ -33,7 +33,7 @@ from shared.local_data import LocalData
 from shared.workloads.base import ChunkRef, DatasetManifest, load
 
 RAM_DISK = Path("/dev/shm")  # used where it exists, so that nothing is written to a disk
-TICKS = 250.0  # about how often the chores of the server run in a simulation
+TICKS = 250.0  # the server's chores run about this many times in a simulation
 TICK_MAX_S = 15.0
 PARAMETERS_MAX = 3_000_000  # a larger model is simulated by a smaller one
 STAND_INS: Mapping[str, Mapping[str, Any]] = {

@@ -51,7 +51,7 @@ class Reason(StrEnum):
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """Base of everything on the wire."""
+    """Base of most wire messages."""
 
 
 class ErrorBody(Message):

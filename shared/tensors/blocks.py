@@ -257,7 +257,7 @@ def read_scales(bits: U16) -> F32:
 
 
 class _Own(threading.local):
-    """Scratch arrays of a thread, made on first use: new ones would never be in the cache."""
+    """Scratch arrays of a thread, reused: new ones would not be in the processor's cache."""
 
     def __init__(self) -> None:
         self.floats: F32 = aligned(SPAN)

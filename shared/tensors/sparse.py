@@ -99,10 +99,10 @@ class TopK(Decoded):
 
 
 def _largest(rows: F32, keep: int) -> Array:
-    """Return the positions of the largest elements of each row, in order.
+    """Return the positions, ascending, of the largest magnitudes of each row.
 
-    Magnitudes are negated, because NumPy selects among many zeros (a link has them) 20 times
-    faster from the low end.
+    Magnitudes are negated: among many zeros, as in a link, NumPy finds the smallest numbers 20
+    times faster than the largest.
     """
     found: Array = np.sort(np.argpartition(-np.abs(rows), keep - 1, axis=1)[:, :keep], axis=1)
     return found

@@ -491,7 +491,7 @@ def _has_extra(package: Distribution | None, extra: str) -> bool:
 
 
 def installed() -> dict[str, str]:
-    """Return the workloads that lack no extra, by name, with their source; none is imported."""
+    """Return "module:attribute" of each workload whose extras are there; none is imported."""
     lacking = _lacking(tuple(sys.path))
     return {
         found.name: f"{found.module}:{found.attr}"

@@ -117,7 +117,7 @@ class PauseBoard:
         return any(by in self._reasons.get(name, {}) for name in ("", device))
 
     def reasons(self) -> frozenset[tuple[str, str]]:
-        """Return every device with every reason."""
+        """Return each reason with its device."""
         return frozenset((name, by) for name, found in self._reasons.items() for by in found)
 
     def _apply(self) -> None:

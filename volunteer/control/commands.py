@@ -102,8 +102,8 @@ class Pause(Command[None]):
 def pause_end(length: str, until: str, now: datetime) -> tuple[Words, float]:
     """Return the end of a pause, as words and as `Pause.ends_at`.
 
-    The pause ends after `length` ("2h"), at a time of day ("22:00") or the next "login" by `until`,
-    or when the owner resumes. Raises BadRequest.
+    The pause ends after `length` ("2h"), or at `until`: a time of day ("22:00") or the next
+    "login"; without either, when the owner resumes. Raises BadRequest.
     """
     if until == "login" and not length:
         return N_("the next login"), NEXT_LOGIN

@@ -23,7 +23,7 @@ from shared.sentences import Sentence
 
 CPUINFO = Path("/proc/cpuinfo")
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
-# Builds of torch for CUDA, newest first: (lowest CUDA version of the driver, name).
+# Builds of torch for CUDA, newest first: (lowest CUDA version that the driver must support, name).
 CUDA_BUILDS = (((13, 0), "cu130"), ((12, 8), "cu128"), ((12, 6), "cu126"))
 ROCM_BUILD = "rocm6.4"
 

@@ -33,7 +33,7 @@ _helper: socket.socket | None = None  # None: not confined, jobs run in this pro
 
 
 def begin(jobs: Mapping[Job, Job]) -> None:
-    """Start the helper for these jobs; each is a function that checks its own arguments."""
+    """Start the helper for these jobs, each with the variant that checks its arguments."""
     global _helper
     ours, theirs = socket.socketpair()
     if os.fork():

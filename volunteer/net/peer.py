@@ -1,4 +1,4 @@
-"""Peer at the coordinator's address: it proves the joined key before it receives a secret."""
+"""Peer at the coordinator's address: it proves its identity before it receives a secret."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Appearance:
         return ASCII if self.look.ascii else UNICODE
 
     def begin(self) -> None:
-        """Apply all settings, before the application is mounted."""
+        """Apply the theme, before the application is mounted."""
         app, look = self._app, self.look
         for theme in themes.THEMES:
             app.register_theme(theme)

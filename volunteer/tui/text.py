@@ -282,7 +282,7 @@ def as_of(seconds: float) -> str:
 
 
 def clock_time(at: float) -> str:
-    """Return the time of day on this machine."""
+    """Return a moment's local time of day."""
     return time.strftime("%H:%M", time.localtime(at)) if 0 < at < 4e9 else "--:--"
 
 

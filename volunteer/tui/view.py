@@ -237,7 +237,7 @@ def _losses(event: events.Training) -> tuple[float | None, float | None]:
 
 
 def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
-    """Return a curve with a point added, or replaced at its step; thinned if too long."""
+    """Return a curve cut before a point's step and ended by it; thinned if too long."""
     if points and point[0] <= points[-1][0]:
         points = tuple(p for p in points if p[0] < point[0])
     points = (*points, point)

@@ -202,7 +202,7 @@ def check_revision(connection: Connection) -> None:
 
 
 async def is_new(url: str) -> bool:
-    """Return True if there are no tables. A server makes new tables; older ones need `migrate`."""
+    """Return True if there are no tables. A server makes them; old ones need `migrate`."""
     target = parse(url)
     if target.get_backend_name() == "sqlite":
         return await asyncio.to_thread(_is_new_sqlite, _path(target))

@@ -139,9 +139,9 @@ Handler = Callable[[Call[Any]], Awaitable[Any]]
 def service_handler(endpoint: Endpoint[Any], coordinator: Coordinator) -> Handler:
     """Return a handler that calls the service method that `operation` names.
 
-    The method gets the principal if its first parameter is called so, then the parameters of the
-    path, the body, and the query parameters by name. Raises AttributeError or ValueError, at the
-    start, for one that does not exist.
+    The method gets the principal if its first parameter is `principal`, then the parameters of the
+    path, the body, and those of the query by name. A wrong `operation` raises AttributeError or
+    ValueError when the server starts.
     """
     subject, method = endpoint.operation.split(".")
     service = getattr(coordinator, subject)

@@ -98,7 +98,7 @@ class DcganWork:
             self._portion = max(1, min(self._portion, micro_batch))
 
     def advance(self) -> Progress:
-        """Do a micro-batch of one turn. Raises InvalidRunFile for a bad chunk or an infinite
+        """Do a micro-batch of one turn. Raises InvalidRunFile for a bad chunk or a nonfinite
         loss.
         """
         if self.done:

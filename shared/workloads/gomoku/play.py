@@ -96,7 +96,7 @@ class PlayWork(ABC):
         """Return no snapshot: a short game is replayed after a restart with the same result."""
         return {}
 
-    def restore(self, snapshot: Weights) -> None:  # noqa: B027 # nothing is right for most
+    def restore(self, snapshot: Weights) -> None:  # noqa: B027 # a match restores nothing
         """Do nothing; see `snapshot`."""
 
     def _next_plan(self) -> GamePlan | None:

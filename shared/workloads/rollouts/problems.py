@@ -31,8 +31,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reward(problem: Problem, answer: str) -> float:
-    """Return the reward of a whole answer as text, 0 ... 1. Never raises; an answer longer than
-    `ANSWER_CHARS_MAX` gets 0.
+    """Return the reward of an answer, 0 ... 1; 0 over `ANSWER_CHARS_MAX` or if the verifier breaks.
+    Raises InvalidRunFile.
     """
     if len(answer) > ANSWER_CHARS_MAX:
         return 0.0

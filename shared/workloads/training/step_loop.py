@@ -134,7 +134,7 @@ class StepWork(ABC):
         hand_over([*self._learner.gradients(), self._now])
 
     def advance(self) -> Progress:
-        """Do a micro-batch. Raises InvalidRunFile for an infinite loss or a bad chunk."""
+        """Do a micro-batch. Raises InvalidRunFile for a nonfinite loss or a bad chunk."""
         if self.done:
             raise RuntimeError("this task is done")
         if self._ranks is None:

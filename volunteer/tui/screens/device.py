@@ -272,7 +272,7 @@ class DevicePage(QueryPage):
         known = self._duty(device.id) if device else None
         if control is None or device is None or known is None:
             return
-        # Steps of ten, from 100 % down to the least.
+        # Multiples of ten, but `DUTY_MIN` at the bottom.
         step = (known + change) // 10 * 10 if change > 0 else -(-(known + change) // 10) * 10
         self._wanted_duty[device.id] = max(DUTY_MIN, min(100, step))
         self.query_one("#now", FunctionPanel).draw()

@@ -184,7 +184,7 @@ def y_ticks(view: PlotFrame, rows: int) -> dict[int, str]:
 
 
 def _round_values(view: PlotFrame, wanted: int) -> list[tuple[float, float]]:
-    """Return (step, value) of round values inside the frame, at most about `wanted`."""
+    """Return about `wanted` round values inside the frame as (step, value); else its ends."""
     span = view.high / 2 - view.low / 2
     if not 0 < span < 5e307:
         return []
