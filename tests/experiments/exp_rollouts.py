@@ -42,6 +42,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "stale, clipped, no momentum": {"lag": 8, "lr": 2e-4, "betas": (0.0, 0.95)},
     "four steps": {"lr": 1e-4, "steps": 4},
     "1 M parameters": {"width": 128, "layers": 5, "warm_lr": 1e-3, "lr": 2e-4},
+    "recipe": {  # `reason`
+        **{"width": 208, "warm_steps": 75, "warm_lr": 1e-3, "lr": 1.5e-4},
+        **{"problems": 96, "group": 16, "steps": 2, "versions": 250},
+    },
 }
 CURVE = 50  # versions between two measurements
 
