@@ -48,7 +48,7 @@ def age(at: float | None, now: float) -> str:
     if at is None:
         return "-"
     passed = max(0.0, now - at)
-    return f"{passed / DAY_S:.0f} d" if passed >= 2 * DAY_S else duration(passed)
+    return f"{passed // DAY_S:.0f} d" if passed >= 2 * DAY_S else duration(passed)
 
 
 def flops(speed: float) -> str:
@@ -336,7 +336,8 @@ def _machine(seen: Overview) -> Iterator[tuple[str, str]]:
     yield "last backup", "never" if never else f"{age(seen.backup_at, seen.at)} ago"
     ends = [f.certificate_ends_at for f in living if f.certificate_ends_at is not None]
     if ends:
-        yield "certificate", f"ends in {(min(ends) - seen.at) / DAY_S:,.0f} days"
+        ended = min(ends) <= seen.at
+        yield "certificate", "has ended" if ended else f"ends in {age(seen.at, min(ends))}"
 
 
 def _answers(figures: Any) -> str:

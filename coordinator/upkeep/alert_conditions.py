@@ -113,7 +113,7 @@ def here(
         message = f"{size(free)} are free on {machine}, and below {floor} nothing is accepted"
         found.append(Condition(kind="disk", about=machine, message=message, level="watch"))
     if ends_at is not None and (left := ends_at - now) < CERTIFICATE_S:
-        ends = f"ends in {_days(left)}" if left > 0 else "has ended, nobody can connect"
+        ends = f"ends in {span(left)}" if left > 0 else "has ended, nobody can connect"
         condition = Condition(
             kind="certificate",
             about=machine,
@@ -125,7 +125,8 @@ def here(
     return found
 
 
-def _days(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """Return a duration, from two days on in whole days: 12 s, 47:10 h, 9 days."""
     return duration(seconds) if seconds < 2 * DAY_S else f"{seconds // DAY_S:.0f} days"
 
 
@@ -236,7 +237,7 @@ def _of_runs(conn: Connection, least_s: float, now: float) -> Iterator[Condition
         half_s = stalled_after(least_s, usual_s) / 2
         if least_s and now - made_at >= half_s:
             message = (
-                f"{run.name} has machines at work and made no version for {duration(now - made_at)}"
+                f"{run.name} has machines at work and made no version for {span(now - made_at)}"
             )
             todo = f"`coordinator run show {run.name}` says what its merge waits for"
             yield Condition(
@@ -280,7 +281,7 @@ def _of_backup(conn: Connection, most_days: float, now: float) -> Iterator[Condi
     oldest = min(run.started_at or now for run in every)
     age_s = now - float(stored or oldest)
     if is_old(age_s, most_days):
-        what = f"the newest backup is {_days(age_s)} old" if stored else "no backup was ever made"
+        what = f"the newest backup is {span(age_s)} old" if stored else "no backup was ever made"
         todo = "`coordinator backup DIR` makes one"
         yield Condition(kind="backup", message=what, todo=todo, level="watch")
 

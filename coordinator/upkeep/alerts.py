@@ -29,12 +29,13 @@ from coordinator.upkeep.alert_conditions import (
     failing,
     here,
     in_database,
+    span,
 )
 from shared.clock import Clock, pause
 from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError, why
-from shared.text import duration, printable
+from shared.text import printable
 from shared.units import HOUR_S
 
 if TYPE_CHECKING:
@@ -290,7 +291,7 @@ def _said(state: AlertState) -> set[tuple[str, str]]:
 
 def told(each: StandingAlert, now: float) -> str:
     """Return the sentence about the end of a trouble: its fact and its duration, without advice."""
-    return f"{each.message}; that lasted {duration(now - each.since)}"
+    return f"{each.message}; that lasted {span(now - each.since)}"
 
 
 def advance(

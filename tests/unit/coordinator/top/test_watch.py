@@ -277,3 +277,15 @@ def test_80_columns_show_who_is_at_work_and_what_waits_whatever_a_run_is_called(
         assert figure in row[:80]
     assert len(lines) == 24
     assert lines[-1] == "f forget servers that are gone   q quit"
+
+
+@pytest.mark.parametrize(
+    ("left_s", "words"),
+    [(6.9 * 86_400, "ends in 6 d"), (86_400, "ends in 24:00 h"), (0.0, "has ended")],
+)
+def test_the_end_of_a_certificate_is_told_as_the_alert_tells_it(left_s: float, words: str) -> None:
+    (replica,) = picture().replicas
+    figures = msgspec.structs.replace(replica.figures, certificate_ends_at=NOW + left_s)
+    seen = picture(replicas=(msgspec.structs.replace(replica, figures=figures),))
+    (line,) = (line for line in tables.lines(seen) if "certificate" in line)
+    assert line.split("certificate")[1].strip() == words
