@@ -25,9 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from coordinator.database.engine.bulk_statements import Lines
-from coordinator.database.engine.statements import its
 from coordinator.database.tables.tasks import failures, tasks
-from coordinator.database.tables.versions import versions
 from coordinator.database.tasks import TaskRow, rows_of
 from coordinator.rules.dispatch import Assignment
 from coordinator.rules.fit import Waiter
@@ -230,18 +228,3 @@ def _fresh(item: Taken) -> tuple[Any, ...]:
         who.device,
         one.allowance_s,
     )
-
-
-# --- base versions reported late: work that began while the coordinator was unreachable ---
-
-_TAKEN_BACK = (
-    select(versions.c.version)
-    .where(its(versions.c.run_id), versions.c.version > bindparam("base"))
-    .where(versions.c.kind == "rollback")
-    .limit(1)
-)
-
-
-def taken_back(conn: Connection, run_id: int, base: int) -> bool:
-    """Return True if a rollback since a version may have reverted that version."""
-    return conn.execute(_TAKEN_BACK, {"its_run_id": run_id, "base": base}).first() is not None

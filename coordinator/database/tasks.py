@@ -221,7 +221,6 @@ _BEGUN = select(tasks, *_BASED).where(among(tasks.c.id, "ids"))
 _GRANTED = tasks.c.finish_limit - tasks.c.claimed_at  # twice the time that the claim granted
 _NOW: ColumnElement[float] = bindparam("now", type_=Double())
 _TIME: dict[str, Any] = {"finish_by": _NOW + _GRANTED / 2, "finish_limit": _NOW + _GRANTED}
-_TOLD: ColumnElement[int] = bindparam("base", type_=Integer())
 
 
 def _bound(base: ColumnElement[Any], **values: Any) -> ReturningUpdate[Any]:
@@ -233,10 +232,7 @@ def _bound(base: ColumnElement[Any], **values: Any) -> ReturningUpdate[Any]:
 
 _REBASE = _bound(_HEAD)
 _BEGIN = _bound(_HEAD, begun_at=_NOW, **_TIME)
-_BEGIN_AT = _bound(_TOLD, begun_at=_NOW, **_TIME)
-# reported work began at an unknown time after the claim; its lease has its full time from now on
-_BEGIN_TOLD = _bound(_TOLD, begun_at=tasks.c.claimed_at, **_TIME)
-_REBASE_TOLD = _bound(_TOLD, begun_at=tasks.c.claimed_at)
+_BEGIN_AT = _bound(bindparam("base", type_=Integer()), begun_at=_NOW, **_TIME)
 
 
 def add_beside(conn: Connection, values: dict[str, Any], now: float) -> int:
@@ -271,19 +267,11 @@ def begin_all(
     return [made.get(row.id) or _not_begun(row) for row in rows]
 
 
-def go_on(
-    conn: Connection, row: TaskRow, now: float, *, base: int | None = None, newest: bool = False
-) -> Begun | VolunteerError:
-    """Return the start of work of a locked task that has begun before, or the reason why there is
-    none: from the newest version with `newest`, or from the version `base` that its worker reports
-    late, even if the lease has run out.
+def go_on(conn: Connection, row: TaskRow, now: float, *, newest: bool) -> Begun | VolunteerError:
+    """Return the start of work of a locked task that has begun before, with `newest` from the newest
+    version, or the reason why there is none.
     """
-    if base is None or row.base_version == base:
-        renewed = newest and base is None and row.kind != AUDIT
-        return _bind(conn, _REBASE if renewed else _BEGUN, row, now)
-    if row.begun_at is not None or row.returned:
-        return _bind(conn, _REBASE_TOLD, row, now, base)
-    return _bind(conn, _BEGIN_TOLD, row, now, base) if _is_ready(row) else _not_begun(row)
+    return _bind(conn, _REBASE if newest and row.kind != AUDIT else _BEGUN, row, now)
 
 
 def _is_ready(row: TaskRow) -> bool:

@@ -162,23 +162,6 @@ def _grace_left(plan: Plan, pending: Pending) -> float:
     return max(0.0, plan.grace * round_s - pending.quiet_s)
 
 
-def no_base(plan: Plan, head: int, base: int) -> str:
-    """Return why a task may not begin from version `base` without asking for the newest, `head`;
-    "" if it may.
-    """
-    gap = head - base
-    if not 0 <= base <= head:
-        return f"there is no version {base}"
-    if not plan.overlap or plan.in_flight == "redo":
-        return "every task of this run begins with the newest version"
-    if (gap and plan.in_flight == "cancel") or staleness_weight(plan, gap) <= 0:
-        return (
-            f"{gap} {'version was' if gap == 1 else 'versions were'} merged since version "
-            f"{base}, from which it began"
-        )
-    return ""
-
-
 def staleness_weight(plan: Plan, gap: int) -> float:
     """Return the weight of a base `gap` versions old; 0 = too old. Raises ValueError below 0."""
     if gap < 0:

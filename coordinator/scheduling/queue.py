@@ -15,7 +15,6 @@ import structlog
 
 from coordinator.database import (
     audits,
-    leases,
     record,
     runs,
     submissions,
@@ -24,11 +23,11 @@ from coordinator.database import (
 )
 from coordinator.database.tasks import Begun, TaskLine, TaskRow
 from coordinator.joiner import Joiner
-from coordinator.plan.plan import in_phase, no_base
+from coordinator.plan.plan import in_phase
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.standing import LOSS_FAILED, REST_MAX_S, rest_s
 from shared.clock import Clock, pause
-from shared.errors import Gone, NotFound, VolunteerError
+from shared.errors import NotFound, VolunteerError
 from shared.protocol.leases import ReleaseRequest
 from shared.protocol.limits import LONG_POLL_S_MAX, RENEW_S
 
@@ -66,7 +65,6 @@ class _Start(NamedTuple):
     task_id: int
     attempt: int
     newest: bool
-    base: int | None  # base version that the work began from
     patient: bool = True  # the task waits for a merge
 
 
@@ -97,21 +95,16 @@ class Queue:
         attempt: int,
         *,
         newest: bool = False,
-        base: int | None = None,
     ) -> Begun:
         """Bind the newest version as the base of a lease; a repeated call without `newest` returns
         the same.
 
         The call waits (with a limit) until the worker's last contribution is merged, unless the
-        plan lets work overlap. `base` reports a version that work began from while the coordinator
-        did not answer: it is bound if its work could still be merged; otherwise the task is
-        requeued, with nothing counted, and this raises Gone. Raises NotFound for another worker's
-        task, Gone if it was taken away, Cancelled if the run has ended.
+        plan lets work overlap. Raises NotFound for another worker's task, Gone if it was taken
+        away, Cancelled if the run has ended.
         """
-        if base is not None:
-            await self._still_good(principal, task_id, attempt, base)
         watch, until = self._signals.watch(), math.inf
-        start = _Start(principal.worker_id, task_id, attempt, newest, base)
+        start = _Start(principal.worker_id, task_id, attempt, newest)
         while isinstance(found := await self._beginning.ask(start), _Wait):
             watch.topics = (f"run:{found.run_id}",)
             until = min(until, self._clock.monotonic() + found.patience_s)
@@ -135,7 +128,7 @@ class Queue:
                 if row is None:
                     raise NotFound(f"there is no task {each.task_id} of yours")
                 tasks.may_submit(row, each.worker_id, each.attempt)
-                if each.base is None and row.begun_at is None:
+                if row.begun_at is None:
                     fresh.append(each)
                 else:
                     answers[each.task_id] = _go_on(conn, row, each, now)
@@ -160,33 +153,6 @@ class Queue:
             return None
         patience_s = min(plan.deadline_seconds or LONG_POLL_S_MAX, LONG_POLL_S_MAX)
         return _Wait(run_id=run_id, patience_s=patience_s)
-
-    async def _still_good(
-        self, principal: Principal, task_id: int, attempt: int, base: int
-    ) -> None:
-        """Check a base that is reported late. Raises Gone if too old; the task is released."""
-
-        def refusal(conn: Connection) -> str:
-            row = tasks.holder(conn, task_id, for_update=False)
-            tasks.may_submit(row, principal.worker_id, attempt)
-            if row.base_version == base:
-                return ""  # reported before: from then on the base ages like any other
-            run = runs.by_id(conn, row.run_id)
-            plan = in_phase(self.claims.spec(conn, run.id).plan, run.phase)
-            return no_base(plan, run.head, base) or (
-                f"version {base} was taken back meanwhile"
-                if leases.taken_back(conn, run.id, base)
-                else ""
-            )
-
-        why = await self._db.read(refusal)
-        if why:
-            message = (
-                f"task {task_id} began while the coordinator could not be reached, but {why}: "
-                "nothing is counted against you"
-            )
-            await self.release(principal, task_id, ReleaseRequest(attempt=attempt, reason=message))
-            raise Gone(message)
 
     async def release(self, principal: Principal, task_id: int, request: ReleaseRequest) -> None:
         """Release a lease: nothing is counted, unless the task itself failed.
@@ -330,9 +296,9 @@ class Queue:
 
 
 def _go_on(conn: Connection, row: TaskRow, each: _Start, now: float) -> Begun | VolunteerError:
-    """Bind the base that the worker names, or repeat the reply to its earlier request."""
-    begun = tasks.go_on(conn, row, now, base=each.base, newest=each.newest)
-    if isinstance(begun, VolunteerError) or row.begun_at is None:
+    """Repeat the reply to a worker's earlier request, or bind the newest version."""
+    begun = tasks.go_on(conn, row, now, newest=each.newest)
+    if isinstance(begun, VolunteerError):
         return begun
     part, tries = submissions.wanted(conn, begun.task)
     return msgspec.structs.replace(begun, part=part, tries=tries)

@@ -97,16 +97,11 @@ class ClaimReply(Message):
 
 
 class BeginRequest(Message):
-    """Start of work on a lease, or with `newest` its continuation from the newest version.
-
-    `base` is the version that work began from while the coordinator could not be reached; it is
-    refused if the plan does not allow that.
-    """
+    """Start of work on a lease, or with `newest` its continuation from the newest version."""
 
     attempt: Count
     newest: bool = False
     known: Count | None = None  # version whose manifest the worker already has
-    base: Count | None = None
 
 
 class BeginReply(Message):

@@ -1,56 +1,23 @@
-"""Base version of each task: the coordinator's newest one or, during an outage, the newest stored
-one.
-
-A stored version is used only if the run allows an older base: not if each task waits for the merge
-of the previous one, nor if a lease pulls newer versions. The coordinator learns the base when it
-answers again, at the latest before the result is submitted, and refuses one that is too old by
-then.
-"""
+"""Base version of each task: bound by the coordinator when work begins, its weights fetched ahead."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from shared.errors import Gone, InvalidFrame, Unreachable
-from shared.protocol import endpoints
-from shared.protocol.leases import BeginReply, BeginRequest, Lease
-from shared.protocol.versions import SignedManifest, VersionManifest
+from shared.errors import InvalidFrame
+from shared.protocol.leases import BeginReply, Lease
+from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
 from volunteer.agent.collaborators import Workplace
 from volunteer.agent.downloads import Downloads
-from volunteer.agent.held_leases import LeaseInWork, LeaseKey
-from volunteer.agent.stretch import LeasePlan
+from volunteer.agent.held_leases import LeaseInWork
 from volunteer.control import events
-from volunteer.net.api import POLL_S, Api
-from volunteer.net.retry import FOREVER
 
-# A task begins from a stored version after this wait, in which a coordinator can restart.
-PATIENCE_S = 10.0
 NEWEST = ("train", "selfplay", "learn")  # kinds that begin with the newest version
-
-
-async def announce_base(
-    api: Api, key: LeaseKey, base: int, *, patience_s: float = FOREVER
-) -> BeginReply:
-    """Report the version that a lease began from. Raises Gone if it is too old by now."""
-    task, attempt = key
-    limits = {"timeout_s": POLL_S, "patience_s": patience_s}
-    request = BeginRequest(attempt=attempt, base=base)
-    reply = await api.call(endpoints.BEGIN, {"task": task}, request, **limits)
-    if reply.version != base:
-        raise Gone(
-            Sentence(
-                "the coordinator wants task {task} from version {version}, not {base}",
-                task=task,
-                version=reply.version,
-                base=base,
-            )
-        )
-    return reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +35,6 @@ class BaseVersions:
 
     place: Workplace
     downloads: Downloads
-    # Newest stored version, by run.
-    _here: dict[str, tuple[VersionManifest, SignedManifest]] = field(
-        default_factory=dict, init=False
-    )
 
     async def prefetch(self, held: LeaseInWork) -> None:
         """Fetch the newest version into the cache for a task that has not begun, if there is room.
@@ -82,10 +45,9 @@ class BaseVersions:
         lease = held.lease
         if lease.in_step or not _newest(lease):
             return
-        manifest, signed = await self.downloads.newest(lease)
+        manifest = await self.downloads.newest(lease)
         if await self.downloads.fits(manifest):
             await self.downloads.weights(held, manifest)
-            self._brought(manifest, signed)
 
     async def bind(
         self, held: LeaseInWork, stack: ExitStack, known: VersionManifest | None = None
@@ -99,18 +61,16 @@ class BaseVersions:
         if lease.in_step and before is None:
             await self._submitted(lease.run)
         floor = self.place.store.receipts.newest(lease.run)
-        if known is None:
-            begun = await self._begin(held)
-        else:
-            begun = await self.place.remote.api.begin(lease.task, lease.attempt, known.version)
-            if begun.version == known.version:
-                return None
+        newest_here = None if known is None else known.version
+        begun = await self.place.remote.api.begin(lease.task, lease.attempt, newest_here)
+        if begun.version == newest_here:
+            return None
         if begun.manifest is None:
             raise InvalidFrame(
                 Sentence("the coordinator sent no manifest of the version to begin from")
             )
-        # A task that began before, even during an outage, keeps its earlier base.
-        newest = _newest(lease) and before is None and not held.stored.early
+        # A task that began before keeps its earlier base.
+        newest = _newest(lease) and before is None
         manifest = self.downloads.checked(begun.manifest, lease, floor if newest else -1)
         if before is None or before.version != begun.version:
             # the snapshot belongs to another base
@@ -118,69 +78,7 @@ class BaseVersions:
         held.change(begun=begun, lease=_bound(lease, begun, manifest))
         self.place.store.leases.keep(held.stored)
         weights = await self.downloads.held_weights(held, manifest, stack)
-        self._brought(manifest, begun.manifest)
         return BaseVersion(begun=begun, manifest=manifest, weights=weights)
-
-    async def announce(self, held: LeaseInWork) -> None:
-        """Report a base that the coordinator does not know yet; a refusal ends the task."""
-        stored = held.stored
-        if not stored.early or stored.begun is None:
-            return
-        try:
-            reply = await announce_base(self.place.remote.api, held.key, stored.begun.version)
-        except Gone as error:
-            held.end("gone", error.message)
-            return
-        lease = msgspec.structs.replace(held.lease, finish_by=reply.finish_by)
-        held.change(lease=lease, early=False)
-        self.place.store.leases.keep(held.stored)
-
-    def _brought(self, manifest: VersionManifest, signed: SignedManifest) -> None:
-        """Record that the weights of this version are in the cache."""
-        known = self._here.get(manifest.run)
-        if known is None or known[0].version <= manifest.version:
-            self._here[manifest.run] = (manifest, signed)
-
-    async def _begin(self, held: LeaseInWork) -> BeginReply:
-        """Return the base that the coordinator names; during an outage, a stored one."""
-        lease, before = held.lease, held.stored.begun
-        if before is not None and held.stored.early:  # begun by an earlier process
-            reply = await announce_base(self.place.remote.api, held.key, before.version)
-            held.change(early=False)
-            return msgspec.structs.replace(reply, manifest=before.manifest)
-        here = await self._base_here(lease) if before is None else None
-        if here is None:
-            return await self.place.remote.api.begin(lease.task, lease.attempt)
-        try:
-            return await self.place.remote.api.begin(
-                lease.task, lease.attempt, patience_s=PATIENCE_S
-            )
-        except Unreachable as error:
-            manifest, signed = here
-            self.place.hub.notice(
-                Sentence(
-                    "the coordinator does not answer ({error}): task {task} begins from version "
-                    "{version}, which is here, and the coordinator learns of it later",
-                    error=error.message,
-                    task=lease.task,
-                    version=manifest.version,
-                ),
-                "warning",
-            )
-        held.change(early=True)
-        return BeginReply(
-            version=manifest.version,
-            global_step=manifest.global_step,
-            finish_by=lease.finish_by,
-            manifest=signed,
-        )
-
-    async def _base_here(self, lease: Lease) -> tuple[VersionManifest, SignedManifest] | None:
-        if lease.in_step or not _newest(lease) or LeasePlan.of(lease).several:
-            return None
-        found = self._here.get(lease.run)
-        there = found is not None and await self.downloads.has_weights(found[0])
-        return found if there else None
 
     async def _submitted(self, run: str) -> None:
         """Wait until the last result of this run is submitted, so that the next base can contain

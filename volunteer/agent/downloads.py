@@ -99,15 +99,15 @@ class Downloads:
         stack.enter_context(self.place.store.cache.hold([manifest.weights.sha256]))
         return await self.weights(held, manifest)
 
-    async def newest(self, lease: Lease) -> tuple[VersionManifest, SignedManifest]:
-        """Return the manifest of the newest version of a lease's run, checked, and as signed."""
+    async def newest(self, lease: Lease) -> VersionManifest:
+        """Return the manifest of the newest version of a lease's run, checked."""
         floor = self.place.store.receipts.newest(lease.run)
         signed = await self.place.remote.api.query(endpoints.LATEST, run=lease.run)
-        return self.checked(signed, lease, floor), signed
+        return self.checked(signed, lease, floor)
 
     async def newer(self, lease: Lease) -> tuple[VersionManifest, Path, ExitStack]:
         """Fetch the newest version without events; its file is kept until the stack closes."""
-        manifest, _ = await self.newest(lease)
+        manifest = await self.newest(lease)
         with ExitStack() as hold:
             hold.enter_context(self.place.store.cache.hold([manifest.weights.sha256]))
             path = await self.place.remote.weights.fetch(manifest, lambda total: lambda done: None)
@@ -116,11 +116,6 @@ class Downloads:
     async def fits(self, manifest: VersionManifest) -> bool:
         """Return True if the cache has room for a version and its sources."""
         return await asyncio.to_thread(self.place.store.cache.fits, 2 * manifest.weights.size)
-
-    async def has_weights(self, manifest: VersionManifest) -> bool:
-        """Return True if the weights of a version are in the cache."""
-        cache, ref = self.place.store.cache, manifest.weights
-        return await asyncio.to_thread(cache.find, ref.sha256, ref.size) is not None
 
     def checked(self, signed: SignedManifest, lease: Lease, floor: int = -1) -> VersionManifest:
         """Return the manifest after verifying its signature.

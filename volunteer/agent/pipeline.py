@@ -63,12 +63,7 @@ class Pipeline:
             await lease_run.begin()
             if held.lease.audit is not None:
                 await lease_run.borrow(stack)
-            announcing = asyncio.ensure_future(self.bases.announce(held))
-            try:
-                return await lease_run.parts()
-            finally:
-                announcing.cancel()
-                await asyncio.gather(announcing, return_exceptions=True)
+            return await lease_run.parts()
 
     def close(self) -> None:
         """End the encoder; the pipeline must not be used afterwards."""

@@ -12,7 +12,6 @@ from shared.protocol import endpoints
 from shared.protocol.contributions import SubmitReply, UploadRequest
 from shared.sentences import Sentence
 from shared.text import printable
-from volunteer.agent.base_versions import announce_base
 from volunteer.agent.collaborators import Workplace
 from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.verdict_news import Verdicts
@@ -78,9 +77,6 @@ class Submitter:
 
     async def _send(self, entry: QueuedResult) -> SubmitReply:
         submit, remote = entry.submit, self.place.remote
-        if entry.early:
-            base = submit.base_version
-            await announce_base(remote.api, (entry.task, submit.attempt), base, patience_s=0)
         request = copying(UploadRequest, submit)(
             task=entry.task,
         )

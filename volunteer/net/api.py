@@ -16,7 +16,6 @@ from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRe
 from shared.protocol.limits import LONG_POLL_S_MAX
 from shared.sentences import Sentence
 from volunteer.net.client import ApiCall, Client
-from volunteer.net.retry import FOREVER
 
 ASK_S = 15.0  # patience of a request that a person waits for
 SHORT_S = 5.0  # patience of a request that may fail without harm
@@ -92,16 +91,13 @@ class Api:
             raise Unavailable(Sentence("the coordinator sent an empty reply to a claim"))
         return reply
 
-    async def begin(
-        self, task: int, attempt: int, known: int | None = None, *, patience_s: float = FOREVER
-    ) -> BeginReply:
+    async def begin(self, task: int, attempt: int, known: int | None = None) -> BeginReply:
         """Begin a task; the request waits for a running merge that this worker needs.
 
         `known` is the newest version here, which running work can continue from.
         """
         request = BeginRequest(attempt=attempt, newest=known is not None, known=known)
-        limits = {"timeout_s": POLL_S, "patience_s": patience_s}
-        return await self.call(endpoints.BEGIN, {"task": task}, request, **limits)
+        return await self.call(endpoints.BEGIN, {"task": task}, request, timeout_s=POLL_S)
 
     async def answer_tokens(self, answer: str, sent: AnswerTokens) -> bool:
         """Send the next tokens of an answer; return False when no more are wanted."""

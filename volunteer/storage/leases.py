@@ -24,7 +24,6 @@ class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     claim_id: str
     begun: BeginReply | None = None
-    early: bool = False  # begun without the coordinator, which must be told later
 
     @property
     def key(self) -> tuple[int, int]:

@@ -34,7 +34,6 @@ class QueuedResult(msgspec.Struct, frozen=True, kw_only=True):
     price_micro: int
     at: float
     last: bool = True  # last result of its lease
-    early: bool = False  # see `HeldLease`
 
     @property
     def name(self) -> str:

@@ -347,7 +347,6 @@ class LocalTask:
             price_micro=lease.price_micro,
             at=files.now(),
             last=place.last,
-            early=files.held.early,
         )
 
     def _answer(self, made: PartResult, audit: AuditWork) -> bytes:

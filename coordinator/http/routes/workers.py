@@ -109,14 +109,11 @@ async def answer_tokens(call: Call[AnswerTokens]) -> AnswerGoOn:
 async def begin(call: Call[BeginRequest]) -> BeginReply:
     coordinator, body = call.coordinator, call.body
     task = call.number("task")
-    beginning = coordinator.queue.begin(
-        call.principal, task, body.attempt, newest=body.newest, base=body.base
-    )
+    beginning = coordinator.queue.begin(call.principal, task, body.attempt, newest=body.newest)
     begun = await _while_wanted(beginning, call.receive, coordinator.stopping)
-    known = begun.version in (body.known, body.base)
     return copying(BeginReply, begun)(
         manifest=None
-        if known
+        if begun.version == body.known
         else await coordinator.runs.queries.manifest(begun.run, begun.version),
     )
 

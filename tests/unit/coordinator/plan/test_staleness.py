@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from coordinator.plan.plan import (
     Term,
     in_phase,
-    no_base,
     plan,
     quorum_of,
     staleness_weight,
@@ -48,29 +47,6 @@ def test_a_later_contribution_never_counts_more(table: str) -> None:
 def test_a_base_that_does_not_exist_yet_is_refused() -> None:
     with pytest.raises(ValueError, match="lies 2 versions in the future"):
         staleness_weight(Plan(), -2)
-
-
-@pytest.mark.parametrize(
-    ("raw", "head", "base", "reason"),
-    [
-        ({"overlap": True}, 7, 7, ""),
-        ({"overlap": True}, 7, 0, ""),
-        ({"overlap": True}, 0, 0, ""),
-        ({"overlap": True}, 7, 8, "there is no version 8"),
-        ({"overlap": True}, 7, -1, "there is no version -1"),
-        ({}, 7, 7, "every task of this run begins with the newest version"),
-        ({"preset": "sync-sgd", "overlap": True}, 7, 7, "every task of this run begins"),
-        ({"overlap": True, "max_staleness": 2}, 7, 5, ""),
-        ({"overlap": True, "max_staleness": 2}, 7, 4, "3 versions were merged since version 4"),
-        ({"overlap": True, "in_flight": "cancel"}, 7, 7, ""),
-        ({"overlap": True, "in_flight": "cancel"}, 7, 6, "1 version was merged since version 6"),
-    ],
-)
-def test_from_which_version_work_may_begin_unasked(
-    raw: dict[str, Any], head: int, base: int, reason: str
-) -> None:
-    found = no_base(plan(raw), head, base)
-    assert found.startswith(reason) if reason else found == ""
 
 
 def test_work_of_nothing_counts_nothing_and_half_a_step_half() -> None:
