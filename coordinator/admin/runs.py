@@ -17,8 +17,7 @@ from coordinator.admin.command import (
     organiser_command,
     reason,
 )
-from coordinator.database import datasets, runs
-from coordinator.database.runs import RunRow
+from coordinator.database import runs
 from coordinator.database.standings import CostOfChecks
 from coordinator.database.statistics import VolunteerSummary
 from coordinator.merging.healing import Proposal, proposal
@@ -28,18 +27,13 @@ from coordinator.runs.example import example, example_dataset
 from coordinator.runs.export import PLAIN, Exported
 from coordinator.runs.landmarks import Landmarks
 from coordinator.runs.queries import DecidedCounts, ExperienceFigures
-from coordinator.runs.trial import Trial, trial
 from coordinator.runs.wind_down import VERSION, Deed, Difference
 from shared.errors import BadRequest
-from shared.machine_limits import threads
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LeaderRow
 from shared.protocol.versions import VersionInfo
-from shared.workloads.base import DatasetManifest
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
     from coordinator.plan.plan_tables import Plan
     from coordinator.services import Coordinator
 
@@ -116,13 +110,6 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[str, ...] = ()
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of a run's work on the coordinator's machine; None where it was not measured."""
-
-    trial: Trial | None
-    task_s: float | None
-
-
 @organiser_command("run.create", needs="nothing")
 async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
     if ask.example and ask.text:
@@ -133,21 +120,6 @@ async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
         await example_dataset(coordinator.datasets)
     run = await coordinator.runs.create(text)
     return Created(run=run, advice=await coordinator.runs.queries.advice(run.name))
-
-
-@organiser_command("run.measure")
-async def measure(coordinator: Coordinator, ask: Named) -> Measured:
-    def read(conn: Connection) -> tuple[RunRow, DatasetManifest | None]:
-        run = runs.by_name(conn, ask.name)
-        data = datasets.of_run(conn, run)
-        return run, data.manifest if data else None
-
-    run, manifest = await coordinator.db.read(read)
-    about = definition(run)
-    found = await trial(run, manifest, coordinator.blobs, threads())
-    task = about.file.task
-    steps = about.play.episodes if about.play else 0 if task.target_seconds else task.local_steps
-    return Measured(trial=found, task_s=found.step_s * steps if found and steps else None)
 
 
 @organiser_command("run.start")

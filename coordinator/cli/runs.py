@@ -10,13 +10,14 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
 from shared.errors import BadRequest, InvalidRunFile, why
+from shared.protocol.limits import process_on
 from shared.text import credit, duration, size, whole_percent
 from shared.text_file import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coordinator.admin.runs import Measured, RunShown
+    from coordinator.admin.runs import RunShown
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import VolunteerSummary
     from coordinator.merging.healing import Proposal
@@ -83,26 +84,13 @@ def create(
     )
     if run.origin:
         print(f"It begins from {_origin(run)}.")
-    print("Measuring its work on this machine: up to a minute.", flush=True)
-    _tell_cost(call(where, "run.measure", name=run.name))
+    print(
+        f"A machine needs about {size(process_on('cpu', run.memory_bytes))} of memory, or "
+        f"{size(run.memory_bytes)} of a GPU's."
+    )
     for sentence in done.advice:
         print(f"Beware: {sentence}.")
     print(where.hint(f"Next: `coordinator run start {run.name}`"))
-
-
-def _tell_cost(found: Measured) -> None:
-    if found.trial is None:
-        print("It was not measured: it does not fit into the memory that is free here.")
-        return
-    trial = found.trial
-    each = trial.counted.removesuffix("s") or "step"
-    parts = [f"a process holds {size(trial.memory_bytes)}"]
-    if trial.step_s:
-        handed = f"the {trial.counted} of a trial are" if trial.counted else "an update is"
-        parts += [f"{handed} {size(trial.update_bytes)}", f"a {each} takes {trial.step_s:.2g} s"]
-    if found.task_s:
-        parts.append(f"a task {duration(found.task_s)}")
-    print(f"Measured on this machine: {', '.join(parts)}.")
 
 
 def _origin(run: RunInfo) -> str:
