@@ -25,7 +25,7 @@ from coordinator.rules.run_file import StopSettings, parse
 from coordinator.runs.definition import definition
 from coordinator.runs.example import example, example_dataset
 from coordinator.runs.export import PLAIN, Exported
-from coordinator.runs.landmarks import Landmarks
+from coordinator.runs.phases import PhaseStart
 from coordinator.runs.queries import DecidedCounts, ExperienceFigures
 from coordinator.runs.wind_down import VERSION, Deed, Difference
 from shared.errors import BadRequest
@@ -97,9 +97,9 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     heal: Proposal | None = None  # a rollback that is proposed
     checks: CostOfChecks | None = None
     advice: tuple[str, ...] = ()
-    figures: DecidedCounts | None = None
+    contributions: DecidedCounts | None = None
     experience: ExperienceFigures | None = None  # figures of a run that makes its own data
-    landmarks: Landmarks = Landmarks()
+    phases: tuple[PhaseStart, ...] = ()  # begun ones, oldest first; none in a plan without
     leaders: tuple[LeaderRow, ...] = ()  # volunteers who agreed to be shown
 
 
@@ -150,9 +150,9 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
         heal=heal,
         checks=await coordinator.runs.queries.checks(ask.name),
         advice=await coordinator.runs.queries.advice(ask.name),
-        figures=await coordinator.runs.queries.decided(ask.name),
+        contributions=await coordinator.runs.queries.decided(ask.name),
         experience=await coordinator.runs.queries.experience(ask.name),
-        landmarks=await coordinator.runs.queries.landmarks(ask.name),
+        phases=await coordinator.runs.queries.phases(ask.name),
         leaders=leaders[:SHOWN_LEADERS],
     )
 

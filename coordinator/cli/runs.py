@@ -17,11 +17,10 @@ from shared.text_file import read_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from coordinator.admin.runs import RunShown
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import VolunteerSummary
     from coordinator.merging.healing import Proposal
-    from coordinator.runs.landmarks import Landmarks
+    from coordinator.runs.phases import PhaseStart
     from coordinator.runs.queries import DecidedCounts, ExperienceFigures
     from coordinator.runs.wind_down import Deed
     from shared.protocol.accounts import RunInfo
@@ -272,10 +271,12 @@ def listing(*, where: TargetOptions = HERE) -> None:
 @app.command
 def show(name: Run, *, where: TargetOptions = HERE) -> None:
     """One run with its newest versions."""
+    import msgspec
+
     shown = call(where, "run.show", name=name)
     run = shown.run
     if where.json:
-        as_json({"run": _plain(run), "versions": shown.versions, **_ways(shown)})
+        as_json(msgspec.to_builtins(shown) | {"run": _plain(run)})
         return
     facts(
         [
@@ -295,9 +296,8 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             ("credits", f"{run.credits_per_step:g} a step"),
             ("merge", run.merging),
             ("experience", _experience(shown.experience)),
-            ("contributions", _contributions(shown.figures, shown.checks)),
-            ("phases", _phases(shown.landmarks)),
-            ("milestones", _milestones(shown.landmarks)),
+            ("contributions", _contributions(shown.contributions, shown.checks)),
+            ("phases", _phases(shown.phases)),
             ("up", shown.codec),
             ("down", DOWNLINKS.get(shown.downlink, shown.downlink)),
             ("rule", shown.rule),
@@ -311,24 +311,6 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
     _suites(run)
     print()
     print_versions(shown.versions)
-
-
-def _ways(shown: RunShown) -> dict[str, Any]:
-    """Return all fields but the run itself and its versions, for machines."""
-    return {
-        "codec": shown.codec,
-        "downlink": shown.downlink,
-        "rule": shown.rule,
-        "gate": shown.gate,
-        "heal": shown.heal,
-        "experience": shown.experience,
-        "checks": None if shown.checks is None else _cost(shown.checks),
-        "advice": shown.advice,
-        "contributions": _counted(shown.figures),
-        "milestones": shown.landmarks.milestones,
-        "phases": shown.landmarks.phases,
-        "leaders": shown.leaders,
-    }
 
 
 def print_versions(versions: Sequence[VersionInfo]) -> None:
@@ -419,16 +401,6 @@ def _checked(cost: CostOfChecks) -> str | None:
     )
 
 
-def _cost(cost: CostOfChecks) -> dict[str, Any]:
-    import msgspec
-
-    return {**msgspec.to_builtins(cost), "share": cost.share}
-
-
-def _counted(figures: DecidedCounts | None) -> dict[str, int] | None:
-    return None if figures is None else {"good": figures.accepted, "refused": figures.rejected}
-
-
 def _contributions(figures: DecidedCounts | None, cost: CostOfChecks | None) -> str | None:
     if figures is None or not figures.accepted + figures.rejected:
         return None
@@ -436,12 +408,8 @@ def _contributions(figures: DecidedCounts | None, cost: CostOfChecks | None) -> 
     return f"{figures.accepted:,} found good, {figures.rejected:,} refused{time}"
 
 
-def _phases(found: Landmarks) -> str | None:
-    return "; ".join(f"from version {p.version} on {p.plan}" for p in found.phases) or None
-
-
-def _milestones(found: Landmarks) -> str | None:
-    return ", ".join(f"{m.version} ({when(m.at)})" for m in found.milestones) or None
+def _phases(found: Sequence[PhaseStart]) -> str | None:
+    return "; ".join(f"from version {p.version} on {p.plan}" for p in found) or None
 
 
 def _lowered(run: RunInfo) -> str:

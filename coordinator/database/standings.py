@@ -57,13 +57,7 @@ class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
     audits: int = 0  # audits that volunteers answered and were paid for
     audits_micro: int = 0  # pay of the audits
     audits_s: float = 0.0  # seconds that the audits took on volunteers' devices
-
-    @property
-    def share(self) -> float | None:
-        """Return the seconds of all checks for each second of accepted work; None without such
-        work.
-        """
-        return (self.checked_s + self.audits_s) / self.work_s if self.work_s > 0 else None
+    share: float | None = None  # seconds of all checks for each second of accepted work
 
 
 _V = volunteers.c
@@ -149,6 +143,7 @@ def cost(conn: Connection, run_id: int) -> CostOfChecks:
         audits=int(by_volunteers[0]),
         audits_micro=int(by_volunteers[1]),
         audits_s=float(by_volunteers[2]),
+        share=(checked_s + by_volunteers[2]) / work_s if work_s > 0 else None,
     )
 
 

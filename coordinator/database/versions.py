@@ -123,13 +123,6 @@ def pace(conn: Connection, run_id: int, head: int) -> tuple[float, float]:
     return times[-1], (times[-1] - times[0]) / max(1, head - first)
 
 
-def made_at(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[tuple[int, float]]:
-    """Return the times of some versions, oldest first."""
-    v = versions.c
-    query = select(v.version, v.created_at).where(v.run_id == run_id, v.version.in_(numbers))
-    return [(int(version), float(at)) for version, at in conn.execute(query.order_by(v.version))]
-
-
 def phase_starts(conn: Connection, run_id: int) -> list[tuple[int, int]]:
     """Return each phase that has a version, with its first version, in order."""
     v = versions.c

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import Stretch
-    from coordinator.runs.landmarks import Landmarks
+    from coordinator.runs.phases import PhaseStart
     from coordinator.runs.queries import DecidedCounts
     from coordinator.services import Coordinator
     from shared.protocol.accounts import RunInfo
@@ -70,7 +70,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     live: Live
     figures: DecidedCounts
     checks: CostOfChecks
-    landmarks: Landmarks
+    phases: tuple[PhaseStart, ...]
     curve: Line | None
     strength: Line | None
     columns: Sequence[ChartColumn]
@@ -92,7 +92,7 @@ class RunSums(msgspec.Struct, frozen=True, kw_only=True):
 
     figures: DecidedCounts
     checks: CostOfChecks
-    landmarks: Landmarks
+    phases: tuple[PhaseStart, ...]
     news: tuple[News, ...]
 
 
@@ -318,7 +318,7 @@ class Views:
         board = self._coordinator.volunteers.leaderboard
         leaders = await board(name, seldom=True)
         rated = await self._public.strength(row)
-        marks = [(phase.version, phase.plan) for phase in sums.landmarks.phases]
+        marks = [(phase.version, phase.plan) for phase in sums.phases]
         return copying(RunPage, sums)(
             info=info,
             live=live(info, sums.figures, sums.checks.work_s),
@@ -340,7 +340,7 @@ class Views:
         return RunSums(
             figures=await self._queries.decided(row.name),
             checks=await self._queries.checks(row.name),
-            landmarks=await self._queries.landmarks(row.name),
+            phases=await self._queries.phases(row.name),
             news=await self._public.news(row, announced),
         )
 

@@ -1,10 +1,12 @@
-"""Phase of a run's plan: decided when a version is made, and stored with it."""
+"""Phases of a run's plan: decided when a version is made, and stored with it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.database import evaluations
+import msgspec
+
+from coordinator.database import evaluations, versions
 from coordinator.database.runs import RunRow
 from coordinator.plan.plan import in_phase, phase_index
 from coordinator.plan.plan_tables import Plan
@@ -13,6 +15,22 @@ from coordinator.runs.version_files import TrainingProgress
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+MERGED_BY = {
+    "sgd": "averaging",
+    "nesterov": "Nesterov momentum",
+    "delayed-nesterov": "delayed Nesterov momentum",
+    "adam": "Adam",
+    "yogi": "Yogi",
+}
+
+
+class PhaseStart(msgspec.Struct, frozen=True, kw_only=True):
+    """First version of a phase, and its way of merging."""
+
+    phase: int
+    version: int
+    plan: str
 
 
 def at_head(run: RunRow) -> Plan:
@@ -28,3 +46,22 @@ def following(conn: Connection, run: RunRow, progress: TrainingProgress) -> int:
         window = whole.phases[run.phase].slope_window
         losses = evaluations.losses_in_phase(conn, run.id, run.phase, window)
     return phase_index(whole, progress.version, progress.tokens, losses, run.phase)
+
+
+def starts(conn: Connection, run: RunRow) -> tuple[PhaseStart, ...]:
+    """Return the begun phases of a run, oldest first; empty for a plan without phases. A phase that
+    began twice, after a rollback, counts once.
+    """
+    whole = definition(run).plan
+    began = versions.phase_starts(conn, run.id) if whole.phases else []
+    return tuple(
+        PhaseStart(phase=phase, version=version, plan=described(in_phase(whole, phase)))
+        for phase, version in began
+    )
+
+
+def described(plan: Plan) -> str:
+    """Return the way of making and merging updates in a few words."""
+    kind = "gradients" if plan.update == "gradient" else "updates"
+    steps = f" of {plan.local_steps} local steps" if plan.local_steps else ""
+    return f"{kind}{steps}, {MERGED_BY[plan.optimizer]}"

@@ -24,7 +24,7 @@ from coordinator.rules.advice import advice, too_large
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
-from coordinator.runs.landmarks import Landmarks, landmarks
+from coordinator.runs.phases import PhaseStart
 from coordinator.runs.version_files import MANIFEST_LIFE_S, renewed
 from coordinator.ttl_cache import REST, KeyedCache
 from shared.clock import Clock
@@ -58,7 +58,9 @@ LOSSES_MAX = 2000
 MANIFEST_S = 1.0  # time for which the manifest of a version is cached
 
 
-class DecidedCounts(msgspec.Struct, frozen=True, kw_only=True):
+class DecidedCounts(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"accepted": "good", "rejected": "refused"}
+):
     """Contributions of a run by their verdict."""
 
     accepted: int
@@ -217,9 +219,9 @@ class RunQueries:
 
         return await self._db.read(read)
 
-    async def landmarks(self, name: str) -> Landmarks:
-        """Return milestones and phases of a run. Raises NotFound."""
-        return await self._db.read(lambda conn: landmarks(conn, runs.by_name(conn, name)))
+    async def phases(self, name: str) -> tuple[PhaseStart, ...]:
+        """Return the begun phases of a run. Raises NotFound."""
+        return await self._db.read(lambda conn: phases.starts(conn, runs.by_name(conn, name)))
 
     async def checks(self, name: str) -> CostOfChecks:
         """Return the checks of a run's updates, and the device time of the accepted ones. Raises

@@ -1,4 +1,4 @@
-"""Open tasks of runs, landmarks of the page and marks of volunteers, on every database."""
+"""Open tasks of runs, the phases of the page and marks of volunteers, on every database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def test_runs_have_their_open_tasks_and_the_machines_at_them(database: Dat
     assert (found["run-0"].version, found["run-0"].checking) == (0, 0)
 
 
-async def test_landmarks_of_a_run(database: Database) -> None:
+async def test_phases_and_pace_of_a_run(database: Database) -> None:
     def make(conn: Connection) -> int:
         run = add_run(conn)
         for number in range(1, 31):
@@ -35,14 +35,12 @@ async def test_landmarks_of_a_run(database: Database) -> None:
         assert conn.execute(select(runs.c.head).where(runs.c.id == run)).scalar() == 30
         return (
             versions.phase_starts(conn, run),
-            [version for version, _ in versions.made_at(conn, run, [1, 5, 10, 50])],
             versions.pace(conn, run, 30),
             versions.pace(conn, run, 0),
             statistics.marks(conn, "nobody", [run], 0.0),
         )
 
-    starts, made, pace, alone, marks = await database.read(read)
+    starts, pace, alone, marks = await database.read(read)
     assert starts == [(0, 0), (1, 7)]
-    assert made == [1, 5, 10]
     assert pace == alone == (0.0, 0.0)  # these rows have no times
     assert marks == Marks()

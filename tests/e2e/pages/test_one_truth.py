@@ -12,12 +12,10 @@ from typing import Any
 
 import httpx
 import msgspec
-import pytest
 from sqlalchemy import Connection, update
 
 from coordinator.database.tables.contributions import contributions
 from coordinator.pages import templates
-from coordinator.runs.landmarks import milestones_until
 from shared.protocol.limits import process_on
 from shared.text import credit, size, whole_percent
 from tests.e2e.pages.test_pages import merged
@@ -135,12 +133,6 @@ async def test_a_page_and_its_events_say_what_run_show_prints(tmp_path: Path) ->
     measured = [(v["version"], f"{v['loss']:.4g}") for v in shown["versions"] if v["loss"]]
     assert page.series() == measured
 
-    stones = [m["version"] for m in shown["milestones"]]
-    assert stones == [1, 5, 10]
-    listed = page.body.partition("Milestones</h3>")[2].partition("</ul>")[0]
-    assert plain(listed) == " ".join(
-        f"version {m['version']} {templates.day(m['at'])}" for m in shown["milestones"]
-    )
     assert [p["version"] for p in shown["phases"]] == [0, 3]
     bits, before = (templates.loss(info[name]) for name in ("bits", "bits_first"))
     assert f"do not depend on the tokenizer: {bits}, from {before}." in page.words
@@ -166,10 +158,3 @@ async def first_event(client: httpx.AsyncClient, path: str) -> dict[str, str]:
             if line.startswith("data: "):
                 return msgspec.json.decode(line.removeprefix("data: "), type=dict[str, str])
     raise AssertionError("the stream told nothing")
-
-
-@pytest.mark.parametrize("head", [-1, 0, 1, 4, 5, 49, 50, 99, 100, 50_000])
-def test_milestones_are_the_round_numbers(head: int) -> None:
-    assert milestones_until(head) == [
-        n for n in range(1, head + 1) if str(n).rstrip("0") in ("1", "5")
-    ]
