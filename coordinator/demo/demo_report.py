@@ -1,25 +1,17 @@
-"""Report of a demo: figures, samples, pictures, strength where versions play."""
+"""Report of a demo: figures, samples, pictures."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from coordinator.database import experience, runs, versions
-from coordinator.experience.replay import ANCHOR, standing
-from coordinator.runs.definition import definition
-from coordinator.runs.version_files import read_weights
 from shared.copying import copying
 from shared.decoding import decode
 from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo
-from shared.workloads.games import Encounter, Games
-
-GAMES = 40  # games of the last match
 
 
 class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,24 +21,6 @@ class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
     received_bytes: int = 0
     tasks: int = 0
     complaint: str = ""  # reason why its last task failed
-
-
-class Strength(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of games of the last version against version 0, from fixed openings."""
-
-    version: int
-    wins: int
-    draws: int
-    losses: int
-    elo: float  # Elo above version 0
-    error: float  # half of the 95 % interval
-    matches: int  # matches that volunteers played and the coordinator checked
-    game: str  # one of the games, in which the last version has the first stones
-
-    @property
-    def points(self) -> float:
-        """Return the share of the points, where a draw is half a point."""
-        return (self.wins + self.draws / 2) / max(1, self.wins + self.draws + self.losses)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,14 +47,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str
     complaint: str = ""  # complaint of a volunteer, where no contribution came
     history: tuple[VersionInfo, ...] = ()
-    strength: Strength | None = None  # strength of a workload that plays
     pictures: tuple[str, ...] = ()  # names of files in `data_dir`
 
     @property
     def improved(self) -> bool:
-        """Return True if the last version beats the first: by games, otherwise by loss."""
-        if self.strength is not None:
-            return self.strength.wins > self.strength.losses
+        """Return True if the last version has a lower loss than the first."""
         return (
             self.loss_first is not None
             and self.loss_last is not None
@@ -126,48 +97,7 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Process
         received_bytes=sum(item.received_bytes for item in traffic),
         complaint="" if handed_in else next((t.complaint for t in traffic if t.complaint), ""),
         history=tuple(measured),
-        strength=await strength(services, name),
     )
-
-
-async def strength(services: Any, name: str) -> Strength | None:
-    """Return the strength of a run's newest version; None where versions do not play, or there is
-    one only.
-    """
-    run = await services.db.read(lambda conn: runs.by_name(conn, name))
-    if not isinstance(definition(run).workload.experience, Games) or run.head == ANCHOR:
-        return None
-    first, last = [
-        await services.db.read(lambda conn, n=number: versions.get(conn, run.id, n))
-        for number in (ANCHOR, run.head)
-    ]
-    paths = [await services.blobs.local(row.published_sha256) for row in (last, first)]
-    found = await asyncio.to_thread(_meet, run, paths)
-    rows = await services.db.read(lambda conn: experience.matches_of(conn, run.id))
-    own = copying(experience.MatchRow, found)(
-        contribution_id=0,
-        run_id=run.id,
-        version=run.head,
-        against=ANCHOR,
-        at=0.0,
-    )
-    rating = standing([*rows, own]).ratings[run.head]
-    return copying(Strength, found, rating)(
-        version=run.head,
-        matches=len(rows),
-    )
-
-
-def _meet(run: runs.RunRow, paths: Sequence[Path]) -> Encounter:
-    """Play the last version against the first; called on a thread, because it runs the network."""
-    import torch
-
-    torch.set_num_threads(1)
-    about = definition(run)
-    played = about.workload.experience
-    assert isinstance(played, Games)  # the caller has checked this
-    last, first = (read_weights(path, about) for path in paths)
-    return played.meet(about.file.model, about.file.task.options, (last, first), GAMES)
 
 
 def traffic_of(path: Path) -> ProcessTraffic:

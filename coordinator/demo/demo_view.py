@@ -16,7 +16,7 @@ from shared.workloads.data.image_files import read_png
 from shared.workloads.data.resize import braille, corner
 
 if TYPE_CHECKING:
-    from coordinator.demo.demo_report import DemoPictures, Report, Strength
+    from coordinator.demo.demo_report import DemoPictures, Report
     from shared.protocol.accounts import RunInfo
     from shared.protocol.versions import VersionInfo
 
@@ -73,8 +73,6 @@ class DemoView:
         lines = summary(report)
         if drawn is not None:
             lines += ["", *beside(report.versions, drawn), ""]
-        elif report.strength is not None:
-            lines += record(report.strength)
         elif report.sample_last:
             lines += samples(report)
         print("\n".join([*lines, *hints(report)]))
@@ -108,8 +106,8 @@ def summary(report: Report) -> list[str]:
             "                   "
             f"{sparkline([v.loss for v in report.history if v.loss is not None])}"
         )
-    if report.strength is not None:
-        lines += [*played(report.strength), "", *table(report.history), ""]
+    if any("elo" in version.metrics for version in report.history):
+        lines += ["", *table(report.history), ""]
     else:
         lines += [
             f"  {name.replace('_', ' '):<16} {first:.3f} -> {last:.3f}"
@@ -125,18 +123,6 @@ def summary(report: Report) -> list[str]:
         lines.append(f"  credits          {nickname}: {earned:,.1f}")
     lines.append(f"  ledger           {report.ledger}")
     return lines
-
-
-def played(strength: Strength) -> list[str]:
-    """Return the strength of the last version, as lines."""
-    one = f"version {strength.version}"
-    return [
-        f"  against first    {one} beat version 0 by {strength.wins} : {strength.losses}, "
-        f"{strength.draws} drawn:"
-        f" {100 * strength.points:.0f} % of the points (both colours of fixed openings)",
-        f"  strength         {one}: {strength.elo:+.0f} ± {strength.error:.0f} Elo above version 0"
-        f" (95 %; with {strength.matches} matches that were checked)",
-    ]
 
 
 def table(history: Sequence[VersionInfo]) -> list[str]:
@@ -171,12 +157,6 @@ def changed(report: Report) -> list[tuple[str, float, float]]:
     ]
 
 
-def record(strength: Strength) -> list[str]:
-    """Return a game of the last version against the first."""
-    title = f"  version {strength.version} (X) against version 0 (O):"
-    return ["", title, *(f"    {line}".rstrip() for line in strength.game.splitlines()), ""]
-
-
 def samples(report: Report) -> list[str]:
     """Return the texts of the first and the last version."""
     what = f"continues “{report.sample_prompt}”:" if report.sample_prompt else "gives:"
@@ -207,6 +187,8 @@ def hints(report: Report) -> list[str]:
     if report.complaint:
         lines.append(f"  No contribution came: {printable(report.complaint, 300)}")
     elif not report.improved:
-        what = "last version did not win" if report.strength else f"{report.measure} did not fall"
-        lines.append(f"  The {what}: give it more --minutes, or look at the logs with --data-dir.")
+        lines.append(
+            f"  The {report.measure} did not fall: give it more --minutes, or look at the logs with "
+            "--data-dir."
+        )
     return lines

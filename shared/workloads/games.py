@@ -5,22 +5,13 @@ This module loads without torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from shared.workloads.base import Config, Weights
 from shared.workloads.experience import Experience
-
-
-class Encounter(msgspec.Struct, frozen=True, kw_only=True):
-    """Match played by the coordinator for display; no credits are paid for it."""
-
-    wins: int  # games won by the first of the two
-    draws: int
-    losses: int
-    game: str  # first game as text; the first version has the first stones
 
 
 class MoveReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,15 +64,6 @@ class Games(Experience, Protocol):
     """Interface of a workload that learns from games against itself."""
 
     def opponent(self, config: Config, weights: Weights) -> Opponent: ...
-
-    def meet(
-        self,
-        config: Config,
-        options: Mapping[str, Any],
-        weights: tuple[Weights, Weights],
-        games: int,
-    ) -> Encounter:
-        """Play a match of two versions under the run's rules of matches. Runs torch."""
 
     def rules(self, config: Config) -> tuple[int, int]:
         """Return the side of the board, and how many in a row win."""

@@ -11,7 +11,7 @@ from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Config, Job, Weights
 from shared.workloads.elo import MatchScore
 from shared.workloads.experience import Inspection, KnownVersion, Pacing, Sealed, behind
-from shared.workloads.games import Encounter, Games, Opponent
+from shared.workloads.games import Games, Opponent
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions, forward_flops, schema
 from shared.workloads.gomoku.records import GameRecord, InvalidGame, decode, encode, score
 from shared.workloads.gomoku.verification import Bench, examine, numbering
@@ -93,18 +93,6 @@ class GomokuGames(Games):
         from shared.workloads.gomoku.network_opponent import GomokuOpponent
 
         return GomokuOpponent(GomokuConfig.from_dict(config), weights)
-
-    def meet(
-        self,
-        config: Config,
-        options: Mapping[str, Any],
-        weights: tuple[Weights, Weights],
-        games: int,
-    ) -> Encounter:
-        from shared.workloads.gomoku.match import meet
-
-        manner = GomokuOptions.from_dict(options).match_manner()
-        return meet(GomokuConfig.from_dict(config), manner, weights, games)
 
     def rules(self, config: Config) -> tuple[int, int]:
         checked = GomokuConfig.from_dict(config)

@@ -6,12 +6,10 @@ two networks can replay every game.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from shared.errors import InvalidFrame
 from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Data, Job, Sample, Weights
-from shared.workloads.games import Encounter, cell_name
+from shared.workloads.games import cell_name
 from shared.workloads.gomoku.arena import Arena, GamePlan, Played
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions, schema
 from shared.workloads.gomoku.network import NetEvaluator
@@ -63,42 +61,18 @@ class MatchWork(PlayWork):
         }
 
 
-def meet(config: GomokuConfig, manner: Manner, weights: tuple[Held, Held], games: int) -> Encounter:
-    """Play a whole match on this machine, all its games at once: first version against second."""
-    one, other = (NetEvaluator(config, held, "cpu") for held in weights)
-    plans = [plan(config.rules, game, "one", "other") for game in range(games)]
-    played = _play(config.rules, manner, {"one": one, "other": other}, plans)
-    records = [game.record(0, "", "cpu") for game in played]
-    found = score(records)
-    return Encounter(
-        wins=found.wins,
-        draws=found.draws,
-        losses=found.losses,
-        game=_told(config.rules, records[0].moves),
-    )
-
-
 def exhibition(config: GomokuConfig, weights: Held, seed: int) -> Sample:
     """Return a game of a version against itself."""
     manner = Manner(simulations=64, temperature_plies=0, noise=0.0)
     players = {"one": NetEvaluator(config, weights, "cpu")}
-    plans = [plan(config.rules, 2 * (seed % 1000), "one", "one")]
-    played = _play(config.rules, manner, players, plans)
+    plans = iter([plan(config.rules, 2 * (seed % 1000), "one", "one")])
+    arena = Arena(config.rules, manner, 1, players, lambda: next(plans, None))
+    played: list[Played] = []
+    while not played:
+        played += arena.advance(ADVANCE_S)
     return Sample(
         kind="text", title="a game against itself", text=_told(config.rules, played[0].moves)
     )
-
-
-def _play(
-    rules: BoardRules, manner: Manner, players: Mapping[str, NetEvaluator], plans: list[GamePlan]
-) -> list[Played]:
-    """Play all these games to their end."""
-    following = iter(plans)
-    arena = Arena(rules, manner, len(plans), players, lambda: next(following, None))
-    played: list[Played] = []
-    while len(played) < len(plans):
-        played += arena.advance(ADVANCE_S)
-    return sorted(played, key=lambda game: game.plan.game)
 
 
 def _told(rules: BoardRules, moves: tuple[int, ...]) -> str:

@@ -16,7 +16,6 @@ from coordinator.compute import Compute
 from coordinator.database import datasets, experience, runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import recomputes
-from coordinator.demo.demo_report import strength
 from shared.protocol.contributions import Verdict
 from shared.protocol.versions import VersionInfo
 from shared.workloads.gomoku.records import GameRecord
@@ -299,21 +298,6 @@ async def test_only_a_match_that_was_checked_moves_the_best_version(home: LocalC
     assert rows[0].metrics["elo"] == 0
     assert (await ann.ask("evaluate")).lease is None  # nobody measures the same version twice
     assert await sound(home)
-
-
-async def test_a_demo_tells_how_the_last_version_plays(home: LocalCoordinator) -> None:
-    ann = await player(home, "Ann")
-    assert await strength(home.coordinator, "gomoku") is None  # nobody to compare it with yet
-    await learn(home, ann)
-    await home.coordinator.replay.tend(1)
-    await ann.do(await ann.claim("evaluate"))
-    found = await strength(home.coordinator, "gomoku")
-    assert found is not None
-    assert (found.version, found.matches) == (1, 1)
-    assert found.wins + found.draws + found.losses == 40
-    assert found.error > 0
-    assert found.game.startswith("1. ")
-    assert "a b c d e" in found.game
 
 
 async def test_a_window_reaches_back_until_it_holds_a_batch(

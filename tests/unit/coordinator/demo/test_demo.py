@@ -10,18 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from coordinator.demo.demo import DemoOptions, demo, program
-from coordinator.demo.demo_report import Report, Strength, traffic_of
-from coordinator.demo.demo_view import hints, record, summary, table
+from coordinator.demo.demo_report import Report, traffic_of
+from coordinator.demo.demo_view import hints, summary, table
 from shared.errors import Configuration, InvalidRunFile
 from shared.protocol.versions import VersionInfo
 from shared.workloads import base
-
-STRENGTH = Strength(
-    version=9, wins=34, draws=2, losses=4, elo=361.4, error=118.7, matches=3, game="1. a1 b2\n\n X"
-)
 
 
 def version(number: int, **metrics: float) -> VersionInfo:
@@ -59,12 +54,11 @@ def report(**more: Any) -> Report:
         "sent_bytes": 1_500_000,
         "received_bytes": 900,
         "data_dir": "",
-        "strength": STRENGTH,
     }
     return Report(**{**values, **more})
 
 
-def test_a_workload_that_plays_ends_in_strength_tactics_and_a_game() -> None:
+def test_a_workload_that_plays_ends_in_rating_and_tactics() -> None:
     history = (
         version(0, tactics=0.05, tactics_block=0.0, elo=0.0, elo_error=0.0),
         version(6, tactics=0.4, tactics_block=0.25),
@@ -72,8 +66,8 @@ def test_a_workload_that_plays_ends_in_strength_tactics_and_a_game() -> None:
     )
     lines = summary(report(history=history))
     text = "\n".join(lines)
-    assert "version 9 beat version 0 by 34 : 4, 2 drawn: 88 % of the points" in text
-    assert "version 9: +361 ± 119 Elo above version 0 (95 %; with 3 matches" in text
+    assert "tactical loss    3.000 -> 2.100" in text
+    assert "\n".join(table(history)) in text
     assert "trained          90,000 positions" in text
     assert "ledger           balanced" in text
     assert "1.5 MB sent, 900 B received" in text
@@ -83,8 +77,6 @@ def test_a_workload_that_plays_ends_in_strength_tactics_and_a_game() -> None:
     assert rows[2] == ["6", "40", "%", "25", "%"]
     assert rows[3] == ["9", "+300", "±", "120", "60", "%", "50", "%"]
     assert len({len(line) for line in table(history)}) == 1
-    shown = record(STRENGTH)
-    assert "version 9 (X) against version 0 (O)" in shown[1]
     assert max(map(len, lines)) < 120
 
 
@@ -95,13 +87,11 @@ def test_a_long_history_is_a_short_table_with_both_ends() -> None:
     assert table([version(0)]) == []
 
 
-def test_whether_it_got_better_is_told_by_the_match() -> None:
-    beaten = replace(STRENGTH, wins=3, losses=30)
+def test_whether_it_got_better_is_told_by_the_loss() -> None:
     assert report().improved
-    assert not report(strength=beaten).improved
-    assert "The last version did not win" in hints(report(strength=beaten))[-1]
-    assert not report(strength=None, loss_last=3.5).improved
-    assert "The tactical loss did not fall" in hints(report(strength=None, loss_last=3.5))[-1]
+    worse = report(loss_last=3.5)
+    assert not worse.improved
+    assert "The tactical loss did not fall" in hints(worse)[-1]
 
 
 def test_traffic_is_what_a_volunteer_said_last(tmp_path: Any) -> None:
@@ -121,7 +111,7 @@ def test_a_demo_of_which_nothing_came_tells_what_a_volunteer_complained_of(tmp_p
         '{"type":"Stopped","sent_bytes":10,"received_bytes":20,"tasks":0}\n'
     )
     complaint = traffic_of(log).complaint
-    failed = report(strength=None, loss_last=3.5, accepted=0, complaint=complaint)
+    failed = report(loss_last=3.5, accepted=0, complaint=complaint)
     assert hints(failed)[-1] == "  No contribution came: a task failed on cpu: no extra"
 
 
