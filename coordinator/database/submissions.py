@@ -80,7 +80,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     part: int  # number of the next wanted part
     tries: int  # number of its tries that were refused as too late
     checked: bool  # another part is being checked now
-    uploaded: bool  # all bytes have been uploaded
+    upload: str | None  # the upload with all bytes
     standing: State  # standing of the account
     network: str
 
@@ -92,7 +92,7 @@ def _arrivals(given: CTE) -> ClauseElement:
     theirs = (other.task_id == g.task_id) & (other.attempt == g.attempt)
     good = select(func.count()).where(theirs, one_of(other.state, GOOD)).correlate(given)
     late = mine & (_C.part == good.scalar_subquery()) & (_C.state == "rejected")
-    uploaded = exists().where(
+    upload = select(func.min(_U.id)).where(
         *(_U[name] == g[name] for name in ("task_id", "attempt", "worker_id", "sha256", "size")),
         _U.complete,
         _U.evidence_of.is_(None),
@@ -104,7 +104,7 @@ def _arrivals(given: CTE) -> ClauseElement:
         good.scalar_subquery().label("part"),
         select(func.count()).where(late).correlate(given).scalar_subquery().label("tries"),
         checked.correlate(given).label("checked"),
-        uploaded.correlate(given).label("uploaded"),
+        upload.correlate(given).scalar_subquery().label("upload"),
         _V.standing,
         _V.network,
     ).join_from(given, volunteers, _V.id == g.volunteer_id)

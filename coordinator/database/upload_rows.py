@@ -1,4 +1,4 @@
-"""Uploads: files that the holder of a lease may send.
+"""Uploads: files that the holder of a lease may send. A submission removes its own.
 
 The file, not a row, shows how many bytes have arrived.
 """
@@ -9,12 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     and_,
     bindparam,
     delete,
-    exists,
     func,
     insert,
     select,
@@ -23,7 +21,7 @@ from sqlalchemy import (
 
 from coordinator.database.engine.statements import among
 from coordinator.database.tables.accounts import volunteers, workers
-from coordinator.database.tables.contributions import contributions, uploads
+from coordinator.database.tables.contributions import uploads
 from coordinator.database.tables.tasks import tasks
 
 
@@ -44,31 +42,19 @@ class UploadRow(msgspec.Struct, frozen=True, kw_only=True):
     evidence_of: int | None = None
 
 
-def _handed_in() -> ColumnElement[bool]:
-    """Return the condition that a contribution of the worker uses an upload, or that the upload was
-    requested as evidence. A contribution uses only an upload whose bytes are complete.
-    """
-    return _named() | uploads.c.evidence_of.is_not(None)
-
-
-def _named() -> ColumnElement[bool]:
-    c = contributions.c
-    named = exists().where(c.sha256 == uploads.c.sha256, c.worker_id == uploads.c.worker_id)
-    return uploads.c.complete & named
-
-
 _U = uploads.c
 _ADD = insert(uploads)
 _GET = select(uploads).where(among(_U.id, "ids"))
 _OF_TASKS = select(uploads).where(among(_U.task_id, "tasks"))
 _FINISH = update(uploads).where(among(_U.id, "ids")).values(complete=True)
+_REMOVE = delete(uploads).where(among(_U.id, "ids"))
 _UNVETTED = (
     select(func.coalesce(func.sum(_U.size), 0))
     .join_from(uploads, workers, workers.c.id == _U.worker_id)
     .join(volunteers, volunteers.c.id == workers.c.volunteer_id)
-    .where(volunteers.c.standing != "vetted", ~_named())
+    .where(volunteers.c.standing != "vetted")
 )
-_WAITING = and_(_U.worker_id == workers.c.id, ~_handed_in())
+_WAITING = and_(_U.worker_id == workers.c.id, _U.evidence_of.is_(None))
 _USE = (
     select(
         volunteers.c.id,
@@ -85,7 +71,7 @@ _HELD = (tasks.c.state == "doing") | and_(tasks.c.state == "todo", tasks.c.retur
 _ABANDONED = (
     select(_U.id)
     .join_from(uploads, tasks, tasks.c.id == _U.task_id)
-    .where(_U.created_at < bindparam("before"), ~_handed_in())
+    .where(_U.created_at < bindparam("before"), _U.evidence_of.is_(None))
     .where((tasks.c.attempt != _U.attempt) | ~_HELD)
     .limit(bindparam("most"))
 )
@@ -141,9 +127,7 @@ def arrived(conn: Connection) -> set[str]:
     """Return the complete uploads that may still be submitted, or are evidence: no contribution
     refers to them, but they must stay.
     """
-    open_ = uploads.c.evidence_of.is_not(None) | ~_handed_in()
-    query = select(uploads.c.sha256).where(uploads.c.complete, open_)
-    return set(conn.execute(query).scalars())
+    return set(conn.execute(select(_U.sha256).where(_U.complete)).scalars())
 
 
 def expired(conn: Connection, now: float, limit: int) -> list[str]:
@@ -153,4 +137,4 @@ def expired(conn: Connection, now: float, limit: int) -> list[str]:
 
 def remove(conn: Connection, upload_ids: Sequence[str]) -> None:
     if upload_ids:
-        conn.execute(delete(uploads).where(uploads.c.id.in_(upload_ids)))
+        conn.execute(_REMOVE, {"ids": upload_ids})

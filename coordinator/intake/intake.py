@@ -29,6 +29,7 @@ from coordinator.database import (
     runs,
     submissions,
     tasks,
+    upload_rows,
     verdicts,
 )
 from coordinator.database import volunteers as accounts
@@ -180,6 +181,7 @@ class Intake(PlatformService):
                 answers.append(None)
             except VolunteerError as error:
                 answers.append(error)
+        upload_rows.remove(conn, [values.pop("upload") for values in new])
         last = [values["task_id"] for values in new if values.pop("last")]
         rows = contributions.add(conn, new, last)
         for row in list(rows.values()):
@@ -496,8 +498,8 @@ class _Submission(NamedTuple):
 def _values(
     each: _Submission, task: TaskRow, found: Arrival, run: RunRow, now: float
 ) -> dict[str, Any]:
-    """Return the row of a new submission, with `last`, True for the last part of its task. Raises
-    the errors of `Intake.take_in`.
+    """Return the row of a new submission, with `last`, True for the last part of its task, and the
+    `upload` that it uses up. Raises the errors of `Intake.take_in`.
     """
     request, plan = each.request, phases.at_head(run)
     tasks.may_submit(task, each.principal.worker_id, request.attempt)
@@ -508,7 +510,7 @@ def _values(
     # a worker that begins parts from newer versions reports which one this part began from
     if task.part_steps or plan.pull_every:
         base = min(base, max(0, request.base_version))
-    if not found.uploaded:
+    if found.upload is None:
         raise OffsetMismatch(
             f"the bytes {request.sha256[:12]}... were not uploaded for task {task.id}: begin "
             "the upload again"
@@ -547,6 +549,7 @@ def _values(
         "vetted": found.standing == "vetted",
         "network": found.network,
         "last": part.last,
+        "upload": found.upload,
     }
 
 

@@ -21,6 +21,7 @@ from sqlalchemy import Connection, Engine, event
 from coordinator.database import contributions, submissions
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions as contributions_table
+from coordinator.database.tables.contributions import uploads
 from coordinator.database.tables.tasks import tasks
 from shared.errors import NotFound
 from shared.protocol.accounts import Me
@@ -135,6 +136,9 @@ async def test_submissions_at_one_moment_have_the_books_of_one_after_the_other(
         assert await books(home) == wanted
         posted = [each for each in statements if each.startswith("INSERT INTO contributions")]
         assert len(posted) < len(work)
+        assert (
+            await home.coordinator.db.read(lambda conn: conn.execute(uploads.select()).all()) == []
+        )
 
 
 async def test_each_submission_has_its_own_answer_whatever_comes_with_it(

@@ -245,7 +245,7 @@ async def test_what_was_asked_for_is_revealed_once(home: LocalCoordinator) -> No
         assert "another part" in refused(reply, 404).message
     whole = await ann.announce(lease, b"state", evidence_of=number)
     assert decode(whole, UploadInfo).offset == 0
-    assert await home.coordinator.db.read(lambda c: len(c.execute(rows.select()).all())) == 2
+    assert await home.coordinator.db.read(lambda c: len(c.execute(rows.select()).all())) == 1
 
 
 async def test_evidence_is_announced_though_its_sender_leaves_at_the_commit(
