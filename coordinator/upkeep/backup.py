@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -150,6 +150,7 @@ class FolderPlace:
 
     def __init__(self, blobs: BlobStore, folder: Path, like: Path | None = None) -> None:
         self._blobs, self._folder, self._like = blobs, folder / "blobs", like
+        self._shared = set[str]()  # blobs of the earlier backup, read when they were linked
 
     async def take(self, sha256: str) -> bool:
         target = self._folder / sha256[:2] / sha256
@@ -158,11 +159,12 @@ class FolderPlace:
         if self._like is not None:
             old = self._like / "blobs" / sha256[:2] / sha256
             if await in_pool(_linked, old, target):
+                self._shared.add(sha256)
                 return True
         return await copy_blob(self._blobs, sha256, target)
 
     async def finish(self, folder: Path, listed: BackupList, payload: bytes) -> None:
-        await in_pool(check_files, folder, listed)
+        await in_pool(check_files, folder, listed, self._shared)
         await in_pool(write_private, folder / LIST, payload)
 
 
@@ -313,12 +315,14 @@ def read_list(source: Path) -> BackupList:
     return listed
 
 
-def check_files(source: Path, listed: BackupList, *, blobs: bool = True) -> None:
-    """Check the hash of every file of a backup. Raises Configuration with the first wrong one."""
+def check_files(source: Path, listed: BackupList, known: Container[str] = ()) -> None:
+    """Check the hash of every file of a backup but the `known` blobs, which were just read back.
+    Raises Configuration with the first wrong one.
+    """
     wanted = {source / "tables" / f"{n}.jsonl": t.sha256 for n, t in listed.tables.items()}
     wanted |= {source / "keys" / name: sha for name, sha in listed.keys.items()}
-    if blobs:
-        wanted |= {source / "blobs" / sha[:2] / sha: sha for sha in listed.blobs}
+    unread = (sha for sha in listed.blobs if sha not in known)
+    wanted |= {source / "blobs" / sha[:2] / sha: sha for sha in unread}
     for path, sha in wanted.items():
         try:
             with path.open("rb") as file:

@@ -129,7 +129,7 @@ class StorePlace:
         return True
 
     async def finish(self, folder: Path, listed: BackupList, payload: bytes) -> None:
-        await in_pool(lambda: backups.check_files(folder, listed, blobs=False))
+        await in_pool(lambda: backups.check_files(folder, listed, listed.blobs))
         files = await in_pool(lambda: [path for path in folder.rglob("*") if path.is_file()])
         for path in files:
             key = f"{folder.name}/{path.relative_to(folder).as_posix()}"

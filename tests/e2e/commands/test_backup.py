@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import sqlite3
 import tempfile
+from collections import Counter
+from io import BufferedReader
 from pathlib import Path
 
 import pytest
@@ -194,6 +197,23 @@ def test_backups_in_a_row_share_blobs_and_are_drilled(
     (row / "2025-12-31T000000").mkdir()  # of a process that was killed
     assert "2025-12-31" in run("backup", "prune", row, "--keep", "1").out
     assert [str(path) for path in row.iterdir()] == [listed[-1]["path"]]
+
+
+def test_a_shared_blob_is_read_once(
+    here: Run, busy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, read, digest = tmp_path / "row", Counter[str](), hashlib.file_digest
+
+    def counted(file: BufferedReader, name: str) -> hashlib._Hash:
+        read[Path(file.name).name] += 1
+        return digest(file, name)
+
+    assert here("backup", row, "--keep", "2").code == 0
+    monkeypatch.setattr(hashlib, "file_digest", counted)
+    assert here("backup", row, "--keep", "2").code == 0
+    blobs = {path.name for path in row.glob("*/blobs/*/*")}
+    assert blobs
+    assert {read[name] for name in blobs} == {1}
 
 
 def test_what_rots_in_a_row_is_found_and_not_handed_on(
