@@ -8,7 +8,11 @@ Topics: "run:<id>" (its newest version or its state changed), "runs" (the state 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import bisect
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from shared.clock import Clock, SystemClock
@@ -16,42 +20,55 @@ from shared.clock import Clock, SystemClock
 if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
 
+STEP = 32  # waiters of a line that are woken together, so that replicas take turns
+
 
 class Signals:
     """Announces that a topic changed, without content: a woken waiter queries for itself."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._moment = 0  # number of notifications so far
+        self.moment = 0  # number of notifications so far
         self._everything = 0  # moment of the last notification to every topic at once
         self._last: dict[str, int] = {}  # topic -> the moment of its last notification
         # Ordered by arrival, so that a simulation wakes waiters in the same order every time.
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
-        self._send: Callable[[str], None] = lambda topic: None
+        self._lines: dict[str, WaitingLine] = {}
+        self.arrivals = itertools.count()
+        self._send: Callable[[str], bool] = lambda topic: False
 
     async def connect(self, db: Database) -> None:
         """Bridge the signals to the other processes that use the database, within a second."""
-        self._send = await db.bridge(self.deliver)
+        self._send = await db.bridge(self.deliver, self._lines)
 
     def notify(self, topic: str) -> None:
-        """Wake every waiter for `topic`, here and in other processes. Call it on the event loop
+        """Wake the waiters for `topic`, here and in other processes. Call it on the event loop
         after the commit.
         """
-        self.deliver(topic)
-        self._send(topic)
+        if not self._send(topic):
+            self.deliver(topic)
 
     def deliver(self, topic: str | None) -> None:
         """Wake the waiters on `topic` in this process; None wakes all."""
-        self._moment += 1
+        self.moment += 1
         if topic is None:
-            self._everything = self._moment
+            self._everything = self.moment
             sleepers = [future for waiting in self._waiting.values() for future in waiting]
         else:
-            self._last[topic] = self._moment
+            self._last[topic] = self.moment
             sleepers = list(self._waiting.get(topic, ()))
         for future in sleepers:
             if not future.done():
                 future.set_result(None)
+        for name, line in self._lines.items():
+            if topic in (name, None):
+                line.news(self.moment)
+
+    def line(self, topic: str) -> WaitingLine:
+        """Return the line of `topic`, whose news every process hears at the same time, also the one
+        that notifies: none has an advantage.
+        """
+        return self._lines.setdefault(topic, WaitingLine())
 
     def watch(self, *topics: str) -> TopicWatch:
         """Return a watch, which misses no notification from now on, even before `wait` is called.
@@ -65,9 +82,10 @@ class Signals:
         """Return the moment of the last notification about one of `topics`."""
         return max([self._everything, *(self._last.get(topic, 0) for topic in topics)])
 
-    async def _sleep(self, topics: tuple[str, ...], timeout_s: float) -> None:
-        """Sleep until one of `topics` is notified, or time is up."""
-        wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _sleep(
+        self, topics: tuple[str, ...], timeout_s: float, wake: asyncio.Future[None]
+    ) -> None:
+        """Sleep until one of `topics` is notified, `wake` is set, or time is up."""
         for topic in topics:
             self._waiting.setdefault(topic, {})[wake] = None
         sleeper = asyncio.ensure_future(self._clock.sleep(timeout_s))
@@ -87,16 +105,75 @@ class TopicWatch:
 
     def __init__(self, signals: Signals, topics: tuple[str, ...]) -> None:
         self.topics = topics
+        self.arrival = next(signals.arrivals)
+        self.since = signals.moment
         self._signals = signals
-        self._since = signals._moment
 
-    async def wait(self, timeout_s: float) -> bool:
-        """Return True once a topic was notified since `watch` or the last `wait`, else False."""
+    async def wait(self, timeout_s: float, line: WaitingLine | None = None) -> bool:
+        """Return True once a topic was notified since `watch` or the last `wait`, or it is this
+        watcher's turn in the line, else False.
+        """
+        self.wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if not self._news() and timeout_s > 0:
-            await self._signals._sleep(self.topics, timeout_s)
-        news = self._news()
-        self._since = self._signals._moment
+            with line.standing(self) if line else nullcontext():
+                await self._signals._sleep(self.topics, timeout_s, self.wake)
+        news = self._news() or self.wake.done()
+        self.since = self._signals.moment
         return news
 
     def _news(self) -> bool:
-        return self._signals._latest(self.topics) > self._since
+        return self._signals._latest(self.topics) > self.since
+
+
+class WaitingLine:
+    """Watchers in order of arrival: news wakes the oldest, and while a look for work leaves some,
+    the next few. Waking all of them for one task would only make refusals.
+    """
+
+    def __init__(self) -> None:
+        self._news = 0  # moment of the newest news
+        self._empty = 0  # moment at which a look has left nothing
+        self._probing = False  # the one that was woken by news has not looked yet
+        self._standing: list[TopicWatch] = []
+
+    @contextmanager
+    def standing(self, watch: TopicWatch) -> Iterator[None]:
+        """Let a watcher stand in the line inside the block."""
+        bisect.insort(self._standing, watch, key=_arrival)
+        self._probe()
+        try:
+            yield
+        finally:
+            del self._standing[bisect.bisect_left(self._standing, watch.arrival, key=_arrival)]
+
+    def news(self, moment: int) -> None:
+        """Wake the oldest watcher: there may be work."""
+        self._news = moment
+        self._probe()
+
+    def look(self) -> None:
+        """Note that those who are awake look now."""
+        self._probing = False
+
+    def looked(self, since: int, *, left: int, took: bool) -> None:
+        """Wake as many of the next as a look at moment `since` has left, more if it took none."""
+        if left:
+            self._wake(min(left, STEP) if took else STEP)
+        else:
+            self._empty = max(self._empty, since)
+        self._probe()
+
+    def _probe(self) -> None:
+        if self._news > self._empty and not self._probing:
+            self._probing = self._wake(1)
+
+    def _wake(self, count: int) -> bool:
+        """Wake the oldest of those who have not looked since the news."""
+        late = (watch.wake for watch in self._standing if watch.since < self._news)
+        woken = [*itertools.islice((wake for wake in late if not wake.done()), count)]
+        for wake in woken:
+            wake.set_result(None)
+        return bool(woken)
+
+
+_arrival = attrgetter("arrival")

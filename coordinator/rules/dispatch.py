@@ -94,6 +94,7 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
     moved: dict[int, tuple[int, int]]  # run -> its pass and cursor, if they changed
     refusals: dict[int, Refusal]
     more: bool  # a task was split, and its rest may suit a refused waiter
+    open: int  # tasks, and samples without a task, that are left for others
     left: frozenset[int] = frozenset()  # tasks that some waiter left to a faster machine
 
 
@@ -120,12 +121,21 @@ class _Share:
     def ended(self) -> bool:
         return bool(self.run.passes) and self.pass_no > self.run.passes
 
+    @property
+    def done(self) -> bool:
+        """Return True if every sample of the pass has ended, and the run has another."""
+        whole = self.cursor >= self.run.samples_total > 0 and not self.open
+        return whole and not self.ended and not self.run.endless
+
+    @property
+    def left(self) -> int:
+        """Return the number of waiting tasks, and of samples without a task."""
+        uncut = 0 if self.ended else self.run.samples_total - (0 if self.done else self.cursor)
+        return len(self.todo) + max(0, uncut)
+
     def turn(self) -> None:
         """Begin the next pass once every sample of this one has ended, if the run has another."""
-        if self.run.endless:
-            return
-        done = self.cursor >= self.run.samples_total and not self.open
-        if done and self.run.samples_total and not self.ended:
+        if self.done:
             self.pass_no += 1
             self.cursor = 0
 
@@ -191,6 +201,7 @@ class _Batch:
             moved=moved,
             refusals=refusals,
             more=self._more,
+            open=sum(share.left for share in self._runs.values()),
             left=frozenset(self._placement.left),
         )
 

@@ -79,7 +79,12 @@ RETRY_S = {
     Reason.ALL_TAKEN: 0.5,
     Reason.MERGING: 1.0,
 }
-
+# Work that appears is announced to claims in line, one after the other; others wait for what stands
+# in their own way.
+IN_LINE = (Reason.ALL_TAKEN, Reason.MERGING)
+WAKES = dict.fromkeys(IN_LINE, ("volunteers",)) | dict.fromkeys(
+    (Reason.IN_FLIGHT, Reason.PROOF), ("volunteers", "queue")
+)
 
 Answer = Lease | Refusal
 
@@ -103,6 +108,7 @@ class _ClaimResults:
     audits: Mapping[int, AuditLease] = field(default_factory=dict)  # audits, by task
     fresh: set[str] = field(default_factory=set)  # claims answered with a new lease
     more: bool = False
+    open: int = 1  # tasks, and samples without a task, that may be left
     given: Counter[int] = field(default_factory=Counter)  # operations by run
 
 
@@ -137,6 +143,7 @@ class Claims:
         self._db = db
         self._clock = clock
         self._signals = signals
+        self._line = signals.line("queue")
         self._renewals = renewals
         self._terms = terms
         self.joiner: Joiner[Waiter, Answer] = Joiner(self._serve, JOINED_MAX)
@@ -161,7 +168,7 @@ class Claims:
         waiter = _waiter(principal, request)
         wait_s = max(0.0, min(request.wait_s, LONG_POLL_S_MAX)) * _spread(request.claim_id)
         until = self._clock.monotonic() + wait_s
-        watch = self._signals.watch("queue", "volunteers")
+        watch = self._signals.watch()
         self.waiting += 1
         try:
             while True:
@@ -169,7 +176,9 @@ class Claims:
                 if isinstance(answer, Lease):
                     return ClaimReply(lease=answer)
                 left_s = until - self._clock.monotonic()
-                if left_s <= 0 or not await watch.wait(left_s):
+                watch.topics = WAKES.get(answer.reason, ("volunteers", "runs", "versions"))
+                line = self._line if answer.reason in IN_LINE else None
+                if left_s <= 0 or not await watch.wait(left_s, line):
                     return ClaimReply(idle=_idle(answer))
         finally:
             self.waiting -= 1
@@ -179,6 +188,8 @@ class Claims:
         by its claim_id.
         """
         now = self._clock.now()
+        since = self._signals.moment
+        self._line.look()
         speaks = {waiter.claim_id: waiter for waiter in asking}  # a claim sent twice counts as one
         waiters = list(speaks.values())
         with self.durations.timed():
@@ -196,6 +207,7 @@ class Claims:
             if audited is not None:
                 given = lease_message.audit(given, audited)
             answers[claim_id] = given
+        self._line.looked(since, left=served.open, took=bool(served.fresh))
         if served.more:
             self._signals.deliver("queue")
         return [answers[waiter.claim_id] for waiter in asking]
@@ -266,7 +278,7 @@ class Claims:
         for position, refusal in outcome.refusals.items():
             waiter = able[position]
             served.refusals[waiter.claim_id] = _explained(refusal, waiter, states)
-        served.more = outcome.more
+        served.more, served.open = outcome.more, outcome.open
 
     def _able(
         self,

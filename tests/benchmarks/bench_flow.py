@@ -10,7 +10,7 @@ one task in ten go, and one update in twenty is broken, which the coordinator mu
 go in turn to the replicas, by haproxy where it is installed. Volunteers (in `--clients` processes),
 balancer, database and replicas share this machine: CPU milliseconds a task say what each needs.
 PostgreSQL is started here unless `--database` names an empty database; its programs are found in
-PATH.
+PATH. A pass of `--documents 40` has 385 tasks: more workers than that wait for its end together.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,6 +47,8 @@ from shared.protocol.contributions import UploadInfo, Verdict
 from shared.protocol.leases import Lease
 from shared.protocol.limits import API
 from shared.tensors.spec import Schema
+from shared.workloads.data.documents import Document
+from shared.workloads.data.text_dataset import build_text
 from tests.benchmarks.bench_fleet import run_on_uvloop
 from tests.support.balancer import balanced
 from tests.support.databases import prepare_postgres, start_postgres
@@ -56,6 +59,7 @@ from tests.support.server_process import Process, command
 T = TypeVar("T")
 
 WARM_S = 5.0
+WAIT_S = 10.0  # longest wait for a task
 KEPT = 0.9  # share of the claimed tasks that is submitted
 GOAL = "p95 of a submission <= 500 ms, nothing refused, nothing lost, check clean"
 FLOW = RUN.replace('preset = "fedavg"', 'preset = "diloco"\noverlap = true\nmax_staleness = 1000')
@@ -116,7 +120,7 @@ class TimedNumbers(Numbers):
     """Worker that notes how long each step took, in seconds."""
 
     def begin(self, urls: list[str], told: Told, turns: Turns) -> None:
-        self.told, self.turns = told, turns
+        self.told, self.turns, self.wait_s = told, turns, WAIT_S
         self.http = httpx.AsyncClient(
             base_url=urls[0] + API,
             headers=self.http.headers,
@@ -310,7 +314,11 @@ async def measure(options: argparse.Namespace, folder: Path, database: str) -> d
     where = {"database": database, "blobs": str(folder / "blobs")}
     quorum = max(64, round(2 * options.rate))  # a merge each two seconds
     async with local_coordinator(folder / "r0", **where) as home:
-        await home.start_run(FLOW.replace("quorum = 2", f"quorum = {quorum}"))
+        documents = [
+            Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(options.documents)
+        ]
+        data = partial(build_text, "sums", documents, vocab_size=300, chunk_tokens=2048)
+        await home.start_run(FLOW.replace("quorum = 2", f"quorum = {quorum}"), data)
         run = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
         schema = definition(run).schema
     with replicas(folder, options.replicas, where) as served:
@@ -361,6 +369,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--clients", type=int, default=1, help="processes of volunteers")
     parser.add_argument("--rate", type=float, default=0.0, help="submissions a second; 0: all")
+    parser.add_argument("--documents", type=int, default=1500, help="size of a pass")
     parser.add_argument("--database", default="", help="an empty one; else one is started here")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,9 @@ from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.accounts import volunteers as volunteers_table
 from coordinator.database.tables.accounts import workers as workers_table
 from coordinator.database.tables.runs import runs as runs_table
+from coordinator.rules.fit import Waiter
+from coordinator.scheduling.claims import Answer
+from coordinator.signals import Signals
 from shared.errors import (
     BadRequest,
     Banned,
@@ -23,6 +27,7 @@ from shared.errors import (
 from shared.protocol.base import Reason
 from shared.protocol.leases import ClaimRequest, Lease, ReleaseRequest
 from shared.protocol.limits import RENEW_S
+from tests.support.databases import Postgres
 from tests.support.run_rows import add_run, add_worker, claim, queue_of
 from tests.support.virtual_queue import TASK, VirtualQueue, check_cover, virtual_queue
 
@@ -165,9 +170,7 @@ async def test_claims_that_begin_together_give_up_apart(house: VirtualQueue) -> 
     for i in range(8):
         await house.lease(house.a, device=f"cuda:{i}")
     waiting = [asyncio.ensure_future(house.idle(house.b, wait_s=30.0)) for _ in range(40)]
-    async with asyncio.timeout(10):
-        while house.queue.claims.waiting < len(waiting) or house.clock.next_at is None:
-            await asyncio.sleep(0)
+    await _until_they_wait(house, len(waiting))
     ends: set[float] = set()
     begun = house.clock.now()
     while not all(each.done() for each in waiting):
@@ -176,6 +179,94 @@ async def test_claims_that_begin_together_give_up_apart(house: VirtualQueue) -> 
         ends.add(sum(each.done() for each in waiting))
     assert house.clock.now() - begun <= 31.0
     assert len(ends) > 8
+
+
+async def test_work_that_appears_wakes_a_few_claims_the_oldest_first(
+    house: VirtualQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
+    crowd = await house.write(lambda conn: [add_worker(conn) for _ in range(80)])
+    waiting = [asyncio.ensure_future(house.lease(who, wait_s=30.0)) for who in crowd]
+    asked = []
+    ask = house.queue.claims.joiner.ask
+
+    async def counted(waiter: Waiter) -> Answer:
+        asked.append(waiter.worker_id)
+        return await ask(waiter)
+
+    monkeypatch.setattr(house.queue.claims.joiner, "ask", counted)
+    await _until_they_wait(house, len(crowd))
+    first = len(asked)
+    assert first == len(crowd)
+    for lease in leases[:3]:
+        await house.queue.release(house.a, lease.task, ReleaseRequest(attempt=1))
+    await asyncio.wait_for(asyncio.gather(*waiting[:3]), 10)
+    assert len(asked) - first <= 6
+    assert [each.done() for each in waiting] == [True] * 3 + [False] * 77
+    for each in waiting:
+        each.cancel()
+
+
+async def test_a_claim_that_cannot_take_a_task_passes_it_on(house: VirtualQueue) -> None:
+    for i in range(7):
+        await house.lease(house.a, device=f"cuda:{i}")
+    failed = await house.lease(house.b)
+    crowd = await house.write(lambda conn: [add_worker(conn) for _ in range(40)])
+    waiting = [
+        asyncio.ensure_future(house.lease(house.b, device=f"cuda:{i}", wait_s=30.0))
+        for i in range(40)
+    ]
+    await _until_they_wait(house, len(waiting))
+    waiting += [asyncio.ensure_future(house.lease(who, wait_s=30.0)) for who in crowd]
+    await _until_they_wait(house, len(waiting))
+    await house.put_back(failed, house.b, "failure")
+    house.signals.notify("queue")
+    assert (await asyncio.wait_for(waiting[40], 10)).task == failed.task
+    assert sum(each.done() for each in waiting) == 1
+    for each in waiting:
+        each.cancel()
+
+
+async def test_work_that_appears_at_one_replica_is_given_at_others_too(postgres: Postgres) -> None:
+    url = await postgres.fresh()
+    here, there = await Database.open(url), await Database.open(url)
+    house = await virtual_queue(here)
+    queues = []
+    for db in (here, there):
+        await (signals := Signals(house.clock)).connect(db)
+        queues.append(queue_of(db, house.clock, signals=signals))
+    held = {(await house.lease(house.a, device=f"cuda:{i}")).task: house.a for i in range(8)}
+    crowd = await house.write(lambda conn: [add_worker(conn) for _ in range(48)])
+    waiting = {
+        asyncio.ensure_future(claim(queues[n % 2], who, wait_s=30.0)): (n % 2, who)
+        for n, who in enumerate(crowd)
+    }
+    async with asyncio.timeout(30):
+        while any(queue.claims.waiting < 24 for queue in queues) or house.clock.next_at is None:
+            await asyncio.sleep(0)
+        given = Counter[int]()
+        for _ in range(20):
+            task, who = held.popitem()
+            attempt = (await house.row(task)).attempt
+            await queues[0].release(who, task, ReleaseRequest(attempt=attempt))
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                at, who = waiting.pop(each)
+                given[at] += 1
+                lease = each.result().lease
+                assert lease is not None
+                held[lease.task] = who
+    assert len(given) == 2, given
+    for each in waiting:
+        each.cancel()
+    await here.close()
+    await there.close()
+
+
+async def _until_they_wait(house: VirtualQueue, count: int) -> None:
+    async with asyncio.timeout(10):
+        while house.queue.claims.waiting < count or house.clock.next_at is None:
+            await asyncio.sleep(0)
 
 
 async def _until_it_waits(house: VirtualQueue) -> None:

@@ -97,6 +97,7 @@ class Numbers:
         self.name = name
         self.diary = diary
         self.stopping = False
+        self.wait_s = 1.0  # of a claim
         self._trouble = ""  # why the last try had no answer
         self._rng = random.Random(name)
         self._schema = schema
@@ -197,7 +198,7 @@ class Numbers:
         )
 
     async def _claim(self) -> Lease | None:
-        body = {"claim_id": self._id(), "wait_s": 1.0, "codecs": ["float32"]}
+        body = {"claim_id": self._id(), "wait_s": self.wait_s, "codecs": ["float32"]}
         reply = await self.post("/claims", ClaimReply, body)
         return None if reply is None else reply.lease
 

@@ -195,9 +195,11 @@ def add_contribution(conn: Connection, task: TaskRow) -> int:
     return made[task.id].id
 
 
-def queue_of(db: Database, clock: Clock, leases_max: int = 64) -> Queue:
+def queue_of(
+    db: Database, clock: Clock, leases_max: int = 64, signals: Signals | None = None
+) -> Queue:
     """A queue of its own on a database."""
-    signals, renewals = Signals(clock), Renewals(db, clock)
+    signals, renewals = signals or Signals(clock), Renewals(db, clock)
     claims = Claims(db, clock, signals, renewals, ClaimTerms(leases_max=leases_max))
     return Queue(db, clock, signals, claims, renewals)
 

@@ -14,6 +14,7 @@ from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.tasks import tasks as tasks_table
 from coordinator.database.tasks import TaskRow
 from coordinator.scheduling.queue import Queue
+from coordinator.signals import Signals
 from shared.protocol.base import Reason
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder
 from shared.protocol.leases import Lease
@@ -33,6 +34,7 @@ class VirtualQueue:
     db: Database
     clock: VirtualClock
     queue: Queue
+    signals: Signals
     run: int  # 0 = none
     a: Principal
     b: Principal
@@ -91,7 +93,9 @@ async def virtual_queue(database: Database, *, run: bool = True) -> VirtualQueue
     clock = VirtualClock()
     made = await database.write(lambda conn: add_run(conn, task=TASK)) if run else 0
     a, b = await database.write(lambda conn: (add_worker(conn), add_worker(conn)))
-    house = VirtualQueue(database, clock, queue_of(database, clock), made, a, b)
+    signals = Signals(clock)
+    queue = queue_of(database, clock, signals=signals)
+    house = VirtualQueue(database, clock, queue, signals, made, a, b)
     await clock.advance(RENEW_S)
     return house
 

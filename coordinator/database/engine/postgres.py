@@ -12,8 +12,9 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import asyncpg
@@ -258,17 +259,26 @@ class PostgresRunner:
 
     # --- other processes ---
 
-    async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
+    async def bridge(
+        self, deliver: Callable[[str | None], None], echoed: Container[str]
+    ) -> Callable[[str], bool]:
         listening = asyncio.Event()
-        self._tasks.append(asyncio.create_task(self._listen(deliver, listening)))
+
+        def heard(connection: object, pid: int, channel: str, payload: str) -> None:
+            sender, _, topic = payload.partition(" ")
+            if sender != self._name or topic in echoed:
+                deliver(topic)
+
+        def send(topic: str) -> bool:
+            if len(self._pending) < TOPICS_MAX:
+                self._pending[topic] = None
+            self._send.set()
+            return topic in echoed
+
+        self._tasks.append(asyncio.create_task(self._listen(heard, deliver, listening)))
         self._tasks.append(asyncio.create_task(self._announce()))
         await asyncio.wait_for(listening.wait(), 30)
-        return self._queue
-
-    def _queue(self, topic: str) -> None:
-        if len(self._pending) < TOPICS_MAX:
-            self._pending[topic] = None
-        self._send.set()
+        return send
 
     async def _announce(self) -> None:
         while True:
@@ -277,27 +287,19 @@ class PostgresRunner:
             self._send.clear()
             topics, self._pending = self._pending, {}
             try:
-                await self._tell(tuple(topics))
+                await self.write(partial(_tell, told=[f"{self._name} {topic}" for topic in topics]))
             except Unavailable:
                 await asyncio.sleep(1)
                 self._pending = topics | self._pending
                 self._send.set()
 
-    async def _tell(self, topics: tuple[str, ...]) -> None:
-        def notify(connection: Connection) -> None:
-            for topic in topics:
-                connection.execute(select(func.pg_notify(CHANNEL, f"{self._name} {topic}")))
-
-        await self.write(notify)
-
-    async def _listen(self, deliver: Callable[[str | None], None], ready: asyncio.Event) -> None:
+    async def _listen(
+        self,
+        heard: Callable[[object, int, str, str], None],
+        deliver: Callable[[str | None], None],
+        ready: asyncio.Event,
+    ) -> None:
         """Receive notifications of other processes; after a lost connection, deliver all topics."""
-
-        def heard(connection: object, pid: int, channel: str, payload: str) -> None:
-            sender, _, topic = payload.partition(" ")
-            if sender != self._name:
-                deliver(topic)
-
         while True:
             try:
                 async with self._engine.connect() as connection:
@@ -330,6 +332,13 @@ class PostgresRunner:
         finally:
             if not driver.is_closed():
                 await driver.remove_listener(CHANNEL, heard)
+
+
+_TELL = text("SELECT pg_notify(:channel, told) FROM unnest(CAST(:told AS text[])) AS told")
+
+
+def _tell(connection: Connection, told: Sequence[str]) -> None:
+    connection.execute(_TELL, {"channel": CHANNEL, "told": told})
 
 
 class _Lost(Exception):
