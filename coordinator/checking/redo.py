@@ -31,7 +31,7 @@ from shared.tensors.quantize import Codec, codec
 from shared.tensors.sketch import sums
 from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, grid
-from shared.tensors.update import delta, opened
+from shared.tensors.update import Delta, opened
 from shared.workloads.base import Weights, Work, libraries_here
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ def _update(case: Case, base: Tensors, result: Tensors) -> Any:
     start, end = (
         {name: value.detach().numpy() for name, value in one.items()} for one in (base, result)
     )
-    return delta(start, end, schema) if case.job.update == "delta" else ArrayReader(end, schema)
+    return Delta(start, end, schema) if case.job.update == "delta" else ArrayReader(end, schema)
 
 
 def _beside(case: Case, files: RecomputeFiles, ours: Any) -> Redone:

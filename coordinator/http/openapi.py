@@ -11,7 +11,7 @@ import msgspec
 
 from shared.errors import BY_CODE
 from shared.protocol.base import ErrorBody
-from shared.protocol.endpoints import NOTHING, NUMBERS, Endpoint
+from shared.protocol.endpoint import NOTHING, NUMBERS, Endpoint
 from shared.protocol.inference import OpenAiErrorBody
 from shared.protocol.limits import PROTOCOL
 

@@ -47,11 +47,11 @@ class Endpoint(Generic[R]):
     `coordinator.http.routes` answers.
     """
 
-    method: Literal["GET", "POST", "PUT"]
     path: str
     summary: str
     # type of the JSON reply; NoneType: 204, no content, unless the endpoint `gives` bytes
     reply: type[R]
+    method: Literal["GET", "POST", "PUT"] = "GET"
     request: type[msgspec.Struct] | None = None
     operation: str = ""
     auth: Auth = "worker"

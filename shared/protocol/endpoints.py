@@ -34,13 +34,9 @@ from shared.protocol.contributions import (
 )
 from shared.protocol.endpoint import (
     BYTES,
-    INTEGER_MAX,
-    KEY_MAX,
     LISTING_BYTES_MAX,
     MANIFEST_BYTES_MAX,
     NOTHING,
-    NUMBERS,
-    Auth,
     Endpoint,
     Parameter,
 )
@@ -75,19 +71,6 @@ from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
 from shared.protocol.versions import BlobUrl, SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
 
-__all__ = [
-    "BYTES",
-    "ENDPOINTS",
-    "INTEGER_MAX",
-    "KEY_MAX",
-    "NOTHING",
-    "NUMBERS",
-    "QUERIES",
-    "Auth",
-    "Endpoint",
-    "Parameter",
-]
-
 _CURSOR = (Parameter(name="cursor", kind=int, help="Cursor of the page before."),)
 _TAGGED = ("If-None-Match",)
 
@@ -111,7 +94,6 @@ REGISTER = Endpoint(
     writes=True,
 )
 CHALLENGE = Endpoint(
-    method="GET",
     path="/workers/challenge",
     operation="volunteers.challenge",
     summary="Proof of work for a registration without a code, where the coordinator is open",
@@ -132,7 +114,6 @@ BENCHMARK = Endpoint(
     reply=NOTHING,
 )
 ME = Endpoint(
-    method="GET",
     path="/workers/me",
     operation="volunteers.me",
     summary="My account, credits, rank and machines",
@@ -215,7 +196,6 @@ UPLOAD = Endpoint(
     writes=True,
 )
 UPLOAD_STATE = Endpoint(
-    method="GET",
     path="/uploads/{upload}",
     operation="uploads.info",
     summary="Progress of an upload",
@@ -231,7 +211,6 @@ UPLOAD_BYTES = Endpoint(
     writes=True,
 )
 BLOB = Endpoint(
-    method="GET",
     path="/blobs/{sha256}",
     summary="The bytes of a blob, whole or in ranges",
     reply=NOTHING,
@@ -239,7 +218,6 @@ BLOB = Endpoint(
     headers=("Range", "If-Range", "If-None-Match"),
 )
 BLOB_URL = Endpoint(
-    method="GET",
     path="/blobs/{sha256}/url",
     summary="Where else the blob can be fetched: a signed address of the object store",
     reply=BlobUrl,
@@ -248,16 +226,13 @@ BLOB_URL = Endpoint(
 # Read-only queries.
 
 RUNS = Endpoint(
-    method="GET",
     path="/runs",
     operation="run_queries.listing",
     summary="Every run",
     reply=tuple[RunInfo, ...],
     bytes_max=LISTING_BYTES_MAX,
 )
-RUN = Endpoint(
-    method="GET", path="/runs/{run}", operation="run_queries.info", summary="One run", reply=RunInfo
-)
+RUN = Endpoint(path="/runs/{run}", operation="run_queries.info", summary="One run", reply=RunInfo)
 CONSENT = Endpoint(
     method="POST",
     path="/runs/{run}/consent",
@@ -266,7 +241,6 @@ CONSENT = Endpoint(
     reply=NOTHING,
 )
 VERSIONS = Endpoint(
-    method="GET",
     path="/runs/{run}/versions",
     summary="The history of a run, oldest first; `cursor` is the last version seen",
     reply=tuple[VersionInfo, ...],
@@ -274,21 +248,18 @@ VERSIONS = Endpoint(
     bytes_max=LISTING_BYTES_MAX,
 )
 LATEST = Endpoint(
-    method="GET",
     path="/runs/{run}/versions/latest",
     summary="The signed manifest of the newest version; its ETag names the weights",
     reply=SignedManifest,
     headers=_TAGGED,
 )
 VERSION = Endpoint(
-    method="GET",
     path="/runs/{run}/versions/{version}",
     summary="The signed manifest of one version",
     reply=SignedManifest,
     headers=_TAGGED,
 )
 LOSS = Endpoint(
-    method="GET",
     path="/runs/{run}/loss",
     operation="run_queries.loss_history",
     summary="Measured losses, oldest first; of more than 2,000 about so many, evenly spread",
@@ -296,7 +267,6 @@ LOSS = Endpoint(
     bytes_max=LISTING_BYTES_MAX,
 )
 WORKERS = Endpoint(
-    method="GET",
     path="/runs/{run}/workers",
     operation="run_queries.workers",
     summary="Machines at work on a run, without names",
@@ -304,7 +274,6 @@ WORKERS = Endpoint(
     bytes_max=LISTING_BYTES_MAX,
 )
 DATASET = Endpoint(
-    method="GET",
     path="/datasets/{dataset}",
     operation="datasets.manifest",
     summary="The manifest of a dataset, without its held-out split",
@@ -312,7 +281,6 @@ DATASET = Endpoint(
     bytes_max=MANIFEST_BYTES_MAX,
 )
 LEADERBOARD = Endpoint(
-    method="GET",
     path="/leaderboard",
     summary="Volunteers by credits earned",
     reply=tuple[LeaderRow, ...],
@@ -323,7 +291,6 @@ LEADERBOARD = Endpoint(
     bytes_max=LISTING_BYTES_MAX,
 )
 CONTRIBUTIONS = Endpoint(
-    method="GET",
     path="/contributions",
     summary="My verdicts, newest first; the header `Next-Cursor` continues",
     reply=tuple[Verdict, ...],
@@ -331,14 +298,12 @@ CONTRIBUTIONS = Endpoint(
     bytes_max=LISTING_BYTES_MAX,
 )
 CONTRIBUTION = Endpoint(
-    method="GET",
     path="/contributions/{contribution}",
     operation="intake.verdict",
     summary="The newest verdict on one contribution of mine",
     reply=Verdict,
 )
 LEDGER = Endpoint(
-    method="GET",
     path="/me/ledger",
     summary="My credits line by line, newest first; `cursor` is the id of the last line seen",
     reply=tuple[LedgerRow, ...],
@@ -347,7 +312,6 @@ LEDGER = Endpoint(
 )
 
 RECEIPTS = Endpoint(
-    method="GET",
     path="/me/receipts",
     operation="transparency.receipts",
     summary="Signed receipts of my payments, oldest first; `cursor` is the last entry I have",
@@ -358,7 +322,6 @@ RECEIPTS = Endpoint(
 # Spending and giving credits.
 
 KEYS = Endpoint(
-    method="GET",
     path="/me/keys",
     operation="api_keys.listing",
     summary="My keys of the OpenAI-compatible interface, without their secrets",
@@ -381,7 +344,6 @@ KEY_REVOKE = Endpoint(
     reply=KeyInfo,
 )
 USAGE = Endpoint(
-    method="GET",
     path="/me/usage",
     operation="api_keys.usage",
     summary="My newest 500 requests, newest first, or those of one key",
@@ -402,7 +364,6 @@ GIVE = Endpoint(
 # The record, open to everybody: banned volunteers may check it too.
 
 TREE_HEAD = Endpoint(
-    method="GET",
     path="/record/head",
     operation="transparency.head",
     summary="The signed head of the record: its size and the root of its Merkle tree",
@@ -410,7 +371,6 @@ TREE_HEAD = Endpoint(
     reply=SignedHead,
 )
 INCLUSION = Endpoint(
-    method="GET",
     path="/record/inclusion",
     operation="transparency.inclusion",
     summary="Proof that a leaf is in the record of a size",
@@ -422,7 +382,6 @@ INCLUSION = Endpoint(
     ),
 )
 CONSISTENCY = Endpoint(
-    method="GET",
     path="/record/consistency",
     operation="transparency.consistency",
     summary="Proof that the record of a size begins with that of a smaller one",
@@ -437,7 +396,6 @@ CONSISTENCY = Endpoint(
 # Browsers and monitoring.
 
 SAMPLE = Endpoint(
-    method="GET",
     path="/runs/{run}/sample",
     summary="The picture (PNG) or text that a version made, newest by default",
     auth="none",
@@ -447,7 +405,6 @@ SAMPLE = Endpoint(
     headers=_TAGGED,
 )
 SERVER = Endpoint(
-    method="GET",
     path="/server",
     operation="server.info",
     summary="Name, protocol, public key and runs of this coordinator",
@@ -458,7 +415,6 @@ SERVER = Endpoint(
     ),
 )
 WHEEL = Endpoint(
-    method="GET",
     path="/install/{name}",
     root=True,
     summary="The wheel of the program that this coordinator runs with",
@@ -467,14 +423,12 @@ WHEEL = Endpoint(
     gives=BYTES,
 )
 OPENAPI = Endpoint(
-    method="GET",
     path="/openapi.json",
     summary="This interface, machine-readable",
     auth="none",
     reply=dict[str, Any],
 )
 HEALTH = Endpoint(
-    method="GET",
     path="/health",
     root=True,
     summary="The process answers; says if the disk is full",
@@ -482,7 +436,6 @@ HEALTH = Endpoint(
     reply=Health,
 )
 READY = Endpoint(
-    method="GET",
     path="/ready",
     root=True,
     summary="The database answers and work is taken in; 503 while starting or stopping",
@@ -490,7 +443,6 @@ READY = Endpoint(
     reply=Health,
 )
 METRICS = Endpoint(
-    method="GET",
     path="/metrics",
     root=True,
     summary="Metrics for Prometheus; beyond loopback with the token of metrics.token",
@@ -535,7 +487,6 @@ ADMIN_PUT = Endpoint(
     writes=True,
 )
 ADMIN_GET = Endpoint(
-    method="GET",
     path="/admin/files/{box}/{name}",
     summary="Fetch a file that a command has left in a box",
     auth="admin",
@@ -543,7 +494,6 @@ ADMIN_GET = Endpoint(
     gives=BYTES,
 )
 ADMIN_BLOB = Endpoint(
-    method="GET",
     path="/admin/blobs/{sha256}",
     summary="The bytes of any blob, whole or in ranges, for the organiser's checkers",
     auth="admin",
@@ -567,7 +517,6 @@ QUERIES: dict[str, Endpoint[Any]] = {
 # OpenAI's form.
 IMAGES_BYTES_MAX = 64 << 20  # a reply with the most pictures
 MODEL = Endpoint(
-    method="GET",
     path="/v1/models/{model}",
     root=True,
     summary="One of them: RUN, RUN@best or RUN@40",
@@ -586,7 +535,6 @@ IMAGES = Endpoint(
 )
 V1: tuple[Endpoint[Any], ...] = (
     Endpoint(
-        method="GET",
         path="/v1/models",
         root=True,
         summary="Versions that I may ask, with licence, dataset, loss and price",

@@ -34,7 +34,7 @@ from shared.tensors.slices import (
     float_from_bf16,
 )
 from shared.tensors.spec import INTEGERS, WALK_ELEMENTS, Role, Schema, TensorSpec, grid
-from shared.tensors.update import delta
+from shared.tensors.update import Delta
 
 # codec of links by the codec of uploads, if updates are sparse
 LINK_CODECS = {"topk-2bit": "topk-int8"}
@@ -70,7 +70,7 @@ def write_link(
             published.carry(after, until=spec.name)
             published.put(spec, before.read(spec.name, start, start + said.size), minus=said)
 
-        encoded = how.codec.encode(delta(old, new, schema), schema, link, echo=echo)
+        encoded = how.codec.encode(Delta(old, new, schema), schema, link, echo=echo)
         published.carry(after)
         return encoded, writer.close()
 

@@ -96,11 +96,6 @@ def opened(
         )
 
 
-def delta(base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> Delta:
-    """Return the pseudo-gradient of local training for `Codec.encode`; base may be a `Frame`."""
-    return Delta(base, local, schema)
-
-
 class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of one pass over an update."""
 

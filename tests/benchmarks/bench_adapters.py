@@ -34,7 +34,7 @@ import transformers
 from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.spec import count
-from shared.tensors.update import delta
+from shared.tensors.update import Delta
 from shared.workloads.base import Job, TrainSettings, Work, load
 from shared.workloads.causal_lm.base_model import frozen_of
 from shared.workloads.causal_lm.config import CausalConfig
@@ -220,7 +220,7 @@ def peak(options: argparse.Namespace, train: str, side: str) -> int:
                     work.advance()
                 if side == "whole task":
                     ended = {key: value.numpy() for key, value in work.result()[1].items()}
-                    update = delta(frame, ended, schema)
+                    update = Delta(frame, ended, schema)
                     codec("int8").encode(update, schema, folder / "update")
         return looking.most()
 

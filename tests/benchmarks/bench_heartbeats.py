@@ -59,7 +59,7 @@ async def serve(data_dir: Path) -> None:
     from coordinator.http.routes.endpoint_app import Reply, Served, json_reply
     from coordinator.http.server import listen
     from coordinator.log import configure
-    from shared.protocol.endpoints import NOTHING, Endpoint
+    from shared.protocol.endpoint import NOTHING, Endpoint
     from shared.protocol.heartbeat import HeartbeatRequest
 
     async def plain(request: Request) -> Response:

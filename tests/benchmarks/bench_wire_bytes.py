@@ -27,7 +27,7 @@ import torch
 from shared.tensors.quantize import CODECS, EXACT_CODECS, codec
 from shared.tensors.slices import Array
 from shared.tensors.spec import Schema, count
-from shared.tensors.update import delta
+from shared.tensors.update import Delta
 from shared.workloads.base import TrainSettings
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
@@ -131,7 +131,7 @@ class Training:
         work = WORKLOAD.begin(task, tensors, self.data, "cpu", self.inner[worker])
         local = {name: tensor.detach().numpy() for name, tensor in finish(work).items()}
         self.inner[worker] = work.state()
-        update, path = delta(base, local, self.schema), self.path / "update"
+        update, path = Delta(base, local, self.schema), self.path / "update"
         wanted = CODECS if number == 1 and worker == 0 else {up}
         for name in {*wanted, up}:
             residual: dict[str, Array] | None = None if name in EXACT_CODECS else {}

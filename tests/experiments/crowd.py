@@ -29,7 +29,7 @@ from shared.tensors.downlink import LINK_CODEC, LINK_CODECS, Following, write_li
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import EXACT_CODECS, Residual, codec
 from shared.tensors.spec import Schema
-from shared.tensors.update import delta
+from shared.tensors.update import Delta
 from shared.workloads.base import TrainSettings
 from shared.workloads.gpt.config import GptConfig, schema
 from shared.workloads.gpt.model import Gpt, build
@@ -208,7 +208,7 @@ class Crowd:
         path, about = self.folder / f"update-{index}", self.setting.schema
         before = None if self.plan.codec in EXACT_CODECS else learner.residual
         with open_frame(self.path("published"), about) as base:
-            made = codec(self.plan.codec).encode(delta(base, local, about), about, path, before)
+            made = codec(self.plan.codec).encode(Delta(base, local, about), about, path, before)
         learner.residual = made.residual or {}
         return path
 

@@ -24,7 +24,7 @@ from coordinator.checking.redo import RecomputeFiles, _alike, _written
 from coordinator.rules.likeness import difference as apart
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import CODECS, EXACT_CODECS, codec, residual_schema
-from shared.tensors.update import delta, opened
+from shared.tensors.update import Delta, opened
 from shared.workloads.base import Job
 from tests.experiments.arithmetic import (
     FLOAT32,
@@ -134,7 +134,7 @@ def sent(
     """Return how far an update that a codec wrote is from ours, as a recompute sees it, and what
     was sent from what its codec makes of it.
     """
-    ours, theirs = (delta(base, _weights(probe[1]), about.schema) for probe in pair)
+    ours, theirs = (Delta(base, _weights(probe[1]), about.schema) for probe in pair)
     chosen, exact = codec(files.codec), files.codec in EXACT_CODECS
     had: Any = {}
     if files.residual is not None:

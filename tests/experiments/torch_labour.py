@@ -14,7 +14,7 @@ from coordinator.simulate.labour import SETTLED, Handed
 from shared.protocol.contributions import Verdict
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, Residual, codec
-from shared.tensors.update import delta
+from shared.tensors.update import Delta
 from shared.workloads.base import Data, Job
 
 
@@ -46,7 +46,7 @@ class TorchLabour:
         arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
         with open_frame(weights, schema) as exact:
             update: Mapping[str, Any] = (
-                delta(exact, arrays, schema) if job.update == "delta" else arrays
+                Delta(exact, arrays, schema) if job.update == "delta" else arrays
             )
             made, path = self._encode(update, codec_name, task)
         return Handed(

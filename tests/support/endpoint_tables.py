@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_origin
 
-from shared.protocol.endpoints import ENDPOINTS, NOTHING, Endpoint
+from shared.protocol.endpoint import NOTHING, Endpoint
+from shared.protocol.endpoints import ENDPOINTS
 
 _BETWEEN = r"(<!-- {name}: .*? -->\n).*?(<!-- end -->)"
 

@@ -34,7 +34,8 @@ import msgspec
 import psutil
 
 from shared.protocol import endpoints
-from shared.protocol.endpoints import ENDPOINTS, V1, Endpoint
+from shared.protocol.endpoint import Endpoint
+from shared.protocol.endpoints import ENDPOINTS, V1
 from shared.protocol.limits import API
 from tests.support.databases import prepare_postgres, start_postgres
 from tests.support.fuzz_line import Line

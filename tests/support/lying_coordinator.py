@@ -17,7 +17,7 @@ import uvicorn
 from msgspec import inspect
 
 from coordinator.http.server import listen
-from shared.protocol.endpoints import Endpoint
+from shared.protocol.endpoint import Endpoint
 from tests.support.served import accepting
 
 JSON = (b"content-type", b"application/json")

@@ -17,7 +17,7 @@ from shared.protocol.leases import BeginReply, ClaimReply, Lease
 from shared.protocol.versions import VersionManifest
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec
-from shared.tensors.update import delta
+from shared.tensors.update import Delta
 from shared.workloads.base import ChunkRef, Data, DatasetManifest, load
 from shared.workloads.gomoku.records import GameRecord
 from shared.workloads.gomoku.records import decode as read_games
@@ -112,7 +112,7 @@ class Player:
             )
         out = self.home.coordinator.blobs.scratch() / f"made-{secrets.token_hex(4)}"
         arrays = {name: value.numpy() for name, value in tensors.items()}
-        codec(lease.grant.codec).encode(delta(frame, arrays, schema), schema, out)
+        codec(lease.grant.codec).encode(Delta(frame, arrays, schema), schema, out)
         return out.read_bytes()
 
     async def hand_in(self, lease: Lease, begun: BeginReply, data: bytes) -> Verdict:

@@ -17,7 +17,7 @@ from textual.pilot import Pilot
 
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
-from shared.protocol.endpoints import Endpoint
+from shared.protocol.endpoint import Endpoint
 from tests.support.virtual_clock import VirtualClock
 from volunteer.control import commands, events
 from volunteer.control.commands import Command

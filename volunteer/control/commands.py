@@ -20,7 +20,8 @@ import msgspec
 
 from shared.errors import BadRequest
 from shared.protocol.accounts import LinkCode, ServerInfo
-from shared.protocol.endpoints import QUERIES, Endpoint
+from shared.protocol.endpoint import Endpoint
+from shared.protocol.endpoints import QUERIES
 from shared.sentences import Sentence, Words
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import Status

@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from shared.protocol.endpoints import Endpoint
+from shared.protocol.endpoint import Endpoint
 from volunteer.control import commands
 from volunteer.control.commands import Command
 from volunteer.control.event_bus import EventBus, Subscription

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from shared.protocol import endpoints
-from shared.protocol.endpoints import Endpoint
+from shared.protocol.endpoint import Endpoint
 from shared.protocol.listings import LedgerRow
 
 T = TypeVar("T")

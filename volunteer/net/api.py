@@ -10,7 +10,7 @@ import msgspec
 from shared.errors import InvalidFrame, Unavailable, VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import SignedWheel
-from shared.protocol.endpoints import Endpoint
+from shared.protocol.endpoint import Endpoint
 from shared.protocol.inference import AnswerTokens
 from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRequest
 from shared.protocol.limits import LONG_POLL_S_MAX

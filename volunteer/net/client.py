@@ -41,6 +41,7 @@ KEPT_ALIVE = 2  # one for the poll for work, one for heartbeats
 IDLE_S = 2 * HEARTBEAT_S  # an unused connection is kept this long; a server closes it after 75 s
 REDIRECTS_MAX = 5
 BULK_BYTES = 1 << 20  # above this size a connection of its own saves more than it costs
+JSON = {"Content-Type": "application/json"}
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "volunteer"}
 SLACK_S = CONNECT_S + WRITE_S  # added to the time for the answer
 OUT_OF_TIME = (9, 10)  # OpenSSL: certificate not valid yet, or expired
@@ -147,21 +148,12 @@ class Client:
         """Send a request until answered. Raises the coordinator's error, or Unreachable."""
 
         async def once() -> T:
-            if call.secret:
-                await self._peer.recognise()
             body = call.body() if callable(call.body) else call.body
             content = b"" if body is None else msgspec.json.encode(body, enc_hook=english)
-            request = self._http.build_request(
-                call.method,
-                call.path,
-                params=dict(call.query) or None,
-                headers=self._headers({"Content-Type": "application/json"}, call.secret),
-                content=content or None,
-                timeout=_timeout(call.timeout_s),
-                extensions=self._traced() if call.secret else None,
-            )
             limit = Limit(call.timeout_s + self.slack_s)
-            async with self._answer(request, limit) as response:
+            more: dict[str, Any] = {"params": dict(call.query) or None, "content": content or None}
+            more |= {"timeout": _timeout(call.timeout_s), "secret": call.secret}
+            async with self._sent(call.method, call.path, JSON, limit, **more) as response:
                 self.sent_bytes += len(content)
                 data = await self._read(response, call.bytes_max, limit)
                 if call.headers is not None:
@@ -194,14 +186,7 @@ class Client:
                     body = self._pieces(answer.body, limit)
                     yield StreamedReply(answer.status, answer.headers, body)
                     return
-        request = self._http.build_request(
-            "GET",
-            path,
-            headers=headers,
-            timeout=_timeout(self.read_s),
-            extensions=self._traced(),
-        )
-        async with self._answer(request, limit) as response:
+        async with self._sent("GET", path, headers, limit) as response:
             body = self._pieces(response.aiter_raw(), limit)
             yield StreamedReply(response.status_code, response.headers, body)
 
@@ -210,18 +195,9 @@ class Client:
         self, path: str, body: bytes
     ) -> AsyncIterator[AsyncIterator[bytes | memoryview]]:
         """POST to a path outside /api/v1 with a streamed answer. Not retried."""
-        headers = self._headers({"Content-Type": "application/json"})
         limit = Limit(self.read_s + self.slack_s)
-        await self._peer.recognise()
-        request = self._http.build_request(
-            "POST",
-            self.address.url + path,
-            headers=headers,
-            content=body,
-            timeout=_timeout(self.read_s),
-            extensions=self._traced(),
-        )
-        async with self._answer(request, limit) as response:
+        url = self.address.url + path
+        async with self._sent("POST", url, JSON, limit, content=body) as response:
             self.sent_bytes += len(body)
             yield self._pieces(response.aiter_raw(), limit)
 
@@ -287,16 +263,8 @@ class Client:
     ) -> T:
         """PUT a streamed body; `headers` name its Content-Length. Not retried."""
         limit = Limit(self.read_s + self.slack_s)
-        await self._peer.recognise()
-        request = self._http.build_request(
-            "PUT",
-            path,
-            headers=self._headers(headers),
-            content=self._counted(body, limit),
-            timeout=_timeout(self.read_s),
-            extensions=self._traced(),
-        )
-        async with self._answer(request, limit) as response:
+        content = self._counted(body, limit)
+        async with self._sent("PUT", path, headers, limit, content=content) as response:
             data = await self._read(response, self.json_bytes_max, limit)
         return decoded(data, reply)
 
@@ -411,8 +379,27 @@ class Client:
         return sent
 
     @asynccontextmanager
-    async def _answer(self, request: httpx.Request, limit: Limit) -> AsyncIterator[httpx.Response]:
-        """Yield a response with a good status. Raises the error of any other."""
+    async def _sent(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        limit: Limit,
+        *,
+        secret: bool = True,
+        **more: Any,
+    ) -> AsyncIterator[httpx.Response]:
+        """Send a request; yield a response with a good status. Raises the error of any other. `more`
+        are arguments of httpx; a `secret` is sent only to the joined coordinator.
+        """
+        headers = self._headers(headers, secret)
+        if secret:
+            await self._peer.recognise()
+        more = {"timeout": _timeout(self.read_s), **more}
+        extensions = self._traced() if secret else None
+        request = self._http.build_request(
+            method, path, headers=headers, extensions=extensions, **more
+        )
         async with self._answered(limit), self._good(request, limit) as response:
             yield response
 

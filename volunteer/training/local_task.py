@@ -25,7 +25,7 @@ from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual
 from shared.tensors.sketch import sums
 from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, nbytes
-from shared.tensors.update import delta
+from shared.tensors.update import Delta
 from shared.text import size as bytes_in_words
 from shared.workloads.base import Job, Result, Traits, Weights, Work, Workload
 from shared.workloads.base import load as load_workload
@@ -361,7 +361,7 @@ class LocalTask:
         kind, schema = self._files.held.lease.job.update, self._schema
         arrays = {key: tensor.detach().cpu().numpy() for key, tensor in tensors.items()}
         if kind == "delta":
-            return delta(base, arrays, schema)
+            return Delta(base, arrays, schema)
         if kind == "gradient":
             return ArrayReader(arrays, schema)
         raise InvalidFrame(Sentence("this version cannot submit {update}", update=kind))

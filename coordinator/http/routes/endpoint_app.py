@@ -36,7 +36,7 @@ from coordinator.storage.blobs import Pieces
 from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
 from shared.links import is_loopback
 from shared.protocol.base import ErrorBody
-from shared.protocol.endpoints import KEY_MAX, NUMBERS, Endpoint
+from shared.protocol.endpoint import KEY_MAX, NUMBERS, Endpoint
 from shared.sentences import english
 
 if TYPE_CHECKING:

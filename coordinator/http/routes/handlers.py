@@ -10,6 +10,7 @@ from coordinator.http.openapi import document
 from coordinator.http.routes import blob_files, operations, runs, workers
 from coordinator.http.routes.endpoint_app import Call, Handler, Reply, json_reply
 from shared.protocol import endpoints
+from shared.protocol.endpoint import Endpoint
 from shared.protocol.endpoints import V1
 
 
@@ -17,7 +18,7 @@ async def _openapi(_: Call[None]) -> Reply:
     return json_reply(document((*endpoints.ENDPOINTS, *V1)))
 
 
-HANDLERS: dict[endpoints.Endpoint[Any], Handler] = {
+HANDLERS: dict[Endpoint[Any], Handler] = {
     endpoints.REGISTER: workers.register,
     endpoints.VISIBILITY: workers.visibility,
     endpoints.ORDER_MACHINE: workers.order,

@@ -8,7 +8,7 @@ from coordinator.http.routes.metrics import exposition
 from coordinator.request_body import body_stream, read_body, read_json
 from shared.errors import NotFound, Unavailable
 from shared.protocol.base import Health, StoredFile
-from shared.protocol.endpoints import BYTES
+from shared.protocol.endpoint import BYTES
 
 ADMIN_BYTES_MAX = 16 << 20  # largest request: a run file, a class list
 

@@ -6,7 +6,7 @@ from coordinator.http.routes.endpoint_app import Call, Reply, json_reply
 from coordinator.runs.public import check_shown
 from shared.decoding import decode
 from shared.errors import NotFound
-from shared.protocol.endpoints import INTEGER_MAX
+from shared.protocol.endpoint import INTEGER_MAX
 from shared.protocol.listings import LeaderRow, LedgerRow
 from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
 

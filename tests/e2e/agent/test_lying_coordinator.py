@@ -18,7 +18,8 @@ from coordinator.http.app import create_app
 from shared.errors import VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.contributions import UploadRequest
-from shared.protocol.endpoints import ENDPOINTS, NOTHING, Endpoint
+from shared.protocol.endpoint import NOTHING, Endpoint
+from shared.protocol.endpoints import ENDPOINTS
 from shared.protocol.heartbeat import HeartbeatRequest
 from shared.protocol.leases import ClaimRequest
 from shared.protocol.limits import NEWS_MAX

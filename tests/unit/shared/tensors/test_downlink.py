@@ -30,7 +30,7 @@ from shared.tensors.slices import Array, bf16_from_float, float_from_bf16, to_fl
 from shared.tensors.snapshot import MAGIC, unpack_snapshot, write_snapshot
 from shared.tensors.sparse import TopK
 from shared.tensors.spec import WALK_ELEMENTS, Schema, TensorSpec
-from shared.tensors.update import delta, inspect
+from shared.tensors.update import Delta, inspect
 from tests.support.examples import examples
 
 INT8 = codec("int8")
@@ -195,7 +195,7 @@ def test_the_server_publishes_what_its_link_leads_to_whatever_a_model_is_made_of
         open_frame(published, MIXED) as found,
         INT8.decode(link, MIXED) as step,
     ):
-        alone = INT8.encode(delta(old, new, MIXED), MIXED, tmp_path / "alone")
+        alone = INT8.encode(Delta(old, new, MIXED), MIXED, tmp_path / "alone")
         assert alone.sha256 == encoded.sha256
         for spec in MIXED:
             before, after = (to_float32(each[spec.name], spec.dtype) for each in (old, new))

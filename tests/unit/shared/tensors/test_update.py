@@ -18,7 +18,7 @@ from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.quantize import CODECS, codec
 from shared.tensors.slices import ArrayReader, bf16_from_float, float_from_bf16
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
-from shared.tensors.update import CodecInput, delta, inspect
+from shared.tensors.update import CodecInput, Delta, inspect
 from tests.support.examples import examples
 
 MODEL: Schema = (
@@ -46,7 +46,7 @@ def write(path: Path, tensors: dict[str, np.ndarray], schema: Schema = MODEL) ->
 
 def test_a_delta_is_base_minus_local_and_carries_the_rest(tmp_path: Path) -> None:
     base, local = weights(1), weights(2)
-    found = delta(base, local, MODEL)
+    found = Delta(base, local, MODEL)
     assert list(found) == ["w", "mean", "steps", "bias"]
     assert found["w"].tobytes() == (base["w"] - local["w"]).tobytes()
     assert found["mean"].tobytes() == local["mean"].tobytes()
@@ -54,7 +54,7 @@ def test_a_delta_is_base_minus_local_and_carries_the_rest(tmp_path: Path) -> Non
     assert found.read("w", 7, 11).tolist() == (base["w"] - local["w"]).reshape(-1)[7:11].tolist()
     (tmp_path / "base").write_bytes(frame_bytes(base, None, MODEL))
     with open_frame(tmp_path / "base", MODEL) as frame:
-        mapped = codec("int8").encode(delta(frame, local, MODEL), MODEL, tmp_path / "u")
+        mapped = codec("int8").encode(Delta(frame, local, MODEL), MODEL, tmp_path / "u")
     assert mapped.sha256 == codec("int8").encode(dict(found), MODEL, tmp_path / "v").sha256
 
 
@@ -64,7 +64,7 @@ def test_a_delta_takes_torch_tensors_and_bfloat16_bases() -> None:
     schema = (TensorSpec("w", (2, 2), "BF16"),)
     base = np.array([[1.5, 2.0], [3.0, -4.0]], "f4")
     local = torch.tensor([[1.0, 1.0], [1.0, 1.0]]).t()
-    found = delta({"w": bf16_from_float(base)}, {"w": local}, schema)
+    found = Delta({"w": bf16_from_float(base)}, {"w": local}, schema)
     assert found["w"].tolist() == [[0.5, 1.0], [2.0, -5.0]]
     assert float_from_bf16(bf16_from_float(base)).tolist() == base.tolist()
 
@@ -72,7 +72,7 @@ def test_a_delta_takes_torch_tensors_and_bfloat16_bases() -> None:
 def test_a_delta_between_different_models_is_refused() -> None:
     other = weights(2) | {"w": np.zeros((30, 40), "f4")}
     with pytest.raises(InvalidFrame, match="'w' has the shape"):
-        delta(weights(1), other, MODEL)["w"]
+        Delta(weights(1), other, MODEL)["w"]
 
 
 @EACH
@@ -109,7 +109,7 @@ def test_buffers_do_not_count_into_the_norm(tmp_path: Path) -> None:
 
 @EACH
 def test_an_unchanged_base_is_an_empty_update(tmp_path: Path, name: str) -> None:
-    codec(name).encode(delta(weights(1), weights(1), MODEL), MODEL, tmp_path / "u")
+    codec(name).encode(Delta(weights(1), weights(1), MODEL), MODEL, tmp_path / "u")
     assert inspect(tmp_path / "u", MODEL, codec(name)).empty
 
 

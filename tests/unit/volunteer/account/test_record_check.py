@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shared import merkle
 from shared.errors import BadSignature, NotFound
 from shared.protocol import endpoints
-from shared.protocol.endpoints import Endpoint
+from shared.protocol.endpoint import Endpoint
 from shared.protocol.transparency import (
     HeadPayload,
     LedgerEntry,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from shared.protocol import endpoints
-from shared.protocol.endpoints import Endpoint
+from shared.protocol.endpoint import Endpoint
 from shared.protocol.heartbeat import HeartbeatReply, RunBeat
 from tests.support.virtual_clock import VirtualClock
 from tests.support.workplaces import workplace

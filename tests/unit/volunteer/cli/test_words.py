@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from shared.errors import NotFound, Unreachable
 from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, Device, LinkCode
-from shared.protocol.endpoints import Endpoint
+from shared.protocol.endpoint import Endpoint
 from shared.protocol.inference import (
     Given,
     ImageReply,
