@@ -264,7 +264,7 @@ def begin_all(
         if row.kind == AUDIT and _is_ready(row):  # an audit begins from the base of its task
             base = int(decode(row.options)["base_version"])
             made[row.id] = _bind(conn, _BEGIN_AT, row, now, base)
-    return [made.get(row.id) or _not_begun(row) for row in rows]
+    return [made.get(row.id) or _unbound(row) for row in rows]
 
 
 def go_on(conn: Connection, row: TaskRow, now: float, *, newest: bool) -> Begun | VolunteerError:
@@ -278,14 +278,11 @@ def _is_ready(row: TaskRow) -> bool:
     return row.state == "doing" and row.finish_limit is not None and row.claimed_at is not None
 
 
-def _not_begun(row: TaskRow) -> VolunteerError:
-    if not _is_ready(row):
+def _unbound(row: TaskRow, version: object = "yet") -> VolunteerError:
+    """Return why a task has no base: its time is over, or its run has no such version."""
+    if row.begun_at is None and not _is_ready(row):
         return Gone(f"the time of task {row.id} ran out before it began")
-    return _no_version(row, "yet")
-
-
-def _no_version(row: TaskRow, which: object) -> Unavailable:
-    return Unavailable(f"the run of task {row.id} has no version {which}", retry_after_s=10)
+    return Unavailable(f"the run of task {row.id} has no version {version}", retry_after_s=10)
 
 
 def _bind(
@@ -294,7 +291,7 @@ def _bind(
     given = {"ids": [row.id], "now": now, "base": base}
     found = conn.execute(query, given).mappings().first()
     if found is None or found["global_step"] is None:
-        return _no_version(row, "yet" if base is None else base)
+        return _unbound(row, "yet" if base is None else base)
     return _begun(found, now)
 
 

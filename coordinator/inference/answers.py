@@ -290,22 +290,18 @@ class Answers:
                 end: FinishReason | None = None if most else "length"
                 answer.echo = AnswerPiece(text=text, logprobs=prepared.said, finish=end)
         except BaseException:
-            await self.settle(metered)
+            await self.meter.end(metered)
             raise
         try:
             yield answer
         finally:
             await asyncio.shield(self.close(answer))
 
-    async def settle(self, metered: Metered) -> int:
-        """Settle a request; return its price."""
-        return await self.meter.end(metered)
-
     async def close(self, answer: AnswerStream) -> int:
         """Stop and settle an answer before its price is sent; return the price."""
         if not answer.metered.ended:
             await answer.stop()
-            answer.cost_micro = await self.settle(answer.metered)
+            answer.cost_micro = await self.meter.end(answer.metered)
         return answer.cost_micro
 
     async def images(self, model: Servable, count: int, seed: int) -> tuple[Sequence[bytes], int]:
@@ -318,7 +314,7 @@ class Answers:
             made = await engine.images(model.version, count, seed)
             self.meter.count(metered, len(made))
         finally:
-            cost = await asyncio.shield(self.settle(metered))
+            cost = await asyncio.shield(self.meter.end(metered))
         return made, cost
 
     @property

@@ -6,7 +6,6 @@ for a second, and verdicts are queried only if there are new ones.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, TypeVar
 
@@ -78,27 +77,20 @@ class Heartbeats:
 
     async def answer(self, principal: Principal, request: HeartbeatRequest) -> HeartbeatReply:
         """Renew the leases of a worker and return its orders, the runs and its new verdicts."""
-        began = time.perf_counter()
-        reply = await self._answer(principal, request)
-        self.durations.add(time.perf_counter() - began)
-        return reply
+        with self.durations.timed():
+            return await self._answer(principal, request)
 
     async def _answer(self, principal: Principal, request: HeartbeatRequest) -> HeartbeatReply:
         orders = await self._renewals.beat(principal, request)
-        runs = self._runs.peek() or await self._runs.get()
-        announced = self._announced.peek()
-        if announced is None:
-            announced = await self._announced.get()
-        newest, newest_at = self._newest.peek() or await self._newest.get()
+        runs = await self._runs.get()
+        announced = await self._announced.get()
+        newest, newest_at = await self._newest.get()
         now = self._clock.now()
         found = None
         if newest > request.news_since or newest_at > now - RECENT_S:
             since = request.news_since
             found = await self._db.read(lambda conn: self.news(conn, principal, since))
-        orders_of_owners = self._ordered.peek()
-        if orders_of_owners is None:
-            orders_of_owners = await self._ordered.get()
-        ordered = orders_of_owners.get(principal.worker_id)
+        ordered = (await self._ordered.get()).get(principal.worker_id)
         return HeartbeatReply(
             now=now,
             next_s=MORE_S if found and found.until < newest else HEARTBEAT_S,

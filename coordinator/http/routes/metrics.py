@@ -302,7 +302,7 @@ _ANSWERS = (
     ),
     _counter(
         "answers_tokens",
-        "Tokens streamed.",
+        "Tokens streamed or scored.",
         lambda s: s.runs(s.coordinator.answers.meter.tokens),
         _RUN,
     ),
