@@ -151,7 +151,7 @@ def open_task(conn: Connection, row: RecomputeRow, of: ContributionRow, now: flo
 
 
 def waiting(conn: Connection, ids: Sequence[int]) -> dict[int, WaitingAudit]:
-    """Return the terms of the audits behind these tasks."""
+    """Return the terms of the waiting audits among these tasks, by task."""
     return {
         int(row.audit_id): WaitingAudit(
             kind=decode(row.work, StoredCase).job.kind,
@@ -171,7 +171,7 @@ def decline(conn: Connection, task_id: int, volunteer_id: str) -> None:
 
 
 def auditors(conn: Connection, ids: Iterable[str]) -> dict[str, tuple[AccountMarks, int, int]]:
-    """Return the vetted volunteers among `ids`, with their accepted contributions and audits."""
+    """Return the vetted accounts of `ids`, each with its number of contributions and of audits."""
     given = {"ids": sorted(set(ids))}
     had = {who: int(count) for who, count in conn.execute(_HAD, given)}
     return {
@@ -185,7 +185,7 @@ def _marks(row: Any) -> AccountMarks:
 
 
 def works(conn: Connection, ids: Iterable[int]) -> Mapping[int, AuditLease]:
-    """Return the audit leases of these tasks."""
+    """Return the audit leases of these tasks, by task."""
     rows = {task_id: by_task(conn, task_id) for task_id in ids}
     return {task_id: _work(conn, row) for task_id, row in rows.items() if row is not None}
 
@@ -205,13 +205,13 @@ def _inner(conn: Connection, contribution_id: int) -> str:
 
 
 def is_lent(conn: Connection, worker_id: str, sha256: str) -> bool:
-    """Return True if a worker holds an audit that needs this file."""
+    """Return True if a worker holds an audit that begins from this optimiser state."""
     held = conn.execute(_LENT, {"its_worker_id": worker_id}).scalars()
     return any(_inner(conn, number) == sha256 for number in held.all())
 
 
 def tidy(conn: Connection, now: float) -> None:
-    """Withdraw the tasks of audits whose recomputes have ended."""
+    """Cancel the queued tasks of audits whose recomputes have ended without their answer."""
     conn.execute(_ASTRAY, {"state": "cancelled", "ended_at": now, **FREE})
 
 

@@ -43,7 +43,7 @@ PAST = 16  # newest tasks of a worker that measure its speed
 
 
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Changing figures of a running run."""
+    """Figures of a run that a claim needs; most of them change."""
 
     id: int
     head: int
@@ -59,7 +59,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
 class ClaimView(msgspec.Struct, frozen=True, kw_only=True):
     """Complete input of a decision about some claims."""
 
-    live: dict[str, TaskRow]  # tasks claimed earlier with the same id, by claim_id
+    live: dict[str, TaskRow]  # held tasks that were claimed with the same id, by claim_id
     runs: tuple[LiveRun, ...]
     loads: tuple[Load, ...]
     holdings: tuple[Holding, ...]  # tasks held by the asking volunteers
@@ -72,7 +72,7 @@ _RUNS = (
     .order_by(runs.c.id)
     .with_for_update(key_share=True, of=runs)
 )
-# The state is written into the statement, not bound: otherwise SQLite ignores its partial indexes.
+# The state is written into the statement, not bound, so that SQLite uses its partial indexes.
 _DOING = literal_column("tasks.state") == literal_column("'doing'")
 _LOADS = (
     select(
@@ -231,7 +231,7 @@ _TODO = (
 
 
 def _todo(conn: Connection, run_ids: Sequence[int], limit: int) -> tuple[Todo, ...]:
-    """Return waiting tasks in claim order: tasks without a failure first, oldest first."""
+    """Return each run's waiting tasks in claim order: fewest failures first, then oldest first."""
     found: list[dict[str, Any]] = []
     for run_id in run_ids:
         rows = conn.execute(_TODO, {"its_run_id": run_id, "most": limit}).mappings()
@@ -247,7 +247,7 @@ def _todo(conn: Connection, run_ids: Sequence[int], limit: int) -> tuple[Todo, .
 
 
 def line(conn: Connection, run_id: int) -> LiveRun:
-    """Return the changing figures of a run in any state."""
+    """Return these figures of a run in any state."""
     return LiveRun(**conn.execute(_LINE.where(runs.c.id == run_id)).mappings().one())
 
 

@@ -30,7 +30,7 @@ from shared.errors import NotFound
 from shared.protocol.base import ContributionState, Reason
 
 STATES = get_args(ContributionState)
-UPDATES = ("delta", "gradient")  # kinds that are merged; experience and evaluations are not
+UPDATES = ("delta", "gradient")  # the only kinds that are merged
 
 
 class ContributionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ def by_id(
 
 
 def by_ids(conn: Connection, ids: Sequence[int]) -> list[ContributionRow]:
-    """Return contributions in the order of a merge: by task, then part."""
+    """Return contributions in the order of a merge: by task, part and try."""
     return [_row(row) for row in conn.execute(_BY_IDS, {"ids": ids}).mappings()]
 
 
@@ -153,7 +153,7 @@ def mergeable(conn: Connection, run_id: int, limit: int = 1000) -> list[Contribu
 
 
 def left_over(conn: Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
-    """Return accepted updates in merge order, including ones that still need proof."""
+    """Return accepted updates in merge order, including those that wait for their recompute."""
     rows = conn.execute(_LEFT_OVER, {"its_run_id": run_id, "most": limit}).mappings()
     return [_row(row) for row in rows]
 
@@ -177,7 +177,7 @@ def proved(conn: Connection, contribution_id: int, weight: float) -> None:
 
 
 def left_behind(conn: Connection, run_id: int, base: int, kind: str) -> list[ContributionRow]:
-    """Return waiting updates that began below version `base`, or are not of the kind merged now."""
+    """Return accepted updates that began below version `base`, or are of another kind."""
     given = {"its_run_id": run_id, "base": base, "kind": kind}
     return [_row(row) for row in conn.execute(_LEFT_BEHIND, given).mappings()]
 
@@ -192,7 +192,7 @@ _GOOD_OF = (
 )
 _ACCEPTED_OF = (
     select(contributions)
-    .where(its(_C.volunteer_id), _C.state == "accepted", _IS_UPDATE)  # others never merge
+    .where(its(_C.volunteer_id), _C.state == "accepted", _IS_UPDATE)  # other kinds never merge
     .order_by(_C.id)
     .with_for_update()
 )
@@ -223,7 +223,7 @@ def newest_of(conn: Connection, volunteer_id: str) -> int:
 
 
 class PeerContribution(NamedTuple):
-    """Another worker's contribution, with which new ones are compared."""
+    """Earlier contribution, with which new ones are compared."""
 
     volunteer_id: str
     norm: float
@@ -267,7 +267,7 @@ _DISCREDITED = (
 
 
 def discredited(conn: Connection, run_id: int, first: int) -> dict[int, frozenset[int]]:
-    """Return by version the merged contributions of suspended accounts, and reversed ones."""
+    """Return by version merged contributions of suspended accounts, and reversed or forfeited."""
     found: dict[int, set[int]] = {}
     for version, number in conn.execute(_DISCREDITED, {"its_run_id": run_id, "first": first}):
         found.setdefault(version, set()).add(number)
@@ -300,7 +300,7 @@ _CHECKED = (
 
 
 def checked(conn: Connection, contribution_id: int, seconds: float) -> None:
-    """Add the duration of a contribution's check."""
+    """Add seconds to the duration of a contribution's checks."""
     conn.execute(_CHECKED, {"its_id": contribution_id, "seconds": seconds})
 
 

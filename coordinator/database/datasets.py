@@ -42,7 +42,7 @@ def _row(mapping: dict[str, Any]) -> DatasetRow:
 
 
 def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: float) -> int:
-    """Insert a dataset with references to its blobs. Raises Conflict if its name is taken."""
+    """Insert a dataset and references to its blobs. Raises Conflict if another has its name."""
     row = conn.execute(select(datasets).where(datasets.c.name == manifest.name)).mappings().first()
     if row is not None:
         if row["manifest_sha256"] == manifest_sha256:
@@ -90,20 +90,20 @@ def note_skipped(conn: Connection, dataset_id: int, sentences: Sequence[str]) ->
 
 
 def remove(conn: Connection, dataset_id: int) -> None:
-    """Delete a dataset; its blobs go with the next sweep."""
+    """Delete a dataset; a later sweep deletes the blobs that nothing else uses."""
     conn.execute(delete(dataset_blobs).where(dataset_blobs.c.dataset_id == dataset_id))
     conn.execute(delete(datasets).where(datasets.c.id == dataset_id))
     key_values.remove(conn, f"{_SKIPPED}{dataset_id}")
 
 
 def skipped(conn: Connection, dataset_id: int) -> tuple[str, ...]:
-    """Return the files that the build of a dataset skipped, and the reasons."""
+    """Return the sentences about files that the build of a dataset skipped."""
     stored = key_values.get(conn, f"{_SKIPPED}{dataset_id}")
     return () if stored is None else decode(stored, tuple[str, ...])
 
 
 def by_name(conn: Connection, name: str) -> DatasetRow:
-    """Find a dataset by name. Raises NotFound, which lists the known names."""
+    """Find a dataset by name. Raises NotFound, which names the nearest name or all."""
     row = conn.execute(select(datasets).where(datasets.c.name == name)).mappings().first()
     if row is None:
         known = conn.execute(select(datasets.c.name).order_by(datasets.c.name)).scalars().all()
@@ -175,7 +175,7 @@ def unregister(conn: Connection, sha256s: Sequence[str]) -> None:
 
 
 def in_use(conn: Connection) -> set[str]:
-    """Return the blobs that datasets and undecided or unmerged contributions refer to."""
+    """Return the blobs of datasets, undecided contributions, and accepted but unmerged updates."""
     c = contributions.c
     undecided = c.state.in_(("received", "checking"))
     waiting = select(c.sha256).where(undecided | ((c.state == "accepted") & c.kind.in_(UPDATES)))

@@ -109,7 +109,7 @@ class VersionLoss(NamedTuple):
 
 
 def measured(conn: Connection, run_id: int, most: int) -> list[VersionLoss]:
-    """Return about `most` versions with a loss, oldest first, evenly spread, with the newest."""
+    """Return up to `most` versions with a loss, oldest first, evenly spread, with the newest."""
     e = evaluations.c
     found = (e.run_id == run_id) & (e.state == "done") & e.loss.is_not(None)
     count = conn.execute(select(func.count()).select_from(evaluations).where(found)).scalar_one()

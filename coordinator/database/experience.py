@@ -27,7 +27,7 @@ from shared.units import DAY_S
 KEPT_S = DAY_S  # a retired chunk stays for the learners that still read it
 LATELY = 64  # newest chunks, or reports, that a figure is measured from
 LOOKED_THROUGH = 16 * LATELY  # newest contributions that are searched for reports
-CHUNKS_MAX = 4096  # most chunks of one window, as a lease can list
+CHUNKS_MAX = 4096  # most chunks of one window: no lease can list more
 
 
 class HarvestRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     oldest_at: float | None  # time of the oldest unsealed episodes
     sealed: int
     samples: int  # sealed samples
-    planned: int  # samples for which learn tasks were made
+    planned: int  # samples of learn tasks that were neither discarded nor cancelled
     learnt: int  # samples of finished learn tasks
     merging: int  # finished learn tasks whose updates wait for a merge
     unmerged: int  # samples of the tasks in `merging`
@@ -152,7 +152,7 @@ def blobs_in_use(conn: Connection, now: float) -> set[str]:
 
 
 def per_hour(conn: Connection, run_id: int, now: float) -> float:
-    """Return the episodes sealed an hour; 0 unless the last hour has two chunks."""
+    """Return the episodes sealed an hour; 0 with fewer than two chunks in the last hour."""
     c = chunks.c
     query = select(c.episodes, c.sealed_at).where(c.run_id == run_id).order_by(c.number.desc())
     lately = [row for row in conn.execute(query.limit(LATELY)) if row.sealed_at >= now - 3600.0]

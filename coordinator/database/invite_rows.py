@@ -1,4 +1,4 @@
-"""Invites and link codes. The tables hold only their hashes (see coordinator/rules/codes.py)."""
+"""Invites and link codes. The table holds only their hashes (see coordinator/rules/codes.py)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COLUMNS = [codes.c[name] for name in CodeRow.__struct_fields__]
 def add_invites(
     conn: Connection, hashes: dict[str, str], uses: int, expires_at: float | None, now: float
 ) -> list[int]:
-    """Insert invites, given as labels by hash; return their numbers in order."""
+    """Insert invites, given as labels by hash; return their numbers in the same order."""
     rows = [
         {
             "code_hash": code_hash,
@@ -85,8 +85,8 @@ def usable(conn: Connection, code_hash: str, now: float) -> CodeRow:
 
 
 def use(conn: Connection, code: CodeRow) -> None:
-    """Count one use of a code. Raises InvalidCode if another registration has just taken the last
-    one.
+    """Count one use of a code. Raises InvalidCode if its last use was just taken, or it was revoked
+    by now.
     """
     spent = (
         update(codes)
@@ -98,7 +98,7 @@ def use(conn: Connection, code: CodeRow) -> None:
 
 
 def invites(conn: Connection) -> list[tuple[CodeRow, tuple[str, ...]]]:
-    """Return every invite, oldest first, with the nicknames of the volunteers it admitted."""
+    """Return the invites, oldest first, with the nicknames of the volunteers that each admitted."""
     came: dict[int, list[str]] = {}
     query = select(volunteers.c.invite_id, volunteers.c.nickname).where(
         volunteers.c.invite_id.is_not(None)

@@ -125,15 +125,15 @@ def renew(conn: Connection, part: PartRow, until: float) -> bool:
 
 
 def finish(conn: Connection, part: PartRow, made: MergedPart) -> bool:
-    """Mark a part done. Return False if another process has it; its files are then dropped."""
+    """Mark a part done; return False if another process has it, or the merge has ended."""
     result = msgspec.json.encode(made).decode()
     done = update(merge_parts).where(_ours(part)).values(state="done", result=result)
     return conn.execute(done).rowcount == 1
 
 
 def fail(conn: Connection, part: PartRow, message: str, *, content: bool) -> None:
-    """Fail the merge for content that cannot be merged; a fault of disk or network gets a second
-    try.
+    """Fail a part for content that cannot be merged; after a fault of disk or network it gets a
+    second try.
     """
     over = content or part.failures + 1 >= FAILURES_MAX
     values = {"state": "failed" if over else "todo", "failures": part.failures + 1}
@@ -165,7 +165,7 @@ def blobs_in_use(conn: Connection) -> set[str]:
 
 
 def drop_old(conn: Connection, before: float) -> None:
-    """Delete the parts of abandoned merges."""
+    """Delete the parts of merges whose lease ended before an instant."""
     old = exists().where(merges.c.id == merge_parts.c.merge_id, merges.c.lease_until < before)
     conn.execute(delete(merge_parts).where(old))
 

@@ -56,8 +56,8 @@ _END_MERGE = update(merges).where(its(_M.id), its(_M.fence), _M.state == "leased
 
 
 def take(conn: Connection, bid: Bid, now: float, *, fresh: bool = False) -> MergeRow | None:
-    """Lease the merge of `base`, or take it over if its owner is dead; None if another process has
-    it.
+    """Lease the merge of `base`, also one that failed or whose lease ran out; None if it is
+    committed or another process has it.
 
     `fresh`: the caller has locked the run and seen that the merge has not begun.
     """

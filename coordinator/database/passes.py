@@ -19,7 +19,7 @@ PACE_MIN = 3  # least number of tasks for a median
 
 
 def open_pass(conn: Connection, run_id: int) -> int:
-    """Open the next pass at its first sample, with its own order. Return its number, from 1."""
+    """Open the next pass at its first sample; return its number, from 1. Raises NotFound."""
     pass_no = conn.execute(select(runs.c.pass_no).where(runs.c.id == run_id)).scalar()
     if pass_no is None:
         raise NotFound(f"there is no run {run_id}")

@@ -145,7 +145,7 @@ _FREE = (_R.state == "revealed") & (_R.held_until <= _NOW)
 
 
 def _line(free: ColumnElement[bool]) -> Select[Any]:
-    """Return the query of waiting recomputes, in queue order."""
+    """Return the query of the first free recompute, in queue order."""
     return (
         select(recomputes)
         .join(volunteers, _V.id == _R.volunteer_id)
@@ -168,7 +168,7 @@ _BUSY = exists().where(
 )
 _LEFT = among(_R.kind, "served") & (_R.tries < CHECKER_TRIES_MAX) & ~_BUSY
 _FIRST = _line(_FREE & ~_LEFT & (_R.flops <= RECOMPUTE_FLOPS_MAX))
-# A checker's own class first; then ones that neither the server nor another checker can compare.
+# Recomputes of a checker's own class, or that neither the server nor another checker can compare.
 _FOR_CHECKER = _line(
     _FREE
     & (_R.tries < CHECKER_TRIES_MAX)
@@ -228,7 +228,7 @@ def hold(
     """Return the recompute that a checker holds under this name, or lease it the next one; None
     without one.
 
-    The checker's own class of devices comes first, or one that no other machine can compare.
+    It is of the checker's own class of devices, or of a class that no other machine can compare.
     """
     known = conn.execute(_HELD, {"its_hold": holder}).mappings().first()
     if known is not None:
@@ -351,7 +351,7 @@ _OF_MACHINE = (
         its(contributions.c.worker_id),
         its(contributions.c.run_id),
         contributions.c.id < bindparam("before"),
-        # a rejected contribution is never drawn
+        # what a rejected contribution left must not be used
         contributions.c.state != literal_column("'rejected'"),
     )
     .order_by(contributions.c.id.desc())
@@ -361,7 +361,7 @@ _OF_MACHINE = (
 
 def follows(conn: Connection, row: ContributionRow) -> bool:
     """Return True if a task's initial state and residual are legitimate: empty, or left by earlier
-    accepted tasks of the same machine and not used since.
+    tasks of the same machine that were not rejected, and not used since.
 
     An invented residual could turn honest work into anything, and a true one may be used only once.
     """
@@ -401,7 +401,7 @@ def end(
 _OPEN_OF = (
     select(_R.contribution_id).where(its(_R.volunteer_id), _OPEN).order_by(_R.contribution_id)
 )
-# A compared answer to an audit is an open draw of its auditor, too.
+# An audit's answer is an open draw of its auditor, too, until the recompute has a result.
 _ANSWERED_OF = select(func.min(_R.answer_id)).where(its(_R.auditor_id), _R.state == "revealed")
 _PROVEN_TO = (
     select(_R.contribution_id)
@@ -438,7 +438,7 @@ _OPEN_COUNTS = (
 
 
 def open_counts(conn: Connection, volunteer_ids: Iterable[str]) -> dict[str, int]:
-    """Return the numbers of draws without a result, of the accounts that have some."""
+    """Return the number of draws without a result, by account; 0 is left out."""
     found = conn.execute(_OPEN_COUNTS, {"volunteers": [*volunteer_ids]})
     return {who: int(count) for who, count in found}
 

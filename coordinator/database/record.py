@@ -36,7 +36,7 @@ def append(
     detail: str | Mapping[str, Any],
     now: float,
 ) -> None:
-    """Append a line, in the transaction of the action that it records. Long details are cut."""
+    """Append a line, in the transaction of the action that it records. Long texts are cut."""
     said = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
     conn.execute(
         insert(record_lines).values(

@@ -125,7 +125,7 @@ _IN_STATES = _EVERY.where(among(runs.c.state, "states"))
 
 
 def by_name(conn: Connection, name: str) -> RunRow:
-    """Find a run by name. Raises NotFound, which lists the existing runs."""
+    """Find a run by name. Raises NotFound, which lists the five newest runs."""
     row = conn.execute(_BY_NAME, {"its_name": name}).mappings().first()
     if row is None:
         known = (
@@ -145,13 +145,13 @@ def by_id(conn: Connection, run_id: int, *, lock: bool = False) -> RunRow:
 
 
 def every(conn: Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
-    """Return all runs, oldest first, or the runs in the given states."""
+    """Return all runs but deleted ones, or those in the given states, oldest first."""
     found = conn.execute(_IN_STATES, {"states": states}) if states else conn.execute(_EVERY)
     return [_row(row) for row in found.mappings()]
 
 
 def move(conn: Connection, run: RunRow, state: RunState, **values: Any) -> None:
-    """Change the state. Raises Conflict for an impossible transition."""
+    """Change the state. Raises Conflict for an impossible transition, or if it has just changed."""
     if (run.state, state) not in TRANSITIONS:
         raise Conflict(f'the run "{run.name}" is {run.state}, so it cannot become {state}')
     changed = conn.execute(

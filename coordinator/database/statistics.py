@@ -97,7 +97,7 @@ class VolunteerSummary(msgspec.Struct, frozen=True, kw_only=True):
     machines: int
     first_seen: float | None
     last_seen: float | None
-    earned_micro: int = 0  # all credits ever earned, spent or not
+    earned_micro: int = 0  # credits ever earned, less reversals, spent or not
     pending_micro: int = 0
     escrow_micro: int = 0
     debt_micro: int = 0
@@ -291,7 +291,7 @@ def pending(conn: Connection, run_id: int) -> dict[str, int]:
 def standings(
     conn: Connection, run_id: int | None = None, since: float | None = None
 ) -> list[LeaderboardStanding]:
-    """Return volunteers by earned credits, most first, without forgotten and banned accounts."""
+    """Return the active volunteers that earned credits, most credits first."""
     totals = {who: micro for who, micro in earned(conn, run_id, since).items() if micro > 0}
     done = work(conn, run_id=run_id, since=since)
     machines = _machines(conn)
@@ -369,7 +369,7 @@ def summed(conn: Connection, found: Iterable[VolunteerSummary]) -> list[Voluntee
 
 
 def of_run(conn: Connection, run_id: int) -> list[VolunteerSummary]:
-    """Return the report of a run: workers, consenting and invited volunteers, unused invites."""
+    """Return a run's report: volunteers with work, consent or a named invite; unused invites."""
     totals, waiting, done = earned(conn, run_id), pending(conn, run_id), work(conn, run_id=run_id)
     agreed = select(consents.c.volunteer_id).where(consents.c.run_id == run_id)
     part = {*totals, *waiting, *done, *conn.execute(agreed).scalars()}
@@ -397,7 +397,7 @@ def _with_totals(
 
 
 def _invited(conn: Connection) -> list[VolunteerSummary]:
-    """Return the unused named invites."""
+    """Return the named invites that are neither used nor revoked."""
     used = select(volunteers.c.invite_id).where(volunteers.c.invite_id.is_not(None))
     query = (
         select(codes.c.label)

@@ -219,8 +219,8 @@ def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
 
 
 def held(conn: Connection, rows: Sequence[ContributionRow]) -> dict[int, TaskRow]:
-    """Lock and return the tasks of contributions, by the contributions' numbers; a task whose
-    attempt is not current any more is left out.
+    """Lock and return the tasks of contributions, by the contributions' numbers; a task that is
+    done, discarded or at another attempt is left out.
     """
     known = holders(conn, [row.task_id for row in rows])
     return {
@@ -270,7 +270,7 @@ def _split_off(conn: Connection, row: ContributionRow, task: TaskRow, now: float
 
 
 def once_more(conn: Connection, row: ContributionRow, now: float) -> None:
-    """Extend the lease after a late part, up to its limit."""
+    """Extend the lease after a late part, to its limit."""
     again = {"renew_by": now + RENEW_S, "finish_by": tasks.c.finish_limit}
     live = (tasks.c.id == row.task_id) & (tasks.c.state == "doing")
     conn.execute(update(tasks).where(live, tasks.c.attempt == row.attempt).values(**again))

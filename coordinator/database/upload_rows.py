@@ -1,4 +1,4 @@
-"""Uploads: files that the holder of a lease may send. A submission removes its own.
+"""Uploads: files of a lease or evidence that a worker may send. A submission removes its own.
 
 The file, not a row, shows how many bytes have arrived.
 """
@@ -106,7 +106,7 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def use(conn: Connection, volunteer_ids: Sequence[str]) -> dict[str, Use]:
-    """Return the use of their quotas by volunteers, before other uploads are added."""
+    """Return each volunteer's use of its quota, by account."""
     return {
         row.id: Use(count=int(row.uploads), bytes=int(row.bytes), vetted=row.standing == "vetted")
         for row in conn.execute(_USE, {"volunteers": volunteer_ids})

@@ -194,7 +194,7 @@ _OUTER_SCALE = select(versions.c.outer_scale).where(its(versions.c.run_id), its(
 
 
 def outer_scale(conn: Connection, run_id: int, version: int) -> float:
-    """Return the factor on the outer rate that made a version; 1 without one."""
+    """Return the factor on the outer rate that made a version; 1 for an unknown version."""
     given = {"its_run_id": run_id, "its_version": version}
     found: float | None = conn.execute(_OUTER_SCALE, given).scalar()
     return 1.0 if found is None else found

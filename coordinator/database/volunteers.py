@@ -229,7 +229,7 @@ def add_worker(conn: Connection, row: WorkerRow) -> bool:
 
 
 def devices_since(conn: Connection, since: float) -> list[Device]:
-    """Return the devices of the newest thousand workers seen since an instant."""
+    """Return the devices of workers seen since an instant, at most of the latest thousand."""
     w = workers.c
     query = select(w.hardware).where(w.last_seen_at >= since, w.revoked_at.is_(None))
     rows = conn.execute(query.order_by(w.last_seen_at.desc()).limit(DEVICES_OF)).scalars()

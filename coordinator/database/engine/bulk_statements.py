@@ -32,7 +32,7 @@ class _CompiledText(NamedTuple):
     statement: str
     others: tuple[str, ...]  # names of the values given besides the rows
     constants: tuple[Any, ...]  # constants of the statement itself
-    # Returns the parameters in order, from all cells, the others and the constants.
+    # Returns the parameters in the statement's order, from all cells, the others and the constants.
     picked: Callable[[Sequence[Any]], tuple[Any, ...]]
 
 

@@ -40,7 +40,7 @@ def rows(conn: Connection, name: str) -> Iterator[dict[str, Any]]:
 
 
 def check_empty(conn: Connection) -> None:
-    """Raise Conflict unless the database is empty."""
+    """Raise Conflict unless every table but `meta` is empty."""
     for name in names():
         if name != "meta" and conn.execute(select(metadata.tables[name]).limit(1)).first():
             raise Conflict(
@@ -50,7 +50,7 @@ def check_empty(conn: Connection) -> None:
 
 
 def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows unchanged. Raises Configuration for an unknown table or column."""
+    """Insert rows of a backup. Raises Configuration for an unknown table or column."""
     table = metadata.tables.get(name)
     if table is None or any(set(row) - set(table.columns.keys()) for row in batch):
         raise Configuration(

@@ -1,5 +1,5 @@
-"""Database: one transaction at a time through `write`, a consistent view through `read`, on SQLite
-or PostgreSQL.
+"""Database: one transaction for each `write`, one consistent view for each `read`, on SQLite or
+PostgreSQL.
 
 Functions of this package take a connection; a runner for each database runs them (`sqlite.py`,
 `postgres.py`).
@@ -75,7 +75,7 @@ class Database:
 
         `clock` then follows PostgreSQL's clock, or never falls below the newest instant in SQLite.
         Raises Configuration for a wrong address, a database without tables or of another version,
-        or a directory that another server holds.
+        or a directory that another server holds; Unavailable if PostgreSQL cannot be reached.
         """
         target = parse(url)
         if target.get_backend_name() == "sqlite":
@@ -244,7 +244,7 @@ def _is_new_sqlite(path: Path) -> bool:
 async def migrate(url: str) -> None:
     """Upgrade a database to this version in one transaction, or create it.
 
-    Raises Configuration.
+    Raises Configuration, Unavailable or StorageFull.
     """
     target = parse(url)
     if target.get_backend_name() == "sqlite":

@@ -1,9 +1,9 @@
 """PostgreSQL through asyncpg: functions of a connection run inside `run_sync`, one transaction
 each.
 
-A transaction that lost a deadlock or a serialisation race is run again, so a function must affect
-only its connection. A failed COMMIT is never repeated, since it may have happened. Locks end with
-their transaction.
+A transaction that lost a deadlock, a serialisation race or its connection is run again, so a
+function must affect only its connection. A failed COMMIT is never repeated, since it may have
+happened. Locks end with their transaction.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 POOL = 12
 # concurrent writes: the rest of the pool is for reads, and for the connection that listens
 WRITES = 9
-TURN_S = 20.0  # longest wait of a write for a connection
+TURN_S = 20.0  # longest wait for a connection, and before it for a writer's place
 ATTEMPTS = 8
 RETRY_S = 0.01  # base of the random wait before a retry; doubled each time
 CLOCK_S = 60.0  # interval of comparing the database's clock with this machine's
@@ -80,7 +80,7 @@ def engine(url: str, **options: Any) -> AsyncEngine:
 
 
 def patiently(conn: Connection) -> None:
-    """Lift the idle timeout for a long read, which holds no row lock."""
+    """Raise the idle timeout for a long read, which holds no row lock."""
     if conn.dialect.name == "postgresql":
         conn.execute(text(f"SET LOCAL idle_in_transaction_session_timeout = '{PATIENT_S}s'"))
 
@@ -118,7 +118,7 @@ def translate(error: BaseException) -> BaseException:
 
 
 def _may_retry(error: BaseException) -> bool:
-    """Return True if a failure came before COMMIT and left no trace: a lost race or connection."""
+    """Return True if a failure before COMMIT left no trace: a lost race or connection."""
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
     return lost or sqlstate(error) in RACES
 
@@ -299,7 +299,7 @@ class PostgresRunner:
         deliver: Callable[[str | None], None],
         ready: asyncio.Event,
     ) -> None:
-        """Receive notifications of other processes; after a lost connection, deliver all topics."""
+        """Receive notifications of other processes; after a lost connection, deliver None."""
         while True:
             try:
                 async with self._engine.connect() as connection:

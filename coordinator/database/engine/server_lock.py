@@ -21,7 +21,7 @@ class DirectoryLock:
 
     @classmethod
     def take(cls, directory: Path) -> Self:
-        """Lock a directory. Raises Configuration (exit 78) when another server holds it."""
+        """Lock a directory. Raises Configuration if it is unusable or another server holds it."""
         path = directory / LOCK_FILE
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)

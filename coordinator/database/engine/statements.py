@@ -1,4 +1,4 @@
-"""Statements built once, at import, for every step of a contribution.
+"""Conditions for statements that are built once, at import.
 
 SQLAlchemy takes 0.2 ms to build a statement, 0.05 ms to run a built one (SQLite, 2 virtual cores of
 an Intel Xeon).
@@ -29,7 +29,7 @@ def one_of(column: KeyedColumnElement[Any], words: Sequence[str]) -> ColumnEleme
     """Return `column IN ('one', 'another')`, with the program's own words written into the
     statement.
 
-    A list of bound values would be expanded at each run, for 50 us. SQLite would also plan the
+    A list of bound values would be expanded at each run, in 50 us. SQLite would also plan the
     query anew for a bound value that decides whether a partial index serves: with written words two
     queries took 5 us instead of 28, and 7 instead of 224.
     """

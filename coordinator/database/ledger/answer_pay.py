@@ -122,8 +122,8 @@ def compared(
 ) -> bool:
     """Record how many tokens of an answer were compared, and how many are wrong.
 
-    An answer that agrees frees its pay and all pay before it; one that does not forfeits all pay at
-    stake. Return True if the account is proven to use another model.
+    An answer that agrees frees its pay and the pay before it, up to a waiting draw; another answer
+    forfeits all pay at stake. Return True if the account is proven to use another model.
     """
     lock(conn, [who])
     known, (looked, wrong) = _about(conn, [who])[who], found
@@ -227,7 +227,7 @@ def beat(conn: Connection, replica: str, now: float) -> None:
 
 
 def abandoned(conn: Connection, before: float, replica: str) -> list[tuple[str, str]]:
-    """Return draws of other processes that last beat before an instant, by request and account."""
+    """Return request and account of draws of other processes without a beat since an instant."""
     query = select(_S.request_id, _S.volunteer_id).where(
         _S.state == "drawn", _S.beat_at < before, _S.replica != replica
     )

@@ -81,7 +81,7 @@ def _moves(conn: Connection, after: int, upto: int) -> defaultdict[int, list[Mov
 
 
 def _balances(conn: Connection) -> Iterator[str]:
-    """Check that balances are sums of postings, only the mint is negative, and all are zero."""
+    """Check that balances are sums of postings, only the mint's is negative, and the total is 0."""
     total = func.coalesce(func.sum(postings.c.amount_micro), 0)
     query = (
         select(accounts.c.owner, accounts.c.kind, accounts.c.balance_micro, total.label("posted"))
@@ -148,7 +148,7 @@ def _steps(conn: Connection) -> Iterator[str]:
 
 
 def _unpaid(conn: Connection) -> Iterator[str]:
-    """Check that every accepted contribution has its event "pending"."""
+    """Check that every accepted contribution with a price has its event "pending"."""
     posted = exists().where(
         events.c.contribution_id == contributions.c.id, events.c.kind == "pending"
     )

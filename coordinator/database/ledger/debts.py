@@ -3,7 +3,7 @@ account but the mint is ever below zero.
 
     debt     mint   -> earned    the missing credit, so that it can be reversed;
              mint   -> debt      the same amount is owed from now on
-    short    mint   -> debt      a draw showed only a share of its work
+    short    mint   -> debt      a draw showed only a share of the paid work
     repay    earned -> mint      later pay settles the debt first;
              debt   -> mint      that much less is owed
 

@@ -1,7 +1,7 @@
 """Pay of finished contributions: earned at once, or put at stake.
 
     vouched for       pending -> earned
-    everything else   pending -> escrow; a later draw that passes: escrow -> earned,
+    not vouched for   pending -> escrow; a later draw that passes: escrow -> earned,
                       one that does not pass: escrow -> mint
     suspended, distrusted, or of no weight in a merge: pending -> mint
 

@@ -25,7 +25,7 @@ from shared.errors import BadRequest
 
 
 def grant(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, now: float) -> None:
-    """Give an account credit from the mint. Raises BadRequest for an invalid amount."""
+    """Give credit from the mint. Raises BadRequest for the amount, Conflict for a used key."""
     _check(amount_micro)
     moves = (Move(owner, "earned", amount_micro), Move(SYSTEM, MINT, -amount_micro))
     post(conn, [EventDraft(key=f"grant:{key}", kind="grant", moves=moves, memo=memo)], now)
@@ -38,7 +38,7 @@ def give(
     """Move earned credit from the first account to the second; return False if this gift was made
     before.
 
-    Raises Forbidden if there is not enough, Conflict for the same gift with another amount.
+    Raises BadRequest for the amount, Forbidden if there is not enough, Conflict for another amount.
     """
     _check(amount_micro)
     giver, taker = sides

@@ -12,10 +12,10 @@
 spending.py posts spending; debts.py handles reversed credit that was spent.
 
 All amounts are integer micro-credits. All accounts but the mint belong to a volunteer, named by its
-id, which identifies no person. Every function joins its caller's transaction and may be repeated
-with the same arguments. It raises Conflict if its contribution was posted otherwise before, or if
-the step does not follow from the earlier ones. Call it late in a transaction: every acceptance
-needs the one row of the mint.
+id, which identifies no person. `post_step` joins its caller's transaction and may be repeated with
+the same arguments. It raises Conflict if the step was posted otherwise before, or does not follow
+from the earlier ones. Call it late in a transaction: every acceptance needs the one row of the
+mint.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Balances(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_micro(self) -> int:
-        """Return all credits earned and not reversed, spent or not."""
+        """Return the credits that may be spent, are held or were spent, less the debt."""
         return self.earned_micro + self.held_micro + self.spent_micro - self.debt_micro
 
 

@@ -254,7 +254,7 @@ _MOVED = Lines("change", {"id": BigInteger(), "delta": BigInteger()}, _moved, bl
 
 
 def _move(conn: Connection, deltas: Mapping[int, tuple[AccountName, int]]) -> None:
-    """Add to balances. Raises Forbidden if one would fall below zero."""
+    """Add to balances. Raises Forbidden if one would leave its limits."""
     for part in _parts(sorted(deltas)):
         moved = {row.id for row in _MOVED.execute(conn, [(n, deltas[n][1]) for n in part])}
         if short := [number for number in part if number not in moved]:

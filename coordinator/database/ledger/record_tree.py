@@ -125,7 +125,7 @@ def inclusion(conn: Connection, place: int, size: int) -> list[bytes]:
 
 
 def inclusions(conn: Connection, places: Sequence[int], size: int) -> list[list[bytes]]:
-    """Return the proofs of several existing leaves, with one read of the tree."""
+    """Return the proofs of several existing leaves, each node read once."""
     return _proofs(conn, [partial(merkle.inclusion, index=at, size=size) for at in places])
 
 
@@ -138,7 +138,7 @@ def consistency(conn: Connection, old: int, new: int) -> list[bytes]:
 
 
 def paid(conn: Connection, volunteer_id: str, after: int, limit: int) -> list[Paid]:
-    """Return a volunteer's payments that are in the tree, oldest first, above entry `after`."""
+    """Return a volunteer's payments that are in the tree, oldest first, after event `after`."""
     own = select(accounts.c.id).where(
         accounts.c.owner == volunteer_id, accounts.c.kind.in_(("earned", "escrow"))
     )
@@ -173,7 +173,7 @@ def paid(conn: Connection, volunteer_id: str, after: int, limit: int) -> list[Pa
 
 
 def check(conn: Connection) -> Iterator[str]:
-    """Recompute the whole tree from the rows; return a sentence for the first difference."""
+    """Recompute the tree from the rows; yield its differences, up to the first wrong row."""
     tree = head(conn)
     edge = merkle.Frontier(_nodes(conn, ()), 0)
     while edge.size < tree.size:
@@ -302,7 +302,7 @@ def _stored(conn: Connection, wanted: Sequence[tuple[int, int]]) -> dict[tuple[i
 
 
 def _nodes(conn: Connection, wanted: Sequence[tuple[int, int]]) -> merkle.Nodes:
-    """Return a reader of these nodes, fetched in one statement."""
+    """Return a reader of these nodes, all fetched before."""
     found = _stored(conn, wanted)
 
     def read(level: int, place: int) -> bytes:

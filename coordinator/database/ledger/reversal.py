@@ -29,7 +29,7 @@ class TakenBack(msgspec.Struct, frozen=True, kw_only=True):
     pending_micro: int = 0
     escrow_micro: int = 0
     earned_micro: int = 0
-    debt_micro: int = 0  # earned credits that were spent, and are owed from now on
+    debt_micro: int = 0  # part of the earned credits that was spent, and is owed from now on
 
     def __add__(self, other: TakenBack) -> TakenBack:
         return TakenBack(

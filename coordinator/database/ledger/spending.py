@@ -24,7 +24,7 @@ from shared.errors import BadRequest, Conflict, Forbidden, NotFound
 def hold(
     conn: Connection, volunteer_id: str, hold_id: str, amount_micro: int, memo: str, now: float
 ) -> None:
-    """Hold credit for a delivery. Raises Forbidden if there is not enough."""
+    """Hold credit for a delivery. Raises Forbidden for too little credit, BadRequest, Conflict."""
     if not 0 < amount_micro <= AMOUNT_MAX:
         raise BadRequest(f"a hold is between 1 and {AMOUNT_MAX} micro-credits")
     have = balances(conn, volunteer_id).earned_micro

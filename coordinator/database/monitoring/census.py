@@ -50,7 +50,7 @@ _C, _W, _V, _T = contributions.c, workers.c, volunteers.c, tasks.c
 
 
 def figures(conn: Connection, now: float) -> Figures:
-    """Count workers, volunteers and open checks."""
+    """Return the counts of workers, volunteers and open checks, the database and its backup."""
     return Figures(
         at=now,
         workers=_worker_states(conn, now),

@@ -98,7 +98,7 @@ _FAILED = select(_DISCARDED.c.run_id, func.count()).group_by(_DISCARDED.c.run_id
 
 
 def listing(conn: Connection, now: float) -> tuple[list[OpenRun], tuple[TaskCount, ...]]:
-    """Return the runs, open ones first, and the open tasks by kind and state."""
+    """Return the runs, open ones first, and the counts of open tasks by kind and state."""
     opened = [tuple(row) for row in conn.execute(_OPEN_TASKS)]
     failed = {run: int(count) for run, count in conn.execute(_FAILED)}
     checking = {run: int(count) for run, count in conn.execute(_CHECKING)}
@@ -166,7 +166,7 @@ _QUEUES = union_all(
 
 
 def queues(conn: Connection, now: float) -> dict[str, int]:
-    """Return the lengths of the queues, by name."""
+    """Return the lengths of the queues, by name, each counted up to `COUNTED_MAX`."""
     found = conn.execute(_QUEUES, {"now": now})
     return {row.name: int(row.n) for row in found}
 

@@ -1,4 +1,4 @@
-"""Tables of volunteers, their workers, invite codes, and consents."""
+"""Tables of volunteers, their workers, invite and link codes, and consents."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Instants (`*_at`) are UTC epoch seconds as doubles, from the Clock; money is integer micro-credits;
 JSON is text written by msgspec. Rows that must never change (postings, events, record, versions)
-are guarded by triggers, made by the migrations. SQLite and PostgreSQL share every statement.
+are guarded by triggers, made by the migrations. SQLite and PostgreSQL have the same tables.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ contributions = Table(
     Column("received_at", Double, nullable=False),
     Column("decided_at", Double, nullable=True),
     Column("merged_at", Double, nullable=True),
-    # whether its account is vetted, fixed at the merge; here, so that statistics need no join
+    # whether its account is vetted, fixed at the merge; kept here, so that reads need no join
     Column("vetted", Boolean, nullable=False, server_default=true()),
     Column("network", String(64), nullable=False, server_default=""),
     # drawn from an account on probation, and merged only once its recompute has passed

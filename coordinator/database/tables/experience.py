@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, Integer, S
 
 from coordinator.database.tables.base import Key, metadata
 
-# Good episodes of one accepted contribution, until they are sealed into a chunk.
+# Good episodes of one accepted contribution, before and after they are sealed into a chunk.
 harvests = Table(
     "harvests",
     metadata,
@@ -35,7 +35,7 @@ chunks = Table(
     Column("retired_at", Double, nullable=True),  # out of the window; the file goes a day later
 )
 
-# Matches between versions that the coordinator has checked.
+# Checked matches between versions of a run.
 matches = Table(
     "matches",
     metadata,

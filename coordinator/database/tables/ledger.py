@@ -1,4 +1,4 @@
-"""Double-entry ledger: accounts, events, postings. Rows are only ever added."""
+"""Double-entry ledger: accounts, events, postings. Events and postings are only ever added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queue: tasks, and the failures counted against them."""
+"""Queue: tasks, and their failures and timeouts."""
 
 from __future__ import annotations
 

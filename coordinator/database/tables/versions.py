@@ -42,7 +42,7 @@ versions = Table(
     Column("created_at", Double, nullable=False),
 )
 
-# State of a version that is known later; rows here change, rows of versions do not.
+# Evaluation and retention of a version; rows here change, rows of `versions` do not.
 evaluations = Table(
     "evaluations",
     metadata,
