@@ -5,7 +5,7 @@
 #   SETUP=no              use the environment in VENV as it is
 #   TORCH_ARGS='...'      for pip, for example --index-url with the index that pytorch.org names for
 #                         your device; without it pip takes the build that its own index offers
-#   WORKERS=0             run the tests in one process, not in one more than there are cores
+#   WORKERS=0             run the tests in one process, not in two for each core and at most four
 #   PYTEST_ARGS='-k queue -x'    DEMO_ARGS='--minutes 1'    BENCH=merge    CHAOS_KILLS=100
 
 PYTHON ?= python3

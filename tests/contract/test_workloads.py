@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from tests.support.workloads import (
 )
 
 Tensors = dict[str, Tensor]
-STEPS, BATCH = 4, 16
+STEPS, BATCH = 3, 16
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,12 @@ class Subject:
     def begin(self, job: Job | None = None, inner: Tensors | None = None) -> Work:
         base = self.workload.init(self.config, 3)
         return self.workload.begin(job or self.job(), base, self.data, "cpu", inner)
+
+    @cached_property
+    def done(self) -> tuple[Result, Tensors, Tensors]:
+        """Report, update and inner state of its task, which several tests compare with theirs."""
+        work = self.begin()
+        return (*finish(work), work.state())
 
 
 def finish(work: Work) -> tuple[Result, Tensors]:
@@ -317,7 +324,7 @@ def test_a_task_does_its_steps_and_hands_in_what_the_schema_says(subject: Subjec
 
 
 def test_the_same_task_gives_the_same_update_and_another_seed_another(subject: Subject) -> None:
-    report, tensors = finish(subject.begin())
+    report, tensors, _ = subject.done
     again, others = finish(subject.begin())
     assert same(tensors, others)
     assert again == report
@@ -326,7 +333,7 @@ def test_the_same_task_gives_the_same_update_and_another_seed_another(subject: S
 
 
 def test_a_restart_goes_on_bit_for_bit(subject: Subject) -> None:
-    whole = finish(subject.begin())[1]
+    whole = subject.done[1]
     broken = subject.begin()
     while broken.advance().step < 2:
         pass
@@ -343,7 +350,7 @@ def test_a_pause_changes_nothing(subject: Subject) -> None:
         work.advance()
         work.suspend()
         work.resume()
-    assert same(work.result()[1], finish(subject.begin())[1])
+    assert same(work.result()[1], subject.done[1])
 
 
 def halve_on(work: Work, before: int) -> None:
@@ -369,12 +376,11 @@ def test_smaller_micro_batches_fit_into_less_memory_and_do_the_same_work(subject
 
 
 def test_the_inner_state_joins_two_tasks(subject: Subject) -> None:
-    first = subject.begin()
-    middle = finish(first)[1]
+    _, middle, state = subject.done
     rest = subject.job(start=STEPS * BATCH // 2, stop=STEPS * BATCH * 3 // 2, reset_inner=False)
     ends = [
         finish(subject.workload.begin(rest, middle, subject.data, "cpu", inner))[1]
-        for inner in (first.state(), None, {"of another model": torch.zeros(3)})
+        for inner in (state, None, {"of another model": torch.zeros(3)})
     ]
     assert not same(ends[0], ends[1])
     assert same(ends[1], ends[2])  # what does not fit is left aside
@@ -420,8 +426,8 @@ def test_a_sample_is_something_to_look_at(subject: Subject) -> None:
 def test_training_lowers_what_is_measured(subject: Subject) -> None:
     if not subject.workload.traits.loss_is_measured:
         return  # its tasks report something else
-    steps = 30
-    job = subject.job(steps=steps, stop=steps * BATCH, train=TrainSettings(lr=1e-2))
+    steps = 12
+    job = subject.job(steps=steps, stop=steps * BATCH, train=TrainSettings(lr=3e-2))
     base = subject.workload.init(subject.config, 3)
     learnt = finish(subject.begin(job))[1]
     before, after = (

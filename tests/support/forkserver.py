@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -194,9 +195,14 @@ class ForkServer:
         request = {"argv": list(argv), "environment": dict(environment or {})}
         return await self._bear(request | {"log": str(log), "faults": orders})
 
-    def piped(self, argv: Sequence[str], environment: Mapping[str, str]) -> Piped:
-        """A command line, "coordinator" or "volunteer" first, with this environment alone."""
+    def piped(
+        self, argv: Sequence[str], environment: Mapping[str, str], folder: Path = ROOT
+    ) -> Piped:
+        """A command line, "coordinator" or "volunteer" first, in a folder, with this environment
+        alone.
+        """
         request = {"argv": list(argv), "environment": dict(environment), "faults": []}
+        request["folder"] = str(folder)
         out, err = os.pipe(), os.pipe()
         birth = self._order(request | {"pipes": True, "log": os.devnull}, out[1], err[1])
         os.close(out[1])
@@ -235,6 +241,7 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
         ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if "pipes" in request:
+        os.chdir(request["folder"])
         os.environ.clear()
         out, err = files
     else:
@@ -269,6 +276,7 @@ def _serve(settings: dict[str, Any]) -> int:
 
 def _run(request: dict[str, Any]) -> int:
     os.environ.update(request["environment"])
+    time.tzset()
     if "PYTHONFAULTHANDLER" in os.environ:
         faulthandler.enable()
     sys.argv = request["argv"]

@@ -7,9 +7,12 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.support.forkserver import ForkServer
 
 PROGRAMS = Path(sys.executable).parent
 LINK = "http://127.0.0.1:9/join#key=AAAA"
@@ -40,13 +43,15 @@ DATED = (
 WIRED = ("coordinator status", "volunteer status", "volunteer join", "volunteer --no-ui")
 BUSY = ("coordinator run create", "coordinator dataset add", "volunteer --no-ui")
 # The words before the commands run in a mount namespace, where $PLACE is the folder of the test.
-SITUATIONS: dict[str, tuple[dict[str, str], str, tuple[str, ...]]] = {
+# None: only the environment differs, in what Python does not read when it starts, so that the fork
+# server runs the commands.
+SITUATIONS: dict[str, tuple[dict[str, str], str | None, tuple[str, ...]]] = {
     "plain": ({}, "", ALL),
     "no locale": ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "", ALL),
     "latin-1": ({"LC_ALL": "de_DE.ISO-8859-1", "PYTHONUTF8": "0", "LANGUAGE": "de"}, "", ALL),
-    "a zone with a change": ({"TZ": "Europe/Berlin"}, "", DATED),
-    "an unknown zone": ({"TZ": "Nowhere/At_All"}, "", DATED),
-    "no home": ({"HOME": "/nonexistent"}, "", ALL),
+    "a zone with a change": ({"TZ": "Europe/Berlin"}, None, DATED),
+    "an unknown zone": ({"TZ": "Nowhere/At_All"}, None, DATED),
+    "no home": ({"HOME": "/nonexistent"}, None, ALL),
     "a home that is read-only": (
         {}, 'mount --bind "$PLACE" "$PLACE" && mount -o remount,bind,ro "$PLACE"', ALL
     ),
@@ -55,17 +60,17 @@ SITUATIONS: dict[str, tuple[dict[str, str], str, tuple[str, ...]]] = {
     "no shared memory": ({}, "mount --bind /proc/self/fdinfo /dev/shm", BUSY),
     "few open files": ({}, "ulimit -n 64", ALL),
     "2 GB of addresses": ({}, "ulimit -v 2000000", ALL),
-    "a proxy that is not there": ({"ALL_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""}, "", WIRED),
-    "a proxy without a scheme": ({"HTTP_PROXY": "127.0.0.1:9", "NO_PROXY": ""}, "", WIRED),
-    "a proxy by SOCKS": ({"ALL_PROXY": "socks5h://127.0.0.1:9", "NO_PROXY": ""}, "", WIRED),
-    "a proxy with an odd word": ({"HTTPS_PROXY": "http://ü:p@ss:w@[::1", "NO_PROXY": ""}, "", WIRED),
-    "odd settings": ({"VOLUNTEER_THREADS": "many", "COORDINATOR_PORT": "-1"}, "", ALL),
+    "a proxy that is not there": ({"ALL_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""}, None, WIRED),
+    "a proxy without a scheme": ({"HTTP_PROXY": "127.0.0.1:9", "NO_PROXY": ""}, None, WIRED),
+    "a proxy by SOCKS": ({"ALL_PROXY": "socks5h://127.0.0.1:9", "NO_PROXY": ""}, None, WIRED),
+    "a proxy with an odd word": ({"HTTPS_PROXY": "http://ü:p@ss:w@[::1", "NO_PROXY": ""}, None, WIRED),
+    "odd settings": ({"VOLUNTEER_THREADS": "many", "COORDINATOR_PORT": "-1"}, None, ALL),
 }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_a_machine(name: str, tmp_path: Path) -> None:
+def test_a_machine(name: str, tmp_path: Path, fork_server: ForkServer) -> None:
     environment, before, these = SITUATIONS[name]
     commands = [each for each in COMMANDS if each.startswith(these)]
     place = tmp_path / "Jörg Müller"
@@ -73,24 +78,50 @@ def test_a_machine(name: str, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("".join(f"{n} and {n + 1}\n" for n in range(9000)))
     surroundings = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG"))}
     surroundings |= {"HOME": str(place), "PLACE": str(place)} | environment
-    lines = [before] if before else []
-    lines += ['cd "$PLACE"', "set +e"]
-    for number, command in enumerate(commands):
-        program, *words = shlex.split(command.replace("TEXT", str(tmp_path / "text.txt")))
+    lines = [shlex.split(each.replace("TEXT", str(tmp_path / "text.txt"))) for each in commands]
+    if before is None:
+        ended = [forked(fork_server, line, surroundings, place) for line in lines]
+    else:
+        ended = by_shell(before, lines, surroundings, tmp_path)
+    for command, (code, said) in zip(commands, ended, strict=True):
+        assert "Traceback" not in said, (command, said)
+        assert code in OUTCOMES, (command, code, said)
+
+
+def forked(
+    fork_server: ForkServer, line: Sequence[str], surroundings: Mapping[str, str], place: Path
+) -> tuple[int, str]:
+    """Run a command in a process of the fork server; its exit code and its errors."""
+    with fork_server.piped(line, surroundings, place) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = process.stderr.read()  # beside it waits at most a pipe of output
+        process.stdout.read()
+        return process.wait(100), said
+
+
+def by_shell(
+    before: str, lines: Sequence[Sequence[str]], surroundings: Mapping[str, str], path: Path
+) -> list[tuple[int, str]]:
+    """Run commands behind words of the shell; the exit code and the errors of each."""
+    script = [*([before] if before else []), 'cd "$PLACE"', "set +e"]
+    for number, (program, *words) in enumerate(lines):
         line = shlex.join([str(PROGRAMS / program), *words])
-        lines.append(
-            f"timeout 100 {line} > {tmp_path}/{number}.out 2> {tmp_path}/{number}.err < /dev/null"
-        )
-        lines.append(f"echo $? > {tmp_path}/{number}.code")
+        out = f"{path}/{number}"
+        script.append(f"timeout 100 {line} > {out}.out 2> {out}.err < /dev/null")
+        script.append(f"echo $? > {out}.code")
     namespace = ["unshare", "-rm"] if "mount" in before else []
     if namespace and (
         shutil.which("unshare") is None
         or subprocess.run([*namespace, "true"], check=False).returncode
     ):
         pytest.skip("no namespaces here")
-    subprocess.run([*namespace, "bash", "-c", "\n".join(lines)], env=surroundings, check=False)
-    for number, command in enumerate(commands):
-        said = (tmp_path / f"{number}.err").read_text(errors="replace")
-        code = int((tmp_path / f"{number}.code").read_text())
-        assert "Traceback" not in said, (command, said)
-        assert code in OUTCOMES, (command, code, said)
+    subprocess.run([*namespace, "bash", "-c", "\n".join(script)], env=surroundings, check=False)
+    files = [path / str(number) for number in range(len(lines))]
+    return [
+        (
+            int(file.with_suffix(".code").read_text()),
+            file.with_suffix(".err").read_text("utf-8", "replace"),
+        )
+        for file in files
+    ]
