@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterator
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from tests.support.command_line import (  # noqa: F401 # fixtures of this direct
 )
 from tests.support.forkserver import Child, ForkServer
 from tests.support.local_coordinator import RUN
+from tests.support.server_process import Process, forked_command
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +35,24 @@ def fork_server() -> Iterator[ForkServer]:
     made = ForkServer()
     yield made
     made.close()
+
+
+Forked = Callable[..., Process]
+
+
+@pytest.fixture
+def forked(fork_server: ForkServer) -> Forked:
+    """Make processes of `coordinator serve` by the fork server."""
+    return partial(Process, command=fork_server)
+
+
+Commanded = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def commanded(fork_server: ForkServer) -> Commanded:
+    """Run commands of the organiser by the fork server."""
+    return partial(forked_command, fork_server)
 
 
 @dataclass

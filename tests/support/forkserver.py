@@ -127,6 +127,13 @@ class Piped:
                 stream.close()
         self.wait()
 
+    def communicate(self) -> tuple[str, str]:
+        """Wait for its end; what it wrote. Beside its errors waits at most a pipe of output."""
+        assert self.stdout is not None
+        assert self.stderr is not None
+        errors = self.stderr.read()
+        return self.stdout.read(), errors
+
     def poll(self) -> int | None:
         return None if self._child.alive else self._child.death.result()
 
@@ -201,13 +208,26 @@ class ForkServer:
         """A command line, "coordinator" or "volunteer" first, in a folder, with this environment
         alone.
         """
-        request = {"argv": list(argv), "environment": dict(environment), "faults": []}
-        request["folder"] = str(folder)
         out, err = os.pipe(), os.pipe()
-        birth = self._order(request | {"pipes": True, "log": os.devnull}, out[1], err[1])
-        os.close(out[1])
-        os.close(err[1])
-        return Piped(birth.result(BIRTH_S), open(out[0]), open(err[0]))
+        with open(out[1], "wb") as one, open(err[1], "wb") as other:
+            child = self._into((one, other), argv, environment, folder)
+        return Piped(child, open(out[0]), open(err[0]))
+
+    def unheard(self, argv: Sequence[str], environment: Mapping[str, str]) -> Child:
+        """The same, whose output goes nowhere."""
+        with open(os.devnull, "wb") as nowhere:
+            return self._into((nowhere, nowhere), argv, environment, ROOT)
+
+    def _into(
+        self,
+        files: tuple[IO[bytes], IO[bytes]],
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+    ) -> Child:
+        request: dict[str, Any] = {"argv": list(argv), "environment": dict(environment)}
+        request |= {"folder": str(folder), "faults": [], "pipes": True, "log": os.devnull}
+        return self._order(request, *(file.fileno() for file in files)).result(BIRTH_S)
 
     async def _bear(self, request: dict[str, Any]) -> Child:
         return await asyncio.wait_for(asyncio.wrap_future(self._order(request)), BIRTH_S)

@@ -122,6 +122,15 @@ class Process:
         return self.ended()
 
 
+def forked_command(
+    fork_server: ForkServer, /, *words: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run an organiser's command in a process of the fork server."""
+    with fork_server.piped(["coordinator", *words], os.environ | environment) as process:
+        out, errors = process.communicate()
+        return subprocess.CompletedProcess(words, process.wait(120), out, errors)
+
+
 def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run an organiser's command as people do."""
     return subprocess.run(

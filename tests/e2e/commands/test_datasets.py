@@ -11,8 +11,8 @@ from PIL import Image
 
 from shared.workloads.data.image_sources import digit_pictures
 from shared.workloads.data.tokenizer import train_tokenizer
+from tests.e2e.conftest import Forked
 from tests.support.command_line import Run, json_lines
-from tests.support.server_process import Process
 from tests.support.workloads import tiny_causal
 
 
@@ -100,7 +100,9 @@ def test_a_dataset_name_that_fits_no_path_is_refused(run: Run, tmp_path: Path, n
 
 
 @pytest.mark.slow
-def test_images_keep_their_classes_on_the_way_to_a_server(run: Run, tmp_path: Path) -> None:
+def test_images_keep_their_classes_on_the_way_to_a_server(
+    run: Run, tmp_path: Path, forked: Forked
+) -> None:
     for number, picture in enumerate(digit_pictures()):
         if number < 200:
             folder = tmp_path / "digits" / f"the digit {picture.label}"
@@ -109,7 +111,7 @@ def test_images_keep_their_classes_on_the_way_to_a_server(run: Run, tmp_path: Pa
     (tmp_path / "digits" / "the digit 3" / "torn.png").write_bytes(b"no picture")
     words = ("dataset", "add", "digits", "--images", tmp_path / "digits", "--size", "16", "--json")
     near = run(*words, "--data-dir", tmp_path / "near")
-    with Process(tmp_path / "data", "--port", "0") as server:
+    with forked(tmp_path / "data", "--port", "0") as server:
         far = run(*words, "--server", server.link, "--token-file", server.token_file)
     told = run(*words[:-1], "--data-dir", tmp_path / "told").out.splitlines()
     assert told[:3] == ["Reading.", "Storing.", "Training the judge of samples: up to two minutes."]

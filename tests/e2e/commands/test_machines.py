@@ -93,10 +93,7 @@ def forked(
 ) -> tuple[int, str]:
     """Run a command in a process of the fork server; its exit code and its errors."""
     with fork_server.piped(line, surroundings, place) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        said = process.stderr.read()  # beside it waits at most a pipe of output
-        process.stdout.read()
+        _, said = process.communicate()
         return process.wait(100), said
 
 

@@ -10,8 +10,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.inference.stream_log import FOLDER, read_slots
 from shared.decoding import decode
 from tests.support.answering import answering
-from tests.support.forkserver import ForkServer
+from tests.support.forkserver import Child, ForkServer
 from tests.support.local_coordinator import RUN
 from tests.support.server_process import Process, command
 
@@ -236,15 +234,11 @@ class House:
         place, command = self.path / "house", self._fork_server
         return Process(place, *options, command=command, **UNLIMITED).started()
 
-    def _lend(self) -> subprocess.Popen[bytes]:
+    def _lend(self) -> Child:
         home = {f"XDG_{kind}_HOME": str(self.path) for kind in ("CONFIG", "DATA", "STATE", "CACHE")}
         options = ("--no-ui", "--device", "cpu", "--set", "serve=true", "--set", "threads=1")
-        return subprocess.Popen(
-            [sys.executable, "-m", "volunteer", *options],
-            env=os.environ | home | {"VOLUNTEER_JOIN": self.server.link},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        environment = os.environ | home | {"VOLUNTEER_JOIN": self.server.link}
+        return self._fork_server.unheard(["volunteer", *options], environment)
 
     def answered_by_volunteer(self, among: set[str]) -> tuple[str, int]:
         """A request that the volunteer answers now and its tokens so far, or nothing."""
@@ -265,7 +259,7 @@ class House:
         """Kill the volunteer in the middle of an answer; the request, which went on elsewhere."""
         while True:
             if self.answered_by_volunteer(asking.stay)[0]:
-                self.volunteer.send_signal(signal.SIGSTOP)
+                self.volunteer.kill(signal.SIGSTOP)
                 request, made = await self._settled(asking)
                 if request:
                     self.kill_volunteer()
@@ -274,7 +268,7 @@ class House:
                     self.volunteer = self._lend()
                     if asking.whole.get(request, 0) > made:
                         return request
-                self.volunteer.send_signal(signal.SIGCONT)  # the answer had ended by itself
+                self.volunteer.kill(signal.SIGCONT)  # the answer had ended by itself
             await asyncio.sleep(0.02)
 
     async def _settled(self, asking: Asking) -> tuple[str, int]:
@@ -290,7 +284,7 @@ class House:
 
     def kill_volunteer(self) -> None:
         self.volunteer.kill()
-        self.volunteer.wait()
+        self.volunteer.death.result(30)
 
     def kill_server(self) -> None:
         self.server.signal(signal.SIGKILL)

@@ -24,7 +24,7 @@ from coordinator.http.routes.metrics import INSTRUMENTS, PREFIX
 from coordinator.services import opened
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
-from tests.e2e.conftest import free_port
+from tests.e2e.conftest import Forked, free_port
 from tests.support.balancer import balanced
 from tests.support.databases import Postgres, _run
 from tests.support.local_coordinator import RUN
@@ -144,7 +144,7 @@ def environment(
 
 @pytest.mark.slow
 async def test_the_services_of_the_compose_file_train(
-    environment: dict[str, str], wayward: WaywardStore, tmp_path: Path
+    environment: dict[str, str], wayward: WaywardStore, tmp_path: Path, forked: Forked
 ) -> None:
     settings = Settings(
         data_dir=str(tmp_path / "1"),
@@ -153,10 +153,10 @@ async def test_the_services_of_the_compose_file_train(
     )
     ports = [free_port() for _ in range(2)]
     with ExitStack() as stack:
-        one = stack.enter_context(Process(tmp_path / "1", f"--port={ports[0]}"))
+        one = stack.enter_context(forked(tmp_path / "1", f"--port={ports[0]}"))
         (tmp_path / "2").mkdir(mode=0o700)
         shutil.copy(tmp_path / "1" / "signing.key", tmp_path / "2")
-        two = stack.enter_context(Process(tmp_path / "2", f"--port={ports[1]}"))
+        two = stack.enter_context(forked(tmp_path / "2", f"--port={ports[1]}"))
         async with opened(settings) as coordinator:
             documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
             build = partial(build_text, "sums", documents, vocab_size=300, chunk_tokens=2048)

@@ -15,9 +15,9 @@ from shared.links import parse_link
 from shared.protocol import endpoints
 from shared.protocol.accounts import ServerInfo
 from shared.proxy import named, proxy_of
+from tests.e2e.conftest import Forked
 from tests.support.certificates import certificate
 from tests.support.connect_proxy import connect_proxy
-from tests.support.server_process import Process
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.reply_errors import decoded
@@ -92,10 +92,10 @@ def test_the_page_of_a_portal_is_told_from_a_reply() -> None:
 
 
 async def test_volunteer_and_organiser_go_through_a_proxy_with_a_password(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forked: Forked
 ) -> None:
     pem, pin = certificate(tmp_path)
-    with Process(
+    with forked(
         tmp_path / "data", "--port", "0", "--tls-cert", str(pem), "--tls-key", str(pem)
     ) as server:
         key = parse_link(server.link).fingerprint

@@ -19,9 +19,10 @@ from coordinator.http.server import welcome
 from coordinator.services import opened
 from shared.errors import Configuration
 from shared.signing import SigningKey
+from tests.e2e.conftest import Commanded, Forked
 from tests.support.balancer import balanced
 from tests.support.databases import Postgres, _run
-from tests.support.server_process import COORDINATOR, Process, command
+from tests.support.server_process import COORDINATOR
 from tests.support.tmux_screen import TmuxScreen
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("logging_as_it_was")]
@@ -49,18 +50,18 @@ async def first_replica(shared: tuple[str, str], data_dir: Path) -> list[str]:
 
 
 async def test_a_replica_without_the_key_or_with_another_ends_with_78(
-    shared: tuple[str, str], tmp_path: Path
+    shared: tuple[str, str], tmp_path: Path, commanded: Commanded
 ) -> None:
     await first_replica(shared, tmp_path / "r1")
     bare = tmp_path / "r2"
-    refused = command("serve", *shared, "--port=0", f"--data-dir={bare}")
+    refused = commanded("serve", *shared, "--port=0", f"--data-dir={bare}")
     assert refused.returncode == 78, refused.stderr
     assert "copy signing.key" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert not any(bare.glob("*.key")), "nothing makes a key on a database that has one"
     assert not any(bare.glob("*.token"))
     SigningKey.load_or_create(bare / "signing.key")
-    refused = command("serve", *shared, "--port=0", f"--data-dir={bare}")
+    refused = commanded("serve", *shared, "--port=0", f"--data-dir={bare}")
     assert refused.returncode == 78
     assert "belongs to the key" in refused.stderr
 
@@ -85,35 +86,35 @@ async def test_the_key_alone_makes_an_equal_replica(
 
 
 async def test_tokens_are_made_anew_on_purpose_only(
-    shared: tuple[str, str], tmp_path: Path
+    shared: tuple[str, str], tmp_path: Path, commanded: Commanded
 ) -> None:
     await first_replica(shared, tmp_path)
     token = (tmp_path / "admin.token").read_bytes()
     (tmp_path / "admin.token").unlink()
     await first_replica(shared, tmp_path)
     assert (tmp_path / "admin.token").read_bytes() == token
-    done = command("migrate", "--new-tokens", shared[0], f"--data-dir={tmp_path}")
+    done = commanded("migrate", "--new-tokens", shared[0], f"--data-dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "admin.token").read_bytes() != token
     await first_replica(shared, tmp_path)
 
 
 async def test_a_command_that_signs_nothing_needs_the_database_alone(
-    shared: tuple[str, str], tmp_path: Path
+    shared: tuple[str, str], tmp_path: Path, commanded: Commanded
 ) -> None:
     await first_replica(shared, tmp_path / "r1")
-    listed = command("volunteer", "list", shared[0], XDG_DATA_HOME=str(tmp_path / "none"))
+    listed = commanded("volunteer", "list", shared[0], XDG_DATA_HOME=str(tmp_path / "none"))
     assert listed.returncode == 0, listed.stderr
 
 
 async def test_a_replica_that_stops_is_left_out_before_it_refuses(
-    shared: tuple[str, str], tmp_path: Path
+    shared: tuple[str, str], tmp_path: Path, forked: Forked
 ) -> None:
     await first_replica(shared, tmp_path / "r1")
     (tmp_path / "r2").mkdir()
     shutil.copy(tmp_path / "r1" / "signing.key", tmp_path / "r2")
     options = (*shared, "--port=0", "--log-level=warning")
-    with Process(tmp_path / "r1", *options) as one, Process(tmp_path / "r2", *options) as two:
+    with forked(tmp_path / "r1", *options) as one, forked(tmp_path / "r2", *options) as two:
         async with balanced(one.port, two.port) as url, httpx.AsyncClient(base_url=url) as client:
             one.signal(signal.SIGTERM)
             statuses = []
@@ -136,7 +137,7 @@ MINUTE_S = 60.0
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 async def test_the_monitor_names_a_frozen_replica_at_80_columns_and_forgets_it_by_a_key(
-    shared: tuple[str, str], tmp_path: Path
+    shared: tuple[str, str], tmp_path: Path, forked: Forked, commanded: Commanded
 ) -> None:
     await first_replica(shared, tmp_path / "r1")
     for name in ("r2", "r3"):
@@ -144,9 +145,9 @@ async def test_the_monitor_names_a_frozen_replica_at_80_columns_and_forgets_it_b
         shutil.copy(tmp_path / "r1" / "signing.key", tmp_path / name)
     options = (*shared, "--port=0", "--log-level=warning")
     with (
-        Process(tmp_path / "r1", *options) as one,
-        Process(tmp_path / "r2", *options) as two,
-        Process(tmp_path / "r3", *options) as three,
+        forked(tmp_path / "r1", *options) as one,
+        forked(tmp_path / "r2", *options) as two,
+        forked(tmp_path / "r3", *options) as three,
         TmuxScreen([*COORDINATOR, "top", *shared], 80, 24) as screen,
     ):
         screen.see("f forget servers that are gone   q quit")
@@ -156,7 +157,7 @@ async def test_the_monitor_names_a_frozen_replica_at_80_columns_and_forgets_it_b
         named = f"server: {three.url} has been silent for"
         screen.see(named)
         while f"{three.url} has been silent" not in (
-            said := command("alerts", "list", *shared).stdout
+            said := commanded("alerts", "list", *shared).stdout
         ):
             assert time.monotonic() - frozen < MINUTE_S, said
             await asyncio.sleep(1.0)

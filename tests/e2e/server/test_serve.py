@@ -29,6 +29,7 @@ from shared.errors import Configuration, Unauthorized
 from shared.links import parse_link
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
+from tests.e2e.conftest import Commanded, Forked
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.server_process import Process, command
 
@@ -74,27 +75,29 @@ def test_no_option_is_needed_and_everything_is_private(server: Process) -> None:
     assert server.data_dir.stat().st_mode & 0o077 == 0
 
 
-def test_a_second_server_on_one_directory_exits_78(server: Process) -> None:
-    second = command("serve", "--data-dir", str(server.data_dir), "--port", "0")
+def test_a_second_server_on_one_directory_exits_78(server: Process, commanded: Commanded) -> None:
+    second = commanded("serve", "--data-dir", str(server.data_dir), "--port", "0")
     assert second.returncode == 78
     assert "already serves" in second.stderr
     assert "Traceback" not in second.stderr
 
 
-def test_a_port_in_use_exits_78_and_says_what_to_do(server: Process, tmp_path: Path) -> None:
-    second = command("serve", "--data-dir", str(tmp_path), "--port", str(server.port))
+def test_a_port_in_use_exits_78_and_says_what_to_do(
+    server: Process, tmp_path: Path, commanded: Commanded
+) -> None:
+    second = commanded("serve", "--data-dir", str(tmp_path), "--port", str(server.port))
     assert second.returncode == 78
     assert "--port" in second.stderr
 
 
-def test_commands_work_while_it_serves(server: Process) -> None:
-    here = command("volunteer", "list", "--data-dir", str(server.data_dir))
-    afar = command(
+def test_commands_work_while_it_serves(server: Process, commanded: Commanded) -> None:
+    here = commanded("volunteer", "list", "--data-dir", str(server.data_dir))
+    afar = commanded(
         "volunteer", "list", "--server", server.link, "--token-file", str(server.token_file)
     )
     assert (here.returncode, afar.returncode) == (0, 0), here.stderr + afar.stderr
     assert here.stdout == afar.stdout
-    made = command("invite", "create", "--data-dir", str(server.data_dir), "--json")
+    made = commanded("invite", "create", "--data-dir", str(server.data_dir), "--json")
     link = parse_link(json.loads(made.stdout)[0]["link"])
     assert (link.url, bool(link.code)) == (server.url, True)
 
@@ -168,9 +171,11 @@ def test_a_hang_up_is_ignored(server: Process) -> None:
     assert health(server.port) == 200
 
 
-def test_beyond_loopback_it_encrypts_and_the_link_pins_the_certificate(tmp_path: Path) -> None:
+def test_beyond_loopback_it_encrypts_and_the_link_pins_the_certificate(
+    tmp_path: Path, forked: Forked
+) -> None:
     quick = {"COORDINATOR_HEADERS_DEADLINE_S": "1"}
-    with Process(tmp_path, "--host", "0.0.0.0", "--port", "0", **quick) as server:
+    with forked(tmp_path, "--host", "0.0.0.0", "--port", "0", **quick) as server:
         link = parse_link(server.link)
         assert link.url.startswith("https://")
         with socket.create_connection(("127.0.0.1", server.port)) as no_handshake:
@@ -186,7 +191,7 @@ def test_beyond_loopback_it_encrypts_and_the_link_pins_the_certificate(tmp_path:
             RemoteServer.of(link.url, server.token_file).call("run.list", Nothing(), reply)
         assert server.stop() == 0
     assert (tmp_path / "tls.key").stat().st_mode & 0o777 == 0o600
-    with Process(tmp_path, "--host", "0.0.0.0", "--port", "0") as again:
+    with forked(tmp_path, "--host", "0.0.0.0", "--port", "0") as again:
         assert parse_link(again.link).tls_pin == link.tls_pin  # old links stay good
 
 
@@ -197,20 +202,20 @@ def test_an_empty_token_file_is_named(tmp_path: Path) -> None:
 
 
 def test_beyond_loopback_it_is_by_invitation_and_a_restart_prints_the_same_link(
-    tmp_path: Path,
+    tmp_path: Path, forked: Forked
 ) -> None:
     outward = ("--host", "0.0.0.0", "--port", "0", "--url", "https://train.example.org")
-    with Process(tmp_path, *outward, COORDINATOR_INVITE_USES="2") as server:
+    with forked(tmp_path, *outward, COORDINATOR_INVITE_USES="2") as server:
         link = parse_link(server.link)
         assert link.code
         assert server.stop() == 0
-    with Process(tmp_path, *outward, COORDINATOR_INVITE_USES="2") as again:
+    with forked(tmp_path, *outward, COORDINATOR_INVITE_USES="2") as again:
         assert parse_link(again.link).code == link.code
         assert again.stop() == 0
-    with Process(tmp_path, *outward, "--open") as opened_up:
+    with forked(tmp_path, *outward, "--open") as opened_up:
         assert parse_link(opened_up.link).code == ""
         assert opened_up.stop() == 0
-    with Process(tmp_path, "--port", "0") as local:
+    with forked(tmp_path, "--port", "0") as local:
         assert parse_link(local.link).code == ""
         register(local.port)
         assert local.stop() == 0
@@ -275,8 +280,8 @@ def takes_connections(port: int) -> bool:
         return False
 
 
-def test_a_stop_signal_answers_who_waits_and_exits_0(tmp_path: Path) -> None:
-    with Process(tmp_path, "--port", "0", "--log-level", "debug") as server:
+def test_a_stop_signal_answers_who_waits_and_exits_0(tmp_path: Path, forked: Forked) -> None:
+    with forked(tmp_path, "--port", "0", "--log-level", "debug") as server:
         token = register(server.port)
         with closing(connected(server.port)) as waiting:
             body = json.dumps({"claim_id": "c" * 32, "wait_s": 60})
@@ -299,8 +304,10 @@ def test_a_stop_signal_answers_who_waits_and_exits_0(tmp_path: Path) -> None:
         assert not path.is_file() or secret.encode() not in path.read_bytes(), path
 
 
-def test_a_second_stop_signal_ends_it_at_once_and_nothing_is_lost(tmp_path: Path) -> None:
-    with Process(tmp_path, "--port", "0", COORDINATOR_SHUTDOWN_S="300") as server:
+def test_a_second_stop_signal_ends_it_at_once_and_nothing_is_lost(
+    tmp_path: Path, forked: Forked
+) -> None:
+    with forked(tmp_path, "--port", "0", COORDINATOR_SHUTDOWN_S="300") as server:
         token = register(server.port)
         with socket.create_connection(("127.0.0.1", server.port)) as unfinished:
             head = f"POST /api/v1/claims HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n"
@@ -311,16 +318,16 @@ def test_a_second_stop_signal_ends_it_at_once_and_nothing_is_lost(tmp_path: Path
                 pass
             server.signal(signal.SIGINT)
             assert server.ended(SOON_S) == 1
-    with Process(tmp_path, "--port", "0") as again:
+    with forked(tmp_path, "--port", "0") as again:
         assert knows(again.port, token)
 
 
-def test_what_was_acknowledged_survives_kill_9(tmp_path: Path) -> None:
-    with Process(tmp_path, "--port", "0") as server:
+def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, forked: Forked) -> None:
+    with forked(tmp_path, "--port", "0") as server:
         tokens = [register(server.port) for _ in range(5)]
         server.signal(signal.SIGKILL)
         assert server.ended() == -signal.SIGKILL
-    with Process(tmp_path, "--port", "0") as again:
+    with forked(tmp_path, "--port", "0") as again:
         assert all(knows(again.port, token) for token in tokens)
 
 
@@ -370,10 +377,10 @@ def test_a_mistake_gets_a_sentence_and_the_right_exit_code(
     assert words[0] == "serve" or list(tmp_path.iterdir()) == []
 
 
-def test_an_unreachable_server_is_try_again_later(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_try_again_later(tmp_path: Path, commanded: Commanded) -> None:
     token = tmp_path / "token"
     token.write_text("x" * 43)
-    done = command("run", "list", "--server", "http://127.0.0.1:1", "--token-file", str(token))
+    done = commanded("run", "list", "--server", "http://127.0.0.1:1", "--token-file", str(token))
     assert done.returncode == 75
     assert "cannot be reached" in done.stderr
 
@@ -388,9 +395,9 @@ def test_a_database_of_a_newer_version_is_not_touched(tmp_path: Path) -> None:
     assert "newer version" in done.stderr
 
 
-def test_a_read_only_data_directory_is_a_sentence(tmp_path: Path) -> None:
+def test_a_read_only_data_directory_is_a_sentence(tmp_path: Path, commanded: Commanded) -> None:
     (tmp_path / "file").write_text("")
-    done = command("serve", "--data-dir", str(tmp_path / "file" / "below"), "--port", "0")
+    done = commanded("serve", "--data-dir", str(tmp_path / "file" / "below"), "--port", "0")
     assert done.returncode == 78
     assert "cannot be made" in done.stderr
     assert os.listdir(tmp_path) == ["file"]
