@@ -77,7 +77,7 @@ class ServerInfo(Message):
     proof_of_work_bits: int = 0  # difficulty of a registration without a code; 0 = no proof
     # Hex signature over the request's nonce, which proves that the server holds the key.
     proof: str = ""
-    wheel: SignedWheel | None = None  # None if the organiser's own line, `install`, replaces it
+    wheel: SignedWheel | None = None  # None: `install` replaces it, or it cannot be built
     install: str = ""
     restored: SignedRestore | None = None  # the last restore from a backup
     store: bool = False  # volunteers reach its object store, by signed URLs
@@ -85,7 +85,7 @@ class ServerInfo(Message):
 
 
 class Device(Message):
-    """One device of a worker. Unknown fields are None."""
+    """One device of a worker."""
 
     id: str  # "cpu", "cuda:0", "mps"
     kind: Literal["cpu", "cuda", "rocm", "mps", "xpu"]
@@ -198,12 +198,12 @@ class Me(Message):
 class Forfeited(Message):
     """Forfeited pay."""
 
-    questions: int  # number of open questions; without any, no pay is forfeited
+    questions: int  # requests for evidence still open; without any, no pay is forfeited
     amount_micro: int
 
 
 class LinkCode(Message):
-    """Ten-minute code that adds a second machine."""
+    """Ten-minute code that adds a machine to an account."""
 
     code: str
     link: str

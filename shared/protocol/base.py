@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from shared.protocol.limits import UPLOAD_BYTES_MAX
 
-# Numbers from the other side, bounded like their database columns, which hold no larger ones.
+# Bounded values from the other side; the columns of Count and Number hold no larger ones.
 Count: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Size: TypeAlias = Annotated[int, Meta(ge=0, le=UPLOAD_BYTES_MAX)]
@@ -55,7 +55,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class ErrorBody(Message):
-    """Body of every reply that is not 2xx."""
+    """Error as the body of a reply; below /v1 errors have OpenAI's form."""
 
     code: str
     message: str

@@ -12,8 +12,8 @@ from shared.protocol.base import ContributionState, Count, Message, Number, Size
 from shared.protocol.limits import NEWS_MAX
 from shared.workloads.base import HALVINGS_MAX
 
-REVEAL_MAX = 4  # files to reveal
-METRICS_MAX = 64  # metrics of one submission, which are stored as long as the run
+REVEAL_MAX = 4  # most files that one verdict asks for
+METRICS_MAX = 64  # most metrics of one submission, which are stored as long as the run
 
 UploadId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Metrics: TypeAlias = Annotated[dict[Word, float], Meta(max_length=METRICS_MAX)]
@@ -36,7 +36,7 @@ class UploadInfo(Message):
     size: Size
     complete: bool
     expires_at: float
-    url: str = ""  # URL for the next PUT of at most UPLOAD_PIECE_BYTES; empty: here
+    url: str = ""  # of the store, for a PUT of at most UPLOAD_PIECE_BYTES; "" = send it here
 
 
 class Commitment(Message):
@@ -51,7 +51,7 @@ class Commitment(Message):
 
 
 class SubmitRequest(Message, kw_only=True):
-    """Submission, unique by (task, attempt, part, tries). Its claims are always checked."""
+    """Submission, unique by (task, attempt, part, tries). Pay follows the task, not its figures."""
 
     attempt: Count
     part: Count = 0

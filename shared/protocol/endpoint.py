@@ -43,8 +43,8 @@ class Endpoint(Generic[R]):
 
     `operation` names a service of the coordinator and its method, as "run_queries.workers". The
     method gets the principal if its first parameter has that name, then the path's parameters, the
-    request, and the query parameters by name. If `operation` is empty, a handler in
-    `coordinator.http.routes` answers.
+    request, and the query parameters by name. If `operation` is empty, a handler answers, in
+    `coordinator.http` or `coordinator.v1`.
     """
 
     path: str
@@ -61,7 +61,7 @@ class Endpoint(Generic[R]):
     gives: str = ""  # media type of a reply that is not JSON
     strict: bool = False  # counted against the rate of registrations
     writes: bool = False  # refused with 507 while the disk is full
-    bytes_max: int = JSON_BYTES_MAX  # largest reply
+    bytes_max: int = JSON_BYTES_MAX  # largest JSON reply
     root: bool = False
 
     @property
@@ -70,7 +70,7 @@ class Endpoint(Generic[R]):
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Return the names of the path's parameters, in order."""
+        """Return the names of the path's parameters, left to right."""
         return tuple(_PARAMETER.findall(self.path))
 
     def address(self, args: Mapping[str, str | int]) -> tuple[str, dict[str, str]]:
@@ -78,7 +78,7 @@ class Endpoint(Generic[R]):
         left out.
 
         Names may come from the other side, so each is quoted as one part of the path. Raises
-        BadRequest.
+        BadRequest for a missing or unknown argument.
         """
         names = self.parameters
         known = {*names, *(parameter.name for parameter in self.query)}

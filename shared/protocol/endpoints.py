@@ -74,7 +74,7 @@ from shared.workloads.base import DatasetManifest
 _CURSOR = (Parameter(name="cursor", kind=int, help="Cursor of the page before."),)
 _TAGGED = ("If-None-Match",)
 
-# Reports of a worker.
+# Registration, reports and orders of machines.
 
 HEARTBEAT = Endpoint(
     method="POST",
@@ -223,7 +223,7 @@ BLOB_URL = Endpoint(
     reply=BlobUrl,
 )
 
-# Read-only queries.
+# Queries about runs, datasets and contributions, and the consent to a run.
 
 RUNS = Endpoint(
     path="/runs",
@@ -515,7 +515,7 @@ QUERIES: dict[str, Endpoint[Any]] = {
 
 # OpenAI-compatible interface (docs/inference.md): `coordinator.v1` answers it, and its errors have
 # OpenAI's form.
-IMAGES_BYTES_MAX = 64 << 20  # a reply with the most pictures
+IMAGES_BYTES_MAX = 64 << 20  # fits a reply with IMAGES_MAX pictures
 MODEL = Endpoint(
     path="/v1/models/{model}",
     root=True,

@@ -11,8 +11,8 @@ from shared.protocol.base import Count, Line, Message, Number, RunState
 from shared.protocol.contributions import Verdict
 from shared.protocol.limits import NEWS_MAX
 
-TASKS_MAX = 1024  # most tasks of one worker
-ANNOUNCEMENTS_MAX = 20  # most announcements shown at once
+TASKS_MAX = 1024  # most tasks in one heartbeat
+ANNOUNCEMENTS_MAX = 20  # most announcements in one reply
 
 
 class TaskBeat(Message):
@@ -29,7 +29,7 @@ class HeartbeatRequest(Message):
     tasks: Annotated[tuple[TaskBeat, ...], Meta(max_length=TASKS_MAX)] = ()
     paused: bool = False
     reason: Line = ""
-    news_since: Number = 0  # last `news` stored by this client
+    news_since: Number = 0  # last `news_until` stored by this client
     ordered_at: float = 0.0  # time of the owner's last order that this machine carried out
 
 
@@ -41,7 +41,7 @@ class RunBeat(Message):
     version: int
     loss: float | None
     needs: int  # contributions until the next merge
-    merge_in_s: float | None  # deadline of the next merge
+    merge_in_s: float | None  # seconds until the deadline of the next merge
     workers: int
     # Games, or other episodes, that all machines together make in an hour; None in a run that makes
     # no data of its own.
@@ -89,4 +89,4 @@ class HeartbeatReply(Message):
     pending_micro: int | None = None
     me: Me | None = None  # account at the instant of `news`; None without news
     announcements: Annotated[tuple[Announcement, ...], Meta(max_length=ANNOUNCEMENTS_MAX)] = ()
-    ordered: OwnOrder | None = None  # order newer than the request's
+    ordered: OwnOrder | None = None  # owner's order, if newer than `ordered_at`

@@ -55,7 +55,7 @@ class NewKey(Message):
 
 
 class UsageRow(Message):
-    """One answered request. No prompt is kept."""
+    """One request; no prompt is kept."""
 
     id: str
     at: float

@@ -117,5 +117,5 @@ class BeginReply(Message):
 
 class ReleaseRequest(Message):
     attempt: Count
-    reason: Line = ""  # reason for releasing the lease, which does not count against the task
-    failed: bool = False  # the task itself failed, which counts against it
+    reason: Line = ""  # reason of the release, for people
+    failed: bool = False  # the task itself failed: only this counts against it

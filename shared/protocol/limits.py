@@ -22,7 +22,7 @@ UPLOAD_BYTES_MAX = 64 << 30
 LONG_POLL_S_MAX = 60.0
 PARTS_MAX = 1024
 TRIES_MAX = 64
-NEWS_MAX = 50  # verdicts in one heartbeat reply
+NEWS_MAX = 50  # most verdicts in one reply
 
 # Memory for training, bytes a parameter: weights, gradients, two Adam moments, base, activations;
 # on a CPU also snapshots and results (28 measured with a GPT of 10.8 M parameters).
@@ -32,7 +32,7 @@ PROCESS_BYTES = 350_000_000  # a worker's process before any model (measured: 29
 # Times of a lease.
 HEARTBEAT_S = 30.0
 RENEW_S = 90.0
-BODY_RATE_MIN = 1024  # least rate of a body in bytes a second, over any window
+BODY_RATE_MIN = 1024  # least rate of a body in bytes a second, averaged over a window
 
 
 def fits_nickname(char: str) -> bool:

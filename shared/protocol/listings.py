@@ -1,4 +1,4 @@
-"""Rows of read-only listings: leaderboard, losses, figures of a run, ledger."""
+"""Rows of listings (leaderboard, losses, ledger), and datasets as volunteers see them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LedgerRow(Message):
     id: int
     at: float
     run: str
-    kind: str  # "pending", "earned", "reversed", "spent"
+    kind: str  # such as "pending", "earned", "reversed", "spent"
     amount_micro: int
     contribution: int | None
     memo: str

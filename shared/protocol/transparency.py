@@ -45,7 +45,7 @@ class HeadPayload(Message, kw_only=True):
 
 
 class RestorePayload(Message, kw_only=True):
-    """Signed statement of a restored coordinator: runs, record, and the time (`tree.at`)."""
+    """Signed statement of a restored coordinator: runs, record, time (`tree.at`)."""
 
     kind: Literal["restore"] = "restore"
     heads: dict[str, int]  # newest version of each run

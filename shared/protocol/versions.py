@@ -43,7 +43,7 @@ class Snapshot(Message):
 
 
 class Downlink(Message):
-    """Routes to a version's published weights that are shorter than the whole file, if any.
+    """Parts of routes to a version's published weights that may be shorter than the whole file.
 
     The whole file can always be downloaded instead.
     """
@@ -142,7 +142,7 @@ class VersionInfo(Message):
 
 def chunks_digest(dataset: DatasetManifest) -> str:
     """Return the hash of a dataset's public part: training chunks, assets, and how to read them.
-    The held-out split is not part of it and never leaves the coordinator.
+    The held-out split is not part of it and is never served to volunteers.
     """
 
     def said(chunk: ChunkRef) -> list[Any]:
