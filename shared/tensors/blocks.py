@@ -1,7 +1,7 @@
 """Codecs of one tensor: raw float32, bfloat16, and blocks of 8 or 4 bits.
 
-All functions work on flat slices that begin on a block edge, in spans that fit the processor's
-cache.
+All functions work on flat slices, in spans that fit the processor's cache. Slices to encode or to
+measure begin on a block edge.
 
 Scales are bfloat16, not the usual float16. Updates are small (1e-5 and less), so a scale of absmax
 / 127 would be a subnormal float16 (below 6e-5) and lose some or all of its digits; bfloat16 takes

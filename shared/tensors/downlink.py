@@ -43,7 +43,7 @@ LINK_CODEC = "int8"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Following:
-    """Settings for applying a link."""
+    """Settings for writing or applying a link."""
 
     codec: Codec
     rounded: bool  # rounded to bfloat16
@@ -56,7 +56,7 @@ def write_link(
     """Write the link from the published weights `base` towards the master weights, and the
     resulting published weights.
 
-    `files` are the two paths. Raises InvalidFrame, StorageFull.
+    `files` are the two paths. Raises InvalidFrame, StorageFull, OSError.
     """
     link, path = files
     with ExitStack() as stack:
@@ -76,7 +76,7 @@ def write_link(
 
 
 def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Following) -> Written:
-    """Write the published weights that result from a link. Raises InvalidFrame, StorageFull."""
+    """Write a link's resulting published weights. Raises InvalidFrame, StorageFull, OSError."""
     with ExitStack() as files:
         old = ArrayReader(files.enter_context(open_frame(base, schema)), schema)
         step = files.enter_context(how.codec.decode(link, schema))
@@ -96,7 +96,7 @@ def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Followi
 def round_weights(master: Path, schema: Schema, path: Path) -> Written:
     """Write the published weights of a version without a base: the master's, rounded to bfloat16.
 
-    Raises InvalidFrame, StorageFull.
+    Raises InvalidFrame, StorageFull, OSError.
     """
     with ExitStack() as files:
         source = ArrayReader(files.enter_context(open_frame(master, schema)), schema)
@@ -112,11 +112,11 @@ def round_weights(master: Path, schema: Schema, path: Path) -> Written:
 
 
 def schema_of_link(base: Path, link: Path, sha256: str) -> Schema:
-    """Return the schema of a base and a link in our cache, checked against the hash in a signed
+    """Return the schema of a cached base and its link, checked against the hash in a signed
     manifest.
 
     Parameters are the tensors that the link quantises; integer tensors are counters. Raises
-    InvalidFrame.
+    InvalidFrame, OSError.
     """
     scaled = {spec.name for spec in schema_of_file(link) if spec.name.endswith(SCALE)}
     found = tuple(_with_role(spec, scaled) for spec in schema_of_file(base))
@@ -141,7 +141,7 @@ class _Published:
         self._rounded = rounded
 
     def carry(self, source: SliceReader, until: str | None = None) -> None:
-        """Write buffers and counters before the parameter `until`, or the end. Raises OSError."""
+        """Write buffers and counters up to the parameter `until`, or the end. Raises as `put`."""
         while self._left and self._left[0].name != until:
             spec = self._left.popleft()
             if spec.role != "parameter":
@@ -149,7 +149,7 @@ class _Published:
                     self._write(spec, source.read(spec.name, start, stop))
 
     def put(self, spec: TensorSpec, numbers: F32, minus: F32 | None = None) -> None:
-        """Write a piece of a parameter. Raises InvalidFrame, OSError."""
+        """Write a piece of a parameter. Raises InvalidFrame, StorageFull, OSError."""
         stored = spec.dtype == "F32"
         count = numbers.size
         into = self._writer.room(spec.name, count) if stored else np.empty(count, np.float32)

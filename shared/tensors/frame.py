@@ -131,7 +131,7 @@ def torch_tensors(path: Path, schema: Schema) -> dict[str, torch.Tensor]:
 
 
 def read_header(source: Path | BinaryIO | bytes, limit: int = HEADER_BYTES_MAX) -> Header:
-    """Return the header of a file, or of bytes that begin one. Raises InvalidFrame."""
+    """Return the header of a file, or of bytes that begin one. Raises InvalidFrame, OSError."""
     if isinstance(source, bytes):
         length = header_length(source[:LENGTH_BYTES], len(source), limit)
         return parse_header(source[LENGTH_BYTES : LENGTH_BYTES + length])
@@ -157,7 +157,7 @@ class FrameWriter:
     """Write a tensor file chunk by chunk, tensors in the order of the schema. Use as a context
     manager.
 
-    The file gets its name only when complete (hashed, synced, renamed); a failure leaves nothing
+    The file gets its name only when complete (hashed, with `sync` synced); a failure leaves nothing
     behind. Raises InvalidFrame for data that does not fit the schema, StorageFull, OSError.
     """
 
@@ -290,7 +290,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def schema_of(tensors: Mapping[str, Array]) -> Schema:
-    """Return names, shapes and dtypes of arrays, as parameters. Raises InvalidFrame for others."""
+    """Return the schema of arrays, all as parameters. Raises InvalidFrame for other dtypes."""
     specs = []
     for name, array in tensors.items():
         if array.dtype not in _SAFETENSORS:
@@ -319,7 +319,7 @@ def frame_bytes(
 
 def schema_of_file(path: Path) -> Schema:
     """Return the schema from the header of one of our own files, with all roles "buffer". Raises
-    InvalidFrame.
+    InvalidFrame, OSError.
     """
     entries = read_header(path).entries
     in_order = sorted(entries.items(), key=lambda item: item[1].data_offsets)

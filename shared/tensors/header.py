@@ -1,8 +1,8 @@
 """Header of a tensor file, read as hostile data and written in one canonical form.
 
 The format is safetensors: eight bytes little-endian length, a JSON object, then one buffer without
-gaps. Every field of a header is checked against the expected schema before a tensor is read. This
-module does not import numpy.
+gaps. Each tensor's type, shape and offsets are checked against the expected schema before a tensor
+is read. This module does not import numpy.
 """
 
 from __future__ import annotations

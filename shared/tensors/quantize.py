@@ -159,7 +159,7 @@ class Codec:
         A `residual`, `{}` the first time, turns error feedback on: with e = decay x residual +
         update the file contains Q(e), and e - Q(e) is returned, in memory or as the frame
         `residual_path`. `echo` receives Q(e) of every parameter, in order, piece by piece. Raises
-        InvalidFrame, StorageFull.
+        InvalidFrame, StorageFull, OSError.
         """
         wire, source = self.wire_schema(schema), _reader(tensors, schema)
         with ExitStack() as stack:
@@ -181,7 +181,7 @@ class Codec:
         return EncodedUpdate(sha256=written.sha256, size=written.size, residual=left)
 
     def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
-        """Open an update after checking its header. Raises InvalidFrame."""
+        """Open an update after checking its header. Raises InvalidFrame, OSError."""
         return DecodedUpdate(open_frame(path, self.wire_schema(schema)), schema, self.kernel)
 
     def spans(self, file: BinaryIO, schema: Schema, cuts: Iterable[Cut]) -> Spans:

@@ -22,7 +22,7 @@ else:
     from backports import zstd
 
 LEVEL = 1  # level 3 costs 1.2 - 3.3 times the time for no useful gain (measured)
-WINDOW_LOG_MAX = 27  # 128 MiB: the most memory that a decoder uses
+WINDOW_LOG_MAX = 27  # 128 MiB: the largest window that a decoder accepts
 LENGTH = struct.Struct("<I")  # precedes each piece of a packed file
 SLACK_BYTES = 1 << 16  # most by which a packed piece may exceed its unpacked size
 
@@ -51,7 +51,7 @@ def pack_bytes(data: bytes) -> bytes:
 
 
 def unpack_bytes(data: bytes, size_max: int) -> bytes:
-    """Return the unpacked bytes, at most `size_max`, and never allocate more. Raises
+    """Return the unpacked bytes, at most `size_max`, and unpack at most one more. Raises
     InvalidFrame.
     """
     decoder = zstd.ZstdDecompressor(
@@ -69,7 +69,7 @@ def unpack_bytes(data: bytes, size_max: int) -> bytes:
 
 
 def read_piece(file: BinaryIO, unpacked: int, what: str) -> bytes:
-    """Return the next piece of a packed file, at most `unpacked` bytes. Raises InvalidFrame."""
+    """Return the next packed piece, at most `unpacked` + SLACK_BYTES. Raises InvalidFrame."""
     head = file.read(LENGTH.size)
     if len(head) == LENGTH.size:
         (length,) = LENGTH.unpack(head)

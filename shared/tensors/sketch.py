@@ -46,7 +46,7 @@ class Places:
 
 
 def drawn(schema: Schema, secret: bytes, most: int) -> Places:
-    """Draw at most `most` places of sketches; a secret gives the same ones on every machine."""
+    """Draw at most `most` stretches, and signs; a secret gives the same ones on every machine."""
     parameters = [spec for spec in schema if spec.role == "parameter" and spec.count]
     blocks = np.array([-(-spec.count // STRETCH) for spec in parameters], np.int64)
     ends = np.cumsum(blocks)

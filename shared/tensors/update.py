@@ -1,4 +1,4 @@
-"""Update of a worker, and the coordinator's measurement in one pass."""
+"""Update of a worker, and its measurement by the coordinator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Delta(Mapping[str, Array]):
     def read(self, name: str, start: int, stop: int) -> Array:
         """Return elements [start, stop) of the flat tensor.
 
-        Raises InvalidFrame when a shape is not the schema's.
+        Raises InvalidFrame if a tensor is missing, or its shape or type is not the schema's.
         """
         local = self._local.read(name, start, stop)
         if self._specs[name].role != "parameter":
@@ -82,7 +82,7 @@ class CodecInput:
 def opened(
     path: Path, schema: Schema, chosen: Codec, kept: Path | None, before: Path | None
 ) -> Iterator[tuple[DecodedUpdate, DecodedUpdate | CodecInput]]:
-    """Open an update: its written form, and its codec's input if `kept`. Raises InvalidFrame."""
+    """Open an update as written, and as its codec's input. Raises InvalidFrame, OSError."""
     left = residual_schema(schema)
     with ExitStack() as stack:
         written = stack.enter_context(chosen.decode(path, schema))
@@ -97,7 +97,7 @@ def opened(
 
 
 class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of one pass over an update."""
+    """Measurements of an update."""
 
     norm: float  # L2 norm over all parameters
     norms: dict[str, float]  # L2 norm of each parameter and buffer
@@ -111,9 +111,9 @@ class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect(path: Path, schema: Schema, codec: Codec) -> UpdateStats:
-    """Measure norm and finiteness of an update file in one pass; its hash was checked on arrival.
+    """Measure norms, finiteness and variances of an update file, whose hash was checked on arrival.
 
-    Raises InvalidFrame when it cannot be read.
+    Raises InvalidFrame, OSError when it cannot be read.
     """
     with codec.decode(path, schema) as update:
         squares = dict.fromkeys(update, 0.0)

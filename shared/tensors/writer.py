@@ -21,7 +21,7 @@ import numpy as np
 from shared.tensors.slices import aligned
 
 PIECE_BYTES = 512 << 10  # written and hashed at once
-PIECES = 4  # pieces that may wait to be written
+PIECES = 4  # buffers: while one is filled, the others are written
 SMALL_BYTES = 16 << 20  # for a smaller file threads cost more than they save
 SYNC_BYTES = 8 << 20  # growth after which a file is synced again
 
