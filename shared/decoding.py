@@ -1,4 +1,4 @@
-"""Decoding into types: all typed decoding by msgspec in this program uses this module.
+"""Decoding into types: all decoding of JSON and of plain Python by msgspec uses this module.
 
 msgspec builds the description of a type when the type is first decoded, and stores it before it is
 complete. A second thread that decodes the same type at that moment reads an incomplete description,
@@ -159,7 +159,7 @@ def in_words(what: str, right: Sequence[str] = ()) -> Sentence:
 
 
 def _kind(kinds: str) -> Sentence:
-    """Return one of msgspec's types in plain words, `int | null` as a whole number."""
+    """Return msgspec's types in plain words: `int | null` is "a whole number"."""
     said = [_KINDS.get(kind, of(kind)) for kind in kinds.split(" | ") if kind != "null"]
     whole, *more = said or [_KINDS["null"]]
     for other in more:

@@ -35,7 +35,7 @@ _PART = re.compile(r"[A-Za-z0-9_:.~-]{1,256}")
 
 
 class JoinLink(msgspec.Struct, frozen=True, kw_only=True):
-    """Address of a coordinator (`https://host:port`, no path) and its key; "" = not known."""
+    """Parts of a join link; `url` is `https://host:port`, without a path. "" = not in the link."""
 
     url: str
     fingerprint: str = ""
@@ -102,7 +102,7 @@ def tidy_link(text: str) -> str:
 
 
 def parse_link(text: str) -> JoinLink:
-    """Read a join link or bare address, however pasted. Raises BadRequest with the remedy."""
+    """Read a join link or bare address, however pasted. Raises BadRequest."""
     given, text = " ".join(text.split()), tidy_link(text)
     if not text or len(text) > LINK_CHARS_MAX or not text.isprintable():
         raise BadRequest(NO_LINK)

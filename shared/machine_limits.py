@@ -21,7 +21,7 @@ class GroupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     cores: float | None = None
     memory: int | None = None
-    # free memory of the tightest group, where cached files count as free
+    # free memory of the group with the least; its inactive cached files count as free
     memory_free: int | None = None
 
 
@@ -99,12 +99,12 @@ def threads(root: Path = ROOT) -> int:
 
 
 def cores(root: Path = ROOT) -> int:
-    """Return the physical cores that this process may use."""
+    """Return the number of physical cores that this process may use."""
     return min(_machine_cores(), threads(root))
 
 
 def _machine_cores() -> int:
-    """Return the physical cores of the whole machine, also ones that this process may not use."""
+    """Return the number of the machine's physical cores, also of those barred to this process."""
     return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 HASH_BYTES = 32
 EMPTY = sha256(b"").digest()
-PROOF_MAX = 64  # hashes in a proof over fewer than 2^63 entries
+PROOF_MAX = 64  # most hashes in a proof over fewer than 2^63 entries
 
 Nodes: TypeAlias = Callable[[int, int], bytes]
 
@@ -98,7 +98,7 @@ def inclusion(nodes: Nodes, index: int, size: int) -> list[bytes]:
 
 
 def consistency(nodes: Nodes, old: int, new: int) -> list[bytes]:
-    """Return the proof that the tree of `new` entries begins with `old`'s. Raises ValueError."""
+    """Return the proof that the tree of `new` begins with that of `old`. Raises ValueError."""
     if not 0 < old <= new:
         raise ValueError(f"a tree of {new} entries cannot begin with one of {old}")
     path, low, high, whole = [], 0, new, True
@@ -138,7 +138,7 @@ def proves_inclusion(
 def proves_consistency(
     old: int, new: int, proof: Sequence[bytes], old_root: bytes, new_root: bytes
 ) -> bool:
-    """Return True if the proof shows that the old tree was not changed (RFC 9162, 2.1.4.2)."""
+    """Return True if the proof shows that the new tree begins with the old (RFC 9162, 2.1.4.2)."""
     if not 0 < old <= new or any(len(node) != HASH_BYTES for node in proof):
         return False
     if old == new:

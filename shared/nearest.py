@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from shared.sentences import Sentence
 from shared.text import SHOWN_CHARS_MAX
 
-ALIKE = 0.7  # share of letters that two names have in common, in the same order
-SLIP_LETTERS = 2  # largest difference in length of two names
+ALIKE = 0.7  # least share of letters in common, in the same order, of two similar names
+SLIP_LETTERS = 2  # largest difference in length of two similar names
 BEGUN_LETTERS = 3  # shortest beginning of a name that is completed
 
 

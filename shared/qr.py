@@ -13,7 +13,7 @@ def qr_rows(text: str) -> tuple[str, ...]:
     """Return a text as a QR code, to be drawn white on black: a string for each row of cells, which
     is two modules high.
 
-    A join link takes 35 to 51 cells and half as many rows.
+    A join link takes 37 to 57 cells and half as many rows.
     """
     import segno  # imported only where a code is shown
 

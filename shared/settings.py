@@ -69,7 +69,7 @@ class SettingsTable(Generic[S]):
     """Settings of a program, by name: reading, checks and descriptions."""
 
     def __init__(self, kind: type[S], prefix: str, others: Collection[str] = ()) -> None:
-        """Describe a settings struct. Variables begin with `prefix`; `others` are no settings."""
+        """Describe a settings struct. Variables begin with `prefix`; `others` name no settings."""
         self._kind = kind
         self._prefix = prefix
         self._others = others
@@ -100,7 +100,7 @@ class SettingsTable(Generic[S]):
         return self.value(self._kind(), name)
 
     def rows(self) -> tuple[Setting, ...]:
-        """Return every setting with type, default, unit and help, in order."""
+        """Return every setting with type, default, unit and help, in the struct's order."""
         return tuple(
             Setting(
                 name=name,
@@ -117,7 +117,7 @@ class SettingsTable(Generic[S]):
     ) -> tuple[S, dict[str, str]]:
         """Return the settings in force and the source of each; flags that are None do not count.
 
-        Raises BadRequest for a wrong flag, Configuration for another wrong value.
+        Raises BadRequest for a wrong flag, Configuration for a wrong file, variable or value.
         """
         given = {name: value for name, value in flags.items() if value is not None}
         merged: dict[str, Any] = {}
@@ -270,7 +270,7 @@ def check_keys(
     where: str,
     error: type[VolunteerError] = InvalidRunFile,
 ) -> None:
-    """Refuse an unknown key, naming the nearest known one. Raises `error`."""
+    """Raise `error` for an unknown key, with the nearest known one, or all if none is near."""
     for key in keys:
         if key not in known:
             raise error(f'unknown key "{escaped(key)}" in {where}: {hint(key, known)}')
@@ -308,7 +308,7 @@ def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
 def check_values(
     table: Mapping[str, Any], where: str, error: type[VolunteerError] = InvalidRunFile
 ) -> None:
-    """Raise `error` for infinite or over-long numbers, and for tables too deep to store."""
+    """Raise `error` for NaN, infinity, whole numbers over 64 bits, and tables nested too deep."""
     place = f"{where} " if where.startswith("[") else ""
     waiting: list[tuple[str, Any, int]] = [(place + key, value, 1) for key, value in table.items()]
     while waiting:

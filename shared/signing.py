@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _KEY_FILE_BYTES_MAX = 4096
-_FINGERPRINT_BYTES = 15  # 120 bits make 24 letters without padding
+_FINGERPRINT_BYTES = 15  # 120 bits make 24 characters without padding
 
 
 class SigningKey:
@@ -41,7 +41,7 @@ class SigningKey:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Self:
-        """Return the key in `path`; create the file if it is missing. Raises as `load`."""
+        """Return the key in `path`; create a missing file. Raises as `load`, or if it cannot."""
         if not path.exists():
             from cryptography.hazmat.primitives import serialization as form
 
@@ -53,8 +53,8 @@ class SigningKey:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Return the key in `path` (PEM, PKCS #8). Raises Configuration if it is bad, or readable
-        by others.
+        """Return the key in `path` (PEM, PKCS #8). Raises Configuration if it is bad, unreadable,
+        or readable by others.
         """
         from cryptography.hazmat.primitives import serialization as form
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -107,7 +107,7 @@ def verify_text(public_key: str, payload: str, signature: str) -> None:
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Return a public key's fingerprint: 24 letters in groups of four, `mzxw-6ytb-...`."""
+    """Return a public key's fingerprint: 24 characters in groups of four, `mzxw-6ytb-...`."""
     short = hashlib.sha256(public_key).digest()[:_FINGERPRINT_BYTES]
     letters = base64.b32encode(short).decode().lower()
     return "-".join(letters[start : start + 4] for start in range(0, len(letters), 4))
@@ -134,7 +134,7 @@ def digest(payload: bytes) -> str:
 
 
 def _create_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, complete or not at all; an existing one stays."""
+    """Write a file that only its owner can read, complete or not at all. Raises Configuration."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ COLUMNS_MIN = 20  # narrower help has one letter a line, and at 0 the command li
 
 
 def make_usable() -> None:
-    """Replace closed standard streams by the null device; drop a width too small for text."""
+    """Replace a closed stdout or stderr by the null device; unset COLUMNS if it is too small."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115

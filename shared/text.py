@@ -36,7 +36,7 @@ def printable(text: str, limit: int = TEXT_CHARS_MAX) -> str:
 
 
 def escaped(text: object, limit: int = SHOWN_CHARS_MAX) -> str:
-    """Return a quoted value for a message: control characters as `\\x1b`, cut after `limit`."""
+    """Return foreign text for a message: control characters as `\\x1b`, cut after `limit`."""
     whole = str(text)
     shown = whole[:limit] + ("…" if len(whole) > limit else "")
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)

@@ -8,7 +8,7 @@ import io
 import os
 from pathlib import Path
 
-UTF8 = "utf-8-sig"  # encoding of files that are read a piece at a time
+UTF8 = "utf-8-sig"  # UTF-8 whose decoder skips a byte order mark
 BYTES_MAX = 16 << 20
 
 
