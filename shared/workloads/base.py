@@ -2,7 +2,7 @@
 
 A workload is an installed package, found through the entry point group `volunteer.workloads` and
 enabled by the owner of the machine. The coordinator and the volunteer use a workload only through
-this file; adding one needs no change elsewhere.
+this file, `experience` and `games`; adding one needs no change elsewhere.
 
 Tensors pass this interface as a flat map `name -> torch.Tensor` on the CPU, float32 parameters, in
 the order of the schema. This module loads without torch.
@@ -63,7 +63,7 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lr: Annotated[float, Meta(gt=0, le=1e6)] = 3e-4
     # lowest rate of the cosine, as a share of lr
     min_lr_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.1
-    warmup_steps: StepsOrOff | None = None  # global steps; None = a tenth of the run's steps
+    warmup_steps: StepsOrOff | None = None  # global steps; None = a tenth of all, 20 to 500
     # global steps of the cosine; 0 = all steps of the run ([stop])
     decay_steps: StepsOrOff = 0
     # local steps of warm-up after the inner state was reset
@@ -90,7 +90,7 @@ class DatasetManifest(msgspec.Struct, frozen=True, kw_only=True):
     """Manifest of a dataset; `heldout` is emptied before it leaves the coordinator."""
 
     name: str
-    kind: str  # "tokens" or "images": decides which workloads can read it
+    kind: str  # such as "tokens", "images": decides which workloads can read it
     licence: str
     source: str
     chunks: tuple[ChunkRef, ...]
@@ -110,7 +110,7 @@ class Data(Protocol):
         """
 
     def asset(self, name: str) -> Path:
-        """Return the file of an asset such as "tokenizer"."""
+        """Return the file of an asset such as "tokenizer". Raises NotFound."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +132,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     total_steps: int  # global steps of the whole run, for the cosine; 0 = unknown
     reset_inner: bool  # start with a new inner optimiser state
     prompt: str = ""
-    options: dict[str, Any] = {}  # the workload's own `[task]` keys, e.g. games, simulations
+    options: dict[str, Any] = {}  # the workload's own `[task.options]`, e.g. games, simulations
     base_version: int = 0  # set when work begins
     base_sha256: str = ""  # of the published weights of that version; also set then
     # for a recompute: when the first worker halved its micro-batches; see `Result.halved`
@@ -150,7 +150,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     step: int  # finished optimiser steps
     steps: int
     samples: int  # finished samples, in total
-    # Mean over the last optimiser step, nats; None within a step.
+    # Mean over the last optimiser step, nats; None within a step, or before it is read.
     loss: float | None = None
     metrics: dict[str, float] = {}  # e.g. loss_g, loss_d
     preview: str = ""  # text for people to look at, such as a sample or a board
@@ -158,7 +158,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of local work. `tensors` follow the schema: local weights or mean gradient."""
+    """Report of local work; `Work.result` returns the tensors beside it."""
 
     steps: int
     samples: int
@@ -190,14 +190,14 @@ class Work(Protocol):
         """Do one micro-batch, in about half a second at most (for longer ones see `Listening`);
         return the progress.
 
-        Raises torch's errors of exhausted memory.
+        Raises torch's errors of exhausted memory, and InvalidRunFile.
         """
 
     @property
     def done(self) -> bool: ...
 
     def result(self) -> tuple[Result, dict[str, torch.Tensor]]:
-        """Return the report and tensors (CPU, float32, schema order). Call it only once `done`."""
+        """Return the report, and the weights or mean gradient (CPU, schema order), once `done`."""
 
     def suspend(self) -> None:
         """Pause: move everything to host memory and free the device's allocator cache."""
@@ -354,11 +354,11 @@ class Workload(Protocol):
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         """Validate a `[model]` table and fill in every default (vocabulary size from the manifest).
-        Raises InvalidRunFile with the nearest known key for an unknown one.
+        Raises InvalidRunFile, with the nearest known key for an unknown one.
         """
 
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Validate the workload's own keys of `[task]`. Raises InvalidRunFile."""
+        """Validate the workload's own keys of `[task.options]`. Raises InvalidRunFile."""
         check_keys(raw, (), "[task]")
         return {}
 
@@ -367,7 +367,7 @@ class Workload(Protocol):
     ) -> DatasetManifest:
         """Build a dataset of this workload. `put` stores each blob (chunk, asset, held-out part)
         and returns its SHA-256; `skip` gets a sentence with file and place for each skipped record.
-        Raises InvalidRunFile.
+        Raises InvalidRunFile, or BadRequest if the workload builds none.
         """
         raise BadRequest(
             f"the workload {self.name} does not build datasets itself:"

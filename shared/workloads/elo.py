@@ -27,8 +27,8 @@ class MatchScore(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def superiority(self) -> float:
-        """Return the probability that the first player is stronger, given the games that it won and
-        lost.
+        """Return the probability that the measured version is stronger, given the games that it won
+        and lost.
         """
         decided = self.wins + self.losses
         if not decided:

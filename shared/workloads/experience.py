@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shared.workloads.base import Job, TrainSettings
 
 
-# Time until an actor learns of a new version, by its next heartbeat.
+# Longest time until an actor learns of a new version, by its next heartbeat.
 NOTICE_S = 60.0
 
 

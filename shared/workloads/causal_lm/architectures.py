@@ -464,7 +464,7 @@ def _linear(name: str, shape: tuple[int, int], *, bias: bool) -> Shapes:
 
 
 def _conv(name: str, shape: tuple[int, int]) -> Shapes:
-    """Return a matrix stored as inputs x outputs, as in GPT-2."""
+    """Yield a matrix stored as inputs x outputs, as in GPT-2, and its bias."""
     yield f"{name}.weight", shape
     yield f"{name}.bias", shape[1:]
 

@@ -35,7 +35,7 @@ def frozen_of(config: CausalConfig, data: Data | None) -> Weights | None:
     """Return the frozen weights of a run's model from a worker's data; None if all weights are
     trained.
 
-    Raises NotFound if the files are missing.
+    Raises NotFound if files are missing, InvalidRunFile if all data is.
     """
     if not config.frozen:
         return None
@@ -113,7 +113,7 @@ def initial(config: CausalConfig, seed: int) -> dict[str, torch.Tensor]:
 
 def from_nothing(shape: Shape, seed: int) -> dict[str, torch.Tensor]:
     """Return random weights: normal with deviation 0.02, on residual branches 0.02 / sqrt(2
-    layers); norms one, biases zero. Each tensor has its own stream from the seed and its name.
+    layers); norms neutral, biases zero. Each tensor has its own stream from the seed and its name.
     """
     import torch
 

@@ -53,7 +53,7 @@ class BaseSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 def read_base_settings(folder: Path, settings: Mapping[str, Any]) -> BaseSettings:
     """Return the settings in a model's folder; `settings` are from its config.json.
 
-    Raises InvalidRunFile for a value that the library would refuse.
+    Raises InvalidRunFile for a value out of bounds, or a file that is not a JSON object.
     """
     tokens, generation = _table(folder / TOKENS), _table(folder / GENERATION)
     generation.setdefault("eos_token_id", settings.get("eos_token_id"))

@@ -103,7 +103,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> CausalConfig:
-        """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
+        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
         if "config" not in raw:
             check_keys(raw, _Table.__struct_encode_fields__, "[model]")
             raise InvalidRunFile(

@@ -82,7 +82,7 @@ def reference(source: str) -> Reference:
 def resolved(source: str) -> Found:
     """Ask the hub for a revision's commit and its files.
 
-    Raises InvalidRunFile for a missing model or revision, Unavailable for an unreachable hub.
+    Raises InvalidRunFile for a wrong or missing model, Unavailable for an unreachable hub.
     """
     wanted = reference(source)
     with _refusals(wanted) as api:
@@ -106,7 +106,7 @@ def resolved(source: str) -> Found:
 def fetched(found: Found) -> Path:
     """Fetch a model into the library's cache; return the folder of its commit.
 
-    Raises InvalidRunFile, before any weights are fetched, if the model cannot be trained here.
+    Raises InvalidRunFile if the model cannot be trained here, before fetching its weights.
     """
     for name in _BESIDE:
         _check_size(found, name, _BESIDE_MAX.get(name, _SMALL_MAX))

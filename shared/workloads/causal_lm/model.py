@@ -1,6 +1,6 @@
 """Model of the library transformers with a version's weights, and adapters on its matrices.
 
-Shapes: B windows, T tokens, V vocabulary. Weights are float32; autocast is the caller's.
+Shapes: B windows, T tokens, V vocabulary. Trained weights are float32; autocast is the caller's.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def own_name(name: str, known: Mapping[str, object]) -> str | None:
 def shape_of(settings: Mapping[str, Any]) -> Shape:
     """Return the architecture of a config.json.
 
-    Raises InvalidRunFile, also for an unknown setting that could change the model.
+    Raises InvalidRunFile, also for an unsupported value of a setting in FIXED.
     """
     kind = settings.get("model_type")
     left_out = _LEFT_OUT.get(kind, {}) if isinstance(kind, str) else {}
@@ -310,7 +310,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def indexed(folder: Path) -> list[str]:
-    """Return the files that an index lists. Raises InvalidRunFile for a name with a path."""
+    """Return the files that an index lists. Raises InvalidRunFile, also for a name with a path."""
     listed = _json(folder, INDEX, INDEX_MAX).get("weight_map")
     names = sorted(map(str, set(listed.values()))) if isinstance(listed, dict) else []
     for name in names:

@@ -98,8 +98,8 @@ def build_chat(
 ) -> DatasetManifest:
     """Store a dataset of dialogues through `put` and return its manifest.
 
-    Unusable lines are added to `skipped`. Raises InvalidRunFile if none is left, or the template is
-    bad.
+    Unusable lines are added to `skipped`. Raises InvalidRunFile for fewer than two dialogues, a
+    missing source, or a bad template.
     """
     settings = DialogueSettings(**options)
     skipped = skipped if skipped is not None else Skipped()
@@ -156,7 +156,7 @@ def _read(
     notes: _Notes,
     skipped: Skipped,
 ) -> dict[bytes, _Dialogue]:
-    """Return the dialogues of files by their hash. Raises InvalidRunFile for a bad template."""
+    """Return dialogues by hash. Raises InvalidRunFile for a missing source or a bad template."""
     found: dict[bytes, _Dialogue] = {}
     every = (each for path in files(sources, skipped) for each in records(path, FIELDS, skipped))
     for place, _, record in every:

@@ -200,7 +200,7 @@ def _network(channels: int, classes: int, seed: int) -> _Network:
 def cluster(
     images: Tensor, others: Tensor, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return classes of unlabelled images: clusters of their thumbnails (k-means, ten centres)."""
+    """Return classes of unlabelled images: clusters of their thumbnails (k-means, ten at most)."""
     flat, rest = (
         F.adaptive_avg_pool2d(part, 8).flatten(1).double().numpy() for part in (images, others)
     )

@@ -79,7 +79,7 @@ def _pair(names: Collection[str]) -> tuple[str, str] | None:
 
 
 def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
-    """Convert a record. Raises InvalidRunFile with the record's keys if its form is unknown."""
+    """Convert a record. Raises InvalidRunFile, with the record's keys if its form is unknown."""
     row = {key: value for key, value in record.items() if value not in (None, "")}
     unread = {key for key in row if key not in FIELDS or key == _VERDICT}
     if row.keys() >= _PREFERENCE:

@@ -2,8 +2,8 @@
 judge of generated ones.
 
 Two builds from the same input give the same chunks. Pixels go through a temporary file, so memory
-holds only an index of the images. `image_sources.py` reads the sources, `image_chunks.py` the
-chunks.
+holds an index of the images and the judge's small copies. `image_sources.py` reads the sources,
+`image_chunks.py` the chunks.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def build_images(
     """Store a dataset of images through `put` and return its manifest.
 
     Exact copies are dropped. The images with the smallest SHA-256 are held out, so that the split
-    depends only on the pixels. Unreadable images are added to `skipped`. Raises InvalidRunFile when
-    fewer than 32 images are left.
+    depends only on the pixels. Unreadable images are added to `skipped`. Raises InvalidRunFile for
+    a wrong setting, a missing source, or fewer than 32 images.
     """
     settings = ImageSettings(**options)
     tell = on_progress or (lambda _: None)
@@ -182,7 +182,7 @@ class _ImageScratch:
         self.settings = settings
 
     def split(self) -> tuple[list[_ScratchImage], list[_ScratchImage]]:
-        """Return (train, held out), shuffled and by digest."""
+        """Return the training images, shuffled, and the held-out ones in the order of digests."""
         by_digest = sorted(self._stored)
         held = max(1, round(self.settings.heldout_share * len(by_digest)))
         rest = by_digest[held:]

@@ -1,4 +1,4 @@
-"""Sources of images: folders, PNG and JPEG files, and the digits of scikit-learn.
+"""Sources of images: folders, image files, and the digits of scikit-learn.
 
 An image that cannot be decoded is skipped and recorded with name and reason; only a missing source
 is an error. Limits bound the memory that any file takes.
@@ -125,7 +125,7 @@ def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[So
 
 
 def _pixels(image: Image.Image, side: int) -> Pixels:
-    """Return an image in 8 bits, grey or colour, on white, with sides of 2 x `side` or more."""
+    """Return an image in 8 bits, grey or colour, on white, not reduced below 2 x `side`."""
     found = image
     factor = min(found.size) // (2 * side)
     if found.mode.startswith("I;16") or found.mode == "I":  # 16 bits a pixel

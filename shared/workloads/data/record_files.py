@@ -62,7 +62,7 @@ def records(path: Path, wanted: Set[str], skipped: Skipped, name: str = "") -> I
     """Yield the records of a file; malformed ones are added to `skipped`. Messages call the file
     `name`. Fields of a table's records that are not `wanted` are None.
 
-    Raises InvalidRunFile.
+    Raises InvalidRunFile, or Configuration for a table without pyarrow.
     """
     name = name or str(path)
     if table_rows.is_table(path):
@@ -83,7 +83,7 @@ def records(path: Path, wanted: Set[str], skipped: Skipped, name: str = "") -> I
 
 
 def head_of(path: Path, name: str) -> bytes:
-    """Return the first bytes of a text file. Raises InvalidRunFile for another kind of file."""
+    """Return the first bytes of a file. Raises InvalidRunFile if it is unreadable or no text."""
     with _readable(name), path.open("rb") as file:
         head = unmarked(file.read(HEAD_BYTES))
     for beginning, kind in _OTHER_KINDS.items():

@@ -1,4 +1,4 @@
-"""Pixels for display: many images side by side, other sizes, and terminal characters."""
+"""Images in other forms: side by side, resized, grey or coloured, as terminal characters."""
 
 from __future__ import annotations
 

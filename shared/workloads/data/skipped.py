@@ -13,8 +13,8 @@ _KINDS_SHOWN = 8
 
 
 class Skipped:
-    """Skipped documents: sentences with names and line numbers for the first thousand of
-    `count`.
+    """Skipped parts of sources: sentences with name, reason and any line, for the first thousand
+    of `count`.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Skipped:
             self.sentences.append(sentence)
 
     def add_others(self, folder: Path, kinds: Counter[str]) -> None:
-        """Add the unread files of a folder, by their suffix."""
+        """Add one sentence about the unread files of a folder, counted by suffix."""
         if kinds:
             said = ", ".join(f"{kind or 'none'} {n}" for kind, n in kinds.most_common(_KINDS_SHOWN))
             self.add(f"{folder}: files of other kinds were not read: {said}")

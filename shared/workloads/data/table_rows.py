@@ -1,8 +1,8 @@
 """Rows of tables as the library datasets writes them: parquet, and arrow in a saved folder.
 
 pyarrow, which that library brings, reads them piece by piece; no code of the library or of such a
-folder runs. If a folder has several splits, only "train" is read, since the others are for
-measuring.
+folder runs. Beside a split "train", the other splits of a folder are not read, since they are
+for measuring.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_table(path: Path) -> bool:
 
 
 def tables_in(folder: Path, skipped: Skipped) -> list[Path]:
-    """Return the tables of a folder; other splits than "train" are added to `skipped`."""
+    """Return the tables of a folder; other splits beside "train" are added to `skipped`."""
     found = [path for path in walk(folder) if is_table(path)]
     splits = {path: _split(path.relative_to(folder)) for path in found}
     if "train" not in splits.values():
@@ -112,8 +112,8 @@ class _Info(msgspec.Struct):
 
 
 def told(sources: Iterable[Path]) -> tuple[str, str]:
-    """Return licence and source from the folders of a dataset: from `dataset_info.json`, or the
-    first lines of a README as on hubs. Empty without either.
+    """Return licence and source from the folders of a dataset: from `dataset_info.json`, the
+    licence also from the first lines of a README as on hubs. Each is empty if unknown.
     """
     licence = source = ""
     for folder in (path for path in sources if path.is_dir()):

@@ -68,7 +68,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_suite(data: bytes, name: str) -> Suite:
-    """Read a suite from the bytes of its file. Raises InvalidRunFile with `name` and line."""
+    """Read a suite from the bytes of its file. Raises InvalidRunFile with `name` in its text."""
     if len(data) > BYTES_MAX:
         raise InvalidRunFile(f"{name}: a suite has at most {BYTES_MAX >> 20} MiB")
     examples: list[Example] = []

@@ -37,12 +37,12 @@ from shared.workloads.data.tokenizer import (
 )
 
 _PART_MIN, _PART_MAX = 1 << 10, 256 << 10  # bytes of a part of a long document
-_TOKENIZER_BYTES = 64 << 20  # most text for training the tokenizer
+_TOKENIZER_BYTES = 64 << 20  # text after which training the tokenizer ends
 _BATCH_BYTES = 1 << 20  # bytes that are encoded at a time
 
 
 class TextBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a build. `total` is 0 while it is unknown."""
+    """Progress of a build. `total_bytes` is 0 while it is unknown."""
 
     stage: Literal["reading", "tokenizer", "writing"]
     done_bytes: int
@@ -72,9 +72,9 @@ def build_text(
     """Store a token dataset through `put` and return its manifest.
 
     A source is a file, a directory or a `Document`; `options` are fields of `TextSettings`. Long
-    documents are cut, exact copies dropped.
-    The parts with the smallest SHA-256 are held out up to `heldout_share` of the bytes, so that the
-    split depends only on the text. Unreadable texts are added to `skipped`. Raises InvalidRunFile.
+    documents are cut, exact copies dropped. The parts with the smallest SHA-256 are held out until
+    they make `heldout_share` of the bytes, so that the split depends only on the text. Unreadable
+    texts are added to `skipped`. Raises InvalidRunFile.
     """
     settings = TextSettings(**options)
     tell = on_progress or (lambda _: None)
@@ -209,7 +209,7 @@ def _build(corpus: _TextScratch, put: Put, settings: TextSettings, tell: Tell) -
 
 
 def _learn(corpus: _TextScratch, train: list[_DocumentPart], vocab_size: int, tell: Tell) -> bytes:
-    """Train a tokenizer on training text only, at most `_TOKENIZER_BYTES`."""
+    """Train a tokenizer on training text only, until it has read `_TOKENIZER_BYTES`."""
     total = min(_TOKENIZER_BYTES, sum(part.size for part in train))
     tell(TextBuild(stage="tokenizer", done_bytes=0, total_bytes=total))
 

@@ -16,7 +16,7 @@ from shared.workloads.data.tokenizer import LEARNT, MARKED
 from shared.workloads.data.windows import Windows, dtype_of, spread, windows_of
 
 _EVAL_TOKENS = 32_768
-_EVAL_FLOPS = 6e11  # a quarter of a minute on a slow core
+_EVAL_FLOPS = 6e11  # twenty seconds on a slow core
 _LOGITS_MAX = 16 << 20  # elements held at a time
 
 # Returns the loss of each target, (B, T), in nats, for tokens (B, T + 1).

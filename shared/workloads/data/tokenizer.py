@@ -34,7 +34,7 @@ _ENDS = (
 VOCAB_MIN = 257  # every byte, and the end of a text
 VOCAB_MAX = 1 << 20
 FILE_BYTES_MAX = 64 << 20  # largest tokenizer.json
-_TOKEN_BYTES_MAX = 32  # longest token: without it, runs of blanks would fill the vocabulary
+_TOKEN_BYTES_MAX = 32  # longest token: without this limit, runs of blanks would fill the vocabulary
 _SCAN = 1 << 20  # tokens checked at a time
 _DTYPES: dict[str, np.dtype[np.unsignedinteger]] = {
     "uint16": np.dtype("<u2"),

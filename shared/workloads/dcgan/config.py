@@ -2,8 +2,8 @@
 
 This module does not import torch.
 
-An image of b x 2^n pixels with b from 4 to 7 grows from b x b in n doublings: 64 = 4 x 2^4, 32 = 4
-x 2^3, 28 = 7 x 2^2. Both networks get narrower by half with each doubling of the side. Names of
+A side of b x 2^n pixels with b from 4 to 7 grows from b in n doublings: 64 = 4 x 2^4, 32 = 4 x 2^3,
+28 = 7 x 2^2. Both networks get narrower by half with each doubling of the side. Names of
 tensors never change: old checkpoints stay readable.
 """
 
@@ -90,7 +90,7 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> DcganConfig:
-        """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
+        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
         return read_table(raw, cls, "[model]")
 
     def to_dict(self) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class DcganWork:
     def halve(self) -> int:
         """Halve the micro-batch; the running turn starts over.
 
-        Raises MemoryError when a smaller one would teach nothing.
+        Raises MemoryError after HALVINGS_MAX times, or when a smaller one would teach nothing.
         """
         if not self._may_halve:
             raise MemoryError(
@@ -196,7 +196,7 @@ class DcganWork:
         return found
 
     def restore(self, snapshot: Weights) -> None:
-        """Continue from a `snapshot`. Raises InvalidRunFile if it is another task's."""
+        """Continue from a `snapshot`. Raises InvalidRunFile if it does not fit this task."""
         own = {**dict(self._model.named_buffers()), "figures": self._figures}
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
         fits = len(counters) == 2 and 0 <= counters[0] <= self._job.steps and _HALVED in snapshot
@@ -223,7 +223,7 @@ class DcganWork:
         return self._portion // 2 >= self._least and len(self._halved) < HALVINGS_MAX
 
     def _follow(self) -> None:
-        """Split batches exactly as the audited machine did.
+        """Split batches exactly as the machine did whose task is recomputed.
 
         Raises BadRequest if no machine can have split them like this; MemoryError would blame this
         machine's memory.

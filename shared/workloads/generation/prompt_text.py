@@ -32,7 +32,7 @@ class PromptText:
         """Return the tokens of a prompt; for an empty prompt, the token that ends a text.
 
         Special tokens in the text count as such with `marks`, otherwise as plain text. Raises
-        InvalidRunFile for tokens that this model does not know.
+        InvalidRunFile for tokens unknown to the model, and for words without a tokenizer.
         """
         tokens = self._tokens(text, self._marking if marks else self._tokenizer)
         if any(token >= self.vocabulary for token in tokens):

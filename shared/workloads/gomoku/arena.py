@@ -116,7 +116,7 @@ class Arena:
 
     @property
     def idle(self) -> bool:
-        """Return True if no game is in progress and no plan is left."""
+        """Return True if no game is in progress."""
         return not self.seats
 
     def keys(self) -> set[str]:

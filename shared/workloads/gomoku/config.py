@@ -75,7 +75,7 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GomokuConfig:
-        """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
+        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
         return read_table(raw, cls, "[model]")
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GomokuOptions:
-        """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
+        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
         return read_table(raw, cls, "[task.options]")
 
 

@@ -41,7 +41,7 @@ class GomokuOpponent:
         """Compute the reply. Level 0 searches little and sometimes errs on purpose; level 2
         searches far.
 
-        Raises BadRequest when the game is over.
+        Raises BadRequest for an illegal move, or when the game is over.
         """
         position = Position(self._rules, moves)
         if position.over:

@@ -93,7 +93,7 @@ class PlayWork(ABC):
         return {}
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Return no snapshot: a short game is replayed after a restart with the same result."""
+        """Return no snapshot: a match is replayed after a restart with the same result."""
         return {}
 
     def restore(self, snapshot: Weights) -> None:  # noqa: B027 # a match restores nothing

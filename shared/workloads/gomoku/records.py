@@ -92,7 +92,7 @@ def counts(row: Sequence[int], cells: int) -> NDArray[np.int32]:
 
 
 def check(record: GameRecord, rules: BoardRules, manner: Manner) -> None:
-    """Replay the game and check each move by its visits. Raises InvalidGame: game, move, fault."""
+    """Replay the game and check each move by its visits. Raises InvalidGame with game and fault."""
     try:
         _check(record, rules, manner)
     except (InvalidGame, IllegalMove) as error:
@@ -171,7 +171,7 @@ class Positions(msgspec.Struct, frozen=True, kw_only=True):
 def positions(records: Sequence[GameRecord], rules: BoardRules) -> Positions:
     """Return all searched positions of `records` in order.
 
-    The records were checked on arrival; here only their lengths are, before memory is allocated.
+    The records were checked on arrival, and their lengths again before memory is allocated.
     Raises InvalidGame.
     """
     for record in records:

@@ -97,7 +97,7 @@ class Search:
         self._paths: list[_Paths] = []
 
     def start(self, boards: Boards, movers: NDArray[np.int8], noise: Floats | None = None) -> None:
-        """Search unfinished positions (G, A + 1); `noise` (G, A) is mixed into roots' priors."""
+        """Begin to search positions (G, A + 1); `noise` (G, A) is mixed into the roots' priors."""
         games = len(boards)
         self._roots = np.arange(games, dtype=np.intp) * self._per_game
         self._noise = noise if self.settings.noise > 0 else None

@@ -22,7 +22,7 @@ from shared.workloads.gomoku.records import GameRecord
 
 
 class Version(NamedTuple):
-    """Weights of a player."""
+    """Version of a player: its number, and the hash of its weights."""
 
     number: int
     sha256: str
@@ -41,7 +41,7 @@ class Half(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedGames(msgspec.Struct, frozen=True, kw_only=True):
-    """Started games of a task."""
+    """Games of a task so far, finished and in progress, and their versions."""
 
     seed: int
     following: int

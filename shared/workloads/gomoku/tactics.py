@@ -99,7 +99,7 @@ def kind_of(rules: BoardRules, board: NDArray[np.int8]) -> tuple[str, NDArray[np
 
 @lru_cache(maxsize=8)
 def suite(rules: BoardRules, each: int = EACH) -> TacticsSuite:
-    """Return `each` positions of every kind for this board, always the same."""
+    """Return up to `each` positions of every kind for this board, always the same."""
     found: dict[str, list[tuple[NDArray[np.int8], NDArray[np.bool_]]]] = {
         kind: [] for kind in KINDS
     }

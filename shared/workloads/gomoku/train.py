@@ -26,7 +26,7 @@ _ILLEGAL = -1e9
 
 
 def window(data: Data, config: GomokuConfig) -> Positions:
-    """Return all positions of the chunks of a task. Raises InvalidRunFile for unusable ones."""
+    """Return all positions of a task's chunks. Raises InvalidRunFile, InvalidGame."""
     records = []
     for index, chunk in enumerate(data.manifest.chunks):
         games = decode(data.chunk(index).read_bytes())

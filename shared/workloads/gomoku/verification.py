@@ -28,8 +28,8 @@ FIRST = 2  # positions of each game that are searched again
 MORE = 8  # further positions that are searched if one of them differs
 APART = 0.05  # total variation above which two distributions of visits are from different searches
 AGREE = 0.8  # share of a game's searched positions that must agree
-# Share and number of a file's first-searched positions that may differ: honest files have at most
-# 1 %, while a few invented moves in every game add up to more.
+# Share, plus a number, of a file's first-searched positions that may differ: honest files have at
+# most 1 %, while a few invented moves in every game add up to more.
 DIFFER, DIFFER_MIN = 0.04, 3
 
 

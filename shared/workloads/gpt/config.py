@@ -93,7 +93,7 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GptConfig:
-        """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
+        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
         return read_table(raw, cls, "[model]")
 
     def to_dict(self) -> dict[str, Any]:

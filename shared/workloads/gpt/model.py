@@ -16,7 +16,7 @@ from shared.workloads.gpt.config import GptConfig, schema
 from shared.workloads.training.dropout import SampleDropout, SampleKeys
 
 EPSILON = 1e-5  # epsilon of the norms
-ROTARY_BASE = 10_000.0  # the slowest pair turns once in about this many places
+ROTARY_BASE = 10_000.0  # the slowest pair turns by one radian in about so many places
 
 
 class Attention(nn.Module):

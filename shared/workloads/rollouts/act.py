@@ -80,8 +80,8 @@ class SavedGroups(msgspec.Struct, frozen=True, kw_only=True):
 class RolloutWork:
     """Rollouts on one device; see `Work` and `Actor`. A step is a problem, and so is a sample.
 
-    Unfinished groups start over after a pause, a restart or a lack of memory: the same seeds give
-    the same answers.
+    Unfinished groups start over after a pause, a restart or a lack of memory: a version gives the
+    same answers for the same seeds.
     """
 
     def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:

@@ -127,7 +127,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RolloutsConfig:
-        """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
+        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
         return read_table(raw, cls, "[model]")
 
 
@@ -190,7 +190,7 @@ class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RolloutsOptions:
-        """Check a table. Raises InvalidRunFile with the nearest known key for an unknown one."""
+        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
         if raw.get("group") == 1:
             raise InvalidRunFile(
                 "[task.options] group = 1: an answer is compared with the others of its group, so"

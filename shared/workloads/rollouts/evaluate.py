@@ -12,7 +12,7 @@ from shared.workloads.rollouts.byte_policy import ByteDecoder
 from shared.workloads.rollouts.config import Problems, RolloutsConfig
 from shared.workloads.rollouts.problems import END, Problem, decoded, encoded, reward
 
-PROBLEMS = 256  # number of held-out problems
+PROBLEMS = 256  # most held-out problems of a measurement
 SHOWN = 12
 SLOTS = 64
 
@@ -20,7 +20,7 @@ SLOTS = 64
 def answered(
     config: RolloutsConfig, weights: Weights, problems: list[Problem], stop: Callable[[], bool]
 ) -> list[list[int]]:
-    """Return the likeliest answer to each problem as tokens, the end included; `stop` cuts answers
+    """Return the greedy answer to each problem as tokens, its end included; `stop` cuts answers
     short.
     """
     batch = Batch(ByteDecoder(config, weights, min(SLOTS, len(problems)), "cpu"))
@@ -58,8 +58,8 @@ def evaluate(
     budget_s: float,
     stop: Callable[[], bool],
 ) -> dict[str, float]:
-    """Return the metrics of a version: the share of held-out problems that its likeliest answer
-    solves, and "loss", the remaining share.
+    """Return the metrics of a version: the share of held-out problems that its greedy answers
+    solve, and "loss", the remaining share.
     """
     ends_at = monotonic() + budget_s
     answers = answered(config, weights, problems, lambda: stop() or monotonic() > ends_at)

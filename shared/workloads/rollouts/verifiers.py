@@ -123,7 +123,7 @@ class Countdown(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer lists the items in order, separated by white space or commas; items of one
+    """An answer lists the items sorted, separated by white space or commas; items of one
     character need no separator.
     """
 
@@ -135,7 +135,7 @@ class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def right(self) -> list[str]:
-        """Return the items in order."""
+        """Return the items sorted, as texts."""
         whole = all(isinstance(each, int) for each in self.items)
         order = sorted(self.items, key=None if whole else str, reverse=self.descending)
         return [str(each) for each in order]

@@ -24,7 +24,7 @@ def to_host(value: Tensor) -> Tensor:
 
 
 def to_device(value: Tensor, device: str) -> Tensor:
-    """Return a host tensor on `device`; a GPU does not wait for it."""
+    """Return a host tensor on `device`; with CUDA the caller does not wait for the copy."""
     if device.startswith("cuda"):
         return value.pin_memory().to(device, non_blocking=True)
     return value.to(device)

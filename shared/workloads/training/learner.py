@@ -91,7 +91,7 @@ class Learner:
     def restore(self, snapshot: Weights) -> bool:
         """Continue from a `snapshot`.
 
-        Return False, with nothing changed, if it is another task's.
+        Return False, with nothing changed, if its tensors do not fit.
         """
         own = self._own()
         inner = {name[6:]: value for name, value in snapshot.items() if name.startswith("inner/")}

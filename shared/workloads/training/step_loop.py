@@ -1,7 +1,7 @@
 """Step loop of a task: optimiser steps over batches; a workload provides the batch and its loss.
 
 A step has `batch_size` samples whatever the size of a micro-batch: each adds its share to the
-gradient. Only reading the figures waits for a GPU, five times a second.
+gradient. Only reading the figures waits for a GPU, at most five times a second.
 """
 
 from __future__ import annotations
