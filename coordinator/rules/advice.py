@@ -58,7 +58,7 @@ def _unsteady(file: RunFile, plan: Plan) -> Iterator[str]:
 
 
 def too_short(file: RunFile, plan: Plan, samples: int, sample_size: int) -> tuple[str, ...]:
-    """Return a sentence for a run that ends within the phases of its plan."""
+    """Return a sentence for a run that leaves the plan's own optimiser too few versions."""
     lengths = phase_lengths(file, plan, samples, sample_size)
     if len(lengths) < 2:  # the plan has no phases, or the run has no end
         return ()

@@ -26,7 +26,7 @@ Kind = Literal["recompute", "audit"]
 Result = Literal["passed", "failed", "unproven"]
 
 FLOOR = 0.03  # least drawn share of an account's contributions on an open server
-# time to reveal evidence: once and again for each passed draw, and at most
+# time to reveal evidence: REVEAL_S, as much again for each passed draw, at most REVEAL_MAX_S
 REVEAL_S, REVEAL_MAX_S = 3600.0, 604_800.0
 KIND_CHARS_MAX = 16  # longest name of a class of devices
 HERE = "cpu"  # class of the device on which a server makes its recomputes

@@ -43,7 +43,7 @@ def new_code(chars: int, random: Random = secrets.randbelow) -> str:
 
 
 def derived(secret: bytes, chars: int) -> str:
-    """Return the code derived from a secret of 32 bytes, of at most `chars` letters."""
+    """Return the code of `chars` letters (at most 32) that derives from a secret of 32 bytes."""
     letters = iter(secret)
     return new_code(chars, lambda below: next(letters) % below)
 

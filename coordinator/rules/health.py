@@ -1,7 +1,7 @@
 """Health of a coordinator: its present troubles, worst first, each with a remedy.
 
-Most troubles are alerts that stand, as a server found them within half a minute. The others show
-only here: they pass by themselves, or no server runs to find them.
+Troubles are the alerts that stand, as a server found them within half a minute, and what the
+overview itself shows at this moment.
 """
 
 from __future__ import annotations

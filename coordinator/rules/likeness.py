@@ -50,7 +50,7 @@ WRITTEN_MIN = 0.999
 
 
 def difference(cosine: float, norm_ratio: float) -> float:
-    """Return the length of the difference of two updates, relative to the first."""
+    """Return the length of two updates' difference, relative to the divisor of `norm_ratio`."""
     if not (math.isfinite(cosine) and math.isfinite(norm_ratio)):
         return math.inf
     return math.hypot(norm_ratio - cosine, math.sqrt(max(0.0, 1.0 - cosine * cosine)))

@@ -34,7 +34,7 @@ _RESERVED = (
 )
 _BESIDE_LATIN = frozenset({"CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO"})
 
-# Every character on the left looks like the one on the right, in lower or upper case, in some
+# Every character on the right looks like the letter on the left, in lower or upper case, in some
 # common typeface.
 _ALIKE_ROWS = {
     "a": "аαɑⲁᎪ", "b": "ЬьвΒβƅʙᏏ", "c": "сϲⲥᏟ", "d": "ԁժᎠ", "e": "еєεҽɛᎬ", "f": "ғƒꞙϝ",
@@ -151,7 +151,7 @@ def alternatives(name: str) -> Iterator[str]:
 
 
 def suggestion(name: str, taken: Callable[[str], bool]) -> str:
-    """Return the nearest free name; `taken` returns True for a skeleton in use."""
+    """Return the nearest free name; `taken` is True for a skeleton in use. Raises InvalidName."""
     for other in alternatives(name):
         if not taken(skeleton(other)):
             return other

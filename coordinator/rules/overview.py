@@ -92,7 +92,7 @@ class WorkerLine(OverviewPart, frozen=True, kw_only=True):
     run: str = ""
     good: int = 0  # contributions of the window that were found good
     refused: int = 0
-    failures: int = 0  # tasks that it gave back as failed, or let time out
+    failures: int = 0  # tasks that it failed, or let time out
 
 
 class MergeLine(OverviewPart, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """Reports of a worker about itself, cut to size before they are stored.
 
-No report is believed; some are shown to people.
+Reports size a worker's tasks, but decide no pay; some are shown to people.
 """
 
 from __future__ import annotations

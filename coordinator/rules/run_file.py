@@ -55,7 +55,7 @@ class TaskSettings(Settings):
         3  # failures by distinct volunteers after which the task is discarded
     )
     max_timeouts: Annotated[int, Meta(ge=1, le=10_000)] = 8
-    # leases that one worker may hold: one in work, one prefetched
+    # leases that one device may hold: one in work, one prefetched
     in_flight: Annotated[int, Meta(ge=1, le=16)] = 2
     options: dict[str, Any] = {}  # options of the workload
 
@@ -78,7 +78,7 @@ class ValidationSettings(Settings):
     norm_room: Factor = 2.0
     # a norm up to this many times that limit is scaled down to it, not refused
     clip_until: Annotated[float, Meta(ge=1, le=1e9)] = 1.0
-    loss_limit: Factor = 3.0  # a reported loss above this many times the global one is refused
+    loss_limit: Factor = 3.0  # a reported loss above this many times the newest one is refused
 
 
 class CreditSettings(Settings):

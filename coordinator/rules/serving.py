@@ -1,7 +1,7 @@
 """Prices, tiers and conversations of answered prompts: pure.
 
-A token costs a forward pass, 2 FLOPs a parameter, at the price that the run pays for training, so
-that a second of a device costs the asker what it earns its owner.
+A token costs a forward pass, 2 FLOPs a parameter, at a multiple of the price that the run pays for
+training. At 1, a second of a device costs the asker what training would earn its owner.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     cohort: Sequence[float]  # norm by effort of each volunteer, see `voices`
     loss: float | None  # loss of the newest evaluated version
     parameters: int
-    replayed: bool  # the same bytes were submitted for another task
+    replayed: bool  # the same bytes were submitted for another task, or another part of it
 
 
 def measure(path: Path, schema: Schema, codec: str) -> Measurement:

@@ -38,8 +38,8 @@ def shares(voices: Sequence[Voice]) -> list[float]:
     """Return a weight for each voice, at most its own, so that the limits above hold.
 
     Vetted voices and those on probation are limited separately, then all on probation together.
-    Both limits of one part cannot always hold (four volunteers of whom three share a network); then
-    only the limit on volunteers applies.
+    Both limits of one part cannot always hold (three volunteers share a network, a fourth has all
+    others); then only the limit on volunteers applies.
     """
     weights = [0.0] * len(voices)
     for vetted in (True, False):
