@@ -1,7 +1,7 @@
-"""Audits: recomputes that a vetted volunteer makes for another, as paid tasks, when the server's
-backlog is long.
+"""Audits: recomputes that a vetted volunteer makes for another, as paid tasks, when they wait long
+or are too large for the server.
 
-    open       the task waits for a randomly chosen auditor, or for the server
+    open       the task waits for the first suitable auditor, or for the server
     answered   with sums of the result, which the server compares with the update's. If they agree,
                the work passes. If they differ, and for a share of the agreeing answers, the
                organiser recomputes the task, which settles both the work and the answer
@@ -79,7 +79,7 @@ class Audits(PlatformService):
             await watch.wait(POLL_S)
 
     async def open(self) -> int:
-        """Offer recomputes that have waited long to volunteers; return their number."""
+        """Offer volunteers the recomputes that waited long or are large; return their number."""
         now = self._clock.now()
         await self._db.write(lambda conn: audits.tidy(conn, now))
         opened = 0
@@ -122,7 +122,7 @@ class Audits(PlatformService):
     async def _compared(
         self, seed: int, checked: ContributionRow, run: RunRow, sums: bytes
     ) -> Likeness | None:
-        """Compare the answered sums with the update's; return None if the update is gone."""
+        """Compare the answered sums with the update's; return None if its files cannot be read."""
         try:
             said = recomputes.commitment_of(checked)
             names = (checked.sha256, said.kept, said.residual)

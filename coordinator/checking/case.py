@@ -125,7 +125,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
         return rules.comparable(worker, on) and not self.job.halved
 
     async def data(self, blobs: Local) -> LocalData:
-        """Return the chunks of the task, as files."""
+        """Return the chunks and other files of the task. Raises NotFound for a deleted one."""
         manifest, more = self.manifest, self.files
         names = [manifest.chunks[index].sha256 for index in self.chunks]
         names += [asset.sha256 for asset in (*manifest.assets.values(), *more.values())]
@@ -139,7 +139,7 @@ def _dataset(conn: Connection, run: RunRow) -> DatasetManifest | None:
 
 class Draws:
     """Random draws of contributions to recompute, made with the server's secret. `usual` is the
-    least probability if a run file names none.
+    least probability of a draw in any run.
     """
 
     def __init__(self, key: SigningKey, usual: float) -> None:

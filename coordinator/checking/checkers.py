@@ -33,7 +33,7 @@ _KIND = re.compile(r"[a-z]{1,16}")
 
 
 class CheckerOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to a checker that asks for work; None if no recompute waits."""
+    """Answer to a checker that asks for work; `task` is None if no recompute waits."""
 
     task: RecomputeTask | None
 
@@ -65,7 +65,7 @@ class Checkers(PlatformService):
 
     async def take(self, name: str, machine: ComputeDevice, hold: str) -> CheckerOffer:
         """Return a recompute, leased under the name `hold`; a repeated request gets the same.
-        Raises BadRequest.
+        Raises BadRequest, Conflict.
         """
         if not _HOLD.fullmatch(hold):
             raise BadRequest("a hold is named by 32 hexadecimal digits")
@@ -96,7 +96,7 @@ class Checkers(PlatformService):
             return None
 
     async def renew(self, contribution: int, hold: str) -> bool:
-        """Renew a checker's hold; return False if another holds the recompute by now."""
+        """Renew a checker's hold; return False if another has the recompute, or it is done."""
         now = self._clock.now()
         return await self._db.write(lambda conn: recomputes.renew(conn, contribution, hold, now))
 
@@ -104,7 +104,7 @@ class Checkers(PlatformService):
         self, contribution: int, hold: str, on: ComputeDevice, made: CheckerOutcome
     ) -> CheckerVerdict:
         """Settle a recompute by a checker's report, or give it back to other checkers. Raises
-        Conflict if another holds it by now.
+        Conflict if another holds it by now, NotFound for an unknown one.
         """
         row = await self._held(contribution, hold)
         if made.found is None and not made.unusable:

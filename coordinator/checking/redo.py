@@ -87,7 +87,7 @@ class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine_of(device: str) -> tuple[str, ComputeDevice]:
-    """Return name, class and model of a device, "auto" the fastest. Raises Configuration."""
+    """Return name, class and model of a device; "auto": an accelerator. Raises Configuration."""
     import torch
 
     if device == AUTO:
@@ -282,7 +282,7 @@ def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:
 
 def state_cosine(ours: Weights, theirs: Weights) -> float:
     """Return the lowest likeness of the kinds of state ("exp_avg", "exp_avg_sq"), each a cosine
-    times the ratio of lengths; -1 if a tensor is missing or has another shape.
+    times the ratio of lengths; -1 if a tensor is missing, of another shape, or differs in integers.
     """
     sums: dict[str, list[float]] = {}
     for name, mine in ours.items():
