@@ -330,7 +330,7 @@ class Volunteers:
         )
 
     async def trust(self) -> TrustReport:
-        """Return the standing of every account and the results of its checks."""
+        """Return the standings of the accounts and the results of their checks."""
         now = self._clock.now()
         return await self._db.read(lambda conn: standings.report(conn, now))
 
@@ -347,7 +347,7 @@ class Volunteers:
         return await self._db.read(read)
 
     async def ban(self, who: str, reason: str = "") -> str:
-        """Ban an account; return its id. Earned credits stay. Raises NotFound."""
+        """Ban an account; return its id. Earned credits stay. Raises NotFound, Forbidden."""
         now = self._clock.now()
         return await self._shut_out(
             lambda conn: suspension.ban(conn, _find(conn, who), reason, now)
@@ -405,7 +405,7 @@ class Volunteers:
         return suspension.explained(row.suspended_reason, self._settings.contact)
 
     async def rename(self, who: str, nickname: str) -> str:
-        """Rename an account; return the stored name. Raises NotFound, InvalidName."""
+        """Rename an account; return the stored name. Raises NotFound, InvalidName, Forbidden."""
         name, now = nicknames.normal(nickname), self._clock.now()
         key = nicknames.skeleton(name)
 
@@ -421,7 +421,7 @@ class Volunteers:
         return await self._write(change)
 
     async def reissue(self, who: str) -> NewCode:
-        """Revoke all secrets of an account; return a one-day code that admits its owner again."""
+        """Revoke all secrets and keys of an account; return a one-day code for its owner."""
         now = self._clock.now()
         code, until = codes.new_code(codes.INVITE_CHARS), now + REISSUE_S
         hashed = codes.code_hash(code)

@@ -78,7 +78,7 @@ class ApiKeys:
         self._gift_micro = round(settings.gift_credits_per_day * MICRO)
 
     async def sign_in(self, key: str) -> Asker:
-        """Return the account of a key. Raises Unauthorized, or Forbidden for a banned account."""
+        """Return a key's account. Raises Unauthorized, Forbidden for one banned or suspended."""
         hashed, now = _hash(key), self._clock.now()
         found = await self._db.read(lambda conn: api_key_rows.by_hash(conn, hashed))
         if found is None:
@@ -161,8 +161,8 @@ class ApiKeys:
     async def give(self, principal: Principal, request: GiveRequest) -> Given:
         """Move earned credits to another account, named by nickname or id.
 
-        Raises NotFound, Forbidden for a suspended giver, too little credit or a spent daily cap,
-        TooManyRequests.
+        Raises NotFound, BadRequest, Forbidden for a suspended giver, too little credit or a spent
+        daily cap, TooManyRequests, Conflict for a used id.
         """
         codes.check_id("gift", request.id)
         now, to = self._clock.now(), nicknames.skeleton(request.to[:256])

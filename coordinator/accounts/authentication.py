@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
-CACHE_S = 0.5  # a ban by another process takes effect after this time
+CACHE_S = 0.5  # a ban by another process takes effect within this time
 # validity of a cached worker; then a machine that another process signed off is online again
 AGAIN_S = 60.0
 CACHE_MAX = 20_000  # workers that are cached

@@ -101,7 +101,7 @@ class Leaderboard:
             return None
         before = bisect_left(found.public, -mine[0])
         since = self._clock.monotonic() - SHOWN_S
-        for who, (public, at) in self._shown.items():  # changed since the standings were read
+        for who, (public, at) in self._shown.items():  # may be newer than the standings
             micro, was_public = found.earned.get(who, (0, False))
             if at > since and micro > mine[0]:
                 before += public - was_public

@@ -73,7 +73,7 @@ def check(request: RegisterRequest) -> None:
 def register(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registered:
-    """Return this worker's account, or a new one. Raises Forbidden, InvalidCode, InvalidName, Unauthorized."""
+    """Return this worker's account, or a new one. Raises the errors of a refused registration."""
     known = store.credentials(conn, request.worker_id)
     if known is None:
         made = _admit(conn, request, admission, now)
@@ -231,7 +231,7 @@ def _told(request: RegisterRequest) -> dict[str, Any]:
 def _again(
     conn: Connection, known: Credentials, request: RegisterRequest, now: float
 ) -> Registered:
-    """Register a known worker again; only its report is updated."""
+    """Repeat a known worker's registration: its report and consents are updated, it is online."""
     authorise(known, request.secret)
     store.set_worker(conn, known.worker_id, state="online", last_seen_at=now, **_told(request))
     _agree(conn, known.volunteer_id, request.accepts, now)
@@ -239,8 +239,8 @@ def _again(
 
 
 def authorise(known: Credentials | None, secret: str) -> Credentials:
-    """Raise Unauthorized or Banned unless this is the worker's secret; the check takes equally long
-    for an unknown worker.
+    """Return the credentials if the secret is right. Raises Unauthorized, or Banned for a banned or
+    forgotten account. The check takes equally long for an unknown worker.
     """
     stored = known.secret_hash if known else codes.secret_hash("")
     right = codes.same(codes.secret_hash(secret), stored)

@@ -45,7 +45,7 @@ class Reversals:
         self._clock = clock
 
     async def of_volunteer(self, who: str, since: float, reason: str) -> Reversal:
-        """Reverse all credits of contributions since `since`. Raises NotFound, BadRequest."""
+        """Reverse the pay of contributions received since `since`. Raises NotFound, BadRequest."""
         why = reason_of(reason)
         key = nicknames.skeleton(who[:256])
         found = await self._db.read(lambda conn: store.find(conn, who[:256], key))

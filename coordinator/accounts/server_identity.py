@@ -74,7 +74,7 @@ class ServerIdentity(PlatformService):
 
     async def set_address(self, address: ServerAddress) -> None:
         """Store the address of the server that starts, for join links that other processes print,
-        and whether it admits strangers, for the runs that they create; log the settings that
+        and whether it admits strangers, for the runs that they create; record the settings that
         changed since the last start.
         """
         self.address = address

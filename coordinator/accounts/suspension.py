@@ -1,4 +1,4 @@
-"""Suspension or ban of an account until the organiser lifts it; forfeit of a stake without them.
+"""Suspension or ban of an account until the organiser lifts it; forfeit of a stake without either.
 
 The organiser's commands and failed checks call these functions within their transactions.
 """

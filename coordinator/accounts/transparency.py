@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from coordinator.accounts.accounts import Principal
     from coordinator.database.engine.open_database import Database
 
-SEAL_S = 5.0  # a payment has its receipt after this time
+SEAL_S = 5.0  # wait between two sealings: a payment has its receipt after the next one
 BATCHES_MAX = 50  # batches of one call: the leaves of a long history are made by several calls
 
 log = structlog.get_logger("record")
@@ -104,14 +104,14 @@ class Transparency:
         return SignedHead(payload=payload.decode(), signature=self._key.sign(payload).hex())
 
     async def inclusion(self, leaf: int | None, size: int | None) -> TreeProof:
-        """Return the proof that a leaf is in the record of `size` entries. Raises NotFound."""
+        """Prove that a leaf is in the record of `size` entries. Raises NotFound, BadRequest."""
         if leaf is None or size is None:
             raise BadRequest("a proof of inclusion needs a leaf and a size: ?leaf=3&size=8")
         hashes = await self._db.read(lambda conn: store.inclusion(conn, leaf, size))
         return _proof(size, hashes)
 
     async def consistency(self, old: int | None, new: int | None) -> TreeProof:
-        """Return the proof that a record begins with an older one. Raises NotFound."""
+        """Prove that a record begins with an older one. Raises NotFound, BadRequest."""
         if old is None or new is None:
             raise BadRequest("a proof of consistency needs two sizes: ?old=3&new=8")
         hashes = await self._db.read(lambda conn: store.consistency(conn, old, new))
