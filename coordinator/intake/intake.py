@@ -1,5 +1,5 @@
-"""Intake of contributions: stored first, then checked off the event loop, then decided, each step
-in one transaction.
+"""Intake of contributions: stored in one transaction, checked off the event loop, and decided in
+another transaction.
 
     submit ── received durably (checking) ──> measured in a thread ──> accepted: pending credit, task done
                                                                   └──> rejected: reason, task back in the queue
@@ -133,8 +133,8 @@ class Intake(PlatformService):
         """Store and check one contribution; return its number, and whether it is new.
 
         A submission with the same key and content is always the same contribution. Raises NotFound
-        for another account's task or upload, Gone if another worker holds the task by now, Conflict
-        for the same key with other content, BadRequest for an unknown codec.
+        for another account's task, Gone if another worker holds it by now, Cancelled if its run has
+        ended, Conflict for other content, OffsetMismatch for missing bytes, BadRequest.
         """
         if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
             raise BadRequest("part or tries is out of range")
@@ -300,8 +300,8 @@ class Intake(PlatformService):
     def _take(
         self, conn: Connection, taken: Sequence[_Taken], changes: Sequence[TrustChange]
     ) -> None:
-        """Post the pending credit of accepted contributions, and change trust; kinds that are never
-        merged are paid at once.
+        """Post the pending credit of contributions that were not rejected, and change trust;
+        superseded ones are paid at once.
         """
         now = self._clock.now()
         gains = [

@@ -4,7 +4,7 @@ then stored as a blob.
 Memory stays constant for any size: at most two batches of an upload are in memory, one being
 received and one being hashed and written in a thread. There is one writer at a time; a newer
 request ends the older one, because the client has given the older one up. A running upload is a
-file, or rows of pieces in an object store, so that any replica can continue it.
+file, or pieces in an object store, so that any replica can continue it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 BATCH_BYTES = 2 << 20
 # an upload, or its rest, up to this size is received whole before it is written
 SMALL_BYTES = 256 << 10
-UPLOAD_TTL_S = DAY_S  # an unfinished upload is deleted after this time
+UPLOAD_TTL_S = DAY_S  # an upload that is not submitted by then is deleted; evidence stays longer
 WAITING_MAX = 1024  # uploads of one volunteer that are not submitted yet
 PLACE_MAX = 2  # uploads of one part: a volunteer that lost its file may compute it again once
 UNVETTED_SHARE = 0.5  # share of the free disk above the floor for all unvetted volunteers together
@@ -180,8 +180,8 @@ class Uploads(PlatformService):
     async def create(self, principal: Principal, request: UploadRequest) -> UploadInfo:
         """Grant an upload to the holder of a lease; a repeated request finds the same upload.
 
-        Raises Gone if another worker holds the task, TooLarge beyond the grant, TooManyRequests
-        beyond the quota.
+        Raises NotFound, Gone, Cancelled for a lost lease, TooLarge beyond the grant, Conflict,
+        TooManyRequests beyond the quota, StorageFull, BadRequest.
         """
         check_name(request.sha256)
         if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
@@ -507,7 +507,7 @@ class Uploads(PlatformService):
         return self._view(row, row.size, complete=True)
 
     async def _store_all(self, rows: Sequence[UploadRow]) -> list[None]:
-        """Mark uploads complete and announce complete evidence, though their senders have left."""
+        """Mark uploads complete and announce complete evidence, even if their senders have left."""
         if await self._db.write(lambda conn: self._store(conn, rows)):
             self._signals.notify("recomputes")
             self._signals.notify("queue")  # the sending machine may be leased tasks again
@@ -530,8 +530,8 @@ class Uploads(PlatformService):
             await in_pool(lambda path: path.unlink(missing_ok=True), self._path(upload_id))
 
     async def expire(self) -> int:
-        """Delete uploads past their time or lease, and files without a row; return the number of
-        rows.
+        """Delete uploads past their time or lease, and files unchanged for two days; return the
+        number of uploads.
         """
         now = self._clock.now()
 

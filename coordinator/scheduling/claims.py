@@ -117,7 +117,7 @@ class ClaimTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     leases_max: int  # most leases of one volunteer
     contact: str = ""
-    drawn: float = 0.0  # least drawn share of the contributions, where a run names none
+    drawn: float = 0.0  # least drawn share of the contributions of any run
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -157,7 +157,7 @@ class Claims:
         self.waiting = 0  # unanswered claims
 
     async def claim(self, principal: Principal, request: ClaimRequest) -> ClaimReply:
-        """Return a lease as soon as there is one for this worker, or after `wait_s` the reason why
+        """Return a lease as soon as there is one for this worker, or within `wait_s` the reason why
         there is none.
 
         The same `claim_id` gets the same lease while it lives. Raises BadRequest, and Banned or

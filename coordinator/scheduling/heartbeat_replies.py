@@ -1,7 +1,7 @@
 """Replies to heartbeats: orders about tasks, the state of the runs, unseen verdicts.
 
-Most heartbeats read no database: renewals are gathered in memory, the state of the runs is cached
-for a second, and verdicts are queried only if there are new ones.
+Renewals are gathered in memory, and the state of the runs is cached for a second. Verdicts are
+queried only if the newest of all is unseen or recent.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Heartbeats:
         _remember(self._told, principal.worker_id, until)
 
     def news(self, conn: Connection, principal: Principal, since: int) -> VerdictNews:
-        """Return a worker's verdicts and its owner's balances; `sent` is called once they are sent."""
+        """Return a worker's verdicts and its owner's balances; call `sent` once they are sent."""
         recent_at = self._clock.now() - RECENT_S
         worker = principal.worker_id
         sent = Counter(self._sent.get(worker))

@@ -1,6 +1,6 @@
-"""Heartbeats, answered from memory and written in one statement a second.
+"""Heartbeats, answered from memory and written together once a second.
 
-Leases missing from memory are read once. Changes made elsewhere (another replica, a command, the
+Leases missing from memory are read. Changes made elsewhere (another replica, a command, the
 end of a run) show with the next write, or with the regular comparison with the database.
 """
 
@@ -54,7 +54,7 @@ class Renewals:
         self._compared_at = clock.now()
 
     def hold(self, row: TaskRow) -> None:
-        """Add a lease that was just made or begun."""
+        """Add a lease that was just made, begun or read."""
         now = self._clock.now()
         self._held[row.id] = _HeldLease(row, now, row.renew_by or now)
 
