@@ -75,7 +75,7 @@ class Replay(PlatformService):
             await watch.wait(POLL_S)
 
     async def tend(self, run_id: int) -> bool:
-        """Seal full chunks, make due tasks, rate new matches. Return True if more work is due."""
+        """Seal due chunks, rate new matches, add due tasks. Return True if there is new work."""
         spec = self._specs.get(run_id)
         if spec is None:
             spec = await self._db.read(lambda conn: lease_message.read_spec(conn, run_id))

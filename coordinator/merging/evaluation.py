@@ -1,5 +1,5 @@
-"""Evaluation of versions on held-out data after the merge, one at a time, always the newest that
-waits; it chooses a run's `best` version.
+"""Evaluation of versions on held-out data after the merge, one at a time: version 0 first, then the
+newest that waits; it chooses a run's `best` version.
 
 The measurement runs in a process or thread of `Compute`. Version 0 is always measured, so that
 every run has a first loss.
@@ -90,7 +90,7 @@ class Evaluation(PlatformService):
             stopper.cancel()
 
     async def evaluate_next(self) -> bool:
-        """Measure the newest waiting version. Return False if none waits."""
+        """Measure the next waiting version, or suites left over; return False if nothing waits."""
         # Look without a write transaction first, since every new version calls this.
         waits, left = await self._db.read(self._look)
         if not waits:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 RECENT = 20  # newest ancestors of the head that are examined
-SHARE = 0.2  # share of a version's weight from which on a rollback is proposed
+SHARE = 0.2  # share of a version's weight above which a rollback is proposed
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     version: int  # first version that is spoilt
-    share: float  # share of its weight that suspended accounts contributed
+    share: float  # share of its weight that discredited contributions had
     to: int
 
     @property

@@ -5,7 +5,7 @@ job.
                                            │    or in shards, each a job of its own (shard_jobs.py)
                                            └──> failed twice: each tried alone, culprits set aside
 
-Whatever fails before the transaction leaves no trace but two scratch files.
+Whatever fails before the transaction leaves only files to which nothing refers.
 """
 
 from __future__ import annotations
