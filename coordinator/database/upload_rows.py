@@ -1,4 +1,4 @@
-"""Uploads: files of a lease or evidence that a worker may send. A submission removes its own.
+"""Uploads: files that a worker sends for a lease or as evidence. A submission removes its own.
 
 The file, not a row, shows how many bytes have arrived.
 """
