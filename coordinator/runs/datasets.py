@@ -41,7 +41,7 @@ class Datasets(PlatformService):
     async def add(self, build: Build, skipped: Skipped | None = None) -> DatasetManifest:
         """Run `build(put)` in a thread, store every chunk that it puts, then register the manifest.
 
-        The files in `skipped` are stored for the listing. Raises InvalidRunFile.
+        The sentences in `skipped` are stored for the listing. Raises InvalidRunFile, Conflict.
         """
         loop = asyncio.get_running_loop()
 
@@ -145,7 +145,7 @@ class Datasets(PlatformService):
         return await self._db.read(datasets.every)
 
     async def skipped(self, dataset_id: int) -> tuple[str, ...]:
-        """Return the files that a dataset's build skipped, with the reasons; at most a thousand."""
+        """Return the sentences about the files that a dataset's build skipped."""
         return await self._db.read(lambda conn: datasets.skipped(conn, dataset_id))
 
     async def manifest(self, name: str) -> DatasetManifest:

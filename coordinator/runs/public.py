@@ -110,11 +110,11 @@ class PublicVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
-    """Action of the organiser on a run, or an announcement."""
+    """Start, pause, resumption or end of a run, or an announcement."""
 
     at: float
     what: str  # "paused", for example; "" for an announcement
-    text: str  # reason of the action
+    text: str  # reason of the change, or the announcement
 
 
 class PublicRuns:
@@ -190,7 +190,7 @@ class PublicRuns:
         return await self._story.get(run.id, lambda: self._db.read(read))
 
     async def news(self, run: RunRow, announced: Sequence[Announcement]) -> tuple[News, ...]:
-        """Return the organiser's actions on a run, and the announcements, newest first."""
+        """Return the starts, pauses and ends of a run, and the announcements, newest first."""
 
         def read(conn: Connection) -> list[News]:
             lines = record.about(conn, run.name, TOLD, NEWS)

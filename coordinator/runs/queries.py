@@ -230,7 +230,7 @@ class RunQueries:
         return await self._db.read(lambda conn: cost(conn, runs.by_name(conn, name).id))
 
     async def manifest(self, name: str, version: int | None = None) -> SignedManifest:
-        """Return the signed manifest of a version, or of the head, with its expiry extended."""
+        """Return the signed manifest of a version, or of the head; an old one is signed anew."""
 
         def read(conn: Connection) -> SignedManifest:
             run = runs.by_name(conn, name)

@@ -16,7 +16,7 @@ _FOLDER = files("coordinator.runs") / "recipes"
 
 
 class RunRecipe(msgspec.Struct, frozen=True, kw_only=True):
-    """Run file to copy; `about` is the first sentence of its comments."""
+    """Run file to copy; `about` is the first line of its comments."""
 
     name: str
     about: str

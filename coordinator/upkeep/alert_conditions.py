@@ -162,7 +162,7 @@ class PublicAddress:
         except urllib.error.HTTPError as error:
             failure = f"answers {error.code}" if error.code >= 500 else ""
             error.close()
-        # the name cannot be looked up
+        # no connection, no valid reply, or a name that cannot be looked up
         except (OSError, http.client.HTTPException, ValueError) as error:
             said = why(error) if isinstance(error, OSError) else repr(error)
             failure = f"does not answer ({said})" if self._reached else ""

@@ -1,8 +1,8 @@
 """Alerts to the organiser: a line in the log, a POST to `alert_webhook`.
 
-Each alert is sent once, and once more when it is over. Lasting and undelivered alerts are one value
-in the database, so that a restart neither repeats nor forgets one, and only one of several replicas
-sends it. A failed delivery is retried for some hours.
+Each alert is sent once, again for a newer event, and when it is over. Lasting and undelivered
+alerts are one value in the database, so that a restart neither repeats nor forgets one, and only
+one of several replicas sends it. A failed delivery is retried for some hours.
 """
 
 from __future__ import annotations

@@ -336,8 +336,8 @@ def check_files(source: Path, listed: BackupList, known: Container[str] = ()) ->
 async def restore(settings: Settings, source: Path) -> BackupSummary:
     """Verify a backup, then fill a new data directory and an empty database with it.
 
-    Raises Configuration for a damaged backup, Conflict when there is something already. A failed
-    check changes nothing.
+    Raises the errors of `read_list` and `check_files`, Conflict when there is something already,
+    StorageFull. A failed check changes nothing.
     """
     listed = await in_pool(read_list, source)
     await in_pool(check_files, source, listed)

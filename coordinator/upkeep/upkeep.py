@@ -79,7 +79,7 @@ class Upkeep(PlatformService):
     # --- the end of a run ---
 
     async def end_runs(self) -> int:
-        """Complete the runs whose `[stop]` is reached."""
+        """Complete the runs whose `[stop]` is reached; return their number."""
         due = await self._db.read(self._due_to_end)
         ended = (
             await self._db.write(lambda conn: [self._end(conn, run_id) for run_id in due])
@@ -170,7 +170,7 @@ class Upkeep(PlatformService):
 
 
 def _forget_parts(conn: Connection, before: float) -> None:
-    """Delete parts of abandoned merges, and states of pruned versions."""
+    """Delete the parts of merges whose lease ended, and the lists of pruned versions' states."""
     merge_jobs.drop_old(conn, before)
     merge_jobs.drop_states(conn, versions.blobs_in_use(conn))
 
