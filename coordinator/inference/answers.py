@@ -245,7 +245,7 @@ class Answers:
     async def text(self, model: Servable, wish: TextPrompt) -> AsyncIterator[AnswerStream]:
         """Answer a prompt within the block; at its end, the generated tokens are settled.
 
-        Raises Wrong, InsufficientQuota, TooManyRequests, Unavailable without an engine.
+        Raises Wrong, Forbidden, InsufficientQuota, TooManyRequests, Unavailable without an engine.
         """
         if model.items != TEXT_ITEMS:
             raise Wrong(f'the model "{model.name}" does not write text', "model")

@@ -1,7 +1,7 @@
 """Built-in inference engine: versions answer in a process of its own.
 
-The process starts with the first prompt. When it dies, its running answers raise Unavailable. A
-later prompt starts it again, after a wait that doubles with each death in a row.
+The process starts with the first prompt. When it dies, its running answers raise Unavailable, and
+so do prompts for a time that doubles with each death in a row. The next prompt starts it again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ log = structlog.get_logger("inference")
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of the process: its threads and memory."""
+    """Limits of the process, threads and memory, and its device."""
 
     threads: int = 0  # 0 = half the cores
     memory_bytes: int = 0  # 0 = half of the memory

@@ -120,7 +120,7 @@ class Meter:
         return len(self._live)
 
     async def begin(self, order: MeteredRequest) -> Metered:
-        """Hold a request's highest price. Raises InsufficientQuota, TooManyRequests, Forbidden."""
+        """Check a request's rights and limits, and hold its highest price. Raises the refusal."""
         metered = Metered(secrets.token_hex(16), self._clock.monotonic(), order)
         now = self._clock.now()
         self._live[metered.id] = metered
@@ -208,7 +208,7 @@ class Meter:
     def _check_caps(
         self, conn: Connection, order: MeteredRequest, open_now: UnderWay, worst: int, now: float
     ) -> None:
-        """Raise InsufficientQuota if the credit, or the cap of key or day, is too small."""
+        """Raise InsufficientQuota if credit or a cap is too small, Unauthorized for a dead key."""
         asker = order.asker
         have = payments.balances(conn, asker.volunteer_id).earned_micro
         if have < worst:

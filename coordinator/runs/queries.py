@@ -317,7 +317,7 @@ class RunQueries:
 
 
 def merging_text(needs: int, merge_in_s: float | None) -> str:
-    """Return the public sentence on the next merge: "merging after 2 more updates or 3:12"."""
+    """Return the sentence on the next merge: "merging after 2 more contributions or 3:12"."""
     if needs <= 0:
         return "merging now"
     text = f"merging after {needs} more contribution{'s' if needs > 1 else ''}"

@@ -292,7 +292,7 @@ def summary(path: Path | str, listed: BackupList) -> BackupSummary:
 
 
 def read_list(source: Path) -> BackupList:
-    """Return a backup's verified list. Raises BadRequest without one, Configuration if damaged."""
+    """Return a backup's verified list. Raises BadRequest, Configuration or BadSignature."""
     try:
         payload = (source / LIST).read_bytes()
         signature = bytes.fromhex((source / SIGNATURE).read_text(encoding="ascii").strip())

@@ -108,7 +108,7 @@ class Call(Generic[Body]):
         return int(text)
 
     def query(self, name: str) -> str:
-        """Return a query parameter, or ""."""
+        """Return a query parameter, or "". Raises BadRequest for a query string out of bounds."""
         if self._query is None:
             raw = self.scope.get("query_string", b"").decode("latin-1")
             try:
@@ -207,7 +207,7 @@ def json_reply(value: Any, status: int = 200, headers: tuple[tuple[str, str], ..
 
 
 def error_reply(error: VolunteerError, request_id: str) -> Reply:
-    """Return a refusal in the form that all endpoints share."""
+    """Return a refusal in the form of all endpoints but those below /v1."""
     body = ErrorBody(
         code=error.code,
         message=error.message,
