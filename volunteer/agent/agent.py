@@ -1,7 +1,7 @@
 """Agent of the volunteer: finds its devices, runs a loop for each, sends heartbeats and results,
-and shuts down in order.
+and ends all loops.
 
-The agent emits events and never draws; commands come as `pause`, `resume`, `finish` and `stop`.
+The agent emits events and never draws; commands are methods, such as `pause` and `stop`.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class Agent:
         self._watcher.request_balance()
 
     async def measure(self, device: str, *, quick: bool) -> None:
-        """Benchmark a device again, after its present task. Raises Configuration if not lent."""
+        """Benchmark a device after its present task. Raises Configuration for an unusable one."""
         chosen = choose(device or "auto", self._hub.status.devices)[0]
         trainer = self._trainers.get(chosen.id) or self._thread(chosen.id)
         await self._benchmarks.measure(chosen, trainer, quick=quick)
@@ -228,7 +228,7 @@ class Agent:
     async def run(self, demanded: tuple[str, ...] = ()) -> int:
         """Work until the agent ends or nothing can continue. Return the exit code.
 
-        `demanded` are runs named on the command line; without access to them no work begins.
+        `demanded` are runs named on the command line; no work begins if one is unknown.
         """
         life = self._life
         try:

@@ -61,7 +61,7 @@ class Answering:
                 work = await self.place.life.unless(lambda: self._free() is None, offer)
                 if work is not None and work.task is not None:
                     await self._answer(work.task)
-            # the reply of a coordinator that has no such work
+            # the account is not vetted, or the coordinator has no such work
             except (Forbidden, NotFound) as error:
                 if not self._told:
                     self._told = True

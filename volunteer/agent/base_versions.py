@@ -55,7 +55,7 @@ class BaseVersions:
         """Bind the base of a lease and fetch its weights, which are kept until `stack` closes.
 
         The base is the newest version, or the one from before a restart. Returns None if `known`
-        is already the newest. Raises Gone, BadSignature, InvalidFrame.
+        is already the newest. Raises Gone, BadSignature, OlderVersion, InvalidFrame.
         """
         lease, before = held.lease, held.stored.begun
         if lease.in_step and before is None:

@@ -84,7 +84,7 @@ class Benchmarks:
         return next((b.step_flops for b in self._remembered() if b.device == device), 0.0)
 
     async def publish(self) -> None:
-        """Report this machine's hardware, speed and workloads, which determine the size of its
+        """Report this machine's hardware, speeds and workloads, by which the coordinator picks its
         tasks.
         """
         request = BenchmarkRequest(

@@ -141,7 +141,7 @@ class DeviceLoop:
         return None
 
     async def _claim(self) -> LeaseInWork | None:
-        """Claim until there is a lease; None when claims are forbidden now."""
+        """Claim until there is a lease; None when claims are forbidden or need a change."""
         self.news.claims()
         long_poll = self.news.at_work  # if idle, ask for a reply at once, to show the reason
         while self._open():
@@ -186,7 +186,7 @@ class DeviceLoop:
 
     @contextmanager
     def _rest(self) -> Iterator[None]:
-        """Stop claiming and cancel a running claim: another volunteer may do the task."""
+        """Stop claiming and cancel a running claim, so that another volunteer gets the task."""
         self._resting = True
         self.life.notify()
         try:

@@ -148,7 +148,7 @@ class Downloads:
         return manifest
 
     async def restored(self) -> bool:
-        """Check for the coordinator's signed statement of a restore, and continue from there."""
+        """Return True if the coordinator has signed that it was restored, and accept that."""
         try:
             said = await self.record.restored()
         except VolunteerError as error:

@@ -57,7 +57,7 @@ class LeaseEnds:
         self.place.hub.emit(events.TaskEnded(task=held.key[0], how=how, message=message))
 
     def done(self, held: LeaseInWork, result: QueuedResult | None) -> None:
-        """End a lease whose last result is in the outbox; None if an earlier process made it."""
+        """End a lease whose last result is in the outbox; without `result` it was made before."""
         self.place.store.leases.drop(held.lease)
         if result is not None:
             job, submit = held.lease.job, result.submit

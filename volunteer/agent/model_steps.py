@@ -46,7 +46,7 @@ class ModelSteps:
     def meter(
         self, job: Job, version: int, device: str, pass_on: Callable[[Callable[[], None]], None]
     ) -> StepMeter | None:
-        """Return a meter unless the step is known; `pass_on` runs a call on the event loop."""
+        """Return a meter, if a step is to be measured; `pass_on` runs a call on the event loop."""
         if job.kind not in LEARNS or self.known(job, version, device) is not None:
             return None
         key = self._key(job, version, device)

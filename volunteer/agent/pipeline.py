@@ -32,7 +32,7 @@ from volunteer.training.gradient_sum import Summed
 from volunteer.training.job import Finished, Interrupted, TrainingReport
 from volunteer.training.local_task import LocalTask, Place, TaskFiles
 
-AHEAD = 2  # parts of one lease that may wait to be submitted while the next is computed
+AHEAD = 2  # while so many parts of a lease wait to be submitted, its next part is not begun
 
 
 @dataclass(eq=False, kw_only=True)

@@ -59,7 +59,7 @@ class ReceiptKeeper:
         return self._due >= 0
 
     async def _say(self, problem: str) -> None:
-        """Alert the owner, once a session; a restore signed by the coordinator is no alert."""
+        """Alert the owner, not twice in a row; a restore signed by the coordinator is no alert."""
         if problem and (said := await self._check.restored()):
             self._hub.notice(said, "warning")
             return

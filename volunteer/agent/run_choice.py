@@ -135,7 +135,7 @@ class RunChoice:
 
 
 def check_chosen(chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
-    """Check names of chosen runs. Raises BadRequest, with a list, for unknown or ended ones."""
+    """Check chosen runs. Raises BadRequest, with a list, if one is unknown or all have ended."""
     if not chosen:
         return
     known = {run.name: run for run in runs}

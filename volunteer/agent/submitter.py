@@ -89,7 +89,7 @@ class Submitter:
             # The reply to an earlier submission may be lost; `submit` finds out.
             pass
         try:
-            # the outbox schedules the next try
+            # `retrying` schedules the next try
             return await remote.api.call(
                 endpoints.SUBMIT, {"task": entry.task}, submit, patience_s=0
             )

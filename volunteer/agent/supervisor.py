@@ -1,8 +1,8 @@
 """Supervision of the agent's parallel loops, and their orderly end.
 
 Tasks that need only seconds more are finished at the end, the others released or saved, and
-results submitted, each within a time limit. A loop that ends by itself is a fault: it is reported,
-and the volunteer ends too, because without heartbeats or submissions it would only seem to work.
+results submitted, each within a time limit. A loop that ends by itself is a fault and is reported.
+After a vital one the volunteer ends too: without heartbeats it would only seem to work.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Supervisor:
             await _cancel([*work, *background])
 
     async def _keep(self, loop: Loop, *, ends: bool) -> None:
-        """Run a loop. If it fails or ends too early, the volunteer gives up with a sentence."""
+        """Run a loop; if it fails or ends early, a vital one ends the volunteer, others warn."""
         try:
             await loop.work
             if ends:

@@ -120,6 +120,6 @@ class Verdicts:
 
 
 def _moved(me: Me, known: Me | None) -> bool:
-    """Return True if an account differs in more than its machines' last contact."""
+    """Return True if an account differs in more than its machines and the time of reading."""
     same = known is not None and msgspec.structs.replace(known, workers=me.workers, at=me.at) == me
     return not same
