@@ -7,7 +7,7 @@ import asyncio
 from shared.clock import Clock
 
 MBIT = 125_000  # bytes
-BYTES_PER_S_MIN = 6_250  # the coordinator treats a slower upload as an attack
+BYTES_PER_S_MIN = 6_250  # well above the rate at which the coordinator ends a body
 PIECE_S = 0.5  # duration of a piece; short, so that the flow stays even
 PIECE_BYTES_MIN = 1024
 CREDIT_S = 1.0  # seconds of unused rate that may be used later

@@ -1,7 +1,7 @@
 """HTTP to the coordinator, and the only import of httpx: read limits, retries, errors and TLS.
 
 `api.py` has the requests, `transfers.py` whole files, `bulk.py` large downloads. Any request may be
-repeated after a failure: every change carries an id of its own.
+repeated after a failure: changes that must not be made twice carry an id.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class ApiCall(Generic[T]):
     """One request and the type of its reply."""
 
     method: str
-    path: str  # path below /api/v1
+    path: str  # path below /api/v1, or a whole URL
     reply: type[T]
-    body: msgspec.Struct | Callable[[], msgspec.Struct] | None = None  # called at each try
+    body: msgspec.Struct | Callable[[], msgspec.Struct] | None = None  # called each try
     query: Mapping[str, str] = field(default_factory=dict)
     secret: bool = True  # sends the token, or has a secret in its body
     timeout_s: float = READ_S
@@ -80,13 +80,13 @@ class StreamedReply(msgspec.Struct, frozen=True):
 
 
 class _IdentityProof(msgspec.Struct, frozen=True):
-    """First fields of a `ServerInfo`, the only ones read before it is verified."""
+    """Field of a `ServerInfo`, the only one read before the coordinator is verified."""
 
     proof: str = ""
 
 
 class Client:
-    """A connection to one coordinator."""
+    """HTTP client of one coordinator."""
 
     read_s = READ_S
     slack_s = SLACK_S

@@ -16,7 +16,7 @@ Ask = Callable[[str], Awaitable[str]]  # sends a nonce, without a secret, and re
 
 
 class Peer:
-    """Peer that is verified once per connection."""
+    """Peer that is verified once, and again after `forget`."""
 
     def __init__(self, address: Address, ask: Ask) -> None:
         self._address = address

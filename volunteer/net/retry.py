@@ -28,7 +28,7 @@ class Backoff:
     failures: int = 0
 
     def next(self, error: VolunteerError | None = None) -> float:
-        """Return the seconds to wait: jittered, never earlier than the server asked."""
+        """Return the seconds to wait: jittered, at least what the server asks, to a limit."""
         self.failures += 1
         ceiling = min(self.longest_s, self.first_s * 2.0 ** min(self.failures - 1, 30))
         wait = ceiling * self.rng.uniform(0.5, 1.0)

@@ -80,7 +80,7 @@ class Weights:
     def _build(self, route: Route, manifest: VersionManifest, files: dict[str, Path]) -> Path:
         """Unpack and apply a route, and check every result by its hash; runs in a thread.
 
-        Raises InvalidFrame, StorageFull.
+        Raises InvalidFrame, NotFound, StorageFull.
         """
         size = manifest.weights.size
         if route.snapshot is not None:
