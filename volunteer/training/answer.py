@@ -41,7 +41,7 @@ class AnswerModel:
         self._decoder: Decoder | None = None
 
     def made(self, version: AnswerFiles, task: AnswerTask) -> Iterator[NextToken]:
-        """Yield an answer token by token. Raises InvalidFrame for tokens outside the vocabulary."""
+        """Yield an answer token by token. Raises InvalidFrame for a prompt unfit for the model."""
         from shared.workloads.generation.batch import Batch, Sequence
 
         decoder = self._loaded(version)

@@ -26,7 +26,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepMeter:
-    """Measures one task from its beginning; `tell` is called once, on the training thread.
+    """Measures one task from its beginning; `tell` is called at most once, on the training thread.
 
     A task resumed from a snapshot is not measured.
     """

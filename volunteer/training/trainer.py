@@ -149,14 +149,14 @@ class Trainer:
         return future
 
     def interject(self, function: Callable[[], T]) -> Future[T]:
-        """Run short torch work between two micro-batches of the running task."""
+        """Run short torch work at the next check of the running task, or at once without one."""
         job, future = _outcome_of(function)
         self._between.append(job)
         self._put(_Job(self.interlude, future))  # runs at once if there is no job
         return future
 
     def interlude(self) -> None:
-        """Run the interjected jobs, on the training thread, between two micro-batches."""
+        """Run the interjected jobs, on the training thread, at a check of the running task."""
         while self._between:
             self._between.popleft().run()
 
@@ -177,7 +177,7 @@ class Trainer:
             job.fail(dead)
 
     def pause(self) -> None:
-        """Pause the device at the next micro-batch; the task stays."""
+        """Pause the device at the next check of its task, which stays."""
         with self.changed:
             self._paused = True
 
