@@ -86,7 +86,7 @@ def check_server(server: ServerInfo) -> None:
 async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S) -> ServerInfo:
     """Return the identity of the server at a link.
 
-    Raises BadSignature if it is not the server that the link names, Unreachable.
+    Raises BadSignature if it is not the server that the link names, Unreachable, UpgradeRequired.
     """
     address = Address(url=link.url, tls_pin=link.tls_pin)
     client = connect(address, "")
@@ -119,7 +119,7 @@ async def join(
 ) -> Joined:
     """Make an account at a link's coordinator, or use the existing one; the call may be repeated.
 
-    Raises BadSignature, Unreachable, InvalidName, Forbidden.
+    Raises BadSignature, Unreachable, UpgradeRequired, InvalidName, Forbidden.
     """
     profile, connect = enrolment.profile, enrolment.connect
     server = await probe(link, connect, patience_s)
@@ -167,7 +167,7 @@ async def register(
     """Register a stored identity; a repeated call uses the same ids.
 
     An open coordinator requires a proof of work from newcomers without a code. An automatic name is
-    replaced if it is taken. Raises InvalidName, Forbidden, Unreachable.
+    replaced if it is taken. Raises InvalidName, Forbidden, BadRequest, Unreachable.
     """
     profile = enrolment.profile
     client = enrolment.connect(identity.address, "")
