@@ -1,8 +1,8 @@
 """Policy: decides from rules and facts when and how hard this machine works.
 
 Pure: time and facts are arguments. Every pause names its rule, its reason and its end. A fact that
-cannot be measured never pauses work, but is reported, so that nobody relies on a rule without
-effect.
+cannot be measured never pauses work; use, programs and temperature are then reported, so that
+nobody relies on these rules without effect.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def lift(decision: Decision) -> tuple[PolicyState, tuple[Hold, ...]]:
 
 
 def rest_after(busy_s: float, share: float) -> float:
-    """Return the rest after `busy_s` of work, so that work takes this share of the time."""
+    """Return the rest after `busy_s` of work by its share of the time, WAIT_S_MAX at most."""
     return min(WAIT_S_MAX, busy_s * (1.0 / max(share, 0.01) - 1.0)) if share < 1.0 else 0.0
 
 

@@ -76,8 +76,8 @@ def confine(
     """Confine this process and all its children; call it before other threads begin.
 
     The process may write to the folders `own` and `temporary` (for temporary files), only read
-    `settings`, and connect by TCP only to `ports` (None: any, and it may listen). Return False,
-    with nothing confined, if the system cannot.
+    `settings`, and connect by TCP only to `ports` (None: any, and it may listen). Return False
+    if the system cannot confine the process, or only in part.
     """
     version = held()
     if not version:

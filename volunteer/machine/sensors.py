@@ -22,7 +22,7 @@ LOOK_S = 0.5  # interval while a person watches
 
 
 class Sensors:
-    """Reads the devices' sensors; unreported values are None. Only one thread may use it."""
+    """Reads the devices' sensors; unreported values are None. For one thread at a time."""
 
     def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml
