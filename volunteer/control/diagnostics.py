@@ -62,7 +62,7 @@ def diagnostics(
 
 
 def harmless(text: str) -> str:
-    """Return the text without possible secrets and names."""
+    """Return the text with possible secrets, and the names in home directories, masked."""
     for pattern, instead in _SECRETS:
         text = pattern.sub(instead, text)
     return text

@@ -232,7 +232,7 @@ def debt_words() -> str:
 
 
 def held_words(me: Me) -> list[str]:
-    """Say when held credits become spendable; empty if there are none."""
+    """Describe pay at stake and a debt, a line each; empty if there are none."""
     lines: list[str] = []
     if me.escrow_micro:
         held = _("at stake: {credits}", credits=credit(me.escrow_micro))

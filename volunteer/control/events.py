@@ -61,7 +61,7 @@ class DevicesFound(Event):
 
 
 def devices_found(devices: tuple[Device, ...], lent: dict[str, int]) -> DevicesFound:
-    """Return the event of found devices; sentences in `problems` stay translatable, others not."""
+    """Return the event of found devices; only in `problems` their problems stay translatable."""
     plain = tuple(msgspec.structs.replace(each, problem=str(each.problem)) for each in devices)
     problems = {each.id: each.problem for each in devices if each.problem}
     return DevicesFound(devices=plain, lent_bytes=lent, problems=problems)
@@ -102,7 +102,7 @@ class RunsListed(Event):
 
 
 class Idle(Event):
-    """Device without work, with a readable reason."""
+    """Lack of work, with a readable reason."""
 
     reason: str
     message: Words
@@ -129,7 +129,7 @@ class Claimed(Event):
 
 class Fetching(Event):
     task: int
-    what: str  # "weights", "data", "tokenizer"
+    what: str  # "weights" or "data"
     done_bytes: int
     total_bytes: int
 
@@ -194,7 +194,7 @@ class TaskEnded(Event):
     """End of a task on this machine without a contribution."""
 
     task: int
-    how: str  # "released", "cancelled", "gone", "failed", "saved"
+    how: str  # "released", "cancelled", "gone", "failed", "saved", "refused"
     message: Words
 
 

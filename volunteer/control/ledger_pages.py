@@ -23,8 +23,8 @@ class Asks(Protocol):
 async def ledger(
     control: Asks, since: float = 0.0, known: Sequence[LedgerRow] = ()
 ) -> tuple[LedgerRow, ...]:
-    """Return ledger rows from `since` (epoch seconds) on, newest first, without re-fetching `known`
-    rows.
+    """Return ledger rows from `since` (epoch seconds) on, newest first; pages older than the newest
+    `known` row are not fetched.
 
     `known` is the complete result of an earlier call. Raises VolunteerError if the coordinator does
     not answer.

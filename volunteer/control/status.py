@@ -138,7 +138,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     def paused(self, device: str = "") -> PauseStatus | None:
         """Return the pause of a device, or of all without a name; None if it is not paused.
 
-        All are paused as soon as each device of the machine is.
+        All are paused as soon as each lent device is.
         """
         for pause in self.pauses:
             if pause.device in ("", device):
