@@ -147,7 +147,7 @@ class ReceiptBook:
             self._write("versions.json", self._versions)
 
     def accept(self) -> Path | None:
-        """Set aside all seen heads and start anew; return their folder, None if there is none."""
+        """Set the whole folder aside and start anew; return where it is now, None without one."""
         if not self.folder.exists():
             return None
         for number in range(1, 1000):
