@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -262,6 +262,21 @@ def read_table(
         if isinstance(wrong.__cause__, VolunteerError):
             raise wrong.__cause__ from None
         raise error(escaped(complaint(wrong, where, kind), 300)) from wrong
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """Table of a run file, checked when it is read."""
+
+    PLACE: ClassVar[str] = "[model]"
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
+        return read_table(raw, cls, cls.PLACE)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the table with every default written out."""
+        return msgspec.structs.asdict(self)
 
 
 def check_keys(

@@ -265,7 +265,7 @@ class Engine:
     def _choose_runs(self, command: commands.ChooseRuns) -> None:
         self._set({"runs": command.runs})
         if self._agent is not None:
-            self._agent.choose_runs(command.runs)
+            self._agent.choice.choose(command.runs)
 
     def _before_the_answers(self, command: Command[Any]) -> None:
         """Execute a command while a first start waits for its owner. Raises Conflict."""
@@ -366,16 +366,16 @@ ACTING: dict[type[Command[Any]], Callable[[Agent, Any], Any]] = {
     commands.Resume: lambda agent, told: agent.resume(told.device, by=told.by),
     commands.Finish: lambda agent, _: agent.finish(),
     commands.Retry: lambda agent, _: agent.retry(),
-    commands.Consent: lambda agent, told: agent.consent(told.run),
-    commands.ReadAnnouncements: lambda agent, _: agent.read_announcements(),
+    commands.Consent: lambda agent, told: agent.choice.consent(told.run),
+    commands.ReadAnnouncements: lambda agent, _: agent.watcher.read_announcements(),
     commands.OrderMachine: lambda agent, told: agent.remote.api.call(
         endpoints.ORDER_MACHINE,
         body=MachineOrder(worker_id=told.worker_id, order=told.order),
         patience_s=ASK_S,
     ),
     commands.Measure: lambda agent, told: agent.measure(told.device, quick=told.quick),
-    commands.StopMeasuring: lambda agent, _: agent.stop_measuring(),
-    commands.LookAtDevices: lambda agent, _: agent.look(),
+    commands.StopMeasuring: lambda agent, _: agent.benchmarks.cancel(),
+    commands.LookAtDevices: lambda agent, _: agent.sensors.look(),
     commands.GetInvitation: lambda agent, _: _invitation(agent.remote.identity),
     commands.GetPicture: lambda agent, told: sample_picture(agent.remote, told.run, told.version),
     commands.MakeLink: lambda agent, _: agent.remote.api.call(endpoints.LINK, patience_s=ASK_S),

@@ -120,19 +120,19 @@ class Agent:
             server_clock=ServerClock(timing.clock),
         )
         self._pauses = PauseBoard(life, hub)
-        self._choice = RunChoice(settings, place)
+        self.choice = RunChoice(settings, place)
         verdicts = Verdicts(store.home, store.residuals, store.evidence, hub)
-        self._watcher = RunWatcher(place=place, verdicts=verdicts)
+        self.watcher = RunWatcher(place=place, verdicts=verdicts)
         self.heartbeat = Heartbeat(
             place=place,
             pauses=self._pauses,
-            watcher=self._watcher,
+            watcher=self.watcher,
             obey_owner=self._obey_owner,
         )
-        self._benchmarks = Benchmarks(place=place, settings=settings)
+        self.benchmarks = Benchmarks(place=place, settings=settings)
         self._steps = ModelSteps(home=store.home, hub=hub, clock=timing.clock, settings=settings)
         self._guard = PolicyGuard(settings.rules, self._watched(), self._pauses)
-        self._sensors = Watch(hub, timing.clock, self._sense)
+        self.sensors = Watch(hub, timing.clock, self._sense)
         self._limit(settings.rules)
         remote.api.client.watch = self._connection
 
@@ -172,7 +172,7 @@ class Agent:
     def change_rules(self, rules: WorkRules) -> None:
         """Apply new work rules from now on."""
         self._guard.change(rules)
-        self._choice.obey(rules)
+        self.choice.obey(rules)
         self._limit(rules)
 
     def finish(self) -> None:
@@ -191,37 +191,17 @@ class Agent:
         self._life.retry()
         self.remote.api.client.hurry()
 
-    async def consent(self, run: str) -> None:
-        """Consent to a run's licence. Raises NotFound."""
-        await self._choice.consent(run)
-
-    def choose_runs(self, runs: tuple[str, ...]) -> None:
-        """Work only for these runs from the next task on; empty = any."""
-        self._choice.choose(runs)
-
-    def read_announcements(self) -> None:
-        """Hide the organiser's present announcements."""
-        self._watcher.read_announcements()
-
     def show_name(self, public: bool) -> None:
         """Show or hide the nickname; sent when the coordinator answers."""
         self.store.home.remember(show_name=public)
-        self._watcher.request_balance()
+        self.watcher.request_balance()
 
     async def measure(self, device: str, *, quick: bool) -> None:
         """Benchmark a device after its present task. Raises Configuration for an unusable one."""
         chosen = choose(device or "auto", self._hub.status.devices)[0]
         trainer = self._trainers.get(chosen.id) or self._thread(chosen.id)
-        await self._benchmarks.measure(chosen, trainer, quick=quick)
-        await self._benchmarks.publish()
-
-    def look(self) -> None:
-        """Read the sensors of the devices now, because a person looks."""
-        self._sensors.look()
-
-    def stop_measuring(self) -> None:
-        """Cancel a running benchmark; its measurements are dropped."""
-        self._benchmarks.cancel()
+        await self.benchmarks.measure(chosen, trainer, quick=quick)
+        await self.benchmarks.publish()
 
     # Life.
 
@@ -265,8 +245,8 @@ class Agent:
             trainer.others = more
         first.device = pairs[0][0].id
         self._steps.announce()
-        self._choice.announce()
-        await self._benchmarks.know(pairs, measure=self._machine.measure)
+        self.choice.announce()
+        await self.benchmarks.know(pairs, measure=self._machine.measure)
         return pairs
 
     def _thread(self, device: str) -> Trainer:
@@ -320,7 +300,7 @@ class Agent:
             lent = LentDevice(
                 device=device,
                 trainer=trainer,
-                speed=partial(self._benchmarks.speed, device.id),
+                speed=partial(self.benchmarks.speed, device.id),
                 memory_bytes=memory,
             )
             loops.append(made.loop(lent))
@@ -345,17 +325,17 @@ class Agent:
         clock, hub, remote = self._timing.clock, self._hub, self.remote
         counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
         keeper = ReceiptKeeper(self._record_check(), self.store.receipts, hub, clock)
-        submitter = Submitter(place=self._place, verdicts=self._watcher.verdicts)
+        submitter = Submitter(place=self._place, verdicts=self.watcher.verdicts)
         found = [
             Loop(name="the heartbeat", work=self.heartbeat.run()),
             Loop(name="submitting", work=submitter.run()),
-            Loop(name="the news of runs", work=self._watcher.run()),
+            Loop(name="the news of runs", work=self.watcher.run()),
             Loop(name="your rules", work=self._guard.run()),
             Loop(name="the end of pauses", work=self._pauses.keep_time()),
             Loop(name="the receipts", work=keeper.run(), vital=False),
             Loop(name="revealing", work=Revealer(place=self._place).run(), vital=False),
             Loop(name="the count of bytes", work=counting, vital=False),
-            Loop(name="the sensors", work=self._sensors.run(), vital=False),
+            Loop(name="the sensors", work=self.sensors.run(), vital=False),
         ]
         if self._settings.serve:
             found.append(Loop(name="answering", work=self._answering().run(), vital=False))
@@ -372,7 +352,7 @@ class Agent:
             place=self._place,
             devices=self._working,
             pauses=self._pauses,
-            choice=self._choice,
+            choice=self.choice,
             load=self._machine.load,
         )
 
@@ -384,8 +364,8 @@ class Agent:
             snapshot_s=self._machine.snapshot_s,
             record=self._record_check,
             pauses=self._pauses,
-            choice=self._choice,
-            verdicts=self._watcher.verdicts,
+            choice=self.choice,
+            verdicts=self.watcher.verdicts,
             steps=self._steps,
         )
 

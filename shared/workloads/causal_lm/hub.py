@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -255,36 +255,25 @@ def _refusals(wanted: Reference) -> Iterator[Any]:
     except ImportError as error:
         raise _missing() from error
     disable_progress_bars()
-    sentences: tuple[tuple[Any, Callable[[], str]], ...] = (
-        (
-            theirs.GatedRepoError,
-            lambda: f"{wanted.text} is gated: accept its terms there, then set HF_TOKEN",
-        ),
-        (
-            theirs.RevisionNotFoundError,
-            lambda: f"{wanted.repository} has no revision {wanted.revision}",
-        ),
-        (
-            theirs.RepositoryNotFoundError,
-            lambda: (
-                f"the hub has no model {wanted.repository}, or shows it to nobody without a"
-                " token (HF_TOKEN)"
-            ),
-        ),
-    )
     try:
         yield HfApi(endpoint=_endpoint(), library_name="volunteer")
     except VolunteerError:
         raise
     except Exception as error:
-        for kind, sentence in sentences:
-            if isinstance(error, kind):
-                raise InvalidRunFile(f"[model] from: {sentence()}") from None
-        if isinstance(error, theirs.RemoteEntryNotFoundError):
-            raise InvalidRunFile(
-                f"[model] from: a file that {wanted.text} lists is not there ({_first(error)}):"
-                f" {_MIRROR}"
-            ) from None
+        match error:
+            case theirs.GatedRepoError():  # before its base class RepositoryNotFoundError
+                said = f"{wanted.text} is gated: accept its terms there, then set HF_TOKEN"
+            case theirs.RevisionNotFoundError():
+                said = f"{wanted.repository} has no revision {wanted.revision}"
+            case theirs.RepositoryNotFoundError():
+                said = f"the hub has no model {wanted.repository}, or shows it to nobody without a"
+                said += " token (HF_TOKEN)"
+            case theirs.RemoteEntryNotFoundError():
+                said = f"a file that {wanted.text} lists is not there ({_first(error)}): {_MIRROR}"
+            case _:
+                said = ""
+        if said:
+            raise InvalidRunFile(f"[model] from: {said}") from None
         raise Unavailable(f"{wanted.text} cannot be fetched: {_first(error)}") from None
 
 

@@ -107,15 +107,6 @@ _ROPE: Mapping[str, Mapping[str, float]] = {
     "gemma3_text": {"rope_theta": 1e6},
     "gpt_neox": {_PART: 0.25},
 }
-# Settings that classes of the library read, but that have no effect on training; a test compares
-# this list with all of those classes.
-_IDLE_TEXT = """
-attention_dropout attn_pdrop bos_token_id classifier_dropout embd_pdrop eos_token_id hidden_dropout
-initializer_range is_decoder max_window_layers n_ctx no_rope_layer_interval pad_token_id
-pretraining_tp resid_pdrop summary_activation summary_first_dropout summary_proj_to_labels
-summary_type summary_use_proj use_cache
-"""
-IDLE = frozenset(_IDLE_TEXT.split())
 # Settings with an effect on training, each with its only supported value.
 FIXED = {
     "scale_attn_weights": True,

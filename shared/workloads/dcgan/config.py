@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NamedTuple
 
-import msgspec
 from msgspec import Meta
 
 from shared.errors import InvalidRunFile
-from shared.settings import read_table
+from shared.settings import Table
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import DatasetManifest
 
@@ -34,7 +33,7 @@ class Layer(NamedTuple):
     side: int  # larger side of its two images
 
 
-class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
+class DcganConfig(Table, frozen=True, kw_only=True):
     """Table `[model]`; by default the generator has 3,576,704 numbers, the discriminator
     2,765,568.
     """
@@ -87,14 +86,6 @@ class DcganConfig(msgspec.Struct, frozen=True, kw_only=True):
             Layer(before, after, KERNEL, index > 0, self.image_size >> index)
             for index, (before, after) in enumerate(zip(begins, widths, strict=True))
         ] + [Layer(widths[-1], 1, self.base, False, self.base)]
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> DcganConfig:
-        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
-        return read_table(raw, cls, "[model]")
-
-    def to_dict(self) -> dict[str, Any]:
-        return msgspec.structs.asdict(self)
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> DcganConfig:

@@ -7,14 +7,13 @@ blocks.{i}.two, policy, value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from shared.errors import InvalidRunFile
-from shared.settings import read_table
+from shared.settings import Table
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.gomoku.records import Manner
 from shared.workloads.gomoku.rules import SIZE_MAX, BoardRules
@@ -25,7 +24,7 @@ VALUE_HIDDEN = 64
 PRESETS = {"small": (2, 32), "medium": (6, 64), "large": (12, 128)}  # blocks, channels
 
 
-class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
+class GomokuConfig(Table, frozen=True, kw_only=True):
     """Table `[model]`. `blocks` and `channels` of 0 are the preset's."""
 
     size: Annotated[int, Meta(ge=3, le=SIZE_MAX)] = 15
@@ -73,18 +72,15 @@ class GomokuConfig(msgspec.Struct, frozen=True, kw_only=True):
         """
         return 3 * self.reach
 
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> GomokuConfig:
-        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
-        return read_table(raw, cls, "[model]")
-
     def to_dict(self) -> dict[str, Any]:
         """Return the table with blocks and channels written out."""
-        return msgspec.structs.asdict(self) | {"blocks": self.depth, "channels": self.width}
+        return super().to_dict() | {"blocks": self.depth, "channels": self.width}
 
 
-class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
+class GomokuOptions(Table, frozen=True, kw_only=True):
     """The workload's own keys of `[task.options]`."""
+
+    PLACE = "[task.options]"
 
     games: Annotated[int, Meta(ge=1, le=4096)] = 32  # games of one self-play task
     simulations: Annotated[int, Meta(ge=2, le=10_000)] = 100  # simulations of each move
@@ -134,11 +130,6 @@ class GomokuOptions(msgspec.Struct, frozen=True, kw_only=True):
         return Manner(
             simulations=self.match_simulations, temperature_plies=0, noise=0.0, match=True
         )
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> GomokuOptions:
-        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
-        return read_table(raw, cls, "[task.options]")
 
 
 def schema(config: GomokuConfig) -> Schema:

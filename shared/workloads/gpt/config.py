@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import Meta
 
 from shared.errors import InvalidRunFile
-from shared.settings import read_table
+from shared.settings import Table
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import DatasetManifest
 
@@ -29,7 +28,7 @@ _SIZED = ("n_layer", "n_head", "n_embd")
 _STEP = 32  # the hidden width of a gated MLP is a multiple of this
 
 
-class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
+class GptConfig(Table, frozen=True, kw_only=True):
     """Table `[model]`. The default has about 11 million parameters plus the vocabulary's rows,
     fewer for a small dataset (`config_for`).
     """
@@ -90,15 +89,6 @@ class GptConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.architecture == "gpt2":
             return 4 * self.n_embd
         return -(-8 * self.n_embd // (3 * _STEP)) * _STEP
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> GptConfig:
-        """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
-        return read_table(raw, cls, "[model]")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the table with every default written out."""
-        return msgspec.structs.asdict(self)
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptConfig:

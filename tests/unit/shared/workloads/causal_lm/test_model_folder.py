@@ -19,7 +19,7 @@ from shared.workloads.causal_lm.architectures import OWN
 from shared.workloads.causal_lm.base_model import frozen_in
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.model import build, library_config
-from shared.workloads.causal_lm.model_folder import FIXED, IDLE, shape_of
+from shared.workloads.causal_lm.model_folder import FIXED, shape_of
 from tests.support.workloads import tiny_causal
 from tests.unit.shared.workloads.causal_lm.test_library import MODELS
 
@@ -222,6 +222,16 @@ def test_a_run_cannot_name_other_files(files: dict[str, Any]) -> None:
 def test_layer_types_are_a_list_of_what_the_model_has(kind: str, kinds: Any) -> None:
     with pytest.raises(InvalidRunFile, match="layer_types"):
         shape_of({**tiny_causal.SHAPES[kind], "vocab_size": 300, "layer_types": kinds})
+
+
+# Settings that classes of the library read, but that have no effect on training.
+IDLE_TEXT = """
+attention_dropout attn_pdrop bos_token_id classifier_dropout embd_pdrop eos_token_id hidden_dropout
+initializer_range is_decoder max_window_layers n_ctx no_rope_layer_interval pad_token_id
+pretraining_tp resid_pdrop summary_activation summary_first_dropout summary_proj_to_labels
+summary_type summary_use_proj use_cache
+"""
+IDLE = frozenset(IDLE_TEXT.split())
 
 
 @pytest.mark.parametrize("kind", tiny_causal.SHAPES)
