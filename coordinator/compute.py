@@ -222,7 +222,7 @@ def _serve(pipe: Connection, torch_threads: int, paused: Flag) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             work, arguments = pipe.recv()
-            pipe.send(_reply(work, (_stop(paused, _never), *arguments)))
+            pipe.send(_reply(work, (_stop(paused, lambda: False), *arguments)))
 
 
 def step_back(niceness: int, expendable: str) -> None:
@@ -251,8 +251,3 @@ def _reply(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Reply:
         return False, (type(error), error.message)
     except BaseException as error:
         return False, (Internal, f"{type(error).__name__}: {error}")
-
-
-def _never() -> bool:
-    """Return False, since a child is ended from outside."""
-    return False

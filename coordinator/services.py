@@ -167,13 +167,11 @@ class Coordinator(Platform):
         claims = Claims(db, clock, signals, renewals, ClaimTerms.of(settings))
         computing = _computing(separate)
         runs = Runs(on, computing[0])
-        runs.configure(open=settings.open)
         examiners, uploads = _examiners(on, computing[1:]), Uploads(on)
         intake = Intake(on, examiners)
         server = ServerIdentity(on, runs.queries.listing)
         await server.load()
         merger = Merger(on, runs, evaluation := Evaluation(on, computing[0]))
-        merger.configure(settings.constants)
         return cls(
             **{each.name: getattr(on, each.name) for each in fields(on)},
             computing=computing,

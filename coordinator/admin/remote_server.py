@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import http.client
-import secrets
 import shutil
 import ssl
 from collections.abc import Iterable, Iterator
@@ -217,11 +216,6 @@ def _good(response: http.client.HTTPResponse, data: bytes) -> bytes:
     except MALFORMED:
         raise Internal(f"the server answered with HTTP status {response.status}") from None
     raise from_wire(said.code, said.message, said.retry_after_s)
-
-
-def new_box() -> str:
-    """Return a name for a box of files."""
-    return secrets.token_hex(16)
 
 
 def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -296,11 +297,11 @@ def _template(tokenizer: Path | None) -> str:
 def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
     """Send the files to the server; return the box that holds them there."""
     from coordinator.admin.datasets import TOKENIZER_FILE
-    from coordinator.admin.remote_server import flat_names, new_box
+    from coordinator.admin.remote_server import flat_names
     from shared.workloads.data.skipped import Skipped
     from shared.workloads.data.table_rows import tables_in
 
-    connection, box = where.connection(), new_box()
+    connection, box = where.connection(), secrets.token_hex(16)
     left_out = Skipped()
     tables = {path: tables_in(path, left_out) for path in paths if path.is_dir()}
     for sentence in left_out.sentences[:SKIPPED_SHOWN]:

@@ -356,9 +356,11 @@ def announce(
     if text:
         at = None if until is None else (until if until.tzinfo else until.replace(tzinfo=UTC))
         request = {"text": text, "run": run, "until": None if at is None else at.timestamp()}
-        tell(where, "announce", _announced, **request)
+        seen = "volunteers see it within a minute"
+        tell(where, "announce", lambda done: f"Announcement {done.id}: {seen}.", **request)
     elif withdraw is not None:
-        tell(where, "announce.withdraw", _withdrawn, id=withdraw)
+        said = "Announcement {0.id} is withdrawn: {0.text}".format
+        tell(where, "announce.withdraw", said, id=withdraw)
     else:
         columns = {
             "id": lambda a: a.id,
@@ -369,14 +371,6 @@ def announce(
         }
         empty = 'Nothing is announced: `coordinator announce "..."`'
         listed(where, "announce.list", columns, empty)
-
-
-def _announced(done: Any) -> str:
-    return f"Announcement {done.id}: volunteers see it within a minute."
-
-
-def _withdrawn(done: Any) -> str:
-    return f"Announcement {done.id} is withdrawn: {done.text}"
 
 
 def add_to(parent: App) -> None:

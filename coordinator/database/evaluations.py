@@ -49,8 +49,6 @@ _NEXT_EVALUATION = (
 _MEASURED = select(_E.loss).where(its(_E.run_id), _E.state == "done", _E.loss.is_not(None))
 NEWEST_LOSS = _MEASURED.order_by(_E.version.desc()).limit(1)
 _FIRST_LOSS = _MEASURED.order_by(_E.version).limit(1)
-_NEWEST_METRICS = NEWEST_LOSS.with_only_columns(_E.metrics)
-_FIRST_METRICS = _FIRST_LOSS.with_only_columns(_E.metrics)
 
 
 def next_evaluation(conn: Connection) -> EvaluationRow | None:
@@ -203,14 +201,13 @@ def first_loss(conn: Connection, run_id: int) -> float | None:
     return conn.execute(_FIRST_LOSS, {"its_run_id": run_id}).scalar()
 
 
-def newest_metrics(conn: Connection, run_id: int) -> str:
-    """Return the metrics of the newest version that has a loss, as JSON."""
-    return conn.execute(_NEWEST_METRICS, {"its_run_id": run_id}).scalar() or "{}"
-
-
-def first_metrics(conn: Connection, run_id: int) -> str:
-    """Return the metrics of the first version that has a loss, as JSON."""
-    return conn.execute(_FIRST_METRICS, {"its_run_id": run_id}).scalar() or "{}"
+def metrics_of_ends(conn: Connection, run_id: int) -> tuple[str, str]:
+    """Return the metrics of the first and the newest version that have a loss, as JSON."""
+    first, newest = (
+        conn.execute(query.with_only_columns(_E.metrics), {"its_run_id": run_id}).scalar() or "{}"
+        for query in (_FIRST_LOSS, NEWEST_LOSS)
+    )
+    return first, newest
 
 
 def best(conn: Connection, run_id: int) -> int | None:

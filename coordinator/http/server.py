@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from urllib.parse import urlsplit
 
 import structlog
 import uvicorn
@@ -324,7 +325,7 @@ async def welcome(coordinator: Coordinator) -> list[str]:
         lines += [f"  mend    {run.name} {UNGUARDED}" for run in known if _is_unguarded(run)]
     if settings.public_page:
         lines.append(f"  page    {where.url}/")
-    if is_loopback(_host(where.url)):
+    if is_loopback(urlsplit(where.url).hostname or ""):
         lines.append(f"  other machines: coordinator serve --host 0.0.0.0{here}")
     lines.append(f"  next    {_next(known)}{here}")
     return lines
@@ -350,9 +351,3 @@ def _next(known: Sequence[RunRow]) -> str:
         return "coordinator run create --example"
     step = "start" if newest.state == "draft" else "show"
     return f"coordinator run {step} {newest.name}"
-
-
-def _host(url: str) -> str:
-    from urllib.parse import urlsplit
-
-    return urlsplit(url).hostname or ""

@@ -24,7 +24,6 @@ import structlog
 
 from coordinator.aggregation import step
 from coordinator.compute import half_the_cores
-from coordinator.config import Constants
 from coordinator.database import (
     contributions,
     datasets,
@@ -96,12 +95,9 @@ class Merger(PlatformService):
         self._parts = Parts(on, self._owner)
         self.durations = Durations(SLOW_S)  # duration of committed merges
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, merged or failed or overtaken
-        self.configure(Constants(merge_threads=1))
-
-    def configure(self, constants: Constants) -> None:
-        """Set the number of threads of a merge, and how long its owner may be silent."""
+        constants = on.settings.constants
         self._merge_threads = self._parts.threads = constants.merge_threads or half_the_cores()
-        self.lease_s = self._parts.lease_s = constants.merge_lease_s
+        self.lease_s = self._parts.lease_s = constants.merge_lease_s  # time its owner may be silent
 
     async def run(self, stop: asyncio.Event) -> None:
         """Make due merges until `stop` is set."""

@@ -12,7 +12,7 @@ import msgspec
 
 from coordinator.database import audits, datasets, experience, record, versions
 from coordinator.database.datasets import DatasetRow
-from coordinator.platform import Platform, PlatformService
+from coordinator.platform import PlatformService
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
 from shared.errors import BadRequest, InvalidName, InvalidRunFile, NotFound
 from shared.local_data import LocalData
@@ -34,9 +34,6 @@ progress: ContextVar[Callable[[Any], None] | None] = ContextVar("progress", defa
 
 class Datasets(PlatformService):
     """Adds datasets and decides which blobs a volunteer may fetch."""
-
-    def __init__(self, on: Platform) -> None:
-        super().__init__(on)
 
     async def add(self, build: Build, skipped: Skipped | None = None) -> DatasetManifest:
         """Run `build(put)` in a thread, store every chunk that it puts, then register the manifest.

@@ -373,7 +373,7 @@ def _bits(conn: Connection, run: RunRow, about: Definition) -> dict[str, Any]:
     """Return the fields of a run's description about its loss in bits a byte, for runs on text."""
     if about.workload.traits.items != "tokens":
         return {}
-    ends = evaluations.first_metrics(conn, run.id), evaluations.newest_metrics(conn, run.id)
+    ends = evaluations.metrics_of_ends(conn, run.id)
     first, newest = [decode(each, dict[str, float]).get("bits_per_byte") for each in ends]
     return {"bits_first": first, "bits": newest}
 

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 
     from coordinator.database.datasets import DatasetRow
     from coordinator.rules.run_file import RunFile
-    from shared.workloads.experience import Pacing
 
 
 def make_initial(
@@ -91,11 +90,6 @@ def _check_samples(file: RunFile, samples: int) -> None:
         )
 
 
-def _allowed(play: Pacing) -> int:
-    """Return how many episodes a new run hands out: none before its warm start."""
-    return 0 if play.warm_steps else play.queue
-
-
 def _copied(source: Path, target: Path) -> str:
     """Copy a file; return the SHA-256 of the copy."""
     shutil.copyfile(source, target)
@@ -117,11 +111,6 @@ class Runs(PlatformService):
         super().__init__(on)
         self.queries = RunQueries(on.db, on.clock, on.key)
         self._compute = compute
-        self._open = False
-
-    def configure(self, *, open: bool) -> None:
-        """Set whether the server is open, which changes the defaults of new runs."""
-        self._open = open
 
     # --- the life of a run ---
 
@@ -149,6 +138,7 @@ class Runs(PlatformService):
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
         stored = run_file.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))
         about = of_file(stored)  # `of_file` also checks the plan
+        play = about.play
         check_train(said.train, about.plan)
         check_model(about.parameters)
         if passed:
@@ -164,8 +154,9 @@ class Runs(PlatformService):
             "dataset_id": dataset.id if dataset else None,
             "seed": file.seed,
             "parameters": about.parameters,
-            # A run that makes its own data may begin with games ahead of the learners.
-            "samples_total": _allowed(about.play) if about.play else sum(counts),
+            # A run that makes its own data may begin with games ahead of the learners, but not before
+            # its warm start.
+            "samples_total": (0 if play.warm_steps else play.queue) if play else sum(counts),
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),
             "step_flops": step_flops,
@@ -202,7 +193,7 @@ class Runs(PlatformService):
     async def _opens(self) -> bool:
         """Return True if the server is open, as set in this process or by the last server."""
         return (
-            self._open
+            self._settings.open
             or await self._db.read(lambda conn: key_values.get(conn, key_values.OPEN)) == "yes"
         )
 

@@ -123,30 +123,18 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
     row = runs.by_id(conn, run_id)
     file = run_file.decode(row.file)
     named = datasets.by_id(conn, row.dataset_id).name if row.dataset_id is not None else ""
+    here = load(row.workload) if row.workload in installed() else None
+    experience = here.experience if here else None
     return copying(Spec, row)(
-        fixed_bytes=_fixed_bytes(row.workload, file),
-        libraries=_libraries(row.workload, file),
+        fixed_bytes=here.fixed_bytes(file.model) if here else 0,
+        libraries=tuple(here.libraries(file.model)) if here else (),
         counts=decode(row.samples_per_chunk, tuple[int, ...]),
         dataset=named,
         file=file,
         plan=read_plan(file.plan),
         options=msgspec.json.encode(file.task.options).decode(),
-        play=_play(row.workload, file),
+        play=experience.plan(file.model, file.task.options) if experience else None,
     )
-
-
-def _fixed_bytes(workload: str, file: RunFile) -> int:
-    return load(workload).fixed_bytes(file.model) if workload in installed() else 0
-
-
-def _libraries(workload: str, file: RunFile) -> tuple[str, ...]:
-    return tuple(load(workload).libraries(file.model)) if workload in installed() else ()
-
-
-def _play(workload: str, file: RunFile) -> Pacing | None:
-    """Return the pace of a run's experience; None without, or if the workload is not installed."""
-    experience = load(workload).experience if workload in installed() else None
-    return experience.plan(file.model, file.task.options) if experience else None
 
 
 def phase(spec: Spec, line: LiveRun) -> Plan:

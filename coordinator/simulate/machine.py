@@ -34,7 +34,7 @@ from shared.protocol.leases import ClaimRequest, Lease
 from shared.protocol.limits import HEARTBEAT_S
 from shared.protocol.versions import BlobRef, VersionManifest
 from shared.tensors.quantize import CODECS
-from shared.workloads.base import DatasetManifest, Job
+from shared.workloads.base import DatasetManifest
 
 if TYPE_CHECKING:
     from coordinator.database.tasks import Begun
@@ -320,9 +320,6 @@ class SimulatedMachine:
             base_sha256=manifest.weights.sha256,
         )
         self.trace.steps += job.steps
-        return await self._labour(job, manifest, lease)
-
-    async def _labour(self, job: Job, manifest: VersionManifest, lease: Lease) -> Handed:
         assert self.labour is not None
         weights = await self._world.coordinator.blobs.local(manifest.weights.sha256)
         return self.labour.do(lease.task, job, weights, lease.grant.codec)

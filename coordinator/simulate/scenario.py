@@ -85,10 +85,6 @@ class Scenario(ScenarioTable):
         Workers(count=2),
     )
 
-    @property
-    def machines(self) -> int:
-        return sum(group.count for group in self.workers)
-
 
 def parse(text: str, directory: Path = Path()) -> Scenario:
     """Parse a scenario; `run.file` is read relative to `directory`. Raises InvalidRunFile."""

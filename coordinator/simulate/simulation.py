@@ -22,7 +22,7 @@ from coordinator.database import runs
 from coordinator.database import versions as version_rows
 from coordinator.database.engine.memory import in_memory
 from coordinator.database.versions import VersionRow
-from coordinator.runs.definition import Definition, definition, of_file, with_downlink
+from coordinator.runs.definition import Definition, definition, with_downlink
 from coordinator.services import Coordinator
 from coordinator.simulate.labour import Labour, Pretended
 from coordinator.simulate.loop import LoopClock
@@ -56,8 +56,6 @@ class MergedHead:
     seconds: float  # virtual time
     weights: Path
     about: Definition
-    up_bytes: int  # bytes that all machines have uploaded so far
-    down_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +226,7 @@ class _Simulation:
             if failed is not None:
                 raise failed.exception() or RuntimeError("a job of the simulation has failed")
             await self._show()
-            row = await self._coordinator.db.read(lambda conn: runs.by_id(conn, self._run_id))
+            row = await self._run_row()
             if row.state != "running":
                 return row.stop_reason or row.state
             await watch.wait(min(left, 60.0))
@@ -248,11 +246,7 @@ class _Simulation:
                         row=row,
                         seconds=self._clock.monotonic(),
                         weights=await self._coordinator.blobs.local(row.published_sha256),
-                        about=of_file(
-                            (await self._run_row()).file,
-                        ),
-                        up_bytes=sum(machine.trace.up_bytes for machine in self._machines),
-                        down_bytes=sum(machine.trace.down_bytes for machine in self._machines),
+                        about=definition(await self._run_row()),
                     )
                 )
 

@@ -236,11 +236,6 @@ _CONTRIBUTIONS = (
         ("done",),
         ("failed",),
     ),
-    _gauge(
-        "evaluations_waiting",
-        "Versions that wait for their evaluation.",
-        lambda s: s.seen.queues["evaluations"],
-    ),
 )
 
 _RUNS = (
@@ -258,7 +253,6 @@ _RUNS = (
     ),
     _of_run("run_loss", "Newest measured loss.", lambda run: run.loss),
     _of_run("run_workers", "Machines with a task of the run in hand.", lambda run: run.workers),
-    _of_run("run_steps", "Steps merged; a rollback subtracts.", lambda run: run.steps),
     _of_run("run_tokens", "Tokens, pixels or moves merged.", lambda run: run.tokens),
 )
 
@@ -268,15 +262,6 @@ _CHECKS = (
         "Seconds of work of the processes besides the server.",
         lambda s: [((each.name,), each.busy_s) for each in s.coordinator.computing],
         ("process",),
-    ),
-    _gauge(
-        "audits_waiting",
-        "Audits by volunteers that are not settled.",
-        lambda s: [
-            ((state,), s.seen.queues[name])
-            for state, name in (("open", "audits"), ("answered", "answered audits"))
-        ],
-        ("state",),
     ),
     _gauge(
         "recomputes_waiting",
