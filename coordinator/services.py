@@ -49,7 +49,6 @@ from coordinator.runs.datasets import Datasets
 from coordinator.runs.export import Export
 from coordinator.runs.queries import RunQueries
 from coordinator.runs.runs import Runs
-from coordinator.runs.samples import Samples
 from coordinator.runs.wind_down import WindDown
 from coordinator.scheduling.claims import Claims, ClaimTerms
 from coordinator.scheduling.heartbeat_replies import Heartbeats
@@ -101,7 +100,6 @@ class Coordinator(Platform):
     wind_down: WindDown
     run_queries: RunQueries
     export: Export
-    samples: Samples
     intake: Intake
     recomputes: Recomputes
     alerts: Alerts
@@ -193,7 +191,6 @@ class Coordinator(Platform):
             wind_down=WindDown(on),
             run_queries=runs.queries,
             export=Export(db, on.blobs, computing[0]),
-            samples=Samples(on),
             intake=intake,
             recomputes=examiners.recomputes,
             alerts=Alerts(db, clock, settings, on.space, traffic),

@@ -148,15 +148,6 @@ def _shown(run_id: int) -> ColumnElement[bool]:
     )
 
 
-def sample(conn: Connection, run_id: int, version: int | None = None) -> Sampled | None:
-    """Return the sample of a version, or the newest of the run; reads one row only."""
-    query = select(_E.version, _E.sample, _E.sample_sha256).where(_shown(run_id))
-    if version is not None:
-        query = query.where(_E.version == version)
-    row = conn.execute(query.order_by(_E.version.desc()).limit(1)).first()
-    return None if row is None else Sampled(*row)
-
-
 def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[VersionLoss]:
     """Return the losses of these versions, if measured, and of the newest one, oldest first."""
     columns = select(_E.version, _E.loss, _E.at, _E.state).where(_E.run_id == run_id)

@@ -26,6 +26,7 @@ from coordinator.pages.templates import KINDS, static_files
 from coordinator.pages.views import Live, Views
 from coordinator.rules.networks import address_key
 from coordinator.runs.public import PublicRuns, may_be_had
+from coordinator.storage.blobs import in_pool
 from shared.errors import LOCAL, Internal, NotFound, Unavailable, VolunteerError
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ class Site:
     async def picture(self, scope: Scope) -> FinishedPage:
         """Return the picture that a version drew."""
         row = await self.public.find(_run(scope))
-        samples = self.coordinator.samples
-        drawn = await samples.of(row.name, _version(scope))
-        return made("image/png", await samples.picture(drawn), keep="max-age=300")
+        drawn = await self.public.picture(row, _version(scope))
+        path = await self.coordinator.blobs.local(drawn)
+        return made("image/png", await in_pool(path.read_bytes), keep="max-age=300")
 
     async def weights(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send a version's weights to anybody, or redirect to the object store."""

@@ -76,19 +76,6 @@ def may_be_had(run: RunRow) -> bool:
     return all(each.strip().lower() in KNOWN_LICENCES for each in licences)
 
 
-async def check_shown(db: Database, settings: Settings, name: str) -> None:
-    """Raise NotFound unless a run is public, with the same words in every case."""
-
-    def read(conn: Connection) -> bool:
-        try:
-            return shown(runs.by_name(conn, name), settings)
-        except NotFound:
-            return False
-
-    if not await db.read(read):
-        raise NotFound(f'there is no run called "{escaped(name)}" here')
-
-
 def spread(head: int, every: int, count: int) -> range:
     """Return versions spread evenly up to the head: at least `count`, at most twice as many; every
     `every`-th if there are fewer. A growing run drops every second point, and the others keep their
@@ -173,6 +160,17 @@ class PublicRuns:
             return PublicVersion(row=row, seen=seen, before=before, after=after)
 
         return await self._db.read(read)
+
+    async def picture(self, run: RunRow, number: int) -> str:
+        """Return the hash of the picture that a version drew. Raises NotFound."""
+
+        def read(conn: Connection) -> str | None:
+            versions.get(conn, run.id, number)
+            return evaluations.evaluation(conn, run.id, number).sample_sha256
+
+        if drawn := await self._db.read(read):
+            return drawn
+        raise NotFound(f"version {number} drew no picture")
 
     async def story(self, run: RunRow) -> tuple[Sampled, ...]:
         """Return samples evenly spread over a run, including the first and the newest."""

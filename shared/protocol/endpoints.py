@@ -395,15 +395,6 @@ CONSISTENCY = Endpoint(
 
 # Browsers and monitoring.
 
-SAMPLE = Endpoint(
-    path="/runs/{run}/sample",
-    summary="The picture (PNG) or text that a version made, newest by default",
-    auth="none",
-    reply=NOTHING,
-    gives="image/png",
-    query=(Parameter(name="version", kind=int, help="A version other than the newest."),),
-    headers=_TAGGED,
-)
 SERVER = Endpoint(
     path="/server",
     operation="server.info",

@@ -21,7 +21,6 @@ from coordinator.database.tables.tasks import tasks as table_of_tasks
 from coordinator.database.tables.trust import recomputes as table_of_recomputes
 from coordinator.database.tables.versions import evaluations as table
 from shared.protocol.contributions import Commitment
-from shared.protocol.limits import API
 from shared.workloads.data.image_files import write_png
 from tests.contract.test_escrow import NEW, add
 from tests.contract.test_recomputes import reported
@@ -152,7 +151,7 @@ async def test_a_long_curve_keeps_its_shape_and_its_end(database: Database) -> N
 async def test_strangers_asking_for_samples_read_no_history(
     tmp_path: Path, database_url: str
 ) -> None:
-    """One row for a sample, and one search for all who want the newest."""
+    """One row for a picture."""
     with effort() as spent:
         async with local_coordinator(tmp_path, database=database_url) as home:
             run = await home.start_run()
@@ -179,13 +178,11 @@ async def test_strangers_asking_for_samples_read_no_history(
                 async def get(path: str, times: int = 1) -> int:
                     before = spent.spent
                     replies = await asyncio.gather(
-                        *(client.get(f"{API}/runs/{run}/{path}") for _ in range(times))
+                        *(client.get(f"/runs/{run}/versions/{path}") for _ in range(times))
                     )
                     assert {reply.status_code for reply in replies} == {200}
                     return spent.spent - before
 
-                few = {what: await get(what) for what in ("sample", "sample?version=7")}
+                few = {what: await get(f"{what}/sample.png") for what in (7, SAMPLED - 1)}
                 assert max(few.values()) <= LITTLE, few
-                assert await get("sample", 16) <= 16 * LITTLE / 2
-                await home.clock.advance(60.0)
-                assert await get("sample", 16) <= 16 * LITTLE / 2
+                assert await get("7/sample.png", 16) <= 16 * LITTLE / 2

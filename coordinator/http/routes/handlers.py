@@ -38,7 +38,6 @@ HANDLERS: dict[Endpoint[Any], Handler] = {
     endpoints.LEADERBOARD: runs.leaderboard,
     endpoints.CONTRIBUTIONS: runs.history,
     endpoints.LEDGER: runs.ledger,
-    endpoints.SAMPLE: runs.sample,
     endpoints.WHEEL: operations.wheel,
     endpoints.OPENAPI: _openapi,
     endpoints.HEALTH: operations.health,

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from coordinator.http.routes.endpoint_app import Call, Reply, json_reply
-from coordinator.runs.public import check_shown
 from shared.decoding import decode
-from shared.errors import NotFound
 from shared.protocol.endpoint import INTEGER_MAX
 from shared.protocol.listings import LeaderRow, LedgerRow
 from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
-
-_SAFE = (("x-content-type-options", "nosniff"), ("cache-control", "no-cache"))
 
 
 async def versions(call: Call[None]) -> tuple[VersionInfo, ...]:
@@ -59,23 +55,3 @@ async def ledger(call: Call[None]) -> tuple[LedgerRow, ...]:
     return await call.coordinator.ledger.history(
         call.principal.volunteer_id, call.query_number("cursor")
     )
-
-
-async def _check_public(call: Call[None]) -> None:
-    if not call.coordinator.settings.public_page:
-        raise NotFound("this coordinator shows nothing to the public")
-    await check_shown(call.coordinator.db, call.coordinator.settings, call.text("run"))
-
-
-async def sample(call: Call[None]) -> Reply:
-    await _check_public(call)
-    samples = call.coordinator.samples
-    drawn = await samples.of(call.text("run"), call.query_number("version"))
-    if not drawn.sha256:
-        kind = ("content-type", "text/plain; charset=utf-8")
-        return Reply(headers=(kind, *_SAFE), body=drawn.text.encode())
-    tag = ("etag", f'"{drawn.sha256}"')
-    if tag[1] in call.header("if-none-match"):
-        return Reply(status=304, headers=(tag, *_SAFE))
-    body = await samples.picture(drawn)
-    return Reply(headers=(("content-type", "image/png"), tag, *_SAFE), body=body)

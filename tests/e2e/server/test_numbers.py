@@ -28,7 +28,6 @@ async def test_no_number_in_an_address_reaches_the_database_too_large(
     for path in (
         f"/runs/{run}/versions/{number}",
         f"/runs/{run}/versions?cursor={number}",
-        f"/runs/{run}/sample?version={number}",
         f"/contributions?cursor={number}",
         f"/contributions/{number}",
         f"/me/ledger?cursor={number}",

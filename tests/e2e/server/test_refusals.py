@@ -56,7 +56,6 @@ OPEN_TO_ALL = {
     ("GET", f"{API}/record/head"),
     ("GET", f"{API}/record/inclusion"),
     ("GET", f"{API}/record/consistency"),
-    ("GET", f"{API}/runs/{{run}}/sample"),
     ("GET", f"{API}/server"),
     ("GET", f"{API}/openapi.json"),
 }
