@@ -1,1 +1,1 @@
-"""Checks of work: updates measured on samples of their task, and tasks done again."""
+"""Checks of work: drawn tasks done again, by the server, a checker or an auditor."""

@@ -18,7 +18,7 @@ OPEN = "open"  # "yes" if the last server admitted strangers
 ANNOUNCEMENTS = "announcements"  # JSON
 ALERTS = "alerts"  # open alerts, and those still to be delivered, JSON
 BACKUP = "backup"  # time of the newest backup, UTC epoch seconds
-ACCOUNTS = "accounts"  # renewed whenever an account is banned, renamed, suspended or the like
+ACCOUNTS = "accounts"  # stamp, renewed with each change of an account that servers must notice
 
 
 _GET = select(meta.c.value).where(its(meta.c.key))

@@ -48,7 +48,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
-    """Write assignments as leases; return the rows in their order. Raises Conflict if one fails."""
+    """Write assignments as leases; return their rows in order. Raises Conflict for a taken task."""
     again = [item for item in wanted if item.assignment.task_id is not None]
     fresh = [item for item in wanted if item.assignment.task_id is None]
     made = {row.claim_id: row for row in _reissue(conn, again, now) + _insert(conn, fresh, now)}

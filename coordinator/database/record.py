@@ -18,11 +18,11 @@ LISTING_MAX = 500
 
 
 class RecordLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the log."""
+    """One line of the record."""
 
     id: int
     at: float
-    actor: str  # "organiser", "system" or a volunteer's id
+    actor: str  # "organiser", "coordinator", "system", "volunteer" or a volunteer's id
     action: str  # e.g. "volunteer.ban"
     subject: str  # an id, or the name of a run
     detail: str  # a sentence or JSON

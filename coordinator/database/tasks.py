@@ -130,7 +130,7 @@ class TaskLine(msgspec.Struct, frozen=True, kw_only=True):
     failures: int
     timeouts: int
     workers: int  # distinct workers that failed the task
-    message: str  # sentence of the last failure
+    message: str  # sentence of the last failure or timeout
 
 
 def row_of(mapping: Any) -> TaskRow:

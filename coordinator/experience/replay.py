@@ -4,7 +4,7 @@ and versions play matches.
     chunk full, or a long wait ──> the episodes are sealed: a blob, listed by hash in learn tasks
     too little learnt so far ──> a learn task
     too many episodes wait for learners ──> no new ones are handed out
-    a version without a rating ──> a match against the best one
+    the newest version, at intervals ──> a match against the best one
 
 Learners do not remove episodes from the window, so a learner that dies loses nothing, and several
 learners do not disturb each other.

@@ -6,10 +6,9 @@ over every window, which a slow but honest upload reaches. The number of connect
 is limited. A subclass of uvicorn's protocol is needed, because a middleware sees a request only
 when its headers are complete.
 
-The framing of a message is bounded too: chunk headers and trailers may not outweigh the body that
-they frame, bytes between requests start the deadline of headers, and a connection may not send far
-ahead of its answers. A sweep once a second checks every connection, so a request costs no timer of
-its own.
+The framing of a message is bounded too: the body limits its chunk headers and trailers, bytes
+between requests start the deadline of headers, and a connection may not send far ahead of its
+answers. A sweep once a second checks every connection, so a request costs no timer of its own.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class Answers:
         return await self._db.read(read)
 
     async def model(self, asker: Asker, name: str) -> ModelCard:
-        """Return one model by its id. Raises UnknownModel, which names the nearest id."""
+        """Return a model by its id. Raises UnknownModel, which names the nearest id, Forbidden."""
 
         def read(conn: Connection) -> ModelCard:
             run, version = _resolved(conn, name, asker, self._only)

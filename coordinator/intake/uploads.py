@@ -339,7 +339,7 @@ class Uploads(PlatformService):
 
         Raises OffsetMismatch if the file is not at `offset`, TooLarge beyond the announced size,
         InvalidFrame if the bytes are not the announced ones (the upload is then deleted), Conflict
-        if a newer request has taken over.
+        if a newer request has taken over, NotFound.
         """
         async with self._alone(upload_id) as writer:
             row = await self._row(principal, upload_id)

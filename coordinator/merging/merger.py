@@ -315,7 +315,7 @@ class Merger(PlatformService):
 
     async def _gate(self, run: RunRow, weights: Path) -> None:
         """Measure the merged model before it is published, where `gate = true`. Raises InvalidFrame
-        if it is much worse.
+        if it is much worse, Unavailable if the server stops.
         """
         before = await self._db.read(lambda conn: evaluations.newest_loss(conn, run.id))
         measured = await self._evaluation.measure(run, weights, sample=False)

@@ -37,7 +37,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Open tasks of a run."""
 
     run_id: int
-    open: int  # tasks without audits
+    open: int  # open tasks without audits
     price_micro: int  # price of the tasks that are leased
     # workers with leases; only read if a worker failed a task
     holders: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Health of a coordinator: its present troubles, worst first, each with a remedy.
+"""Health of a coordinator: its present troubles, worst first, most with a remedy.
 
 Troubles are the alerts that stand, as a server found them within half a minute, and what the
 overview itself shows at this moment.

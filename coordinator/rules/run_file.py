@@ -116,9 +116,9 @@ class RetentionSettings(Settings):
 
 
 class TierSettings(Settings):
-    """`[[serve.tiers]]`: limits of an account by its earned credits."""
+    """`[[serve.tiers]]`: limits of an account by its credits."""
 
-    credits: Annotated[float, Meta(ge=0, le=1e12)] = 0.0  # credits that the account has ever earned
+    credits: Annotated[float, Meta(ge=0, le=1e12)] = 0.0  # credits that the account has or spent
     requests_per_minute: Annotated[int, Meta(ge=1, le=100_000)] = 30
     tokens: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # most tokens of one answer
     # most tokens of all its open requests

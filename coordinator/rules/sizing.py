@@ -1,4 +1,4 @@
-"""Sizing of work: samples, deadline and price of a task, all from the server's own figures."""
+"""Sizing of work: samples, deadline and price of a task. No price depends on a worker's report."""
 
 from __future__ import annotations
 

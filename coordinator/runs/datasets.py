@@ -105,7 +105,7 @@ class Datasets(PlatformService):
     async def add_for(
         self, workload: str, wanted: DatasetWanted, skipped: Skipped
     ) -> DatasetManifest:
-        """Add a dataset that a workload builds. Raises BadRequest, InvalidRunFile."""
+        """Add a dataset that a workload builds. Raises BadRequest, and the errors of `_named`."""
         try:
             found = load(workload)
         except NotFound as error:  # the command named it

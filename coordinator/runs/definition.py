@@ -169,8 +169,8 @@ def _for_strangers(
 
 
 def with_preset(file: RunFile, samples: int, sample_size: int) -> RunFile:
-    """Return a run file that names no preset: with "fedavg" if the run would end within the phases
-    of its workload's default preset, else unchanged.
+    """Return a run file that names no preset: with "fedavg" if the run would be too short for its
+    workload's default preset (see `too_short`), else unchanged.
 
     A run's creation decides this and stores it with the run.
     """

@@ -182,7 +182,7 @@ def check_format(workload: str, format: str, dtype: str = "") -> None:
 
 
 def write(stop: Stop, source: ExportSource, files: ExportFiles, to: Path) -> Exported:
-    """Write all files, or none. Raises StorageFull if there is no room."""
+    """Write all files, or none. Raises StorageFull, Conflict if the folder is not empty."""
     there = to.exists()
     folders.empty(to, "the export")
     try:

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 def make_initial(
     stop: Stop, run: RunRow, path: Path, source: Path | None, mirrored: bool
 ) -> publishing.PreparedVersion:
-    """Write version 0 at `path`, and its published files next to it. Raises InvalidRunFile."""
+    """Write version 0 at `path`, its published files beside. Raises InvalidRunFile, StorageFull."""
     about = definition(run)
     if source is not None:
         weights = imported(source, about)
@@ -235,7 +235,7 @@ class Runs(PlatformService):
             )
 
     async def start(self, name: str) -> RunInfo:
-        """Make version 0 and open the first pass. Raises Conflict if it was started before."""
+        """Make version 0 and open the first pass. Raises NotFound, InvalidRunFile, Conflict."""
         run = await self._db.read(lambda conn: runs.by_name(conn, name))
         if run.state != "draft":
             how = (

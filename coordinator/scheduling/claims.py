@@ -1,6 +1,6 @@
 """Claims of waiting workers; claims that arrive during a transaction join the next one.
 
-Many claims thus cost as many statements as one, and only committed leases are sent.
+Many claims thus cost few more statements than one, and only committed leases are sent.
 """
 
 from __future__ import annotations

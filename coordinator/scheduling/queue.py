@@ -65,7 +65,7 @@ class _Start(NamedTuple):
     task_id: int
     attempt: int
     newest: bool
-    patient: bool = True  # the task waits for a merge
+    patient: bool = True  # the task may wait for a merge
 
 
 class Queue:

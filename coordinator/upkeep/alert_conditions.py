@@ -1,4 +1,4 @@
-"""Alert conditions, each with a sentence that names the remedy.
+"""Alert conditions, each with a sentence, most with a remedy.
 
 failed check   a recompute proved that work was made up
 refusals       a third of the newest contributions were refused

@@ -66,7 +66,7 @@ def listing(series: Path) -> list[BackupSummary]:
 
 
 def verify(folder: Path) -> BackupSummary:
-    """Read every byte of a backup. Raises Configuration naming the first file that is wrong."""
+    """Read every byte of a backup. Raises the errors of `read_list` and `check_files`."""
     listed = read_list(folder)
     check_files(folder, listed)
     return summary(folder, listed)

@@ -138,7 +138,7 @@ class StorePlace:
         await self._store.put_object(f"{folder.name}/{LIST}", payload, len(payload))
 
     async def _look_again(self, listed: BackupList) -> None:
-        """Copy blobs again that were deleted meanwhile. Raises NotFound for a lost blob."""
+        """Copy blobs again that were deleted meanwhile. Raises NotFound, Configuration."""
         self._there = {each.sha256: each.size async for each in self._store.entries()}
         for sha, size in listed.blobs.items():
             if self._there.get(sha) == size:

@@ -25,7 +25,7 @@ def begin_snapshot(conn: Connection) -> None:
 
 
 def names() -> tuple[str, ...]:
-    """Return all tables in foreign-key order."""
+    """Return the names of all tables, in foreign-key order."""
     return tuple(table.name for table in metadata.sorted_tables)
 
 

@@ -122,8 +122,8 @@ def compared(
 ) -> bool:
     """Record how many tokens of an answer were compared, and how many are wrong.
 
-    An answer that agrees frees its pay and the pay before it, up to a waiting draw; another answer
-    forfeits all pay at stake. Return True if the account is proven to use another model.
+    An answer that agrees frees its pay and the pay before it, up to a waiting draw; an answer that
+    differs forfeits all pay at stake. Return True if the account is proven to use another model.
     """
     lock(conn, [who])
     known, (looked, wrong) = _about(conn, [who])[who], found

@@ -153,8 +153,8 @@ def _draft(step: Step, pay: Payment, memo: str = "") -> EventDraft:
 def post_step(
     conn: Connection, step: Step, rows: Sequence[Payment], now: float, memo: str = ""
 ) -> None:
-    """Post one step of the pay of each contribution, if its earlier steps allow it. Raises
-    Forbidden for a reversal of credits that were spent without a debt.
+    """Post one step of the pay of each contribution. Raises Conflict unless its earlier steps allow
+    it, Forbidden for a reversal of credits that were spent without a debt.
     """
     pays = {pay.contribution_id: pay for pay in rows}
     befores, nevers = ORDER[step]
