@@ -167,7 +167,7 @@ class Audits(PlatformService):
             put_back(conn, row, run, "failure", judgement.message, now)
             audits.decline(conn, row.task_id, row.volunteer_id)
             return
-        tasks.finish(conn, row.task_id, now)
+        tasks.finish_all(conn, [row.task_id], now)
         payments.post_step(conn, "pending", [Payment.of(row)], now)
         if judgement.state != "accepted":
             escrow.withhold(conn, [row], now)

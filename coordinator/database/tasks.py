@@ -344,11 +344,6 @@ def finish_all(conn: Connection, task_ids: Sequence[int], now: float) -> int:
     return conn.execute(_FINISH, {"ids": task_ids, "ended_at": now} | _DONE).rowcount
 
 
-def finish(conn: Connection, task_id: int, now: float) -> bool:
-    """Move one task to done, see `finish_all`. Return False if it had ended."""
-    return finish_all(conn, [task_id], now) == 1
-
-
 def put_back(  # noqa: PLR0913 - each is a word of the verdict
     conn: Connection,
     task_id: int,

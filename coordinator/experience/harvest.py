@@ -191,7 +191,7 @@ class Harvest(PlatformService):
             if case.drawn and judgement.reason == Reason.EXPERIENCE.value:
                 self._proved(conn, row, found, "unproven", judgement.message)
             return
-        tasks.finish(conn, row.task_id, now)
+        tasks.finish_all(conn, [row.task_id], now)
         if judgement.state == "accepted":
             accounts.set_trust(conn, row.volunteer_id, GAIN, accepted_micro=price)
             self._keep(conn, row, case, found, sha256)

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -76,14 +76,6 @@ UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
 EXPIRE_MAX = 500
 
 
-class Digest(Protocol):
-    """Unfinished hash."""
-
-    def update(self, data: bytes | memoryview, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
 class _UploadWriter:
     """Request that is writing an upload."""
 
@@ -103,7 +95,7 @@ class _UploadWriter:
 class _PartialFile:
     """File of a running upload, for one thread at a time."""
 
-    def __init__(self, path: Path, offset: int, digest: Digest) -> None:
+    def __init__(self, path: Path, offset: int, digest: hashlib._Hash) -> None:
         self.offset = offset
         self.digest = digest
         self._file = path.open("r+b" if path.exists() else "xb", buffering=0)
@@ -164,7 +156,7 @@ class Uploads(PlatformService):
         self._directory = on.blobs.scratch() / "uploads"
         self._directory.mkdir(parents=True, exist_ok=True)
         self._writers: dict[str, _UploadWriter] = {}
-        self._hashes: OrderedDict[str, tuple[int, Digest]] = OrderedDict()
+        self._hashes: OrderedDict[str, tuple[int, hashlib._Hash]] = OrderedDict()
         # uploads of one account are granted in turn, since each counts against its quota
         self._granting = Joiner(
             self._grant_all, JOINED_MAX, key=lambda each: each.principal.volunteer_id
@@ -479,7 +471,7 @@ class Uploads(PlatformService):
             if filled:
                 await in_pool(part.append, filling[:filled])
 
-    def _remember(self, upload_id: str, offset: int, digest: Digest) -> None:
+    def _remember(self, upload_id: str, offset: int, digest: hashlib._Hash) -> None:
         self._hashes[upload_id] = (offset, digest)
         while len(self._hashes) > HASHES_MAX:
             self._hashes.popitem(last=False)
@@ -595,7 +587,7 @@ def _check_evidence(
         raise TooLarge(f"evidence for task {request.task} has at most {limit} bytes")
 
 
-def _hash_file(path: Path, size: int) -> Digest:
+def _hash_file(path: Path, size: int) -> hashlib._Hash:
     digest = hashlib.sha256()
     if size:
         with path.open("rb") as file:

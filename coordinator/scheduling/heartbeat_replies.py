@@ -63,13 +63,10 @@ class Heartbeats:
         self._told: OrderedDict[str, int] = OrderedDict()  # newest verdict by worker
         # how often each recent verdict was sent, by worker
         self._sent: OrderedDict[str, Counter[int]] = OrderedDict()
-        self._newest = CachedValue(self._newest_verdict, SHARED_S, clock)
+        self._newest = CachedValue(lambda: db.read(verdicts.newest), SHARED_S, clock)
         self.announcements = Announcements(db, clock)
         self._announced = CachedValue(self.announcements.standing, ANNOUNCED_S, clock)
         self._ordered = CachedValue(self._orders, SHARED_S, clock)  # orders of owners, by machine
-
-    async def _newest_verdict(self) -> tuple[int, float]:
-        return await self._db.read(verdicts.newest)
 
     async def _orders(self) -> dict[str, OwnOrder]:
         since = self._clock.now() - ORDER_S

@@ -646,7 +646,7 @@ async def test_work_ends_once_however_it_came_in(rows: Rows) -> None:
     kept = [await rows.put(), await rows.put(state="done", ended_at=2.0)]
 
     async def finish(row: TaskRow) -> bool:
-        return await rows.write(lambda c: tasks.finish(c, row.id, NOW))
+        return await rows.write(lambda c: tasks.finish_all(c, [row.id], NOW) == 1)
 
     assert [await finish(row) for row in (held, late, *kept)] == [True, True, False, False]
     end = {"state": "done", "returned": False, "ended_at": NOW, **FREE}

@@ -58,7 +58,7 @@ class VirtualQueue:
 
     async def finish(self, task: int) -> bool:
         now = self.clock.now()
-        return await self.db.write(lambda conn: tasks.finish(conn, task, now))
+        return await self.db.write(lambda conn: tasks.finish_all(conn, [task], now) == 1)
 
     async def put_back(self, lease: Lease, who: Principal, kind: tasks.FailureKind | None) -> str:
         spec = await self.db.read(lambda conn: self.queue.claims.spec(conn, self.run))

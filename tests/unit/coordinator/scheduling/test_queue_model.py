@@ -148,7 +148,9 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def hand_in_everything(self) -> None:
         for number, task in self.model.some("doing").items():
-            assert self.world.write(partial(tasks.finish, task_id=number, now=self.clock.now()))
+            assert self.world.write(
+                partial(tasks.finish_all, task_ids=[number], now=self.clock.now())
+            )
             task.state = "done"
 
     @rule(which=WHICH)
@@ -163,7 +165,7 @@ class QueueMachine(RuleBasedStateMachine):
 
         def accept(conn: Connection) -> bool:
             tasks.may_submit(tasks.holder(conn, number), task.worker, task.attempt)
-            return tasks.finish(conn, number, self.clock.now())
+            return tasks.finish_all(conn, [number], self.clock.now()) == 1
 
         assert self.world.write(accept)
         task.state, task.returned = "done", False
@@ -303,7 +305,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.model.owners[fresh.worker_id] = fresh.volunteer_id
         while self.model.pass_no == last:
             for number in list(self.model.some("doing")):
-                assert self.world.write(partial(tasks.finish, task_id=number, now=self.clock.now()))
+                assert self.world.write(
+                    partial(tasks.finish_all, task_ids=[number], now=self.clock.now())
+                )
                 self.model.tasks[number].state = "done"
             lease = self.lease(fresh)
             assert lease is not None
