@@ -152,7 +152,7 @@ class WaitingLine:
         self._probe()
 
     def look(self) -> None:
-        """Note that those who are awake look now."""
+        """Note that the awake waiters look now."""
         self._probing = False
 
     def looked(self, since: int, *, left: int, took: bool) -> None:
@@ -168,7 +168,7 @@ class WaitingLine:
             self._probing = self._wake(1)
 
     def _wake(self, count: int) -> bool:
-        """Wake the oldest of those who have not looked since the news."""
+        """Wake the oldest waiters that have not looked since the news."""
         late = (watch.wake for watch in self._standing if watch.since < self._news)
         woken = [*itertools.islice((wake for wake in late if not wake.done()), count)]
         for wake in woken:

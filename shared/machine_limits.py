@@ -104,7 +104,7 @@ def cores(root: Path = ROOT) -> int:
 
 
 def _machine_cores() -> int:
-    """Return the number of the machine's physical cores, also of those barred to this process."""
+    """Return the number of the machine's physical cores, the ones barred to this process included."""
     return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 

@@ -43,7 +43,7 @@ PAST = 16  # newest tasks of a worker that measure its speed
 
 
 class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a run that a claim needs; most of them change."""
+    """Figures of a run that a claim needs; most change."""
 
     id: int
     head: int

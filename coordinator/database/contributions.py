@@ -153,7 +153,7 @@ def mergeable(conn: Connection, run_id: int, limit: int = 1000) -> list[Contribu
 
 
 def left_over(conn: Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
-    """Return accepted updates in merge order, including those that wait for their recompute."""
+    """Return accepted updates in merge order, including updates that wait for their recompute."""
     rows = conn.execute(_LEFT_OVER, {"its_run_id": run_id, "most": limit}).mappings()
     return [_row(row) for row in rows]
 

@@ -145,7 +145,7 @@ def by_id(conn: Connection, run_id: int, *, lock: bool = False) -> RunRow:
 
 
 def every(conn: Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
-    """Return all runs but deleted ones, or those in the given states, oldest first."""
+    """Return all runs but deleted ones, or the runs in the given states, oldest first."""
     found = conn.execute(_IN_STATES, {"states": states}) if states else conn.execute(_EVERY)
     return [_row(row) for row in found.mappings()]
 

@@ -158,7 +158,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of local work; `Work.result` returns the tensors beside it."""
+    """Report of local work; `Work.result` returns the tensors with it."""
 
     steps: int
     samples: int

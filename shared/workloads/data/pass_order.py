@@ -42,7 +42,7 @@ def permutation(count: int, seed: int, stream: int) -> NDArray[np.int64]:
 
 
 class PassOrder:
-    """Samples of a pass, at positions 0 to `total` - 1; chunk `c` has `counts[c]` of them."""
+    """Samples of a pass, at positions 0 to `total` - 1; `counts[c]` are in chunk `c`."""
 
     def __init__(self, counts: Sequence[int], seed: int, mix: int = MIX) -> None:
         if mix < 1 or any(not 0 <= count <= _CHUNK_SAMPLES_MAX for count in counts):
@@ -74,7 +74,7 @@ class PassOrder:
         return np.concatenate(parts) if parts else np.empty((0, 2), np.int64)
 
     def chunks(self, start: int, stop: int) -> tuple[int, ...]:
-        """Return the chunks that [start, stop) reads, those of earlier groups first."""
+        """Return the chunks that [start, stop) reads, earlier groups first."""
         found: dict[int, None] = {}
         for group, first, last in self._pieces(start, stop):
             if (

@@ -34,7 +34,7 @@ def is_table(path: Path) -> bool:
 
 
 def tables_in(folder: Path, skipped: Skipped) -> list[Path]:
-    """Return the tables of a folder; other splits beside "train" are added to `skipped`."""
+    """Return the tables of a folder; other splits than "train" are added to `skipped`."""
     found = [path for path in walk(folder) if is_table(path)]
     splits = {path: _split(path.relative_to(folder)) for path in found}
     if "train" not in splits.values():
