@@ -157,7 +157,7 @@ TABLE = SettingsTable(Settings, PREFIX, (HOME, PROFILE, JOIN))
 
 
 def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> Directories:
-    """Return the directories, which $VOLUNTEER_HOME moves; make missing ones. Raises Configuration."""
+    """Return the directories, moved by $VOLUNTEER_HOME; make missing ones. Raises Configuration."""
     environ = os.environ if environ is None else environ
     name = profile or environ.get(PROFILE, "") or "default"
     if not all(c.isalnum() or c in "-_." for c in name) or name.startswith(".") or len(name) > 64:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Departure:
-    """Ends the volunteer of this process in order, then the program."""
+    """Ends the program: by itself, or after the end of its volunteer."""
 
     def __init__(self, app: VolunteerApp) -> None:
         self._app = app
@@ -23,7 +23,7 @@ class Departure:
         self.at_once = False  # a second request: the program does not wait for the volunteer
 
     def catch_signals(self) -> None:
-        """Leave in order at the first signal of the system, at once at the second."""
+        """Leave after the volunteer's end at the system's first signal, at once at the second."""
         loop = asyncio.get_running_loop()
         for name in ("SIGTERM", "SIGHUP", "SIGINT"):
             try:
@@ -91,7 +91,7 @@ class Departure:
 
     @property
     def exit_code(self) -> int:
-        """Return the volunteer's exit code; 0 if it keeps running in another process."""
+        """Return the volunteer's exit code; 0 if it has not ended."""
         ended = self._app.latest.ended
         return ended.code if ended is not None else 0
 

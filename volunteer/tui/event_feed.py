@@ -63,7 +63,7 @@ class EventFeed:
             task.cancel()
 
     def _remember(self) -> None:
-        """Request the history of this machine's run, once."""
+        """Request the history of this machine's run, once for each run."""
         run = self.view.run()
         if run and run not in self._recalled and self.view.status.online:
             self._recalled.add(run)

@@ -21,7 +21,7 @@ class SampleHistory:
         self._first: int | None = None
 
     def first(self) -> int | None:
-        """Return the first version with a sample."""
+        """Return the first version with a sample, None if the first page has none."""
         return self._first
 
     def last(self) -> int | None:
@@ -29,7 +29,7 @@ class SampleHistory:
         return max((n for n, row in self.rows.items() if row.sample), default=None)
 
     async def begin(self, control: Control, head: int) -> None:
-        """Load the first page of the history once, the last page always. Raises VolunteerError."""
+        """Load the first page until it has a sample, the newest always. Raises VolunteerError."""
         if self._first is None:
             await self._load(control, -1)
             self._first = min((n for n, row in self.rows.items() if row.sample), default=None)

@@ -128,7 +128,7 @@ def _idle(at: Looked) -> Activity | None:
 
 
 def window_title(view: AgentView, now: float) -> str:
-    """Return the state for a window's title: "volunteer 62 % training"."""
+    """Return the state for a window's title: "volunteer 62 % · training"."""
     task = view.task("")
     done = (
         f" {whole_percent(task.step / task.steps)} %" if task and task.steps and task.step else ""

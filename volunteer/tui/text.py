@@ -55,7 +55,7 @@ ROLES = {
 }
 
 FOREIGN_CHARS_MAX = 2000
-MANY, TINY = 999.5e12, 1e-4  # a number outside of these is written as a word
+MANY, TINY = 999.5e12, 1e-4  # above, a number is written as a word; below, as 0
 
 
 class Glyphs(msgspec.Struct, frozen=True, kw_only=True):
@@ -259,7 +259,7 @@ def soon(seconds: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Return a number a second with at least three digits: 2.00, 0.187, 383."""
+    """Return a number a second with three digits: 2.00, 0.187, 383."""
     if TINY <= value < 999.5:
         return localized(f"{value:#.3g}".rstrip("."))
     return count(value)

@@ -1,8 +1,8 @@
 """Our own themes: a calm dark one, a light one, one for colour-blind eyes (Okabe and Ito 2008) and
 one of high contrast.
 
-Screens use no colours of their own, only the theme's and the variables of `DARK` below, which
-Textual's own themes get too.
+Screens use the theme's colours and the variables of `DARK` below, which Textual's own themes get
+too; only QR codes and pictures have colours of their own.
 """
 
 from __future__ import annotations

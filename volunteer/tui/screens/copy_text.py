@@ -62,7 +62,7 @@ class CopyText(ModalScreen[None]):
         yield Static("\n".join(self._code), id="code", markup=False)
 
     def on_resize(self, event: Resize) -> None:
-        """Show the code only if it fits completely, without the title and margins if necessary."""
+        """Show the code only if it fits, perhaps without title and margins, and never in ASCII."""
         width, height = event.size
         said = 2 + sum(len(text) // max(1, width) + 1 for text in (self._what, self._text))
         tall = len(self._code) + said

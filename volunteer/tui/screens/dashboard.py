@@ -1,8 +1,8 @@
 """Dashboard: the current work of this machine and its results.
 
-The room decides which cards are visible: all of them from 116 x 34, the task, the curves and one
-group of the others at 80 x 24, the task and one card at 60 x 16, one block of lines below that, one
-line below six rows.
+The room decides which cards are visible: all of them from 116 x 35, the task, the curves and one
+group of the others at 80 x 24, the task and one card at 60 x 16, else one block of lines (with one
+card from 14 rows on), alone on the screen below six rows.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _turned(
 ) -> Arrangement:
     """Return the fixed cards and the group whose turn it is.
 
-    A sample takes the room of the curves too: four rows hold no picture and one line of text.
+    A sample takes the room of the curves too: four rows hold no picture, and only one line of text.
     """
     shown = groups[turn % len(groups)]
     if shown == ("sample",):

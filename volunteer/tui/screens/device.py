@@ -267,7 +267,7 @@ class DevicePage(QueryPage):
         )
 
     def action_duty(self, change: int) -> None:
-        """Change the working time of the device under the cursor."""
+        """Change the share of working time of the device under the cursor."""
         control, device = self.volunteer.control, self._device()
         known = self._duty(device.id) if device else None
         if control is None or device is None or known is None:
@@ -288,7 +288,7 @@ class DevicePage(QueryPage):
         self.query_now({"settings": lambda control: control.do(commands.GetSettings())})
 
     def answered(self, name: str) -> None:
-        """Drop wanted shares that the settings now contain."""
+        """Drop the wanted shares once the settings contain all of them."""
         stored = self._setting("device_duty") or {}
         if name == "settings" and self._wanted_duty.items() <= stored.items():
             self._wanted_duty.clear()
@@ -339,7 +339,7 @@ def benchmark_lines(
     scene: Scene,
     cells: int,
 ) -> list[Line]:
-    """Return the figures of a device, their history, and the comparison with other machines."""
+    """Return the figures of a device, their age, and the comparison with other machines."""
     glyphs, room = scene.glyphs, cells - NAME_CELLS
     if not device.usable:
         said = shown(scene.view.status.problem(device)) or _("torch cannot use this device")
@@ -386,7 +386,7 @@ def _compared(
 def given_lines(
     device: Device | None, scene: Scene, cells: int, height: int, roles: Sequence[str] = ()
 ) -> list[Line]:
-    """Return, for each run, the time of a step and of a task on a device, and the credits."""
+    """Return, for each running run, the time of a step and a task on a device, and the credits."""
     infos = [info for info in scene.view.status.runs if info.state == "running"]
     if device is None or not infos:
         said = _("with the first run, the time of a task here and its credits appear")

@@ -1,4 +1,4 @@
-"""Log page: all events since the start; searchable, followed live, exported as diagnostics."""
+"""Log page: the newest events; searchable, followed live, exported as diagnostics."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class HelpText(Panel):
 
 
 class Help(ModalScreen[None]):
-    """Help dialog; any of its keys closes it."""
+    """Help dialog; escape, enter, space, q, ? and f1 close it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,question_mark,f1,enter,space", "close", "close", show=False),

@@ -1,4 +1,4 @@
-"""Contributions page: submissions with verdicts and reasons, and all movements of credits."""
+"""Contributions page: submissions with verdicts, reasons and pay, and the account's totals."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class History(QueryPage):
     # The rows.
 
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Return all known verdicts, newest first, each contribution once by its newest state."""
+        """Return the newest known verdict of each contribution, newest contribution first."""
         answer: QueryReply[Page] = self.answer("history")
         found: dict[int, Verdict] = {}
         for verdict in (
@@ -264,7 +264,7 @@ def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: b
 
 
 def way(state: str, scene: Scene) -> Line:
-    """Return the line "pending, checked, paid", bright up to the contribution's state."""
+    """Return the line "pending, checked, paid", bright up to the state, or "pending, not paid"."""
     glyphs = scene.glyphs
     if state == "rejected":
         return ((_("pending") + " ", "dim"), (f"{glyphs.right} ", "faint"), (_("not paid"), "bad"))

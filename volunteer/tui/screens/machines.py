@@ -1,5 +1,5 @@
-"""Machines page: state, work and last heartbeat of each machine of the account. An order (pause,
-resume, finish) reaches a machine with its next heartbeat.
+"""Machines page: state, work and last heartbeat of each machine that has not left the account. An
+order (pause, resume, finish) reaches a machine with its next heartbeat.
 """
 
 from __future__ import annotations

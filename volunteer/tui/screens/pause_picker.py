@@ -31,7 +31,7 @@ PAUSES = (
 
 
 class PausePicker(ModalScreen[None]):
-    """List of the ends of a pause, for the shown device; escape closes it."""
+    """List of the ends of a pause, for the chosen device or for all; escape closes it."""
 
     CSS = """
     PausePicker { align: right top; background: $background 0%; }

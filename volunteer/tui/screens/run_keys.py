@@ -54,7 +54,7 @@ def show_samples(app: VolunteerApp, run: str) -> None:
 
 
 def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
-    """Run `volunteer chat` or `play` in the terminal, depending on the kind of run."""
+    """Run `volunteer chat` or `play` in the terminal, or tell that the run has neither."""
     if info is None or app.control is None:
         return
     if info.items == "tokens":
@@ -98,7 +98,7 @@ async def _lend(app: VolunteerApp, word: str, run: str) -> None:
 
 
 async def _ended(command: list[str]) -> int:
-    """Run a program that takes over the terminal; return its exit code."""
+    """Run a program that takes over the terminal; return its exit code, 1 if it cannot start."""
     try:
         child = await asyncio.create_subprocess_exec(*command)
     except OSError:

@@ -122,7 +122,7 @@ class RunsPage(QueryPage):
     # Data.
 
     def infos(self) -> tuple[RunInfo, ...]:
-        """Return the runs of the newest reply, or of the last event."""
+        """Return the runs of the newest reply; without any, those of the status."""
         answer: QueryReply[tuple[RunInfo, ...]] = self.answer("runs")
         return answer.value or self.volunteer.view.status.runs
 
@@ -299,7 +299,7 @@ class RunsPage(QueryPage):
 
 
 def helped(info: RunInfo, chosen: Sequence[str]) -> bool:
-    """Return True if this machine claims tasks of a run."""
+    """Return True if the chosen runs include a run; an empty choice includes all."""
     return not chosen or info.name in chosen
 
 
@@ -347,7 +347,7 @@ def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old
 def run_detail(
     info: RunInfo, able: RunEstimate, scene: Scene, chosen: Sequence[str], cells: int
 ) -> list[Line]:
-    """Return all known facts of a run."""
+    """Return the known facts of a run."""
     glyphs = scene.glyphs
     room = cells - NAME_CELLS
     lines: list[Line] = []

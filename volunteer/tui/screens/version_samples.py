@@ -172,7 +172,7 @@ class SamplesPage(Page):
         return max(*told, self.history.head)
 
     def shown(self, scene: Scene) -> None:
-        """Query newer versions while the newest is shown."""
+        """Query newer versions while the newest, or none, is shown."""
         newest = self.history.rows.get(self.history.head)
         awaited = newest is not None and newest.evaluation in ("waiting", "running")
         newer = self._follows and (awaited or self._head() > self.history.head)
@@ -248,7 +248,7 @@ class SamplesPage(Page):
         self.run_worker(self._step(by), group="versions", exclusive=True)
 
     def action_end(self, side: int) -> None:
-        """Show the first or the newest version."""
+        """Show the first or the newest version with a sample."""
         found = self.history.first() if side < 0 else self.history.last()
         if found is not None:
             self.at = found
@@ -276,7 +276,7 @@ class SamplesPage(Page):
 
 
 def version_words(row: VersionInfo, measure: str) -> str:
-    """Return the measure of a version, its contributors and its time."""
+    """Return the measure of a version, its contributions and its time."""
     parts = []
     if row.loss is not None:
         parts.append(f"{measure_word(measure)} {loss(row.loss, measure)}")

@@ -1,1 +1,1 @@
-"""Terminal capabilities: driver, stylesheet, ASCII."""
+"""Terminal capabilities: driver, colours, ASCII."""

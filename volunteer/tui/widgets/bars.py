@@ -54,8 +54,8 @@ class TabBar(Bar):
 
 
 def _named(link: Activity, scene: Scene, room: int) -> Line:
-    """Return the connection after the coordinator's name, shortened if both do not fit; "" if
-    hardly a letter of the name would be left.
+    """Return the connection after the coordinator's name, which is shortened if both do not fit; ()
+    without a name, or if less than `NAME_CELLS_MIN` of it would be left.
     """
     text = f"{link.sign} {link.word} "
     room -= cell_len(text) + 2  # a space on either side of the name

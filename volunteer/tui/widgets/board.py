@@ -28,7 +28,7 @@ class BoardState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """Visible part of a board: first row and column, and the number of each."""
+    """Visible part of a board: its first row and column, and how many rows and columns."""
 
     top: int
     left: int

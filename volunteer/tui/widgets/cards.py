@@ -43,7 +43,7 @@ def fact(name: str, *spans: Span) -> Line:
 
 
 class DeviceCard(Panel):
-    """Card of the device at work: state, speed, memory, heat, power."""
+    """Card of the shown device: state, speed, memory, heat, power."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         device = device_of(scene)
@@ -54,7 +54,7 @@ class DeviceCard(Panel):
 
 
 def device_of(scene: Scene) -> Device | None:
-    """Return the device to show: the chosen one, else the working one, else the best usable one."""
+    """Return the device to show: the chosen one, else the working one, else a usable GPU or CPU."""
     task = scene.view.task(scene.device)
     wanted = scene.device or (task.device if task else "")
     devices = scene.view.status.devices
@@ -188,7 +188,7 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
 
 
 def _work(me: Me, cells: int, glyphs: Glyphs) -> list[Span]:
-    """Return the contributions merged, accepted and rejected."""
+    """Return the contributions merged, and those rejected, or accepted if none was."""
     merged = _("{merged} merged", merged=me.merged)
     if me.rejected:
         rejected = _("{rejected} rejected", rejected=me.rejected)

@@ -20,14 +20,14 @@ PERCENT_CELLS = 5
 
 
 class Readings:
-    """Newest readings of each device, for the small curves."""
+    """Newest loads of each device, for the small curve."""
 
     def __init__(self) -> None:
         self._load: dict[str, deque[float]] = {}
         self._at: dict[str, float] = {}
 
     def take(self, sensors: Mapping[str, Sensed]) -> None:
-        """Store the new readings."""
+        """Store the new loads."""
         for device, sensed in sensors.items():
             if sensed.utilisation is not None and self._at.get(device) != sensed.at:
                 self._at[device] = sensed.at
@@ -76,7 +76,7 @@ def device_state(device: Device, scene: Scene, cells: int) -> Line:
 
 
 def _load(sensed: Sensed, loads: tuple[float, ...], scene: Scene, cells: int) -> list[Line]:
-    """Return the load as a small curve, ending at the newest value."""
+    """Return the load as a small curve up to the newest value; as a bar before three values."""
     if sensed.utilisation is None:
         return []
     tail = f" {percent(sensed.utilisation)}"

@@ -1,4 +1,4 @@
-"""Base of the widgets: a pure function returns lines, and only changed rows are painted.
+"""Base of the widgets: `lines` returns the content, and only changed rows are painted.
 
 Measured in a prototype, redrawing whole widgets twice a second cost several times more; the cores
 belong to training.
@@ -75,14 +75,14 @@ class Panel(Widget):
 
     @abstractmethod
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        """Return the lines of a scene, at most `height`; pure."""
+        """Return the lines of a scene; those beyond `height` are cut off."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         """Return title and subtitle of the border."""
         return "", ""
 
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
-        """Draw a scene, unless it was just redrawn and the data shared with other panels is
+        """Draw a scene, unless this panel was just redrawn and the data shared with other panels is
         unchanged.
         """
         same = _same(self.scene.view, scene.view)

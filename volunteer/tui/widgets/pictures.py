@@ -46,7 +46,7 @@ def _pixels(picture: Picture) -> Pixels:
 
 
 def _shown(picture: Picture, cells: int, rows: int) -> tuple[Pixels, int, int]:
-    """Return the part of a picture that can be told apart in a room, and its cells and rows."""
+    """Return the part of a picture that stays recognisable in a room, and its cells and rows."""
     from shared.workloads.data.resize import corner
 
     pixels = _pixels(picture)
@@ -137,7 +137,7 @@ def drawn(text: str) -> bool:
 
 
 def picture(preview: str, metrics: dict[str, float], cells: int, height: int) -> list[Line]:
-    """Return the lines unchanged, with the numbers of the work next to or below them."""
+    """Return a preview's lines, with the numbers of the work next to or below them."""
     rows = printable_lines(preview)
     facts: list[Line] = [
         ((left(name.replace("_", " "), 17), "dim"), (count(value, 4), "value"))

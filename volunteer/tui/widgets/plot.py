@@ -50,7 +50,7 @@ def rising(points: Sequence[Point], measure: str) -> Sequence[Point]:
 
 
 class Plot(Panel):
-    """Panel with a chart, drawn at most once a second."""
+    """Panel with a chart, usually drawn at most once a second."""
 
     pace_s = 1.0
     quick = False  # a curve takes four times as long as all other panels of the dashboard
@@ -230,6 +230,6 @@ def number(value: float, step: float) -> str:
 
 
 def last_value(points: Sequence[Point]) -> float | None:
-    """Return the newest finite value of a curve."""
+    """Return the newest finite value of a curve's last 50 points."""
     good = finite(points[-50:])
     return good[-1][1] if good else None

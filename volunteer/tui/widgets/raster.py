@@ -1,7 +1,7 @@
 """Curves as dots in character cells: every pixel column shows the lowest and highest of its points,
 so that no spike is lost.
 
-The cost grows with the width, not with the points. Infinite and NaN points are left out.
+Strokes grow in number with the width, not with the points. Infinite and NaN points are left out.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _masks(bits: tuple[int, ...]) -> list[list[int]]:
 
 
 def average(points: Sequence[Point]) -> list[Point]:
-    """Return the running mean of a noisy curve, over about a fifteenth of the points."""
+    """Return the running mean of a noisy curve over about a fifteenth of its points, 5 to 60."""
     good = finite(points)
     if len(good) < 3:
         return []

@@ -67,7 +67,7 @@ class Contributions(Panel):
 def verdict_lines(
     verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool = False
 ) -> list[Line]:
-    """Return the lines of a verdict, `named` with its run; a long reason gets a line of its own."""
+    """Return a verdict in lines, `named` with its run; a rejection's long reason gets its own."""
     line = verdict_line(verdict, cells, glyphs, named=named)
     why = reason_of(verdict)
     if verdict.state != "rejected" or why in "".join(text for text, _ in line):

@@ -129,7 +129,7 @@ class SampleView(Container):
 
 
 def _value(value: float, measure: str) -> str:
-    """Return the loss of a version, with its name if it is another measure."""
+    """Return the value of a version's measure, named if it is the share of problems solved."""
     named = f"{measure_word(measure)} " if measure == UNSOLVED else ""
     return f"{named}{loss(value, measure)}"
 

@@ -54,7 +54,7 @@ class SettingList(Vertical):
     """List of settings that can be changed in place.
 
     `rows` returns the settings, `names` selects the shown ones (none: all, under headings). A click
-    changes a setting, and so does enter if `by_enter`; a page may call `change` for other keys.
+    on the cursor changes a setting, as does enter if `by_enter`; a page may call `change`.
     """
 
     DEFAULT_CSS = """
@@ -187,7 +187,7 @@ class SettingList(Vertical):
             field.select_all()  # typing replaces a number
 
     def set_back(self) -> None:
-        """Reset the setting under the cursor to its default."""
+        """Reset the setting under the cursor to its default, if config.toml sets it."""
         row = self.chosen
         if row is not None and row.source == "config.toml":
             self.post_message(self.Changed(row, settings.TABLE.default(row.name)))

@@ -1,6 +1,6 @@
 """Table with columns and a cursor; only changed rows are painted.
 
-The least important columns disappear when the room gets narrow. Enter or a click chooses a row.
+The least important columns disappear in a narrow room. Enter or a second click chooses a row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHEEL_ROWS = 3
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
-    """Column of a table, `cells` wide (0: the rest), shown in a panel at least `least` wide."""
+    """Column of a table, `cells` wide (0: the rest), shown if all columns have `least` cells."""
 
     title: str
     context: str = ""  # context of the title in the catalogue
@@ -94,7 +94,7 @@ def lay_out(columns: Sequence[Column], width: int) -> list[tuple[int, int]]:
 
 
 def _entry(rows: Sequence[Row], at: int, step: int) -> int:
-    """Return the row at a place, or the next one towards `step`; headings are skipped."""
+    """Return the row at a place, or the next one towards `step`, else behind; skip headings."""
     for direction in (step, -step):
         place = at
         while 0 <= place < len(rows):
@@ -108,7 +108,7 @@ class Listing(Panel):
     """Table of rows with a cursor.
 
     `filling` returns the rows of a scene; `Moved` and `Chosen` report the cursor. A row is chosen
-    by a click and, unless `by_enter` is False, by enter.
+    by a second click and, unless `by_enter` is False, by enter.
     """
 
     can_focus = True

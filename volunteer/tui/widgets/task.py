@@ -77,7 +77,7 @@ def working(scene: Scene, task: TaskStatus, cells: int, height: int) -> list[Lin
 
 
 def stages(scene: Scene, task: TaskStatus, cells: int) -> Line:
-    """Return the stages of a task with the present one marked; only that one if room is short."""
+    """Return the stages of a task, the present one marked; it and the next if room is short."""
     glyphs = scene.glyphs
     at = _AT["train" if fetched(task) else task.phase]
     paused = scene.view.status.paused(task.device) is not None
@@ -137,7 +137,7 @@ def progress(scene: Scene, task: TaskStatus, cells: int) -> Line:
 
 
 def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
-    """Return two rows of numbers with their names."""
+    """Return two rows of numbers with their names; during a pause its reason is the first."""
     left_s = task.finish_by - scene.now
     eta = "-" if task.eta_s is None or task.phase != "train" else countdown(task.eta_s)
     if pause := scene.view.status.paused(task.device):
