@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from coordinator.upkeep.backup_series import DrillReport
     from coordinator.upkeep.stored_backups import StoredBackups
 
+NICENESS = 15  # of a backup: submissions come first
 SCHEME = "s3://"  # begins the address of a store, in place of a folder
 T = TypeVar("T")
 
@@ -144,8 +145,12 @@ def backup(
     The folder holds secrets: keep it private. Backups of one folder share the blobs that did not
     change.
     """
+    import os
     import time
+    from contextlib import suppress
 
+    with suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     if keep < 0:
         raise BadRequest("--keep must be at least 1")
     wait_s = _seconds(every) if every else 0.0

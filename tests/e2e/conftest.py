@@ -22,7 +22,7 @@ from tests.support.command_line import (  # noqa: F401 # fixtures of this direct
     busy,
     busy_once,
     here,
-    logging_as_it_was,
+    process_as_it_was,
     run,
 )
 from tests.support.forkserver import Child, ForkServer

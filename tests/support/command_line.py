@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import shlex
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,17 +34,19 @@ Run = Callable[..., Said]
 
 
 @pytest.fixture
-def logging_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
+def process_as_it_was() -> Iterator[None]:
+    root, priority = logging.getLogger(), os.getpriority(os.PRIO_PROCESS, 0)
     handlers, level = list(root.handlers), root.level
     yield
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, priority)
     root.handlers[:], root.level = handlers, level
     structlog.reset_defaults()
 
 
 @pytest.fixture
 def run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], logging_as_it_was: None
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], process_as_it_was: None
 ) -> Run:
     """Run a command line."""
 

@@ -25,7 +25,7 @@ from tests.support.databases import Postgres, _run
 from tests.support.server_process import COORDINATOR
 from tests.support.tmux_screen import TmuxScreen
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("logging_as_it_was")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("process_as_it_was")]
 
 
 @pytest.fixture

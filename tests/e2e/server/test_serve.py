@@ -35,7 +35,7 @@ from tests.support.server_process import Process, command
 
 SOON_S = 20.0
 # commands that run in this process set up the log
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("logging_as_it_was")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("process_as_it_was")]
 
 
 @pytest.fixture(scope="module")

@@ -168,7 +168,7 @@ def test_models_at_another_server_have_the_names_that_the_settings_say(tmp_path:
     assert list(map(there.name_of, models)) == ["tuned", "mine@5", "base-7", "another@1"]
 
 
-@pytest.mark.usefixtures("logging_as_it_was")
+@pytest.mark.usefixtures("process_as_it_was")
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_log_of_a_server_is_json_where_the_settings_say_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], wanted: bool
