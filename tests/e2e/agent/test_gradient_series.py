@@ -51,7 +51,7 @@ async def sound(home: LocalCoordinator) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("text", "bases", "versions"), [(ASYNC, 2, 60), (SYNC, 1, 30)], ids=["async-sgd", "sync-sgd"]
+    ("text", "bases", "versions"), [(ASYNC, 2, 30), (SYNC, 1, 15)], ids=["async-sgd", "sync-sgd"]
 )
 async def test_two_volunteers_bring_the_loss_down(
     tmp_path: Path, text: str, bases: int, versions: int

@@ -42,15 +42,15 @@ def test_merged_gradients_make_the_steps_of_adamw_on_the_union_of_the_batches(
     setup: Setup, tmp_path: Path
 ) -> None:
     """Warm-up, cosine, decay and clipping on; one worker alone steps by torch's own AdamW."""
-    train = {"warmup_steps": 10, "weight_decay": 0.1, "clip_norm": 0.3, "decay_steps": 90}
+    train = {"warmup_steps": 5, "weight_decay": 0.1, "clip_norm": 0.3, "decay_steps": 35}
     exact = {"codec": "float32", "downlink": "float32"}
     merged = {"preset": "gradient-average", "overlap": False}
     plans = {"merged": merged | exact, "alone": ALONE | exact}
     ends: dict[str, dict[str, Any]] = {}
     for name, plan in plans.items():
         workers = 2 if name == "merged" else 1
-        keep = {1: tmp_path / f"{name}-1", 100: tmp_path / name}
-        run = Run(plan=plan, steps=100, local_steps=1, train=train, save=keep)
+        keep = {1: tmp_path / f"{name}-1", 40: tmp_path / name}
+        run = Run(plan=plan, steps=40, local_steps=1, train=train, save=keep)
         learn(replace(setup, lr=1e-3), replace(run, workers=workers, batch=16 // workers))
         ends[name] = load_file(tmp_path / name / "model.safetensors")
     start = load_file(tmp_path / "alone-1" / "model.safetensors")
