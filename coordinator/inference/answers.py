@@ -174,7 +174,7 @@ async def _next(sequence: AsyncIterator[AnswerPiece]) -> AnswerPiece | None:
 
 
 class Answers:
-    """Lists the models, and checks, limits and meters what the engine answers."""
+    """Lists the models, and checks, limits and meters the engine's answers."""
 
     def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
         self._db = db

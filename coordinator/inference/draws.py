@@ -102,7 +102,7 @@ class AnswerDraws:
             self.go_on()
 
     def go_on(self) -> None:
-        """Start the comparisons that wait, also those that a failed read or write interrupted."""
+        """Start the waiting comparisons, also any that a failed read or write interrupted."""
         if self._settled:
             self._begin("", self._look)
         for who in self._queues:

@@ -77,7 +77,7 @@ def _line(conn: Connection, run: RunRow) -> Sequence[VersionRow]:
 
 
 def _before(conn: Connection, row: VersionRow) -> int | None:
-    """Return the version from which a version was made; a rollback leads past what it reverted."""
+    """Return the version from which a version was made; a rollback skips the reverted versions."""
     return versions.content_before(conn, row) if row.kind == "rollback" else row.parent
 
 

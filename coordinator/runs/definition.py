@@ -54,7 +54,7 @@ WORKERS_OWN = frozenset({"optimizer", "rewarm_steps", "prox_mu"})
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's file, and what follows from the file alone."""
+    """A run's file, and the facts that follow from the file alone."""
 
     file: RunFile
     plan: Plan

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 def make_initial(
     stop: Stop, run: RunRow, path: Path, source: Path | None, mirrored: bool
 ) -> publishing.PreparedVersion:
-    """Write version 0 at `path`, its published files beside. Raises InvalidRunFile, StorageFull."""
+    """Write version 0 at `path`, published files next to it. Raises InvalidRunFile, StorageFull."""
     about = definition(run)
     if source is not None:
         weights = imported(source, about)

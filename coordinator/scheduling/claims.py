@@ -510,7 +510,7 @@ def _idle(refusal: Refusal) -> IdleReply:
 def matched(
     conn: Connection, todo: Sequence[Todo], waiters: Sequence[Waiter]
 ) -> tuple[list[Todo], list[Waiter]]:
-    """Add the terms of audits to the tasks, and to the waiters what qualifies them as auditors.
+    """Add the terms of audits to the tasks, and to the waiters their qualification as auditors.
     Nothing is read if no audit waits or no waiter audits.
     """
     ids = [task.id for task in todo if task.beside == AUDIT]

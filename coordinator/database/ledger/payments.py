@@ -192,7 +192,7 @@ _BALANCES = select(accounts.c.kind, accounts.c.balance_micro).where(its(accounts
 def earnings(
     owner: ColumnElement[str], since: ColumnElement[float]
 ) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions on what an owner earned since an instant."""
+    """Return the conditions on the postings of an owner's earnings since an instant."""
     return (
         events.c.id == postings.c.event_id,
         accounts.c.id == postings.c.account_id,

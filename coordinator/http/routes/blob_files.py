@@ -1,4 +1,4 @@
-"""Blobs by hash: whole or in ranges, streamed, limited to those that a volunteer may read."""
+"""Blobs by hash: whole or in ranges, streamed; a volunteer gets only the blobs that it may read."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def json_reply(value: Any, status: int = 200, headers: tuple[tuple[str, str], ..
 
 
 def error_reply(error: VolunteerError, request_id: str) -> Reply:
-    """Return a refusal in the form of all endpoints but those below /v1."""
+    """Return a refusal in the form that all endpoints share, except for the /v1 ones."""
     body = ErrorBody(
         code=error.code,
         message=error.message,
