@@ -73,7 +73,7 @@ class LeaveChoices(Panel):
 
 
 def choice_lines(view: AgentView, at: int, cells: int, glyphs: Glyphs) -> list[Line]:
-    """Return what is in hand, three rows a choice, and the key to stay."""
+    """Return the tasks in hand, three rows a choice, and the key to stay."""
     tasks = in_hand(view)
     if len(tasks) == 1:
         said = _(

@@ -288,7 +288,7 @@ class DevicePage(QueryPage):
         self.query_now({"settings": lambda control: control.do(commands.GetSettings())})
 
     def answered(self, name: str) -> None:
-        """Drop the wanted shares once the settings contain all of them."""
+        """Drop the wanted shares once the settings contain them all."""
         stored = self._setting("device_duty") or {}
         if name == "settings" and self._wanted_duty.items() <= stored.items():
             self._wanted_duty.clear()

@@ -122,7 +122,7 @@ class RunsPage(QueryPage):
     # Data.
 
     def infos(self) -> tuple[RunInfo, ...]:
-        """Return the runs of the newest reply; without any, those of the status."""
+        """Return the runs of the newest reply, or of the status if the reply has no run."""
         answer: QueryReply[tuple[RunInfo, ...]] = self.answer("runs")
         return answer.value or self.volunteer.view.status.runs
 

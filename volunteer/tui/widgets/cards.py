@@ -188,7 +188,7 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
 
 
 def _work(me: Me, cells: int, glyphs: Glyphs) -> list[Span]:
-    """Return the contributions merged, and those rejected, or accepted if none was."""
+    """Return the contributions merged, and rejected, or accepted if none was rejected."""
     merged = _("{merged} merged", merged=me.merged)
     if me.rejected:
         rejected = _("{rejected} rejected", rejected=me.rejected)

@@ -75,7 +75,7 @@ class Panel(Widget):
 
     @abstractmethod
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        """Return the lines of a scene; those beyond `height` are cut off."""
+        """Return the lines of a scene; lines beyond `height` are cut off."""
 
     def heading(self, scene: Scene) -> tuple[str, str]:
         """Return title and subtitle of the border."""
