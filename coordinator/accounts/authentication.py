@@ -64,7 +64,7 @@ class Tokens:
         return await self._db.read(lambda conn: key_values.get(conn, key_values.ACCOUNTS)) or ""
 
     def recall(self, header: bytes) -> Principal | None:
-        """Return the cached sender of `Bearer <worker id>.<secret>`, unless accounts changed."""
+        """Return the cached sender of `Bearer <worker id>.<secret>`; None if accounts changed."""
         hit = self._known.get(sha256(header).digest())
         if hit is None or hit.stamp != self._stamp.peek() or hit.until < self._clock.monotonic():
             return None

@@ -133,7 +133,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
 
 
 def _dataset(conn: Connection, run: RunRow) -> DatasetManifest | None:
-    """Return the dataset of the run, if it has one."""
+    """Return the dataset of the run; None without one."""
     return None if run.dataset_id is None else datasets.by_id(conn, run.dataset_id).manifest
 
 

@@ -111,7 +111,7 @@ _SIZE = select(uploads.c.size).where(
 
 
 def by_task(conn: Connection, task_id: int, *, lock: bool = False) -> RecomputeRow | None:
-    """Return the recompute behind an audit."""
+    """Return the recompute behind an audit's task; None for another task."""
     query = _BY_TASK.with_for_update() if lock else _BY_TASK
     row = conn.execute(query, {"its_audit_id": task_id}).mappings().first()
     return None if row is None else RecomputeRow(**row)

@@ -52,7 +52,7 @@ _FIRST_LOSS = _MEASURED.order_by(_E.version).limit(1)
 
 
 def next_evaluation(conn: Connection) -> EvaluationRow | None:
-    """Return the waiting version with the highest number in any run, but a version 0 first."""
+    """Return a waiting version 0, else the highest waiting one in any run; None without one."""
     row = conn.execute(_NEXT_EVALUATION).mappings().first()
     return None if row is None else EvaluationRow(**row)
 
@@ -178,7 +178,7 @@ def samples(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[Sampl
 
 
 def neighbours(conn: Connection, run_id: int, version: int) -> tuple[int | None, int | None]:
-    """Return the nearest earlier and later version with a sample."""
+    """Return the nearest earlier and later version with a sample, each None if there is none."""
     older = select(func.max(_E.version)).where(_shown(run_id), _E.version < version)
     newer = select(func.min(_E.version)).where(_shown(run_id), _E.version > version)
     return conn.execute(older).scalar(), conn.execute(newer).scalar()
@@ -202,7 +202,7 @@ def metrics_of_ends(conn: Connection, run_id: int) -> tuple[str, str]:
 
 
 def best(conn: Connection, run_id: int) -> int | None:
-    """Return the version with the lowest loss, the earliest of several."""
+    """Return the version with the lowest loss, the earliest of several; None without a loss."""
     e = evaluations.c
     query = select(e.version).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
     return conn.execute(query.order_by(e.loss, e.version).limit(1)).scalar()
@@ -228,7 +228,7 @@ def put(conn: Connection, run_id: int, scores: list[SuiteScoreRow], now: float) 
 
 
 def last_version(conn: Connection, run_id: int) -> int | None:
-    """Return the newest version that a suite measured."""
+    """Return the newest version that a suite measured; None without one."""
     return conn.execute(select(func.max(_S.version)).where(_S.run_id == run_id)).scalar()
 
 

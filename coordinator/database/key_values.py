@@ -26,7 +26,7 @@ _LOCKED = _GET.with_for_update()
 
 
 def get(conn: Connection, key: str, *, lock: bool = False) -> str | None:
-    """Return a value; with `lock` an existing one is locked until the transaction ends."""
+    """Return a value, None without one; `lock` locks it until the transaction ends."""
     return conn.execute(_LOCKED if lock else _GET, {"its_key": key}).scalar()
 
 

@@ -76,7 +76,7 @@ def take(conn: Connection, bid: Bid, now: float, *, fresh: bool = False) -> Merg
 
 
 def of_base(conn: Connection, run_id: int, base: int) -> MergeRow | None:
-    """Return the merge from a version to the next, in any state."""
+    """Return the merge from a version to the next, in any state; None before it begins."""
     key = {"its_run_id": run_id, "its_base": base, "its_shard": 0}
     row = conn.execute(_MERGE, key).mappings().first()
     return None if row is None else MergeRow(**row)

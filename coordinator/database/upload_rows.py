@@ -114,7 +114,7 @@ def use(conn: Connection, volunteer_ids: Sequence[str]) -> dict[str, Use]:
 
 
 def waiting_unvetted(conn: Connection) -> int:
-    """Return the bytes of unvetted volunteers' evidence and unsubmitted uploads."""
+    """Return the total size of unvetted volunteers' evidence and unsubmitted uploads."""
     return int(conn.execute(_UNVETTED).scalar_one())
 
 

@@ -131,7 +131,7 @@ def phase_starts(conn: Connection, run_id: int) -> list[tuple[int, int]]:
 
 
 def content_before(conn: Connection, row: VersionRow) -> int | None:
-    """Return the target of a rollback: the newest earlier version with the same weights."""
+    """Return a rollback's target: the newest earlier version of equal weights; None without one."""
     v = versions.c
     query = select(func.max(v.version)).where(
         v.run_id == row.run_id, v.version < row.version, v.master_sha256 == row.master_sha256

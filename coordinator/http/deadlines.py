@@ -248,7 +248,7 @@ class _Watched:
         return self._phase
 
     def unsent(self) -> int:
-        """Return the bytes of answers that wait for the client to take them."""
+        """Return the number of bytes of answers that wait for the client to take them."""
         return self.transport.get_write_buffer_size()
 
     def refuse(self, status: int, message: str) -> None:

@@ -80,7 +80,7 @@ def serve(settings: Settings, say: Callable[[str], None] = print) -> int:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's event loop where it is installed, else Python's own."""
+    """Return uvloop's maker of event loops where it is installed; None stands for Python's own."""
     try:
         import uvloop
     except ImportError:

@@ -234,7 +234,7 @@ class UpstreamEngine:
     # --- the run ---
 
     async def _about(self, model: ModelVersion) -> tuple[int, bytes | None]:
-        """Return the length of a run's context in tokens, and its tokenizer."""
+        """Return the length of a run's context in tokens, and its tokenizer, None without one."""
 
         def look(conn: Connection) -> tuple[int, str | None]:
             run = runs.by_id(conn, model.run_id)

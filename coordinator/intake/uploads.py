@@ -551,7 +551,7 @@ def _place(row: UploadRow) -> tuple[int, int, int, int]:
 
 
 def _same(place: Sequence[UploadRow], row: UploadRow) -> UploadRow | None:
-    """Return an earlier upload of the same bytes in the same place. Raises NotFound, Conflict."""
+    """Return an earlier upload of these bytes for this part, or None. Raises NotFound, Conflict."""
     known = next((one for one in place if one.sha256 == row.sha256), None)
     if known is not None and known.worker_id != row.worker_id:
         raise NotFound(f"there is no task {row.task_id} of yours")

@@ -191,7 +191,7 @@ class Evaluation(PlatformService):
         return False, self._left(conn)
 
     def _left(self, conn: Connection) -> tuple[RunRow, VersionRow] | None:
-        """Return a version without scores of its suites: version 0, or an ended run's last."""
+        """Return a version without suite scores, version 0 or an ended run's last; None without."""
         for run in runs.every(conn, (*runs.OPEN, "completed")):
             if run.head < 0 or not definition(run).file.evaluation.suites:
                 continue

@@ -260,7 +260,7 @@ class Merger(PlatformService):
     def _left_behind(
         self, conn: Connection, run: RunRow, merge: MergeRow | None
     ) -> MergeRecipe | None:
-        """Return the recipe of an abandoned merge in shards, to resume with the same updates."""
+        """Return the recipe of a merge in shards that was left, to resume it; None without one."""
         if merge is None or merge.state not in ("leased", "abandoned"):
             return None
         if not part_rows.of_merge(conn, merge.id):

@@ -17,7 +17,7 @@ from coordinator.rules.sizing import OPTIMISM, Run, work_of
 
 WORTH_WAITING = 2.0  # a task is left to a machine that would finish it this many times sooner
 PATIENCE_S = 600.0  # longest time that a task is left to others
-THERE_S = 45.0  # a device that has not asked for this long is gone: a long poll lasts 30 s
+THERE_S = 45.0  # an idle device that has not asked for this long is gone: a poll lasts 30 s
 MACHINES_MAX = 4096  # remembered devices
 
 

@@ -171,7 +171,7 @@ def target_s(run: Run) -> float:
 
 
 def steps_for(run: Run, flops: float) -> int:
-    """Return the steps of a new task for a worker of this speed.
+    """Return the number of steps of a new task for a worker of this speed.
 
     No worker gets more than `local_steps` unless `target_seconds` is set. A worker much slower than
     the median gets fewer, which take the median's time, so that no merge of all waits for it.

@@ -178,7 +178,7 @@ def _rejected(reason: Reason, message: str, *, certain: bool = True) -> Judgemen
 
 
 def _content(evidence: Evidence) -> Judgement | None:
-    """Return the verdict on the contribution by itself, if it is bad."""
+    """Return the rejection of a contribution that is bad by itself; None for any other."""
     submit, measurement = evidence.submit, evidence.measurement
     if submit.steps != evidence.task_steps or submit.samples != evidence.task_samples:
         return _rejected(

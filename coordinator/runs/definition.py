@@ -74,7 +74,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         return share_done(self.file, self._samples(run), run.sample_size, version, tokens)
 
     def _samples(self, run: RunRow) -> int:
-        """Return the samples of a pass; 0 for a run that makes its own, without an end."""
+        """Return the number of samples of a pass; 0 for a run that makes its own endlessly."""
         return run.samples_total if self.play is None else 0
 
     @property

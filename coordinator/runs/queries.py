@@ -405,7 +405,7 @@ def _progress(run: RunRow, about: Definition) -> float | None:
 
 
 def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:
-    """Return the estimated steps a second of a worker's device in a run, by its own benchmark."""
+    """Return a device's steps a second in a run, estimated by its benchmark; None without one."""
     told = decode(worker["benchmark"], tuple[Benchmark, ...])
     flops = next((b.step_flops for b in told if b.device == worker["device"]), 0.0)
     return flops / run.step_flops if flops and run.step_flops else None

@@ -198,7 +198,7 @@ class Runs(PlatformService):
         )
 
     async def _dataset_of(self, file: RunFile, workload: Workload) -> DatasetRow | None:
-        """Return a run file's dataset. Raises NotFound, or InvalidRunFile if unfit."""
+        """Return a run file's dataset, if any. Raises NotFound, or InvalidRunFile if unfit."""
         if not file.dataset:
             if workload.needs_dataset:
                 raise InvalidRunFile(
@@ -271,7 +271,7 @@ class Runs(PlatformService):
             publishing.discard(path)
 
     async def _source(self, run: RunRow) -> Path | None:
-        """Return the file of the weights that a run begins from. Raises NotFound."""
+        """Return the file of a run's first weights; None for random ones. Raises NotFound."""
         named = definition(run).file.train.init_from
         asked = VERSION.fullmatch(named)
         if asked is None:

@@ -145,8 +145,8 @@ class Queue:
         return [answers[each.task_id] for each in asked]
 
     def _in_step(self, conn: Connection, run_id: int, phase: int) -> _Wait | None:
-        """Return the merge to which a worker contributed; its task waits for it, at most until the
-        deadline.
+        """Return the merge to which a worker contributed, for which its task waits, at most until
+        the deadline; None if the plan lets work overlap.
         """
         plan = in_phase(self.claims.spec(conn, run_id).plan, phase)
         if plan.overlap:

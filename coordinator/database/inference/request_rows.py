@@ -193,7 +193,7 @@ def under_way(conn: Connection, volunteer_id: str, key_id: int | None) -> UnderW
 def recent(
     conn: Connection, volunteer_id: str, run_id: int, since: float, most: int
 ) -> float | None:
-    """Return when the `most`-th newest request of an account to a run began, if after `since`."""
+    """Return when an account's `most`-th newest request to a run began; None if before `since`."""
     query = (
         select(_u.at)
         .where(_u.volunteer_id == volunteer_id, _u.at > since, _u.run_id == run_id)

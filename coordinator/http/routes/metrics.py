@@ -58,7 +58,7 @@ class Scrape:
         yield from found.items()
 
     def runs(self, counts: Mapping[str, float]) -> Iterator[Sample]:
-        """Return counts by run."""
+        """Yield counts by run, as `by_run` does."""
         return self.by_run(((run,), count) for run, count in counts.items())
 
 
