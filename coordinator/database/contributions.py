@@ -223,7 +223,7 @@ def newest_of(conn: Connection, volunteer_id: str) -> int:
 
 
 class PeerContribution(NamedTuple):
-    """Earlier contribution, with which new ones are compared."""
+    """Earlier contribution, with which a new contribution is compared."""
 
     volunteer_id: str
     norm: float

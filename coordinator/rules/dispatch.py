@@ -386,7 +386,7 @@ class FairShares:
     def lately(self, weights: Mapping[int, float], now: float) -> dict[int, float]:
         """Return the operations recently given to each running run.
 
-        A run that has just started begins with the least of the others.
+        A run that has just started begins at the share of the least served run.
         """
         self._fade(now)
         known = {run: self._given[run] for run in weights if run in self._given}

@@ -395,7 +395,7 @@ def _entitled(
     served: _ClaimResults,
     contact: str,
 ) -> list[Waiter]:
-    """Return the waiters that may have work now; the others get the refusal."""
+    """Return the waiters that may have work now; store the refusals of the others in `served`."""
     entitled: list[Waiter] = []
     for waiter in waiters:
         has = rights.get(waiter.worker_id)

@@ -36,7 +36,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checks:
-    """Checks everything, changes nothing. May run while the server works."""
+    """Makes every check and changes no data; may run while the server works."""
 
     def __init__(self, db: Database, blobs: BlobStore, ledger: Ledger, key: SigningKey) -> None:
         self._db = db
