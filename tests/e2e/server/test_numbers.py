@@ -51,7 +51,7 @@ async def test_no_number_in_a_message_reaches_the_database_too_large(
     for name in ("attempt", "part", "tries", "base_version", "size"):
         reply = await ann.post(f"/tasks/{lease.task}/submit", good | {name: number})
         assert 400 <= reply.status_code < 500, name
-    for body in ({"attempt": number}, {"attempt": lease.attempt, "base": number}):
+    for body in ({"attempt": number}, {"attempt": lease.attempt, "known": number}):
         reply = await ann.post(f"/tasks/{lease.task}/begin", body)
         assert 400 <= reply.status_code < 500, body
     reply = await ann.post("/workers/heartbeat", {"tasks": [{"task": number, "attempt": number}]})
