@@ -218,37 +218,19 @@ def stretches(
     ]
 
 
-class Marks(msgspec.Struct, frozen=True, kw_only=True):
-    """Lifetime achievements of one volunteer on some runs."""
-
-    first_at: float | None = None  # time of the first good contribution
-    versions: int = 0  # versions with work of this volunteer
-    days: int = 0  # longest run of days (UTC) with good work
-    stretches: tuple[Stretch, ...] = ()  # since the first contribution; each a day or longer
-
-
-def marks(conn: Connection, volunteer_id: str, run_ids: Sequence[int], now: float) -> Marks:
-    """Return the lifetime achievements of a volunteer."""
+def work_over_time(
+    conn: Connection, volunteer_id: str, run_ids: Sequence[int], now: float
+) -> list[Stretch]:
+    """Return a volunteer's good work on some runs, in stretches of a day or longer from its first
+    contribution on.
+    """
     c = contributions.c
     mine = (c.volunteer_id == volunteer_id) & c.run_id.in_(run_ids) & c.state.in_(GOOD)
     first_at = conn.execute(select(func.min(c.decided_at)).where(mine)).scalar()
     if first_at is None:
-        return Marks()
+        return []
     width_s = max(DAY_S, (now - first_at) / (STRETCHES - 1))
-    merged = select(c.run_id, c.version).where(mine, c.version.is_not(None)).distinct().subquery()
-    day = cast(func.floor(c.decided_at / DAY_S), Integer).label("day")
-    days = conn.execute(select(day).where(mine).distinct().order_by(day)).scalars()
-    longest = row = 0
-    before = None
-    for number in days:
-        row = row + 1 if before is not None and number == before + 1 else 1
-        longest, before = max(longest, row), number
-    return Marks(
-        first_at=first_at,
-        versions=int(conn.execute(select(func.count()).select_from(merged)).scalar_one()),
-        days=longest,
-        stretches=tuple(stretches(conn, run_ids, first_at, width_s, volunteer_id)),
-    )
+    return stretches(conn, run_ids, first_at, width_s, volunteer_id)
 
 
 def _posted(kind: str, *also: ColumnElement[bool]) -> Select[str, int]:

@@ -221,15 +221,14 @@ class Views:
                 found += [(row.name, mine) for mine in rows if mine.me]
             if not found:
                 raise not_shown(name)
-            marks = await self._public.marks(who)
-            most = max((each.contributions for each in marks.stretches), default=0)
+            work = await self._public.work_of(who)
             body = self._page(
                 "volunteer.html",
                 nickname=nickname,
                 rows=found,
-                marks=marks,
-                columns=_columns(marks.stretches, lambda each: each.contributions),
-                most=most,
+                first_at=work[0].at if work else None,
+                columns=_columns(work, lambda each: each.contributions),
+                most=max((each.contributions for each in work), default=0),
             )
             return made(HTML, body)
 

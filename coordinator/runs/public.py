@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.database import evaluations, experience, record, runs, statistics, versions
-from coordinator.database.statistics import Marks, Stretch
+from coordinator.database.statistics import Stretch
 from coordinator.rules import run_file
 from coordinator.runs.model_card import KNOWN_LICENCES
 from coordinator.ttl_cache import REST, CachedValue, KeyedCache
@@ -41,7 +41,7 @@ HISTORY_REST = 500.0
 CURVE = 120
 STRETCH_S_MIN = 60.0
 STORY = 25  # most versions whose samples a run's page shows in turn, evenly spread
-MARKED_MAX = 256  # volunteers whose marks are cached
+WORK_MAX = 256  # volunteers whose work over time is cached
 NEWS = 8  # newest items of news that a page shows
 TOLD = {
     "run.start": "started",
@@ -122,8 +122,8 @@ class PublicRuns:
         self._losses: KeyedCache[tuple[int, float | None], tuple[VersionLoss, ...]] = KeyedCache(
             FRESH_S, clock, rest=REST
         )
-        self._marks: KeyedCache[str, Marks] = KeyedCache(
-            FRESH_S, clock, rest=HISTORY_REST, most=MARKED_MAX
+        self._work: KeyedCache[str, tuple[Stretch, ...]] = KeyedCache(
+            FRESH_S, clock, rest=HISTORY_REST, most=WORK_MAX
         )
         self._story: KeyedCache[int, tuple[Sampled, ...]] = KeyedCache(FRESH_S, clock, rest=REST)
 
@@ -225,14 +225,15 @@ class PublicRuns:
 
         return await self._strength.get(run.id, lambda: self._db.read(read))
 
-    async def marks(self, volunteer_id: str) -> Marks:
-        """Return the marks of a volunteer on the public runs."""
+    async def work_of(self, volunteer_id: str) -> tuple[Stretch, ...]:
+        """Return a volunteer's work on the public runs over time, from its first contribution."""
         shown_ids = [row.id for row in await self.listing()]
 
-        def read(conn: Connection) -> Marks:
-            return statistics.marks(conn, volunteer_id, shown_ids, self._clock.now())
+        def read(conn: Connection) -> tuple[Stretch, ...]:
+            now = self._clock.now()
+            return tuple(statistics.work_over_time(conn, volunteer_id, shown_ids, now))
 
-        return await self._marks.get(volunteer_id, lambda: self._db.read(read))
+        return await self._work.get(volunteer_id, lambda: self._db.read(read))
 
     async def activity(self, run: RunRow) -> tuple[Stretch, ...]:
         """Return the work of a run over time, in at most `STRETCHES` stretches of equal length."""

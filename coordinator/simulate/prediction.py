@@ -14,6 +14,7 @@ from coordinator.simulate.machine import State, Trace
 from coordinator.simulate.scenario import parse
 from coordinator.simulate.simulation import Hooks, MergedHead, SimulationResult, simulate
 from shared.errors import BadRequest, InvalidRunFile, why
+from shared.text import duration
 from shared.text_file import read_text
 
 MB = 1e6
@@ -157,7 +158,7 @@ def told(prediction: Prediction) -> str:
     """Return the prediction as text for a person."""
     p = prediction
     lines = [
-        f"simulated {_clock(p.simulated_s)} with seed {p.seed}, a model of {p.parameters:,} "
+        f"simulated {duration(p.simulated_s)} with seed {p.seed}, a model of {p.parameters:,} "
         "parameters" + (f"; the run ended: {p.finished}" if p.finished else ""),
         "",
         f"  versions per hour        {p.versions_per_hour:10.1f}   ({p.versions} in all, "
@@ -180,12 +181,6 @@ def told(prediction: Prediction) -> str:
         for row in p.machines
     ]
     return "\n".join(lines)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Open tasks of runs, the phases of the page and marks of volunteers, on every database."""
+"""Open tasks of runs, the phases of the page and work of volunteers, on every database."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from sqlalchemy import Connection, select
 from coordinator.database import statistics, versions
 from coordinator.database.engine.open_database import Database
 from coordinator.database.monitoring.overview_rows import listing
-from coordinator.database.statistics import Marks
 from coordinator.database.tables.runs import runs
 from tests.benchmarks.bench_metrics import fill
 from tests.support.run_rows import add_run, add_version
@@ -37,10 +36,10 @@ async def test_phases_and_pace_of_a_run(database: Database) -> None:
             versions.phase_starts(conn, run),
             versions.pace(conn, run, 30),
             versions.pace(conn, run, 0),
-            statistics.marks(conn, "nobody", [run], 0.0),
+            statistics.work_over_time(conn, "nobody", [run], 0.0),
         )
 
-    starts, pace, alone, marks = await database.read(read)
+    starts, pace, alone, work = await database.read(read)
     assert starts == [(0, 0), (1, 7)]
     assert pace == alone == (0.0, 0.0)  # these rows have no times
-    assert marks == Marks()
+    assert work == []
