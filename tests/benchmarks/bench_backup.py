@@ -30,6 +30,7 @@ from shared.protocol.accounts import RegisterRequest
 from shared.protocol.leases import ClaimRequest
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
+from tests.benchmarks.bench_flow import UNLIMITED
 from tests.benchmarks.bench_rounds import prepare
 from tests.benchmarks.handing import Handing
 from tests.support.server_process import COORDINATOR, Process
@@ -122,7 +123,7 @@ async def measure(folder: Path, gigabytes: float) -> list[dict[str, float | str]
     base = folder / "data"
     schema = await prepare(base, CLIENTS)
     await fill(base, gigabytes)
-    with Process(base, "--port=0") as server:
+    with Process(base, "--port=0", **UNLIMITED) as server:
         clients = Crew(server.url, schema, folder)
         rows: list[dict[str, float | str]] = []
         working = [asyncio.create_task(clients.work(n)) for n in range(CLIENTS)]
