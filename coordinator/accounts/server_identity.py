@@ -226,7 +226,7 @@ def _held_key(file: Path, known: str) -> SigningKey:
 
 
 def renew_tokens(conn: Connection) -> None:
-    """Make the organiser's and the metrics token invalid; the next start makes new ones."""
+    """Make the organiser's and the metrics token invalid; new files are written by a start."""
     times = int(key_values.locked(conn, key_values.TOKENS) or 0)
     key_values.put(conn, key_values.TOKENS, str(times + 1))
 

@@ -24,7 +24,7 @@ class RecordLine(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     actor: str  # "organiser", "coordinator", "system", "volunteer" or a volunteer's id
     action: str  # e.g. "volunteer.ban"
-    subject: str  # an id, or the name of a run
+    subject: str  # an id, or the name of a run, a dataset, a setting or a checker
     detail: str  # a sentence or JSON
 
 

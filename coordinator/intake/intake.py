@@ -194,7 +194,7 @@ class Intake(PlatformService):
         ]
 
     async def _check(self, row: ContributionRow) -> None:
-        """Check a contribution once for all requests; cancelling one does not stop the check."""
+        """Check a contribution once for all requests; cancelling a request does not stop it."""
         under_way = self._under_way.get(row.id)
         if under_way is None:
             under_way = self._under_way[row.id] = asyncio.create_task(self._check_once(row))
@@ -403,7 +403,7 @@ class Intake(PlatformService):
     async def history(
         self, principal: Principal, before: int | None, limit: int = 50
     ) -> list[tuple[int, Verdict]]:
-        """Return this volunteer's verdicts, newest first, each with the next `before`."""
+        """Return this volunteer's verdicts, newest first, each with the next page's `before`."""
         limit = max(1, min(limit, HISTORY_MAX))
         return await self._db.read(
             lambda conn: verdicts.history(conn, principal.volunteer_id, before, limit)

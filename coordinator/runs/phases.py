@@ -39,7 +39,7 @@ def at_head(run: RunRow) -> Plan:
 
 
 def following(conn: Connection, run: RunRow, progress: TrainingProgress) -> int:
-    """Return the phase of a run's next version, which depends on the losses measured so far."""
+    """Return the phase of a run's next version, by its progress and the losses measured so far."""
     whole = definition(run).plan
     losses: list[float] = []
     if run.phase < len(whole.phases) and whole.phases[run.phase].until_slope is not None:

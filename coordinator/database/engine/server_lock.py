@@ -37,7 +37,7 @@ class DirectoryLock:
                 "--data-dir"
             )
         os.ftruncate(file, 0)
-        os.write(file, b" " + str(os.getpid()).encode())  # the first byte is what Windows locks
+        os.write(file, b" " + str(os.getpid()).encode())  # Windows locks the first byte
         return cls(directory, file)
 
     def release(self) -> None:

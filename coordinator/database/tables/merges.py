@@ -31,14 +31,14 @@ merges = Table(
     Column("lease_until", Double, nullable=False),
     Column("failures", Integer, nullable=False),
     Column("message", Text, nullable=False),
-    # JSON of the workers and shards that the merge began with
+    # MergeTerms of merging/recipe.py, JSON
     Column("terms", Text, nullable=False),
     Column("created_at", Double, nullable=False),
     Column("ended_at", Double, nullable=True),
     UniqueConstraint("run_id", "base", "shard"),
 )
 
-# Jobs of a running merge, one for each shard and phase; deleted when the merge ends.
+# Jobs of a merge in shards, one for each shard and phase; deleted at its end, or by a later sweep.
 merge_parts = Table(
     "merge_parts",
     metadata,
