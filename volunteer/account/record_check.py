@@ -94,7 +94,7 @@ class RecordCheck:
     async def fetch(self) -> str:
         """Fetch new receipts. Return a sentence if one is wrong, else "".
 
-        Raises NotFound if the coordinator is too old to give receipts.
+        Raises NotFound if the coordinator is too old to give receipts, Unreachable.
         """
         for _ in range(FETCHES_MAX):
             found = await self._api.query(endpoints.RECEIPTS, cursor=self._book.last)
@@ -112,7 +112,7 @@ class RecordCheck:
         return ""
 
     async def present(self) -> KeptHead:
-        """Return the present head. Raises BadSignature, InvalidFrame."""
+        """Return the present head. Raises BadSignature, InvalidFrame, Unreachable."""
         signed = await self._api.query(endpoints.TREE_HEAD)
         verify_text(self._key, signed.payload, signed.signature)
         try:
@@ -170,7 +170,7 @@ class RecordCheck:
 
     async def restored(self) -> str:
         """Accept the coordinator's new statement that it was restored from a backup. Return a
-        sentence for the owner, else "". Raises BadSignature, InvalidFrame.
+        sentence for the owner, else "". Raises BadSignature, InvalidFrame, Unreachable.
         """
         signed = (await self._api.call(endpoints.SERVER)).restored
         if signed is None:

@@ -113,7 +113,7 @@ class RunChoice:
         self._place.hub.emit(events.ShortOfMemory(shortage=found))
 
     async def consent(self, run: str) -> None:
-        """Consent to a run's licence. Raises NotFound."""
+        """Consent to a run's licence. Raises NotFound, Unreachable."""
         await self._place.remote.api.call(endpoints.CONSENT, {"run": run})
         memory = self._place.store.home.memory
         if run not in memory.consents:

@@ -198,7 +198,7 @@ class RemoteVolunteer:
 
 @asynccontextmanager
 async def attach(record: Path, clock: Clock) -> AsyncIterator[Control]:
-    """Connect to the running volunteer of this profile. Raises Unreachable if none runs."""
+    """Connect to this profile's running volunteer. Raises Unreachable if none runs or answers."""
     endpoint = read_record(record, SocketAddress)
     none = Sentence("no volunteer is running on this profile: start one with `volunteer`")
     if endpoint is None:

@@ -115,7 +115,7 @@ def _programs() -> tuple[str, ...] | None:
 
 
 def metered(system: str, run: Run) -> bool | None:
-    """Return whether the connection to the internet costs by the byte."""
+    """Return whether the connection to the internet costs by the byte; None if unknown."""
     if system == "linux":
         # 1 yes, 2 no, 3 probably, 4 probably not, 0 unknown
         found = re.fullmatch(r"u (\d)", run(LINUX_METERED).strip())

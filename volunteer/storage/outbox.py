@@ -98,7 +98,7 @@ class Outbox:
         return self.root / f"{name}.safetensors"
 
     def put(self, entry: QueuedResult) -> None:
-        """Store a result, which cannot be lost from then on. Raises StorageFull, OSError."""
+        """Store a result for good. Raises Configuration without an update, StorageFull, OSError."""
         if not self.payload(entry.name).exists():
             raise Configuration(
                 Sentence("the update of the result {name} is missing", name=entry.name)
