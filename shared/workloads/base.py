@@ -470,7 +470,7 @@ def _read(path: tuple[str, ...]) -> EntryPoints:
 
 @lru_cache(maxsize=8)
 def _lacking(path: tuple[str, ...]) -> dict[str, str]:
-    """Return the installed workloads with a missing extra."""
+    """Return the missing extra of each installed workload that lacks one."""
     return {
         each.name: extra
         for each in _read(path)

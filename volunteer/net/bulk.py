@@ -85,7 +85,7 @@ async def _connect(question: Question) -> tuple[asyncio.StreamReader, asyncio.St
 
 
 def _begun(writer: asyncio.StreamWriter, question: Question) -> h11.Connection:
-    """Send the request."""
+    """Send the request; return the state of the HTTP connection."""
     http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
     host = urlsplit(question.address.url).netloc
     headers = {"Host": host, **question.headers, "Connection": "close"}

@@ -214,7 +214,7 @@ def _widths(text: str) -> int:
 
 
 def _size(value: Any) -> int:
-    """Return the number of bits of a number, or of elements of a text or list."""
+    """Return the bits of an integer, or the elements of a text or list; 0 for other values."""
     if isinstance(value, int):
         return value.bit_length()
     return len(value) if _has_length(value) else 0
