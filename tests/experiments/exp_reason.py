@@ -4,8 +4,8 @@ once, and the share of held-out problems that each version solves.
     python -m tests.experiments.exp_reason --seconds 480 --seeds 1 2 3
     python -m tests.experiments.exp_reason --seconds 60 --actors 1 4
 
-With `--actors` nothing is learnt: so many actors of rollouts and of Gomoku answer and play by the
-first version, all cells at once.
+With `--actors` nothing is learnt: so many actors of rollouts and of Gomoku (`--only` one of them)
+answer and play by the first version, all cells at once.
 
 Each seed has a data directory, a port of the loopback interface, a server with its defaults, and
 volunteers with homes and accounts of their own, each with one thread of the processor; the first
@@ -263,6 +263,7 @@ def cells(options: argparse.Namespace) -> list[Cell]:
         Cell(f"{name}, {count} actors", 1, recipe(name, *changes), count, ("--set", "roles=play"))
         for count in options.actors
         for name, changes in alone.items()
+        if options.only in ("", name)
     ]
 
 
@@ -310,6 +311,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--volunteers", type=int, default=4)
     parser.add_argument("--actors", type=int, nargs="+", default=[])
+    parser.add_argument("--only", default="", help="with --actors: reason or gomoku alone")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two tables")
     parser.add_argument("--change", nargs="*", default=[], help="keys of the run: train.lr=1e-4")
     parser.add_argument("--volunteer", nargs="*", default=[], help="options of the volunteers")
