@@ -165,11 +165,7 @@ def grant(
     if not 0 < amount <= GRANT_MAX:
         raise BadRequest(f"a grant must be above 0 and at most {GRANT_MAX:,.0f} credits")
     request = {"name": name, "amount_micro": round(amount * MICRO), "reason": reason}
-    tell(where, "grant", _granted, **request)
-
-
-def _granted(done: Any) -> str:
-    return f"{done.name} got {credit(done.amount_micro)} credits."
+    tell(where, "grant", lambda d: f"{d.name} got {credit(d.amount_micro)} credits.", **request)
 
 
 @volunteers.command
