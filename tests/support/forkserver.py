@@ -43,14 +43,23 @@ MODULES = [
     "coordinator.http.openapi",
     "coordinator.http.routes.handlers",
     "coordinator.http.server",
+    "coordinator.pages.app",
+    "coordinator.v1.app",
     "coordinator.database.migrations.triggers",
     "cryptography.hazmat.primitives.asymmetric.ed25519",
     "cryptography.hazmat.primitives.serialization",
+    "encodings.ascii",
+    "encodings.idna",
     "httptools",
+    "multiprocessing.popen_forkserver",
+    "multiprocessing.sharedctypes",
+    "numpy.random",
+    "platformdirs",
     "shared.workloads.gpt.workload",
     "shared.workloads.gpt.evaluate",
     "shared.workloads.gpt.train",
     "shared.workloads.data.text_dataset",
+    "shared.workloads.games",
     "sqlalchemy.dialects.postgresql.asyncpg",
     "sqlalchemy.dialects.sqlite.pysqlite",
     "starlette.applications",
@@ -179,7 +188,8 @@ class ForkServer:
             if "born" in said:
                 log, birth = self._births.pop(0)
                 self._children[said["born"]] = child = Child(said["born"], log)
-                birth.set_result(child)
+                if birth.set_running_or_notify_cancel():  # its test may have ended meanwhile
+                    birth.set_result(child)
             else:
                 self._children.pop(said["died"]).death.set_result(said["code"])
 
