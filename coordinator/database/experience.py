@@ -100,15 +100,16 @@ def unsealed(conn: Connection, run_id: int, limit: int) -> list[HarvestRow]:
 
 
 def seal(conn: Connection, row: ChunkRow, contribution_ids: Sequence[int]) -> bool:
-    """Add a chunk and mark its harvests as sealed. Return False, with nothing changed, if another
-    process has sealed some.
+    """Add a chunk of a locked run and mark its harvests as sealed. Return False, with nothing
+    changed, if another process has sealed some.
     """
     h = harvests.c
     mine = h.contribution_id.in_(contribution_ids) & h.chunk.is_(None)
-    marked = conn.execute(update(harvests).where(mine).values(chunk=row.number)).rowcount
-    if marked == len(contribution_ids):
-        conn.execute(insert(chunks).values(**msgspec.structs.asdict(row)))
-    return marked == len(contribution_ids)
+    if conn.execute(select(func.count()).where(mine)).scalar_one() < len(contribution_ids):
+        return False
+    conn.execute(update(harvests).where(mine).values(chunk=row.number))
+    conn.execute(insert(chunks).values(**msgspec.structs.asdict(row)))
+    return True
 
 
 def next_chunk(conn: Connection, run_id: int) -> int:

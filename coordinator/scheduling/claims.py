@@ -148,6 +148,7 @@ class Claims:
         self._terms = terms
         self.joiner: Joiner[Waiter, Answer] = Joiner(self._serve, JOINED_MAX)
         self._specs: dict[int, Spec] = {}
+        self._runs = signals.watch("runs")
         self._paces: dict[int, tuple[float, RunPace | None]] = {}
         self._known: dict[str, _Known] = {}  # keyed by worker
         self._shares = FairShares()
@@ -190,6 +191,8 @@ class Claims:
         now = self._clock.now()
         since = self._signals.moment
         self._line.look()
+        if await self._runs.wait(0):  # one may have been extended
+            self._specs.clear()
         speaks = {waiter.claim_id: waiter for waiter in asking}  # a claim sent twice counts as one
         waiters = list(speaks.values())
         with self.durations.timed():
@@ -330,7 +333,7 @@ class Claims:
         return floor_of(spec.file.trust, self._terms.drawn) > 0
 
     def spec(self, conn: Connection, run_id: int) -> Spec:
-        """Return the unchanging part of a run, which is read once."""
+        """Return the part of a run that changes only if the organiser extends it, cached."""
         spec = self._specs.get(run_id)
         if spec is None:
             spec = self._specs[run_id] = lease_message.read_spec(conn, run_id)

@@ -119,7 +119,7 @@ class JobBase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_spec(conn: Connection, run_id: int) -> Spec:
-    """Return the unchanging part of a run. Raises NotFound."""
+    """Return the part of a run that changes only if it is extended. Raises NotFound."""
     row = runs.by_id(conn, run_id)
     file = run_file.decode(row.file)
     named = datasets.by_id(conn, row.dataset_id).name if row.dataset_id is not None else ""

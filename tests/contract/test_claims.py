@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from sqlalchemy import Table, update
+from sqlalchemy import Connection, Table, update
 
 from coordinator.accounts.accounts import Principal
+from coordinator.database import runs
 from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.accounts import volunteers as volunteers_table
 from coordinator.database.tables.accounts import workers as workers_table
 from coordinator.database.tables.runs import runs as runs_table
+from coordinator.rules import run_file
 from coordinator.rules.fit import Waiter
 from coordinator.scheduling.claims import Answer
 from coordinator.signals import Signals
@@ -65,6 +68,20 @@ async def test_the_same_claim_gets_the_same_lease_while_it_lives(house: VirtualQ
 async def test_a_claim_id_of_somebody_else_is_of_no_use(house: VirtualQueue) -> None:
     first = await house.lease(house.a, "id")
     assert (await house.lease(house.b, "id")).task != first.task
+
+
+async def test_an_extended_run_hands_out_its_next_pass(house: VirtualQueue) -> None:
+    def extend(conn: Connection, passes: int) -> None:
+        table = {"name": "run", "workload": "gpt", "task": TASK, "stop": {"passes": passes}}
+        runs.set_values(conn, house.run, file=run_file.encode(run_file.from_table(table)))
+
+    await house.write(partial(extend, passes=1))
+    for _ in range(8):
+        assert await house.finish((await house.lease(house.a)).task)
+    assert await house.idle(house.a) == Reason.MERGING
+    await house.write(partial(extend, passes=2))
+    house.signals.notify("runs")
+    assert (await house.lease(house.a)).job.start == 0
 
 
 @pytest.mark.parametrize(

@@ -325,6 +325,35 @@ async def test_a_window_reaches_back_until_it_holds_a_batch(
     assert await home.coordinator.db.write(read) == [4, 7, 8]
 
 
+async def test_games_that_another_replica_sealed_are_not_sealed_again(
+    home: LocalCoordinator,
+) -> None:
+    ann = await player(home, "Ann")
+    for _ in range(2):
+        await ann.do(await ann.claim("selfplay"))
+
+    def twice(conn: Connection) -> tuple[bool, bool, list[int]]:
+        def chunk(number: int) -> experience.ChunkRow:
+            return experience.ChunkRow(
+                run_id=1,
+                number=number,
+                sha256=str(number),
+                size=1,
+                episodes=4,
+                samples=4,
+                sealed_at=0.0,
+                retired_at=None,
+            )
+
+        datasets.register(conn, [(str(number), 1, "chunk") for number in (7, 8)], 0.0)
+        ids = [row.contribution_id for row in experience.unsealed(conn, 1, 10)]
+        assert len(ids) == 2
+        done = experience.seal(conn, chunk(7), ids[:1]), experience.seal(conn, chunk(8), ids)
+        return *done, [row.contribution_id in ids[1:] for row in experience.unsealed(conn, 1, 10)]
+
+    assert await home.coordinator.db.write(twice) == (True, False, [True])
+
+
 async def test_files_of_games_live_as_long_as_somebody_may_read_them(
     home: LocalCoordinator,
 ) -> None:
