@@ -131,16 +131,17 @@ class Recomputes(PlatformService):
 
     async def forfeit(self, principal: Principal) -> Forfeited:
         """Forfeit an account's stake because it gives up evidence; nothing is lost if none of its
-        machines is asked for any.
+        machines is asked for any, or the organiser vouched for it.
         """
         who = principal.volunteer_id
 
         def read(conn: Connection) -> tuple[list[RecomputeRow], int]:
-            pending = payments.balances(conn, who).pending_micro
-            return recomputes.asked_of(conn, who), escrow.at_stake(conn, who) + pending
+            stake = escrow.at_stake(conn, who) + payments.balances(conn, who).pending_micro
+            vouched = accounts.existing(conn, who).invited
+            return recomputes.asked_of(conn, who), 0 if vouched else stake
 
         rows, stake = await self._db.read(read)
-        for row in rows[:1]:  # the forfeit closes the other draws too
+        for row in rows:  # the first closes the others too, unless the account is vouched for
             await self._end(row, "unproven", GIVEN_UP)
         return Forfeited(questions=len(rows), amount_micro=stake if rows else 0)
 

@@ -9,12 +9,16 @@ import msgspec
 import pytest
 from sqlalchemy import Connection
 
-from coordinator.database import runs, volunteers
+from coordinator.database import contributions, runs, volunteers
+from coordinator.database.ledger import payments
+from coordinator.database.ledger.payments import Payment
 from coordinator.rules.standing import PROOFS_MIN
 from shared.protocol.accounts import Forfeited, Me
 from shared.protocol.contributions import Commitment, Verdict
 from shared.protocol.leases import ClaimReply
+from tests.contract.test_escrow import draw
 from tests.e2e.server.test_recomputes import settled
+from tests.support.account_rows import add_contribution
 from tests.support.local_coordinator import LocalCoordinator, Worker, decode, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 
@@ -120,6 +124,36 @@ async def test_a_machine_with_an_open_question_gets_no_other_lease(tmp_path: Pat
             assert (again.questions, again.amount_micro) == (0, 0)
             assert decode(await eve.post("/claims", claim()), ClaimReply).lease is not None
             assert await head(home) == 0
+        assert await home.coordinator.ledger.check() == ()
+
+
+async def test_an_invited_account_closes_all_its_questions_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(LEARNING)
+        ann = await home.join("Ann")
+
+        def asked(conn: Connection) -> None:
+            run = runs.by_name(conn, "tiny").id
+            for _ in range(2):
+                machine = ann.worker_id
+                number = add_contribution(
+                    conn, run, ann.volunteer_id, worker_id=machine, weight=1.0
+                )
+                one = Payment.of(contributions.by_id(conn, number))
+                payments.post_step(conn, "pending", [one], 1.0)
+                draw(conn, number, ("a" * 64,))
+
+        await home.coordinator.db.write(asked)
+        reply = decode(await ann.post("/claims", claim()), ClaimReply)
+        assert reply.idle is not None
+        assert reply.idle.reason == "proof"
+        given = decode(await ann.post("/me/forfeit"), Forfeited)
+        assert (given.questions, given.amount_micro) == (2, 0)
+        me = decode(await ann.get("/workers/me"), Me)
+        assert (me.proving, me.standing, me.pending_micro) == (0, "vetted", 20)
+        assert decode(await ann.post("/claims", claim()), ClaimReply).lease is not None
         assert await home.coordinator.ledger.check() == ()
 
 
