@@ -92,6 +92,21 @@ async def test_the_clock_never_falls_below_what_is_stored(file: Path) -> None:
     await db.close()
 
 
+async def test_a_clean_stop_stores_the_highest_instant(file: Path) -> None:
+    clock = SystemClock()
+    clock.offset_s = 1_000.0
+    db = await Database.open(f"sqlite:///{file}", clock=clock)
+    await db.write(putting("x"))
+    clock.offset_s += sqlite.CLOCK_S / 2
+    await db.write(putting("y"))
+    highest = clock.now()
+    await db.close()
+    fresh = SystemClock()
+    db = await Database.open(f"sqlite:///{file}", clock=fresh)
+    assert fresh.now() >= highest
+    await db.close()
+
+
 async def test_a_second_server_is_refused(file: Path) -> None:
     url = f"sqlite:///{file}"
     first = await Database.open(url, exclusive=True)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -264,8 +265,8 @@ class SqliteRunner:
         else:
             self._highest = now
 
-    def _store_clock(self, connection: Connection) -> None:
-        if self._clock is None or self._highest < self._stored + CLOCK_S:
+    def _store_clock(self, connection: Connection, interval_s: float = CLOCK_S) -> None:
+        if self._clock is None or self._highest < self._stored + interval_s:
             return
         self._stored = self._highest
         connection.exec_driver_sql(
@@ -304,6 +305,11 @@ class SqliteRunner:
                 left.append(job)
         _deliver(left)
         if self._connection is not None:
+            if not self.failed:
+                self._keep_clock()
+                # after a failure the stored instant is up to `CLOCK_S` old, as after a kill
+                with suppress(DBAPIError, sqlite3.Error), self._connection.begin():
+                    self._store_clock(self._connection, 0.0)
             self._connection.close()
             self._connection = None
 
