@@ -20,6 +20,7 @@ from sqlalchemy import (
 
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.experience import chunks, harvests, matches, metrics
+from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from shared.decoding import decode
 from shared.units import DAY_S
@@ -145,11 +146,15 @@ def is_chunk(conn: Connection, sha256: str) -> bool:
 
 
 def blobs_in_use(conn: Connection, now: float) -> set[str]:
-    """Return the files of unsealed harvests, and of chunks that may still be read."""
+    """Return the files of unsealed harvests, and of chunks that may still be read; a deleted run
+    keeps none.
+    """
+    gone = select(runs.c.id).where(runs.c.state == "deleted")
     kept = chunks.c.retired_at.is_(None) | (chunks.c.retired_at > now - KEPT_S)
     waiting = select(harvests.c.sha256).where(harvests.c.chunk.is_(None))
-    found = set(conn.execute(waiting).scalars())
-    return found | set(conn.execute(select(chunks.c.sha256).where(kept)).scalars())
+    found = set(conn.execute(waiting.where(harvests.c.run_id.not_in(gone))).scalars())
+    sealed = select(chunks.c.sha256).where(kept, chunks.c.run_id.not_in(gone))
+    return found | set(conn.execute(sealed).scalars())
 
 
 def per_hour(conn: Connection, run_id: int, now: float) -> float:

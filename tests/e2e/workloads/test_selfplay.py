@@ -354,6 +354,22 @@ async def test_games_that_another_replica_sealed_are_not_sealed_again(
     assert await home.coordinator.db.write(twice) == (True, False, [True])
 
 
+async def test_a_deleted_run_keeps_no_files_of_games(home: LocalCoordinator) -> None:
+    db = home.coordinator.db
+    ann = await player(home, "Ann")
+    await ann.do(await ann.claim("selfplay"))
+    await home.coordinator.replay.tend(1)
+    await ann.do(await ann.claim("selfplay"))
+
+    def used(conn: Connection) -> int:
+        return len(experience.blobs_in_use(conn, home.clock.now()))
+
+    assert await db.read(used) == 2  # a chunk, and games that are not sealed
+    await home.coordinator.runs.stop("gomoku")
+    await home.coordinator.wind_down.delete_run("gomoku", yes=True)
+    assert await db.read(used) == 0
+
+
 async def test_files_of_games_live_as_long_as_somebody_may_read_them(
     home: LocalCoordinator,
 ) -> None:
