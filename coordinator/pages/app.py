@@ -184,7 +184,6 @@ def routes(coordinator: Coordinator) -> list[Route]:
         "/": site.home,
         "/leaderboard": site.leaderboard,
         "/volunteers/{name}": site.volunteer,
-        "/statistics.json": site.statistics,
         "/runs/{run}": site.run,
         "/runs/{run}/events": site.events,
         "/runs/{run}/versions/{version}": site.version,

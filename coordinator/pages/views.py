@@ -42,9 +42,6 @@ VERSIONS = 10  # newest versions that a run's page lists
 LEADERS = 10
 PLACES_MIN = 12  # fewest columns, so that those of a young run are not too wide
 RUNS = 20  # newest runs that the first page lists
-JSON = "application/json"
-FOR_OTHERS = ((b"access-control-allow-origin", b"*"),)
-STATISTICS_RUNS, STATISTICS_LEADERS = 100, 1000
 QUIET = 4  # width of the light margin around a QR code, in its modules
 WINDOWS = {"day": 1, "week": 7, "month": 30, "ever": None}
 
@@ -94,21 +91,6 @@ class RunSums(msgspec.Struct, frozen=True, kw_only=True):
     checks: CostOfChecks
     phases: tuple[PhaseStart, ...]
     news: tuple[News, ...]
-
-
-class RunStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Run and its volunteers, the most credits first."""
-
-    run: RunInfo
-    volunteers: tuple[LeaderRow, ...]
-
-
-class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Public figures of a server at an instant (UTC epoch seconds)."""
-
-    server: str
-    at: float
-    runs: tuple[RunStatistics, ...]
 
 
 class Views:
@@ -233,31 +215,6 @@ class Views:
             return made(HTML, body)
 
         return await self._once(f"volunteer {who} {nickname}", make)
-
-    async def statistics(self) -> FinishedPage:
-        """Return the pages' figures as JSON for other sites: runs, and the volunteers of each who
-        agreed to be shown.
-        """
-
-        async def make() -> FinishedPage:
-            board = self._coordinator.volunteers.leaderboard
-            runs = []
-            for row in (await self._public.listing())[:STATISTICS_RUNS]:
-                leaders = await board(row.name, None, seldom=True)
-                runs.append(
-                    RunStatistics(
-                        run=await self._queries.describe(row),
-                        volunteers=tuple(found for found in leaders[:STATISTICS_LEADERS]),
-                    )
-                )
-            found = Statistics(
-                server=self._coordinator.settings.name,
-                at=self._coordinator.clock.now(),
-                runs=tuple(runs),
-            )
-            return made(JSON, msgspec.json.encode(found), headers=FOR_OTHERS, keep="max-age=60")
-
-        return await self._once("/statistics.json", make)
 
     # --- a run ---
 

@@ -122,7 +122,7 @@ async def test_a_draft_is_nobodys_business(tmp_path: Path) -> None:
         async with home.client() as client:
             assert (await client.get("/runs/plans")).status_code == 404
             assert (await client.get("/runs/tiny")).status_code == 200
-            for path in ("/", "/leaderboard", "/statistics.json", "/volunteers/Mia"):
+            for path in ("/", "/leaderboard", "/volunteers/Mia"):
                 answer = await client.get(path)
                 assert answer.status_code == 200
                 assert "plans" not in answer.text
@@ -389,23 +389,6 @@ async def test_a_server_without_the_page_opens_join_links_only(tmp_path: Path) -
             assert "volunteer join 'http" in text(answer)
             assert "/leaderboard" not in answer.text
             assert 'href="/"' not in answer.text
-
-
-async def test_other_sites_read_the_figures_of_those_who_are_shown(tmp_path: Path) -> None:
-    async with local_coordinator(tmp_path) as home:
-        name = await merged(home)
-        mia = await home.join("Mia Hidden")
-        await mia.work(7)
-        who = mia.volunteer_id
-        await home.coordinator.db.write(lambda conn: hide(conn, who))
-        async with home.client() as client:
-            answer = await client.get("/statistics.json")
-        assert answer.headers["access-control-allow-origin"] == "*"
-        (run,) = answer.json()["runs"]
-        assert run["run"]["name"] == name
-        assert run["run"]["version"] >= 2
-        assert run["volunteers"]
-        assert "Hidden" not in answer.text
 
 
 async def test_a_volunteers_page_says_what_was_lent_and_when(tmp_path: Path) -> None:
