@@ -222,13 +222,13 @@ def read_file(path: Path) -> dict[str, Any]:
         raise Configuration(
             Sentence("{path} cannot be read: {why}", path=path, why=why(error))
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise Configuration(
             Sentence(
                 "the settings file {path} is not TOML ({error}); correct it, or move it away to "
                 "start with defaults",
                 path=path,
-                error=why(error) if isinstance(error, UnicodeDecodeError) else error,
+                error=_fault(error),
             )
         ) from error
 
@@ -237,12 +237,19 @@ def parse_toml(text: str, what: str) -> dict[str, Any]:
     """Return the table of a text in TOML. Raises InvalidRunFile."""
     try:
         return tomllib.loads(text.removeprefix("\ufeff"))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidRunFile(f"{what} is not TOML: {escaped(error, 200)}") from error
-    except RecursionError as error:
-        raise InvalidRunFile(f"{what} nests more than {DEEP_MAX} tables or lists") from error
-    except ValueError as error:  # a number with thousands of digits
-        raise InvalidRunFile(f"{what} holds a number that is too large") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidRunFile(f"{what} is not TOML: {_fault(error)}") from error
+
+
+def _fault(error: Exception) -> str:
+    """Return why a text is not TOML."""
+    if isinstance(error, RecursionError):
+        return f"it nests more than {DEEP_MAX} tables or lists"
+    if isinstance(error, UnicodeDecodeError):
+        return why(error)
+    if isinstance(error, tomllib.TOMLDecodeError):
+        return escaped(error, 200)
+    return "it holds a number that is too large"  # thousands of digits
 
 
 def read_table(

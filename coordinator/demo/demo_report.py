@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from shared.copying import copying
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo
 
@@ -106,7 +106,7 @@ def traffic_of(path: Path) -> ProcessTraffic:
     for line in path.read_bytes().splitlines():
         try:
             event = decode(line)
-        except msgspec.DecodeError:
+        except MALFORMED:
             continue
         if (event.get("type"), event.get("reason")) == ("Idle", "failing"):
             complaint = str(event["message"])

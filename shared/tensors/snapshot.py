@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidFrame
 from shared.signing import canonical, digest
 from shared.tensors.frame import NUMPY, FrameWriter, Written
@@ -102,5 +101,5 @@ def _schema(packed: bytes, sha256: str) -> Schema:
         raise InvalidFrame("a snapshot is of another model than the manifest says")
     try:
         return decode(found, Schema)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise InvalidFrame(f"the schema of a snapshot cannot be read: {error}") from error

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, BadSignature, InvalidFrame, NotFound
 from shared.protocol import endpoints
 from shared.protocol.transparency import (
@@ -117,7 +117,7 @@ class RecordCheck:
         verify_text(self._key, signed.payload, signed.signature)
         try:
             tree = decode(signed.payload, HeadPayload).tree
-        except msgspec.DecodeError as error:
+        except MALFORMED as error:
             raise InvalidFrame(
                 Sentence("the head of the record cannot be read: {error}", error=error)
             ) from error
@@ -178,7 +178,7 @@ class RecordCheck:
         verify_text(self._key, signed.payload, signed.signature)
         try:
             to = decode(signed.payload, RestorePayload)
-        except msgspec.DecodeError as error:
+        except MALFORMED as error:
             raise InvalidFrame(
                 Sentence("the head of the record cannot be read: {error}", error=error)
             ) from error

@@ -99,12 +99,16 @@ class Submitter:
     def _answered(self, entry: QueuedResult, reply: SubmitReply) -> None:
         verdict, home = reply.verdict(), self.place.store.home
         refused = verdict.state == "rejected" and not verdict.redo
-        if entry.last and not (verdict.state == "rejected" and verdict.redo):
+        last = entry.last and (refused or verdict.state != "rejected")
+        if last:
             home.remember(tasks=home.memory.tasks + 1)
             self.place.held.submitted += 1
         self.place.hub.emit(
             events.Submitted(
-                task=entry.task, contribution=verdict.contribution, bytes=entry.submit.size
+                task=entry.task,
+                contribution=verdict.contribution,
+                bytes=entry.submit.size,
+                last=last,
             )
         )
         self.verdicts.apply((verdict,), me=reply.me, result=entry, news=reply.news)

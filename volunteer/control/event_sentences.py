@@ -31,6 +31,7 @@ SENT = (
     N_("gone"),
     N_("failed"),
     N_("saved"),
+    N_("refused"),
     N_("info"),
     N_("warning"),
     N_("error"),

@@ -182,6 +182,7 @@ class Submitted(Event):
     task: int
     contribution: int
     bytes: int
+    last: bool = True  # no part of the task remains
 
 
 class Judged(Event):

@@ -250,7 +250,7 @@ def _of_task(status: Status, event: AnyEvent) -> Status:
         case events.Submitted(task=task):
             queued = max(0, status.queued - 1)
             checking = _change(status, task, phase="checking")
-            return PLAIN(checking, done=status.done + 1, queued=queued)
+            return PLAIN(checking, done=status.done + event.last, queued=queued)
         case events.TaskEnded(task=task):
             return _without(status, task)
         case _:

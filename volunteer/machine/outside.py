@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, Unreachable, VolunteerError, of_code
 from shared.sentences import Sentence, english, parts
 from volunteer.control.commands import Answered
@@ -64,7 +64,7 @@ def do(job: Callable[..., T], *arguments: Any) -> T:
             ours.sendall(msgspec.json.encode([job.__name__, arguments], enc_hook=str))
             ours.shutdown(socket.SHUT_WR)
             reply = decode(_all(ours), Answered)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *MALFORMED) as error:
         raise Unreachable(
             Sentence("the part of the program outside its sandbox has ended: start it again")
         ) from error

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidFrame
 from shared.protocol.versions import SignedManifest, VersionManifest
 from shared.sentences import Sentence
@@ -16,7 +14,7 @@ def checked(signed: SignedManifest, public_key: str) -> VersionManifest:
     verify_text(public_key, signed.payload, signed.signature)
     try:
         return decode(signed.payload, VersionManifest)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise InvalidFrame(
             Sentence("the manifest of a version cannot be read: {error}", error=error)
         ) from error

@@ -203,7 +203,7 @@ def read_receipt(signed: SignedReceipt, public_key: str) -> Receipt:
     verify_text(public_key, signed.payload, signed.signature)
     try:
         return decode(signed.payload, Receipt)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise InvalidFrame(Sentence("a receipt cannot be read: {error}", error=error)) from error
 
 
@@ -226,5 +226,5 @@ def spread(heads: Sequence[KeptHead], most: int) -> list[KeptHead]:
 def _entry_of(signed: SignedReceipt) -> int:
     try:
         return decode(signed.payload, Receipt).entry.id
-    except msgspec.DecodeError:
+    except MALFORMED:
         return 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 import msgspec
 
 from shared.decoding import MALFORMED, decode
-from shared.errors import InvalidRunFile
+from shared.errors import InvalidRunFile, why
 from shared.text import escaped
 from shared.text_file import read_text, unmarked
 from shared.workloads.base import DatasetManifest
@@ -236,12 +236,15 @@ def _check_length(characters: int) -> None:
 
 
 def template_beside(tokenizer: Path) -> ChatTemplate:
-    """Return the chat template next to a tokenizer.json. Raises InvalidRunFile if there is none."""
+    """Return the chat template next to a tokenizer.json. Raises InvalidRunFile."""
     settings = _settings(tokenizer.with_name("tokenizer_config.json"))
     own = tokenizer.with_name("chat_template.jinja")
     source = settings.get("chat_template")
     if own.is_file() and own.stat().st_size <= _FILE_MAX:
-        source = read_text(own)
+        try:
+            source = read_text(own)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRunFile(f"{own} cannot be read: {why(error)}") from error
     if isinstance(source, list):  # several templates, each with a name
         named = {each.get("name"): each.get("template") for each in source if type(each) is dict}
         source = named.get("default")

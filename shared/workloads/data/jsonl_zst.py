@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shared.decoding import decoder
+from shared.decoding import MALFORMED, decoder
 from shared.errors import BadRequest
 
 if sys.version_info >= (3, 14):
@@ -63,5 +63,5 @@ def _decoded(lines: list[bytes], kind: type[T]) -> Iterator[T]:
     for number, line in enumerate(lines, 1):
         try:
             yield reader.decode(line)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except MALFORMED as error:
             raise BadRequest(f"line {number} is not a record: {error}") from error

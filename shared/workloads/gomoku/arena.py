@@ -114,11 +114,6 @@ class Arena:
             if perf_counter() - began >= limit_s:
                 return ended
 
-    @property
-    def idle(self) -> bool:
-        """Return True if no game is in progress."""
-        return not self.seats
-
     def keys(self) -> set[str]:
         """Return the players of the games in progress."""
         return {key for seat in self.seats for key in seat.plan.players}

@@ -78,7 +78,10 @@ def counts(row: Sequence[int], cells: int) -> NDArray[np.int32]:
     """Return a record's counts for all cells (A,). Raises InvalidGame unless they are a
     distribution over the board.
     """
-    pairs = np.asarray(row, np.int64).reshape(-1)
+    try:
+        pairs = np.asarray(row, np.int64).reshape(-1)
+    except OverflowError as error:
+        raise InvalidGame("a number of the visits has more than 64 bits") from error
     if not pairs.size or pairs.size % 2:
         raise InvalidGame("the visits of a move are pairs of a cell and a count")
     at, many = pairs[0::2], pairs[1::2]

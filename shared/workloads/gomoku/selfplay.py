@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Job, Progress, Weights
 from shared.workloads.gomoku.arena import GamePlan, Played, Seat
@@ -93,7 +93,7 @@ class SelfPlayWork(PlayWork):
         """Continue from a `snapshot`. Raises InvalidRunFile if it is another task's."""
         try:
             saved = decode(snapshot["games"].numpy().tobytes(), SavedGames)
-        except (KeyError, msgspec.DecodeError) as error:
+        except (KeyError, *MALFORMED) as error:
             raise InvalidRunFile("this snapshot belongs to another task") from error
         if saved.seed != self._job.seed or not saved.versions:
             raise InvalidRunFile("this snapshot belongs to another task: start the task afresh")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shared.decoding import decode
+from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import Data, Job, Progress, Result, Weights
 from shared.workloads.generation.batch import Batch, NextToken, Sequence
@@ -175,7 +175,7 @@ class RolloutWork:
         """Continue after the groups of a `snapshot`. Raises InvalidRunFile for another task's."""
         try:
             saved = decode(snapshot["groups"].numpy().tobytes(), SavedGroups)
-        except (KeyError, msgspec.DecodeError) as error:
+        except (KeyError, *MALFORMED) as error:
             raise InvalidRunFile("this snapshot belongs to another task") from error
         if saved.seed != self._job.seed:
             raise InvalidRunFile("this snapshot belongs to another task: start the task afresh")

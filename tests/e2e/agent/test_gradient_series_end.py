@@ -62,6 +62,7 @@ async def test_over_a_kill_no_part_is_lost_and_none_handed_in_twice(tmp_path: Pa
         async with machine.working(max_tasks=1) as process:
             assert (await process.until(events.Training)).task == doing.task
             assert await process.ended(60) == 0
+            assert sum(event.last for event in process.all(events.Submitted)) == 1
         done = await parts_of(machine, doing.task)
         assert [row.part for row in done] == list(range(24))
         assert {row.state for row in done} <= {"accepted", "merged"}
@@ -81,6 +82,7 @@ async def test_what_waits_of_a_lease_is_handed_in_before_it_is_given_back(tmp_pa
             await process.control.do(commands.Stop())
             assert await process.ended() == 0
         assert [event.how for event in process.all(events.TaskEnded)] == ["released"]
+        assert not any(event.last for event in process.all(events.Submitted))
         done = await parts_of(machine, claimed.task)
         assert len(done) >= 2
         assert {row.state for row in done} <= {"accepted", "merged"}

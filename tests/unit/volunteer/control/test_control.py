@@ -88,6 +88,13 @@ def test_results_that_were_handed_in_do_not_wait_any_more() -> None:
         assert status.queued == left
 
 
+def test_the_parts_of_a_task_are_one_task() -> None:
+    parts = [
+        events.Submitted(task=1, contribution=part, bytes=9, last=part == 2) for part in range(3)
+    ]
+    assert told(claimed(), *parts).done == 1
+
+
 def test_a_task_is_followed_through_its_phases() -> None:
     status = told(events.Idle(reason="no_run", message="nothing runs"), claimed())
     assert (status.tasks[0].phase, status.idle) == ("claimed", "")

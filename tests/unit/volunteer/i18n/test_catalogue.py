@@ -11,6 +11,8 @@ from babel.messages.catalog import Message
 from babel.messages.pofile import read_po
 
 from tests.support.words import LANGUAGES, begun, extracted, updated, written
+from volunteer.control.event_sentences import words
+from volunteer.control.events import TaskEnded
 from volunteer.i18n import catalogue
 from volunteer.i18n.catalogue import (
     Catalogue,
@@ -160,6 +162,15 @@ def test_words_numbers_and_dates_are_those_of_the_language() -> None:
             *("1 tarea", "2000 tareas", "próxima"),
         ),
     }
+
+
+@pytest.mark.parametrize("language", SHIPPED)
+def test_how_a_task_ends_is_said_in_the_language(language: str) -> None:
+    use(choose(language))
+    for how in ("released", "cancelled", "gone", "failed", "saved", "refused"):
+        said = words(TaskEnded(task=1, how=how, message=""))
+        assert said is not None
+        assert how not in said
 
 
 def test_a_country_has_its_own_numbers_and_an_impossible_one_those_of_the_language() -> None:

@@ -69,7 +69,10 @@ def test_every_setting_works_as_a_variable(tmp_path: Path) -> None:
         ("threads = -1", ["threads", "expected a whole number of at least 0"]),
         ('consent = "maybe"', ["consent", "maybe"]),
         ("threads = ", ["is not TOML", "move it away"]),
+        ("threads = " + "[" * 5_000, ["nests more than 32 tables or lists", "move it away"]),
+        ("threads = " + "9" * 6_000, ["a number that is too large", "move it away"]),
     ],
+    ids=lambda given: given[:40] if isinstance(given, str) else given[0],
 )
 def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, words: list[str]) -> None:
     write(tmp_path, text)

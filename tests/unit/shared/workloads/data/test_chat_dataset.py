@@ -179,6 +179,9 @@ def test_a_template_is_found_beside_its_tokenizer(tmp_path: Path) -> None:
     assert template_beside(tokenizer) == ChatTemplate("one", "", "</s>")
     (tmp_path / "chat_template.jinja").write_text("two")
     assert template_beside(tokenizer).source == "two"
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidRunFile, match=r"chat_template\.jinja cannot be read: .*not UTF-8"):
+        template_beside(tokenizer)
 
 
 def built(path: Path, *lines: object, **options: Any) -> tuple[DatasetManifest, Any, list[str]]:

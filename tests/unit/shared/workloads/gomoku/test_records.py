@@ -83,6 +83,7 @@ BREAKS = {
     "pairs of a cell and a count": lambda r: with_visits(r, 6, (r.moves[6],)),
     "not on the board": lambda r: with_visits(r, 6, (36, 32)),
     "in order": lambda r: with_visits(r, 6, (5, 16, 5, 16)),
+    "has more than 64 bits": lambda r: with_visits(r, 6, (5, 2**63)),
     "not a positive number": lambda r: with_visits(r, 6, (5, -1, 6, 33)),
     "where a stone lies": lambda r: with_visits(r, 6, (r.moves[0], 32)),
     "by its visits and its seed": lambda r: with_move(r, 6, (r.moves[6] + 1) % 36),
@@ -108,6 +109,10 @@ def test_an_illegal_move_is_named_with_its_game(games: list[GameRecord]) -> None
         Position(CONFIG.rules, forged.moves)
 
 
+class Line(msgspec.Struct):
+    weights: msgspec.Raw
+
+
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
@@ -116,6 +121,7 @@ def test_an_illegal_move_is_named_with_its_game(games: list[GameRecord]) -> None
         (encode([])[:-1], "cut off"),
         (encode([]) + b"x", "something follows"),
         (pack([CONFIG]), "line 1 is not a record"),
+        (pack([Line(weights=msgspec.Raw(b'"\xff"'))]), "line 1 is not a record"),
     ],
 )
 def test_what_is_no_file_of_games_is_refused(data: bytes, sentence: str) -> None:
