@@ -142,6 +142,8 @@ class Profile:
             slug = read_text(self.path / "current").strip()
         except FileNotFoundError:
             return None
+        except UnicodeDecodeError:
+            slug = ""
         return self._load(slug)
 
     @property

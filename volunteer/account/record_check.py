@@ -76,8 +76,8 @@ def contradiction(heads: Sequence[TreeHead]) -> str:
                 "the coordinator signed two different records of {size} entries, on {day} and "
                 "on {day2}: it rewrote its history",
                 size=head.size,
-                day=_day(other.at),
-                day2=_day(head.at),
+                day=day(other.at),
+                day2=day(head.at),
             )
     return ""
 
@@ -188,8 +188,8 @@ class RecordCheck:
         return Sentence(
             "the coordinator was restored on {day} from a backup of {day2}: {heads}; what it "
             "signed since, with your receipts, is kept in {folder}",
-            day=_day(to.tree.at),
-            day2=_day(to.saved_at),
+            day=day(to.tree.at),
+            day2=day(to.saved_at),
             heads=", ".join(f"{run} {version}" for run, version in sorted(to.heads.items())),
             folder=aside,
         )
@@ -215,7 +215,7 @@ def _words(old: KeptHead, now: TreeHead) -> str:
     said = Sentence(
         "the record of {size} entries that it signed on {day}",
         size=old.tree.size,
-        day=_day(old.tree.at),
+        day=day(old.tree.at),
     )
     if now.size < old.tree.size:
         return Sentence(
@@ -233,7 +233,8 @@ def _head_of(signed: SignedReceipt) -> KeptHead:
     return KeptHead(tree=tree, payload=signed.payload, signature=signed.signature)
 
 
-def _day(at: float) -> str:
+def day(at: float) -> str:
+    """Return a time in UTC; one that no calendar has is "an unknown day"."""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):

@@ -442,14 +442,12 @@ def _key_cells(found: KeyInfo) -> list[str]:
 
 
 def _usage_cells(row: UsageRow) -> list[str]:
-    from datetime import UTC, datetime
-
+    from volunteer.account.record_check import day
     from volunteer.i18n.formats import credit
 
-    at = datetime.fromtimestamp(row.at, UTC).strftime("%Y-%m-%d %H:%M")
     made = number(row.tokens_out, ",")
     return [
-        at,
+        _(day(row.at)),
         row.model,
         number(row.tokens_in, ","),
         _("{made} images", made=made) if row.kind == "image" else made,

@@ -246,7 +246,7 @@ def template_beside(tokenizer: Path) -> ChatTemplate:
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRunFile(f"{own} cannot be read: {why(error)}") from error
     if isinstance(source, list):  # several templates, each with a name
-        named = {each.get("name"): each.get("template") for each in source if type(each) is dict}
+        named = {str(one.get("name")): one.get("template") for one in source if type(one) is dict}
         source = named.get("default")
     if not isinstance(source, str):
         raise InvalidRunFile(

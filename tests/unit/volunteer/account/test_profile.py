@@ -57,6 +57,14 @@ def identity(key: str = "ab" * 32, nickname: str = "Ann") -> Identity:
     )
 
 
+@pytest.mark.parametrize("text", [b"../x", b"\xff\xfe\x00"])
+def test_a_damaged_name_of_the_account_is_told(tmp_path: Path, text: bytes) -> None:
+    profile = Profile(tmp_path / "p")
+    (profile.path / "current").write_bytes(text)
+    with pytest.raises(Configuration, match="current is damaged"):
+        profile.current()
+
+
 def test_a_secret_is_private_and_long(tmp_path: Path) -> None:
     profile = Profile(tmp_path / "p")
     made = identity()

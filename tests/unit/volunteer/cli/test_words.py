@@ -37,6 +37,7 @@ from volunteer.account.profile import Identity, Profile
 from volunteer.account.record_check import CheckedReceipt
 from volunteer.cli import benchmark_command, receipt_commands, start
 from volunteer.cli.main import run_command
+from volunteer.cli.prompt_commands import _usage_cells
 from volunteer.control.commands import Joined
 from volunteer.control.status import Status
 from volunteer.i18n import catalogue
@@ -170,6 +171,11 @@ ROW = UsageRow(
     latency_s=1.5,
     first_token_s=None,
 )
+
+
+def test_a_time_that_no_calendar_has_is_an_unknown_day() -> None:
+    assert _usage_cells(ROW)[0] == "1970-01-01 00:00"
+    assert _usage_cells(replace(ROW, at=1e300))[0] == "an unknown day"
 
 
 class Answers:

@@ -174,6 +174,10 @@ def test_a_template_is_found_beside_its_tokenizer(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
     with pytest.raises(InvalidRunFile, match="no chat template beside"):
         template_beside(tokenizer)
+    named = [{"name": ["a"], "template": "three"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    with pytest.raises(InvalidRunFile, match="no chat template beside"):
+        template_beside(tokenizer)
     settings = {"chat_template": "one", "eos_token": {"content": "</s>"}, "bos_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     assert template_beside(tokenizer) == ChatTemplate("one", "", "</s>")
