@@ -73,9 +73,6 @@ class Site:
     async def volunteer(self, scope: Scope) -> FinishedPage:
         return await self.views.volunteer(scope["path_params"]["name"])
 
-    async def statistics(self, scope: Scope) -> FinishedPage:
-        return await self.views.statistics()
-
     async def run(self, scope: Scope) -> FinishedPage:
         return await self.views.run(_run(scope))
 
