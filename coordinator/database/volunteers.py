@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, exists, func, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, or_, select, update
 
 from coordinator.database.engine.statements import among, its
 from coordinator.database.ledger.postings import insert_new
@@ -14,6 +14,7 @@ from coordinator.database.tables.accounts import codes, consents, volunteers, wo
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import api_keys
 from coordinator.database.tables.tasks import failures
+from coordinator.database.tables.trust import recomputes
 from coordinator.rules.standing import State, moved
 from shared.copying import copying
 from shared.decoding import decode
@@ -21,6 +22,7 @@ from shared.errors import NotFound
 from shared.protocol.accounts import Device, Hardware
 from shared.protocol.heartbeat import OwnOrder
 from shared.protocol.limits import RENEW_S
+from shared.units import DAY_S
 
 # account, change of trust, pay of its accepted contribution if there is one
 TrustChange = tuple[str, float, int | None]
@@ -150,10 +152,8 @@ def locked(conn: Connection, volunteer_id: str) -> VolunteerRow:
     return VolunteerRow(**row)
 
 
-_WAITING = update(contributions).where(
-    its(contributions.c.volunteer_id),
-    contributions.c.state.in_(("received", "checking", "accepted")),
-)
+_IS_WAITING = contributions.c.state.in_(("received", "checking", "accepted"))
+_WAITING = update(contributions).where(its(contributions.c.volunteer_id), _IS_WAITING)
 
 
 def vet(conn: Connection, volunteer_id: str) -> None:
@@ -299,7 +299,7 @@ def revoke(conn: Connection, volunteer_id: str, now: float) -> int:
 
 
 def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: float) -> None:
-    """Delete an account's identifying data; contributions and ledger keep the id."""
+    """Delete an account's identifying data; its id stays, and its network while a limit counts it."""
     revoke(conn, volunteer_id, now)
     invite = select(volunteers.c.invite_id).where(volunteers.c.id == volunteer_id).scalar_subquery()
     conn.execute(update(codes).where(codes.c.id == invite).values(label=""))
@@ -319,7 +319,28 @@ def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: fl
         state="forgotten",
         public=False,
         invite_id=None,
+        suspended_reason="",
     )
+    clear_networks(conn, now)
+
+
+_V, _R = volunteers.c, recomputes.c
+_IN_LINE = or_(_R.ended_at.is_(None), _R.ended_at > bindparam("since"))
+_UNCOUNTED = (
+    select(_V.id)
+    .where(_V.state == "forgotten", _V.network != "", _V.created_at <= bindparam("since"))
+    .where(~exists().where(contributions.c.volunteer_id == _V.id, _IS_WAITING))
+    .where(~exists().where(_R.volunteer_id == _V.id, _IN_LINE))
+)
+
+
+def clear_networks(conn: Connection, now: float) -> None:
+    """Clear the networks of forgotten accounts that no limit counts by network any more: a day
+    after they came and their last recompute ended, with no work left to merge.
+    """
+    who = list(conn.execute(_UNCOUNTED, {"since": now - DAY_S}).scalars())
+    for table, owner in ((contributions, contributions.c.volunteer_id), (volunteers, _V.id)):
+        conn.execute(update(table).where(among(owner, "who")).values(network=""), {"who": who})
 
 
 def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now: float) -> None:
@@ -336,9 +357,6 @@ def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now:
 # --- trust ---
 
 
-_STANDING = select(volunteers.c.standing).where(its(volunteers.c.id))
-
-
 _HARDWARE = select(workers.c.hardware).where(its(workers.c.id))
 
 
@@ -350,17 +368,15 @@ def model_of(conn: Connection, worker_id: str, device: str) -> str:
 
 def is_suspended(conn: Connection, volunteer_id: str) -> bool:
     """Return True if an account is suspended."""
-    return bool(conn.execute(_STANDING, {"its_id": volunteer_id}).scalar() == "suspended")
+    return existing(conn, volunteer_id).standing == "suspended"
 
 
-_V = volunteers.c
 _TRUST = (
     select(_V.id, _V.standing, _V.trust, _V.accepted, _V.accepted_micro, _V.lost_to)
     .where(among(_V.id, "ids"))
     .order_by(_V.id)
     .with_for_update(key_share=True)
 )
-_SET_TRUST = update(volunteers).where(its(_V.id))
 
 
 def lock(conn: Connection, ids: Collection[str]) -> frozenset[str]:
@@ -392,7 +408,8 @@ def set_trusts(conn: Connection, changes: Sequence[TrustChange]) -> dict[str, in
         new[who] = moved(float(trust), change), count, paid
     columns = ("its_id", "trust", "accepted", "accepted_micro")
     conn.execute(
-        _SET_TRUST, [dict(zip(columns, (who, *to), strict=True)) for who, to in sorted(new.items())]
+        _SET_VOLUNTEER,
+        [dict(zip(columns, (who, *to), strict=True)) for who, to in sorted(new.items())],
     )
     return {who: int(row.lost_to) for who, row in known.items()}
 

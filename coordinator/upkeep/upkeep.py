@@ -21,6 +21,7 @@ from coordinator.database import (
     tasks,
     upload_rows,
     versions,
+    volunteers,
 )
 from coordinator.experience.replay import opponents
 from coordinator.platform import Platform, PlatformService
@@ -147,6 +148,7 @@ class Upkeep(PlatformService):
             return datasets.in_use(conn) | versions.blobs_in_use(conn) | played | moving
 
         await self._db.write(lambda conn: _forget_parts(conn, before))
+        await self._db.write(lambda conn: volunteers.clear_networks(conn, self._clock.now()))
         used = await self._db.read(candidates)
         orphans = [
             entry.sha256

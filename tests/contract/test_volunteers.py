@@ -5,17 +5,18 @@ databases.
 from __future__ import annotations
 
 import pytest
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, select, text, update
 
 from coordinator.accounts.accounts import ORDERS_A_MINUTE, Volunteers
 from coordinator.accounts.authentication import AGAIN_S, CACHE_S
 from coordinator.accounts.ledger import Ledger
 from coordinator.config import Settings
-from coordinator.database import contributions
+from coordinator.database import contributions, recomputes
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments, record_tree
 from coordinator.database.tables.accounts import codes, volunteers, workers
+from coordinator.database.tables.contributions import contributions as work
 from coordinator.database.tables.schema import metadata
 from coordinator.database.tables.tasks import failures
 from coordinator.rules.standing import GAIN, LOSS
@@ -29,6 +30,8 @@ from shared.errors import (
 )
 from shared.protocol.accounts import Device, Hardware, LeaveRequest, MachineOrder
 from shared.protocol.limits import HEARTBEAT_S
+from shared.units import DAY_S
+from tests.contract.test_escrow import draw
 from tests.support.account_rows import (
     OTHER,
     SECRET,
@@ -232,6 +235,70 @@ async def test_a_forgotten_volunteer_leaves_only_true_books(
     assert [tuple(row) for row in await database.read(lambda c: c.execute(left).all())] == [
         ("", "invite")
     ]
+
+
+async def test_the_network_of_a_forgotten_volunteer_goes_when_no_limit_counts_it(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    request = newcomer("Mia")
+    await people.register(request, "81.2.69.7")
+    mia = request.volunteer_id
+    counted = await database.read(lambda conn: store.existing(conn, mia).network)
+    assert counted.startswith("81.2.69.")
+
+    def write(conn: Connection) -> int:
+        values = {"standing": "suspended", "suspended_reason": "Mia Meyer sent noise"}
+        store.set_volunteer(conn, mia, **values)
+        run = add_run(conn)
+        merged = add_contribution(conn, run, mia, "merged")
+        for number in (merged, waiting := add_contribution(conn, run, mia)):
+            change(conn, number, network=counted)
+        draw(conn, merged)
+        return waiting
+
+    def change(conn: Connection, number: int, **values: object) -> None:
+        conn.execute(update(work).where(work.c.id == number).values(**values))
+
+    async def left() -> set[str]:
+        """Clear what is due; return the networks in the database."""
+        await database.write(lambda conn: store.clear_networks(conn, clock.now()))
+        tables = (select(volunteers.c.network), select(work.c.network))
+        found = await database.read(lambda c: [set(c.execute(q).scalars()) for q in tables])
+        return set().union(*found)
+
+    waiting = await database.write(write)
+    await people.forget(mia)
+    assert await database.read(lambda conn: store.existing(conn, mia).suspended_reason) == ""
+    assert await left() == {counted}
+    await database.write(lambda conn: change(conn, waiting, state="merged"))
+    (drawn,) = await database.read(lambda conn: recomputes.open_of(conn, mia))
+    await clock.advance(2 * DAY_S)
+    assert await left() == {counted}  # its recompute still waits in the line
+    told, now = ("", "{}"), clock.now()
+    await database.write(lambda conn: recomputes.end(conn, drawn, "passed", told, now))
+    assert await left() == {counted}  # the line counts it for a day
+    await clock.advance(DAY_S + 1)
+    await database.write(lambda conn: change(conn, waiting, state="accepted"))
+    assert await left() == {counted}  # a merge limits the share of a network
+    await database.write(lambda conn: change(conn, waiting, state="merged"))
+    assert await left() == {""}
+
+
+async def test_a_forgotten_volunteer_counts_among_the_accounts_of_its_network_for_a_day(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    request = newcomer("Mia")
+    await people.register(request, "81.2.69.7")
+
+    def network(conn: Connection) -> str:
+        return store.existing(conn, request.volunteer_id).network
+
+    counted = await database.read(network)
+    await people.forget("Mia")
+    assert await database.read(network) == counted
+    await clock.advance(DAY_S)
+    await database.write(lambda conn: store.clear_networks(conn, clock.now()))
+    assert await database.read(network) == ""
 
 
 async def test_a_volunteer_may_ask_to_be_forgotten(people: Volunteers) -> None:
