@@ -35,18 +35,18 @@ class Signals:
         self._waiting: dict[str, dict[asyncio.Future[None], None]] = {}
         self._lines: dict[str, WaitingLine] = {}
         self.arrivals = itertools.count()
-        self._send: Callable[[str], bool] = lambda topic: False
+        self._send: Callable[[str], None] = lambda topic: None
 
     async def connect(self, db: Database) -> None:
         """Bridge the signals to the other processes that use the database, within a second."""
-        self._send = await db.bridge(self.deliver, self._lines)
+        self._send = await db.bridge(self.deliver)
 
     def notify(self, topic: str) -> None:
         """Wake the waiters for `topic`, here and in other processes. Call it on the event loop
         after the commit.
         """
-        if not self._send(topic):
-            self.deliver(topic)
+        self.deliver(topic)
+        self._send(topic)
 
     def deliver(self, topic: str | None) -> None:
         """Wake the waiters on `topic` in this process; None wakes all."""
@@ -65,9 +65,7 @@ class Signals:
                 line.news(self.moment)
 
     def line(self, topic: str) -> WaitingLine:
-        """Return the line of `topic`, whose news every process hears at the same time, also the one
-        that notifies: none has an advantage.
-        """
+        """Return the line of the watchers of `topic`."""
         return self._lines.setdefault(topic, WaitingLine())
 
     def watch(self, *topics: str) -> TopicWatch:
@@ -154,6 +152,11 @@ class WaitingLine:
     def look(self) -> None:
         """Note that the awake waiters look now."""
         self._probing = False
+
+    def left(self) -> None:
+        """Note that a watcher left, which may have been woken to look: the next one looks."""
+        self._probing = False
+        self._probe()
 
     def looked(self, since: int, *, left: int, took: bool) -> None:
         """Wake as many of the next as a look at moment `since` has left, more if it took none."""

@@ -1,6 +1,6 @@
 """Commands in backticks within sentences, completed so that they work as printed.
 
-Whoever writes a sentence, a service or the coordinator, does not know the options of the reader's
+The writer of a sentence (a service or the coordinator) does not know the options of the reader's
 command; the command line that prints the sentence knows them, and adds them.
 """
 

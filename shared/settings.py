@@ -319,7 +319,7 @@ def _check_names(
 
 
 def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
-    """Yield the structs that forbid unknown keys and that a value may be or contain."""
+    """Yield the structs named in a type annotation that forbid unknown keys."""
     struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
     if struct and kind.__struct_config__.forbid_unknown_fields:
         yield kind

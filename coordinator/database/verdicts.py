@@ -53,7 +53,7 @@ _DECIDE = update(contributions).where(its(contributions.c.id), its(contributions
 def decide(
     conn: Connection, row: ContributionRow, state: ContributionState, *, now: float, **values: Any
 ) -> None:
-    """Change the state of `row` and record the verdict. Raises Conflict if it cannot change so."""
+    """Change the state of `row` and record the verdict. Raises Conflict if that is impossible."""
     if decide_all(conn, [(row, {"state": state} | values)], now) != 1:
         raise Conflict(f"contribution {row.id} has just been decided")
 

@@ -41,7 +41,7 @@ PAGES_MAX = 256  # finished pages in memory
 VERSIONS = 10  # newest versions that a run's page lists
 LEADERS = 10
 PLACES_MIN = 12  # fewest columns, so that those of a young run are not too wide
-RUNS = 20  # newest runs that the first page lists
+RUNS = 20  # runs that the first page shows in full, live ones first
 QUIET = 4  # width of the light margin around a QR code, in its modules
 WINDOWS = {"day": 1, "week": 7, "month": 30, "ever": None}
 

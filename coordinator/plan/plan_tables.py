@@ -65,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # machines would otherwise always miss a quorum of three.
     grace: Share = 0.1
     deadline_seconds: NotNegative = 300.0  # time since the oldest waiting contribution; 0 = off
-    # least contributions at the deadline and at the work target
+    # fewest contributions at the deadline and at the work target
     min_contributions: Annotated[int, Meta(ge=1, le=10_000)] = 1
     work_target: CountOrOff = 0  # merge at this many steps (deltas) or samples (gradients); 0 = off
     # what happens to leases at a merge

@@ -82,9 +82,7 @@ RETRY_S = {
 # Work that appears is announced to claims in line, one after the other; others wait for what stands
 # in their own way.
 IN_LINE = (Reason.ALL_TAKEN, Reason.MERGING)
-WAKES = dict.fromkeys(IN_LINE, ("volunteers",)) | dict.fromkeys(
-    (Reason.IN_FLIGHT, Reason.PROOF), ("volunteers", "queue")
-)
+WAKES = dict.fromkeys((Reason.IN_FLIGHT, Reason.PROOF), ("volunteers", "queue"))
 
 Answer = Lease | Refusal
 
@@ -177,10 +175,14 @@ class Claims:
                 if isinstance(answer, Lease):
                     return ClaimReply(lease=answer)
                 left_s = until - self._clock.monotonic()
-                watch.topics = WAKES.get(answer.reason, ("volunteers", "runs", "versions"))
                 line = self._line if answer.reason in IN_LINE else None
+                others = ("volunteers", "runs") if line else ("volunteers", "runs", "versions")
+                watch.topics = WAKES.get(answer.reason, others)
                 if left_s <= 0 or not await watch.wait(left_s, line):
                     return ClaimReply(idle=_idle(answer))
+        except BaseException:
+            self._line.left()
+            raise
         finally:
             self.waiting -= 1
 

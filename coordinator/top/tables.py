@@ -52,7 +52,7 @@ def age(at: float | None, now: float) -> str:
 
 
 def flops(speed: float) -> str:
-    """Return the GFLOP/s of a machine's best device; - for an unmeasured one."""
+    """Return the GFLOP/s of a machine's best device, "-" if not measured."""
     return f"{speed / 1e9:,.3g}" if speed else "-"
 
 

@@ -88,7 +88,7 @@ class Upkeep(PlatformService):
             else []
         )
         for run_id in due:
-            for topic in (f"run:{run_id}", "queue", "versions"):
+            for topic in (f"run:{run_id}", "runs", "queue", "versions"):
                 self._signals.notify(topic)
         return sum(ended)
 

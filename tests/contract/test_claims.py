@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -244,7 +243,46 @@ async def test_a_claim_that_cannot_take_a_task_passes_it_on(house: VirtualQueue)
         each.cancel()
 
 
-async def test_work_that_appears_at_one_replica_is_given_at_others_too(postgres: Postgres) -> None:
+async def test_a_woken_claim_that_leaves_wakes_the_next(
+    house: VirtualQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
+    crowd = await house.write(lambda conn: [add_worker(conn) for _ in range(2)])
+    gone, stays = [asyncio.ensure_future(house.lease(who, wait_s=30.0)) for who in crowd]
+    await _until_they_wait(house, 2)
+    ask, woken = house.queue.claims.joiner.ask, asyncio.Event()
+
+    async def stuck(waiter: Waiter) -> Answer:
+        if waiter.worker_id == crowd[0].worker_id:
+            woken.set()
+            await asyncio.Event().wait()
+        return await ask(waiter)
+
+    monkeypatch.setattr(house.queue.claims.joiner, "ask", stuck)
+    await house.queue.release(house.a, leases[0].task, ReleaseRequest(attempt=1))
+    await asyncio.wait_for(woken.wait(), 10)
+    gone.cancel()
+    assert (await asyncio.wait_for(stays, 10)).task == leases[0].task
+
+
+async def test_all_waiting_claims_learn_that_their_run_was_paused(
+    house: VirtualQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(8):
+        await house.lease(house.a, device=f"cuda:{i}")
+    crowd = await house.write(lambda conn: [add_worker(conn) for _ in range(20)])
+    waiting = [asyncio.ensure_future(house.idle(who, runs=("run",), wait_s=30.0)) for who in crowd]
+    await _until_they_wait(house, len(crowd))
+    await house.write(lambda conn: runs.set_values(conn, house.run, state="paused"))
+    house.signals.notify("runs")
+    while not all(each.done() for each in waiting):
+        await _until_it_waits(house)
+        assert house.clock.next_at is not None
+        await house.clock.advance(house.clock.next_at - house.clock.now())
+    assert {each.result() for each in waiting} == {Reason.RUN_PAUSED}
+
+
+async def test_work_that_appears_at_one_replica_is_given_at_another(postgres: Postgres) -> None:
     url = await postgres.fresh()
     here, there = await Database.open(url), await Database.open(url)
     house = await virtual_queue(here)
@@ -252,30 +290,15 @@ async def test_work_that_appears_at_one_replica_is_given_at_others_too(postgres:
     for db in (here, there):
         await (signals := Signals(house.clock)).connect(db)
         queues.append(queue_of(db, house.clock, signals=signals))
-    held = {(await house.lease(house.a, device=f"cuda:{i}")).task: house.a for i in range(8)}
-    crowd = await house.write(lambda conn: [add_worker(conn) for _ in range(48)])
-    waiting = {
-        asyncio.ensure_future(claim(queues[n % 2], who, wait_s=30.0)): (n % 2, who)
-        for n, who in enumerate(crowd)
-    }
+    lease, *_ = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
+    waiting = asyncio.ensure_future(claim(queues[1], house.b, wait_s=30.0))
     async with asyncio.timeout(30):
-        while any(queue.claims.waiting < 24 for queue in queues) or house.clock.next_at is None:
+        while not queues[1].claims.waiting or house.clock.next_at is None:
             await asyncio.sleep(0)
-        given = Counter[int]()
-        for _ in range(20):
-            task, who = held.popitem()
-            attempt = (await house.row(task)).attempt
-            await queues[0].release(who, task, ReleaseRequest(attempt=attempt))
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                at, who = waiting.pop(each)
-                given[at] += 1
-                lease = each.result().lease
-                assert lease is not None
-                held[lease.task] = who
-    assert len(given) == 2, given
-    for each in waiting:
-        each.cancel()
+        await queues[0].release(house.a, lease.task, ReleaseRequest(attempt=1))
+        given = (await waiting).lease
+    assert given is not None
+    assert given.task == lease.task
     await here.close()
     await there.close()
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 
 import pytest
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, select, text, update
 from sqlalchemy.exc import DBAPIError
 
+from coordinator.database.engine import postgres as postgres_engine
 from coordinator.database.engine.open_database import Database, parse
 from coordinator.database.tables.record import meta
 from coordinator.signals import Signals
 from shared.errors import Configuration, Conflict, Unavailable
-from tests.support.databases import keys, put, putting
+from tests.support.databases import Postgres, keys, put, putting
 from tests.support.virtual_clock import VirtualClock
 
 
@@ -153,6 +154,30 @@ async def test_a_watch_gives_up_when_time_is_up() -> None:
     assert not waiting.done()
     await clock.advance(2)
     assert await waiting is False
+
+
+async def test_other_processes_are_heard_after_an_error_of_the_database(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = await postgres.fresh()
+    here, there = await Database.open(url), await Database.open(url)
+    listening, telling = Signals(), Signals()
+    await listening.connect(here)
+    await telling.connect(there)
+    watch, tell = listening.watch("run:7"), postgres_engine._tell
+    failed = asyncio.Event()
+
+    def fail(connection: Connection, told: Sequence[str]) -> None:
+        monkeypatch.setattr(postgres_engine, "_tell", tell)
+        failed.set()
+        connection.execute(text("SELECT 1 / 0"))
+
+    monkeypatch.setattr(postgres_engine, "_tell", fail)
+    telling.notify("run:7")
+    assert await watch.wait(10)
+    assert failed.is_set()
+    await here.close()
+    await there.close()
 
 
 async def test_other_processes_are_heard(database_url: str) -> None:

@@ -48,7 +48,7 @@ class SilentVolunteer(Unreachable):
 
 
 class SocketAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Address of a running volunteer, in a private file, with the token that opens it."""
+    """Address of a running volunteer and its access token, kept in a private file."""
 
     path: str = ""  # path of the Unix socket
     port: int = 0  # port on 127.0.0.1, where there are no Unix sockets

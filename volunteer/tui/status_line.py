@@ -52,7 +52,7 @@ LEAVING: dict[How, str] = {
 
 
 def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> Activity:
-    """Return the state of this machine, or of one of its devices: the first that applies."""
+    """Return the first state that applies to this machine, or to one of its devices."""
     looked_at = Looked(view=view, now=now, glyphs=glyphs, device=device)
     found = (state(looked_at) for state in (_ended, _paused, _measured, _at_work, _idle))
     return next((each for each in found if each is not None), None) or Activity(

@@ -7,7 +7,7 @@ A server never uses it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from typing import TypeVar
 
 from sqlalchemy import Connection, create_engine, event
@@ -52,10 +52,8 @@ class InlineRunner:
     async def read(self, fn: Callable[[Connection], T]) -> T:
         return self.apply(fn)
 
-    async def bridge(
-        self, deliver: Callable[[str | None], None], echoed: Container[str]
-    ) -> Callable[[str], bool]:
-        return lambda topic: False  # no other process sees this database
+    async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
+        return lambda topic: None  # no other process sees this database
 
     async def close(self) -> None:
         self._connection.close()

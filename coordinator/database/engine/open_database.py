@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
@@ -50,9 +50,7 @@ class Runner(Protocol):
 
     async def read(self, fn: Callable[[Connection], T]) -> T: ...
 
-    async def bridge(
-        self, deliver: Callable[[str | None], None], echoed: Container[str]
-    ) -> Callable[[str], bool]: ...
+    async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]: ...
 
     async def close(self) -> None: ...
 
@@ -104,16 +102,13 @@ class Database:
         with self.reads.timed():
             return await self._runner.read(fn)
 
-    async def bridge(
-        self, deliver: Callable[[str | None], None], echoed: Container[str]
-    ) -> Callable[[str], bool]:
+    async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
         """Receive notifications of other processes: `deliver` gets a topic, or None if any may have
         changed.
 
-        Return the function that notifies the other processes; True means that `deliver` gets the
-        topic, one of `echoed`, when they do. `Signals.connect` calls this.
+        Return the function that notifies the other processes. `Signals.connect` calls this.
         """
-        return await self._runner.bridge(deliver, echoed)
+        return await self._runner.bridge(deliver)
 
     async def close(self) -> None:
         """Finish the queued writes and release the database."""

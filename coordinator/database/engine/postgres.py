@@ -12,7 +12,7 @@ import asyncio
 import random
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from shared.errors import Configuration, StorageFull, Unavailable, why
+from shared.errors import Configuration, StorageFull, Unavailable, VolunteerError, why
 
 if TYPE_CHECKING:
     from shared.clock import SystemClock
@@ -108,7 +108,7 @@ def translate(error: BaseException) -> BaseException:
     if code in ("28P01", "28000", "3D000"):
         return Configuration(f"PostgreSQL refuses: {getattr(error, 'orig', error)}")
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
-    if lost or code.startswith(("08", "57P", "53")):
+    if lost or code.startswith(("08", "57", "53")):
         return Unavailable("the database cannot be reached", retry_after_s=5)
     if isinstance(error, PoolTimeout):
         return Unavailable("every connection to the database is busy", retry_after_s=5)
@@ -259,21 +259,18 @@ class PostgresRunner:
 
     # --- other processes ---
 
-    async def bridge(
-        self, deliver: Callable[[str | None], None], echoed: Container[str]
-    ) -> Callable[[str], bool]:
+    async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
         listening = asyncio.Event()
 
         def heard(connection: object, pid: int, channel: str, payload: str) -> None:
             sender, _, topic = payload.partition(" ")
-            if sender != self._name or topic in echoed:
+            if sender != self._name:
                 deliver(topic)
 
-        def send(topic: str) -> bool:
+        def send(topic: str) -> None:
             if len(self._pending) < TOPICS_MAX:
                 self._pending[topic] = None
             self._send.set()
-            return topic in echoed
 
         self._tasks.append(asyncio.create_task(self._listen(heard, deliver, listening)))
         self._tasks.append(asyncio.create_task(self._announce()))
@@ -288,7 +285,7 @@ class PostgresRunner:
             topics, self._pending = self._pending, {}
             try:
                 await self.write(partial(_tell, told=[f"{self._name} {topic}" for topic in topics]))
-            except Unavailable:
+            except (VolunteerError, DBAPIError, OSError):
                 await asyncio.sleep(1)
                 self._pending = topics | self._pending
                 self._send.set()

@@ -12,7 +12,7 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -230,12 +230,10 @@ class SqliteRunner:
             self._views.append(connection)
         return connection
 
-    async def bridge(
-        self, deliver: Callable[[str | None], None], echoed: Container[str]
-    ) -> Callable[[str], bool]:
+    async def bridge(self, deliver: Callable[[str | None], None]) -> Callable[[str], None]:
         loop = asyncio.get_running_loop()
         self._changed = lambda: _call(loop, deliver, None)
-        return lambda topic: False  # other processes see the commits themselves
+        return lambda topic: None  # other processes see the commits themselves
 
     async def close(self) -> None:
         if self._closing:

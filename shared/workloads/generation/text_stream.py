@@ -18,7 +18,7 @@ class StopStrings:
         self.stopped = False
 
     def take(self, text: str) -> str:
-        """Return the text that is final with this piece; sets `stopped` at a stop string."""
+        """Add a piece; return the text now final. Sets `stopped` at a stop string."""
         text = self._held + text
         found = [at for at in (text.find(each) for each in self._stop) if at >= 0]
         if found:

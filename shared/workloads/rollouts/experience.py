@@ -33,8 +33,8 @@ from shared.workloads.rollouts.problems import decoded, encoded, reward, solutio
 
 
 class RolloutExperience(Experience):
-    """Answers to problems; see `Experience`. An episode is a group, a sample an answer of a group
-    whose rewards differ.
+    """Answers to problems; see `Experience`. Episodes are groups, samples are the answers of groups
+    with unequal rewards.
     """
 
     def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:

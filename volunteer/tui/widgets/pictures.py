@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 UPPER = "▀"
 CELLS_MIN = 8  # smaller pictures are not recognisable
-COARSE = 2.6  # most pixels a cell: a part of the picture is better than a blurred whole
+COARSE = 2.6  # most pixels across a cell; rather than blur the whole, a part is shown
 GAP = 2
 SIDE_MAX = 1024  # longer side of a shown picture, in pixels
 
 
 def decoded(png: bytes) -> Picture:
-    """Return the pixels of a PNG, scaled down if very large. Raises BadRequest for another file."""
+    """Return the pixels of a PNG, scaled down if very large. Raises BadRequest if unusable."""
     from shared.workloads.data.image_files import read_png
     from shared.workloads.data.resize import shrunk
 
