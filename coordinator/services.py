@@ -196,7 +196,7 @@ class Coordinator(Platform):
             alerts=Alerts(db, clock, settings, on.space, traffic),
             merger=merger,
             evaluation=evaluation,
-            replay=Replay(on),
+            replay=Replay(on, runs.queries),
             upkeep=Upkeep(on, intake, uploads),
             checks=Checks(db, on.blobs, Ledger(db), key),
             overviews=Overviews(db, clock, settings.name),

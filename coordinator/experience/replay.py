@@ -23,10 +23,11 @@ from coordinator.database import datasets, experience, runs, tasks, versions
 from coordinator.database.experience import ChunkRow, HarvestRow, Totals
 from coordinator.database.runs import RunRow
 from coordinator.experience.harvest import OPPONENT, experience_of
-from coordinator.plan.plan import in_phase
+from coordinator.plan.plan import in_phase, quorum_of
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.sizing import task_seed
 from coordinator.runs.definition import price_of_flops
+from coordinator.runs.queries import RunQueries
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import DATA, Spec
 from shared.decoding import convert, decode
@@ -55,8 +56,9 @@ ANCHOR = 0  # the version whose rating is zero
 class Replay(PlatformService):
     """Seals episodes, adds tasks and rates versions of the runs that make their own data."""
 
-    def __init__(self, on: Platform) -> None:
+    def __init__(self, on: Platform, of_runs: RunQueries) -> None:
         super().__init__(on)
+        self._runs = of_runs
         self._rated: dict[int, int] = {}  # run -> number of matches in its ratings
         self._specs: dict[int, Spec] = {}  # unchanging facts of a run, read once
 
@@ -135,7 +137,9 @@ class Replay(PlatformService):
         run, now = runs.by_id(conn, spec.id, lock=True), self._clock.now()
         if run.state != "running":
             return False
-        found = _merged(experience.totals(conn, run.id), in_phase(spec.plan, run.phase).quorum)
+        _, live = self._runs.readiness(conn, run)
+        plan = in_phase(spec.plan, run.phase)
+        found = _merged(experience.totals(conn, run.id), quorum_of(plan, live))
         batch = spec.file.task.batch_size
         window = experience.window(conn, run.id, play.window, batch)
         if window:

@@ -19,6 +19,7 @@ from torch import Tensor
 from coordinator.database import experience
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
+from coordinator.database.tasks import add_beside
 from shared.workloads.base import Data, DatasetWanted, Job, Result, Weights, Work
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.rollouts.act import RolloutWork
@@ -38,6 +39,10 @@ from tests.support.rollouts_run import RUN
 from tests.support.scripted_worker import Player
 from volunteer.control import events
 from volunteer.settings import settings
+
+# a task that keeps its machine at work
+MEASURING = {"run_id": 1, "kind": "evaluate", "start": 0, "stop": 1, "seed": 0, "steps": 1}
+MEASURING |= {"batch_size": 1, "price_micro": 0, "options": "{}"}
 
 
 async def sound(home: LocalCoordinator) -> bool:
@@ -124,6 +129,21 @@ async def test_nothing_is_answered_by_the_model_from_before_its_warm_start(tmp_p
         assert (await ann.claim("selfplay")).job.kind == "selfplay"
 
 
+async def test_no_task_is_added_to_a_warm_start_whose_merge_is_due(tmp_path: Path) -> None:
+    """A merge waits for no more machines than are at work, whatever the plan's quorum."""
+    table = RUN.replace("warm_steps = 300", "warm_steps = 1").replace(
+        "[plan]", "[plan]\nquorum = 3"
+    )
+    async with local_coordinator(tmp_path) as home:
+        await home.coordinator.runs.create(table)
+        await home.coordinator.runs.start("rollouts")
+        ann = Player(home, await home.join("Ann", workloads=["rollouts"]))
+        await home.coordinator.replay.tend(1)
+        assert (await ann.do(await ann.claim("learn"))).state == "accepted"
+        assert not await home.coordinator.replay.tend(1)
+        assert await home.coordinator.merger.merge_if_due(1)
+
+
 @pytest.mark.parametrize("lost", [True, False])
 async def test_a_warm_start_that_no_merge_follows_is_added_to(tmp_path: Path, lost: bool) -> None:
     """Its update may be lost, as by a suspension, or alone too little for a merge."""
@@ -140,11 +160,14 @@ async def test_a_warm_start_that_no_merge_follows_is_added_to(tmp_path: Path, lo
         if lost:
             gone = update(contributions).values(state="superseded")
             await home.coordinator.db.write(lambda conn: conn.execute(gone))
+        else:
+            await home.coordinator.db.write(lambda conn: add_beside(conn, MEASURING, 0.0))
+            await bob.claim("evaluate")
         assert await home.coordinator.replay.tend(1)
         assert not await home.coordinator.replay.tend(1)  # one at a time
-        lease = await bob.claim("learn")
+        lease = await ann.claim("learn")
         assert not await home.coordinator.replay.tend(1)
-        assert (await bob.do(lease)).state == "accepted"
+        assert (await ann.do(lease)).state == "accepted"
         assert not await home.coordinator.replay.tend(1)  # the merge is due
         assert await home.coordinator.merger.merge_if_due(1)
         await home.coordinator.replay.tend(1)
