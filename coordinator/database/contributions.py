@@ -123,6 +123,16 @@ def by_ids(conn: Connection, ids: Sequence[int]) -> list[ContributionRow]:
     return [_row(row) for row in conn.execute(_BY_IDS, {"ids": ids}).mappings()]
 
 
+_SUBMITTED = select(_C.task_id, _C.attempt, _C.part, _C.tries, _C.sha256, _C.worker_id).where(
+    among(_C.task_id, "tasks"), among(_C.sha256, "hashes")
+)
+
+
+def submitted(conn: Connection, task_ids: Sequence[int], hashes: Sequence[str]) -> set[Any]:
+    """Return task, attempt, part, try, hash and worker of the contributions with these bytes."""
+    return {*map(tuple, conn.execute(_SUBMITTED, {"tasks": task_ids, "hashes": hashes}))}
+
+
 _CHECKING = (
     select(contributions)
     .where(among(_C.id, "ids"), _C.state == "checking")

@@ -35,6 +35,7 @@ from shared.copying import copying
 from shared.errors import (
     BadRequest,
     Conflict,
+    Gone,
     InvalidFrame,
     NotFound,
     OffsetMismatch,
@@ -172,8 +173,8 @@ class Uploads(PlatformService):
     async def create(self, principal: Principal, request: UploadRequest) -> UploadInfo:
         """Grant an upload to the holder of a lease; a repeated request finds the same upload.
 
-        Raises NotFound, Gone, Cancelled for a lost lease, TooLarge beyond the grant, Conflict,
-        TooManyRequests beyond the quota, StorageFull, BadRequest.
+        Raises NotFound, Gone, Cancelled for a lost lease, Gone once submitted, TooLarge beyond the
+        grant, Conflict, TooManyRequests beyond the quota, StorageFull, BadRequest.
         """
         check_name(request.sha256)
         if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
@@ -203,6 +204,7 @@ class Uploads(PlatformService):
         numbers = [each.request.task for each in asked]
         held = tasks.holders(conn, numbers)
         there = upload_rows.of_tasks(conn, numbers)
+        submitted = contributions.submitted(conn, numbers, [one.request.sha256 for one in asked])
         uses = upload_rows.use(conn, [each.principal.volunteer_id for each in asked])
         granted: dict[int, int] = {}  # bytes by run
         answers: list[_Granted | Exception] = []
@@ -211,6 +213,10 @@ class Uploads(PlatformService):
             try:
                 if (task := held.get(each.request.task)) is None:
                     raise NotFound(f"there is no task {each.request.task} of yours")
+                said = each.request
+                key = (said.task, said.attempt, said.part, said.tries, said.sha256)
+                if (*key, each.principal.worker_id) in submitted and not said.evidence_of:
+                    raise Gone("this result was submitted: submit it again for its answer")
                 row = self._row_of(conn, each, task)
                 place = [one for one in there if _place(one) == _place(row)]
                 if (known := _same(place, row)) is not None:

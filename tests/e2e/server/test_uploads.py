@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from coordinator.config import Constants
@@ -25,6 +26,7 @@ from shared.protocol.contributions import UploadInfo, Verdict
 from shared.protocol.leases import Lease
 from shared.tensors import writer
 from tests.support.local_coordinator import (
+    RUN,
     LocalCoordinator,
     Worker,
     decode,
@@ -288,6 +290,41 @@ async def test_what_newcomers_reveal_is_in_their_half_of_the_disk(
     db = home.coordinator.db
     await db.write(lambda conn: set_volunteer(conn, ann.volunteer_id, standing="vetted"))
     assert (await ann.announce(lease, b"state", evidence_of=number)).status_code == 200
+
+
+async def test_what_was_submitted_is_not_uploaded_again_whatever_became_of_it(
+    tmp_path: Path, database_url: str
+) -> None:
+    """Its worker, whose reply was lost, submits it again and has its verdict; nobody else is told
+    of it.
+    """
+    parts = RUN.replace('preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"')
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        await home.start_run(parts)
+        ann, bob = [await home.join(name) for name in ("Ann", "Bob")]
+        lease = await ann.claim()
+        begun, data = await ann.begin(lease), await ann.update("tiny")
+        await ann.upload(lease, data)
+        samples = lease.job.batch_size
+        said = replace(ann.submission(lease, begun, data), steps=1, samples=samples)
+        first = decode(await ann.post(f"/tasks/{lease.task}/submit", said), Verdict)
+        assert first.state == "accepted"
+        his = await bob.claim()
+        begun = await bob.begin(his)
+        await bob.upload(his, b"no")
+        wrong = replace(bob.submission(his, begun, b"no"), steps=1, samples=samples)
+        reply = await bob.post(f"/tasks/{his.task}/submit", wrong)
+        assert decode(reply, Verdict).state == "rejected"
+        quota = home.coordinator.settings.constants
+        home.coordinator.uploads._settings = replace(
+            home.coordinator.settings, constants=replace(quota, upload_quota_bytes=1)
+        )
+        assert "submit it again" in refused(await ann.announce(lease, data), 410).message
+        assert decode(await ann.post(f"/tasks/{lease.task}/submit", said), Verdict) == first
+        assert "submit it again" in refused(await bob.announce(his, b"no"), 410).message
+        refused(await bob.announce(lease, data), 404)
+        for other in ({"part": 1}, {"tries": 1}):
+            refused(await ann.announce(lease, data, **other), 429)
 
 
 async def test_who_names_what_it_submitted_before_has_the_same_quota(

@@ -19,7 +19,7 @@ from shared.protocol import endpoints
 from shared.text import duration
 from shared.workloads.gpt.workload import GptWorkload
 from tests.support.local_coordinator import local_coordinator
-from tests.support.local_volunteer import LONG, LocalMachine, Network, Process, local_machine
+from tests.support.local_volunteer import LONG, SHORT, LocalMachine, Network, Process, local_machine
 from volunteer.account.profile import Profile
 from volunteer.control import commands, events
 from volunteer.control.event_sentences import words
@@ -147,6 +147,19 @@ async def test_a_lost_reply_to_a_submission_pays_once(tmp_path: Path) -> None:
         assert await process.ended() == 0
         assert sum("/submit" in seen for seen in process.network.seen) == 2
         assert len(await contributions(machine)) == 1
+        assert await machine.home.coordinator.ledger.check() == ()
+
+
+async def test_after_a_lost_reply_no_byte_of_a_part_is_sent_again(tmp_path: Path) -> None:
+    """The lease goes on meanwhile, so that an upload for it could be begun."""
+    parts = SHORT.replace('preset = "fedavg"', 'preset = "async-sgd"')
+    async with local_machine(tmp_path, parts) as machine, machine.working(max_tasks=1) as process:
+        process.network.lose("/submit")
+        assert await process.ended() == 0
+        seen = process.network.seen
+        assert sum("/submit" in each for each in seen) == 3
+        assert sum(each.startswith("PUT ") for each in seen) == 2
+        assert len(await contributions(machine)) == 2
         assert await machine.home.coordinator.ledger.check() == ()
 
 
