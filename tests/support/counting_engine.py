@@ -42,6 +42,7 @@ class CountingEngine:
         self.open = 0
         self.closed = 0
         self.generated = 0
+        self.scoring = 0  # prompts that were begun
         self.scored = 0  # tokens of prompts
 
     async def prepare(
@@ -49,6 +50,7 @@ class CountingEngine:
     ) -> PreparedPrompt:
         text = bytes(prompt.tokens).decode() if isinstance(prompt, TokenPrompt) else str(prompt)
         if probe is not None:
+            self.scoring += 1
             if self.gate is not None:
                 await self.gate.acquire()
             self.scored += len(text)

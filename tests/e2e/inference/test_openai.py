@@ -321,6 +321,31 @@ async def test_a_client_that_leaves_pays_for_what_was_scored(tmp_path: Path) -> 
         await house.sound()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_while_its_prompt_is_scored_pays_for_that(
+    tmp_path: Path, stream: bool
+) -> None:
+    gate = asyncio.Semaphore(0)
+    engine = CountingEngine(gate=gate)
+    async with answering(tmp_path, engine=engine) as house:
+        wish: dict[str, Any] = {"model": "tiny", "prompt": "two", "max_tokens": 2, "logprobs": 1}
+        wish |= {"echo": True, "stream": stream}
+        headers = {"Authorization": f"Bearer {house.key}"}
+        async with httpx.AsyncClient(base_url=house.url, headers=headers) as http:
+            asking = asyncio.ensure_future(http.post("/v1/completions", json=wish))
+            async with asyncio.timeout(30):
+                while not engine.scoring:
+                    await asyncio.sleep(0.001)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        gate.release()
+        await house.settled()
+        [row] = decode(await house.ann.get("/me/usage"), tuple[UsageRow, ...])
+        assert row.cost_micro > 0
+        assert row.tokens_in + row.tokens_out == 3
+        await house.sound()
+
+
 async def test_a_prompt_that_could_not_be_scored_costs_nothing(
     house: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
