@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -330,8 +330,7 @@ def _ref(chunk: ChunkRow) -> ChunkRef:
 
 
 def _options(data: DatasetManifest) -> str:
-    stored: dict[str, Any] = {DATA: data}
-    return msgspec.json.encode(stored).decode()
+    return msgspec.json.encode({DATA: data}).decode()
 
 
 class RatingTable(msgspec.Struct, frozen=True, kw_only=True):
