@@ -154,8 +154,9 @@ class Worker:
         data = await self.update(
             lease.run, 1000 * lease.task + 10 * part + tries if seed is None else seed
         )
-        info = decode(await self.announce(lease, data, part=part, tries=tries), UploadInfo)
-        await self.put(info.upload_id, 0, data)
+        reply = await self.announce(lease, data, part=part, tries=tries)
+        if reply.status_code != 410:  # submitted before: its reply was lost
+            await self.put(decode(reply, UploadInfo).upload_id, 0, data)
         job, every = lease.job, lease.part_steps
         steps = min(every, job.steps - part * every)
         samples = min(steps * job.batch_size, job.stop - job.start - part * every * job.batch_size)
