@@ -6,24 +6,21 @@ the process.
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from shared.decoding import MALFORMED, decode
-from shared.errors import Configuration, StorageFull, why
+from shared.disk_writes import storing, sync_directory
+from shared.errors import Configuration, why
 from shared.sentences import Sentence, english
 from shared.text_file import unmarked
 
 RECORD_BYTES_MAX = 4 << 20
 PARTIAL_SUFFIX = ".part"  # marks an incomplete file; its writer may have died
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 T = TypeVar("T")
 
@@ -52,19 +49,6 @@ def private_directory(path: Path) -> Path:
             )
         ) from error
     return path
-
-
-@contextmanager
-def storing(path: Path) -> Iterator[None]:
-    """Convert the errors of a full disk into a sentence. Raises StorageFull, OSError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _NO_SPACE:
-            raise StorageFull(
-                Sentence("no space is left for {path}: free some and try again", path=path)
-            ) from error
-        raise
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
@@ -117,13 +101,3 @@ def set_aside(path: Path) -> Path:
     aside = path.with_name(f"{path.name}.damaged")
     path.replace(aside)
     return aside
-
-
-def sync_directory(directory: Path) -> None:
-    """Make a rename in `directory` survive a power cut, if the system can."""
-    if os.name == "posix":
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -18,6 +18,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
@@ -25,6 +26,7 @@ from uuid import uuid4
 import msgspec
 
 from shared.cancel_safe_open import R, opened
+from shared.disk_writes import sync_directory
 from shared.errors import BadRequest, NotFound, StorageFull
 
 if TYPE_CHECKING:
@@ -133,17 +135,6 @@ def storage_errors() -> Iterator[None]:
                 retry_after_s=30.0,
             ) from error
         raise
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable (Windows can not, and need not)."""
-    if os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def sync_file(path: Path) -> None:
@@ -337,10 +328,7 @@ class DiskBlobs:
         return ""
 
     async def delete(self, sha256: str) -> None:
-        await in_pool(self._delete, self._path(sha256))
-
-    def _delete(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+        await in_pool(partial(self._path(sha256).unlink, missing_ok=True))
 
     async def entries(self) -> AsyncIterator[BlobEntry]:
         for folder in await in_pool(lambda: sorted(self._root.glob("[0-9a-f][0-9a-f]"))):

@@ -6,11 +6,11 @@ into numbers.
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Self, TypeAlias
@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shared.errors import InvalidFrame, StorageFull
+from shared.disk_writes import storing, sync_directory
+from shared.errors import InvalidFrame
 from shared.tensors.header import (
     HEADER_BYTES_MAX,
     LENGTH_BYTES,
@@ -48,7 +49,6 @@ NUMPY: dict[str, np.dtype[Any]] = {
 _SAFETENSORS = {dtype: name for name, dtype in NUMPY.items() if name != "BF16"}
 
 PARTIAL_SUFFIX = ".part"  # suffix of an incomplete file, whose writer may have died
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Frame(Mapping[str, Array]):
@@ -198,23 +198,20 @@ class FrameWriter:
         Works like `write` without the copy, for at most PIECE_BYTES.
         """
         dtype = self._take(name, count)
-        try:
-            return np.frombuffer(self._sink.room(count * dtype.itemsize), dtype)
-        except OSError as error:
-            self._fail(error)
+        with self._writing():
+            room = self._sink.room(count * dtype.itemsize)
+        return np.frombuffer(room, dtype)
 
     def close(self) -> Written:
         """Finish the file, which must have all tensors."""
         spec = self._current()
         if spec is not None:
             self._refuse(f"{spec.name!r} has {self._filled} of its {spec.count} elements")
-        try:
+        with self._writing():
             sha256 = self._sink.close()
             self._temporary.replace(self._path)
             if self._sync:
                 sync_directory(self._path.parent)
-        except OSError as error:
-            self._fail(error)
         self.written = Written(sha256=sha256, size=self._sink.size)
         return self.written
 
@@ -244,19 +241,21 @@ class FrameWriter:
         return None
 
     def _append(self, data: memoryview) -> None:
-        try:
+        with self._writing():
             self._sink.write(data)
-        except OSError as error:
-            self._fail(error)
 
     def _refuse(self, reason: str) -> NoReturn:
         self.abort()
         raise InvalidFrame(reason)
 
-    def _fail(self, error: OSError) -> NoReturn:
-        self.abort()
-        refuse_full(error, self._path)
-        raise error
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with storing(self._path):
+            try:
+                yield
+            except OSError:
+                self.abort()
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -271,22 +270,6 @@ class FrameWriter:
             self.abort()
         elif self.written is None:
             self.close()
-
-
-def refuse_full(error: OSError, path: Path) -> None:
-    """Raise StorageFull if the error means that the disk is full."""
-    if error.errno in _NO_SPACE:
-        raise StorageFull(f"no space is left for {path}: free some and try again") from error
-
-
-def sync_directory(directory: Path) -> None:
-    """Make a rename in `directory` survive a power cut (on Windows the file's own sync does)."""
-    if os.name == "posix":
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def schema_of(tensors: Mapping[str, Array]) -> Schema:

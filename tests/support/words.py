@@ -28,6 +28,7 @@ SHARED = [
         "nearest",
         "settings",
         "decoding",
+        "disk_writes",
         "usage_errors",
         "workloads/base",
     )

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.disk_writes import storing
 from shared.errors import Configuration, StorageFull
 from shared.protocol.accounts import Benchmark, ServerInfo
 from shared.protocol.contributions import Verdict
@@ -35,7 +36,6 @@ from volunteer.files import (
     private_directory,
     read_record,
     set_aside,
-    storing,
     write_record,
     write_whole,
 )

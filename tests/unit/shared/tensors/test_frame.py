@@ -21,6 +21,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shared import disk_writes
 from shared.errors import InvalidFrame, StorageFull
 from shared.tensors import frame as frames
 from shared.tensors.frame import (
@@ -320,7 +321,7 @@ def test_a_full_disk_is_said_so_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        frames, "_NO_SPACE", {errno.EFBIG}
+        disk_writes, "_NO_SPACE", {errno.EFBIG}
     )  # a size limit stands in for a small disk
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     schema = (TensorSpec("w", (1 << 22,)),)
