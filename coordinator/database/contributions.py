@@ -146,13 +146,8 @@ def undecided(conn: Connection, ids: Iterable[int]) -> list[ContributionRow]:
     return [_row(row) for row in conn.execute(_CHECKING, {"ids": sorted(ids)}).mappings()]
 
 
-def in_state(
-    conn: Connection, state: ContributionState, limit: int = 1000
-) -> list[ContributionRow]:
-    query = select(contributions).where(contributions.c.state == state)
-    query = query.order_by(
-        contributions.c.task_id, contributions.c.part, contributions.c.tries
-    ).limit(limit)
+def unchecked(conn: Connection, limit: int) -> list[ContributionRow]:
+    query = select(contributions).where(_C.state == "checking").order_by(*_MERGE_ORDER).limit(limit)
     return [_row(row) for row in conn.execute(query).mappings()]
 
 

@@ -122,7 +122,7 @@ class Intake(PlatformService):
     async def submit(self, principal: Principal, task_id: int, request: SubmitRequest) -> Verdict:
         """Store one contribution and return its verdict. Raises the errors of `take_in`."""
         number, fresh = await self.take_in(principal, task_id, request)
-        verdict = await self.verdict(principal, number)
+        verdict = await self._db.read(lambda conn: self.stands(conn, principal, number))
         if fresh:
             self.count(verdict)
         return verdict
@@ -362,17 +362,11 @@ class Intake(PlatformService):
 
     async def recheck(self) -> int:
         """Decide the contributions that an earlier process left unchecked; return their number."""
-        left = await self._db.read(
-            lambda conn: contributions.in_state(conn, "checking", limit=RECHECK_MAX)
-        )
+        left = await self._db.read(lambda conn: contributions.unchecked(conn, RECHECK_MAX))
         for row in left:
             with suppress(VolunteerError):  # logged; the others are still decided
                 await self._check(row)
         return len(left)
-
-    async def verdict(self, principal: Principal, contribution_id: int) -> Verdict:
-        """Return the state of a contribution of this volunteer. Raises NotFound."""
-        return await self._db.read(lambda conn: self.stands(conn, principal, contribution_id))
 
     def stands(
         self,

@@ -297,12 +297,6 @@ CONTRIBUTIONS = Endpoint(
     query=_CURSOR,
     bytes_max=LISTING_BYTES_MAX,
 )
-CONTRIBUTION = Endpoint(
-    path="/contributions/{contribution}",
-    operation="intake.verdict",
-    summary="The newest verdict on one contribution of mine",
-    reply=Verdict,
-)
 LEDGER = Endpoint(
     path="/me/ledger",
     summary="My credits line by line, newest first; `cursor` is the id of the last line seen",

@@ -131,6 +131,11 @@ class Worker:
     async def get(self, path: str, **headers: str) -> httpx.Response:
         return await self.http.get(API + path, headers=headers)
 
+    async def verdict(self, contribution: int) -> Verdict:
+        """Return the newest verdict on one of this volunteer's contributions."""
+        told = decode(await self.get("/contributions"), tuple[Verdict, ...])
+        return next(each for each in told if each.contribution == contribution)
+
     async def claim(self, wait_s: float = 0.0, claim_id: str = "") -> Lease:
         claim_id = claim_id or secrets.token_hex(16)
         body = {"claim_id": claim_id, "wait_s": wait_s, "codecs": ["float32"]}

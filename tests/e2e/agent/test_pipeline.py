@@ -10,8 +10,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from sqlalchemy import func, select
 
-from coordinator.database import contributions, runs
+from coordinator.database import runs
+from coordinator.database.tables.contributions import contributions
 from coordinator.runs.definition import definition
 from shared.protocol.accounts import Me, RunInfo
 from shared.protocol.contributions import Verdict
@@ -108,7 +110,7 @@ async def test_a_run_goes_from_its_first_claim_to_its_end(home: LocalCoordinator
     info = decode(await crowd[0].get("/runs/tiny"), RunInfo)
     assert (info.state, info.version) == ("completed", 3)
     assert info.loss is not None
-    verdict = decode(await crowd[0].get(f"/contributions/{late.contribution}"), Verdict)
+    verdict = await crowd[0].verdict(late.contribution)
     assert verdict.state == "superseded"
     refused(await crowd[1].post(f"/tasks/{begun.task}/begin", {"attempt": begun.attempt}), 410)
     idle = (await ask(crowd[2])).idle
@@ -133,8 +135,8 @@ async def test_a_pass_takes_every_sample_once_whoever_comes_and_goes(
     assert done > 1
     assert await whole.upkeep.end_runs() == 1
     row = await whole.db.read(lambda conn: runs.by_name(conn, "tiny"))
-    rows = await whole.db.read(lambda conn: contributions.in_state(conn, "merged"))
-    assert sum(each.samples for each in rows) == row.samples_total
+    merged = select(func.sum(contributions.c.samples)).where(contributions.c.state == "merged")
+    assert await whole.db.read(lambda conn: conn.execute(merged).scalar()) == row.samples_total
     assert row.state == "completed"
     assert await sound(home)
 
@@ -206,7 +208,7 @@ async def test_what_was_accepted_is_paid_when_the_organiser_stops_the_run(
     ann = await home.join("Ann")
     verdict = await ann.work(1)
     await home.coordinator.runs.stop("tiny")
-    after = decode(await ann.get(f"/contributions/{verdict.contribution}"), Verdict)
+    after = await ann.verdict(verdict.contribution)
     assert after.state == "superseded"
     me = decode(await ann.get("/workers/me"), Me)
     assert (me.pending_micro, me.earned_micro) == (0, verdict.credits_micro)

@@ -107,7 +107,7 @@ async def test_what_came_too_late_for_its_version_is_paid_and_not_merged(
     monkeypatch.setattr(blobs, "put_file", and_meanwhile)
     assert await home.coordinator.merger.merge_if_due(1)
     assert during[0].state == "accepted"
-    verdict = decode(await eve.get(f"/contributions/{during[0].contribution}"), Verdict)
+    verdict = await eve.verdict(during[0].contribution)
     assert (verdict.state, verdict.version) == ("superseded", None)
     assert "version 1 was merged without it" in verdict.message
     me = decode(await eve.get("/workers/me"), Me)

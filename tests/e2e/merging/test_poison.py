@@ -270,7 +270,7 @@ async def test_what_makes_merges_fail_is_set_aside_after_two_and_the_rest_is_mer
         assert (await (await home.join(name)).work(seed)).state == "accepted"
     merger = home.coordinator.merger
     assert [await merger.merge_if_due(1) for _ in range(3)] == [False, False, True]
-    after = decode(await eve.get(f"/contributions/{verdict.contribution}"), Verdict)
+    after = await eve.verdict(verdict.contribution)
     assert (after.state, after.reason, after.credits_micro) == ("rejected", "merge_failed", 0)
     states = await home.coordinator.db.read(lambda conn: contributions.counts(conn, 1))
     assert states == {"merged": 2, "rejected": 1}

@@ -61,7 +61,7 @@ async def test_two_volunteers_make_a_version(home: LocalCoordinator) -> None:
     assert (first.state, second.state) == ("accepted", "accepted")
     run = await home.coordinator.runs.queries.info(name)
     assert await home.coordinator.merger.merge_if_due(1)
-    merged = decode(await ann.get(f"/contributions/{first.contribution}"), Verdict)
+    merged = await ann.verdict(first.contribution)
     assert (merged.state, merged.version) == ("merged", 1)
     assert decode(await ann.get(f"/runs/{name}"), RunInfo).version == run.version + 1
     me = decode(await ann.get("/workers/me"), Me)

@@ -261,7 +261,7 @@ async def test_work_that_a_merge_overtook_is_checked_like_any_that_is_paid(
         assert [said.state for said in verdicts] == ["checking", "accepted", "accepted"]
         await home.coordinator.merger.merge_if_due(1)
         await home.coordinator.intake.recheck()
-        late = decode(await team[0].get(f"/contributions/{verdicts[0].contribution}"), Verdict)
+        late = await team[0].verdict(verdicts[0].contribution)
         assert late.state == "superseded"
         async with home.coordinator.working():
             assert {result for result, _ in await results(home, 3)} == {"failed"}
