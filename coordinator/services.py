@@ -392,17 +392,14 @@ def _check_alone(settings: Settings) -> None:
         return
     blobs = Path(settings.blobs_url)
     left = [settings.signing_key_file, *sorted(blobs.glob("*"))] if blobs.is_absolute() else []
-    found = next((path for path in left if path.is_file() or _holds_files(path)), None)
+    files = (file for path in left for file in (path, *path.rglob("*")) if file.is_file())
+    found = next(files, None)
     if found is not None:
         raise Configuration(
             f"the database {file} is missing, but {found} of a coordinator is there: put it back, "
             "restore a backup with `coordinator restore FOLDER`, or make an empty one on purpose "
             "with `coordinator migrate`"
         )
-
-
-def _holds_files(folder: Path) -> bool:
-    return any(path.is_file() for path in folder.rglob("*"))
 
 
 @asynccontextmanager

@@ -100,12 +100,8 @@ def threads(root: Path = ROOT) -> int:
 
 def cores(root: Path = ROOT) -> int:
     """Return the number of physical cores that this process may use."""
-    return min(_machine_cores(), threads(root))
-
-
-def _machine_cores() -> int:
-    """Return the number of the machine's physical cores, the ones barred to this process included."""
-    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    of_machine = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    return min(of_machine, threads(root))
 
 
 def memory_bytes(root: Path = ROOT) -> int:

@@ -179,11 +179,6 @@ def ways(
         spent, at = spent + step.blob.size, step.base
 
 
-def downlink_of(row: VersionRow) -> Downlink:
-    """Return the routes listed in a version's manifest."""
-    return decode(row.manifest, VersionManifest).downlink
-
-
 def content_of(conn: Connection, row: VersionRow) -> Content:
     """Return the files of an existing version."""
     named = [sha for sha in (row.master_sha256, row.state_sha256) if sha]
@@ -200,7 +195,7 @@ async def base_of(blobs: BlobStore, row: VersionRow) -> PublishedBase:
     """Return a version as volunteers hold it. Raises NotFound if its files are gone."""
     return PublishedBase(
         weights=BlobRef(sha256=row.published_sha256, size=row.size),
-        downlink=downlink_of(row),
+        downlink=decode(row.manifest, VersionManifest).downlink,
         path=await blobs.local(row.published_sha256),
     )
 

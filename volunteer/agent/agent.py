@@ -132,7 +132,7 @@ class Agent:
         self.benchmarks = Benchmarks(place=place, settings=settings)
         self._steps = ModelSteps(home=store.home, hub=hub, clock=timing.clock, settings=settings)
         self._guard = PolicyGuard(settings.rules, self._watched(), self._pauses)
-        self.sensors = Watch(hub, timing.clock, self._sense)
+        self.sensors = Watch(hub, timing.clock, lambda: machine.sense(self._lent))
         self._limit(settings.rules)
         remote.api.client.watch = self._connection
 
@@ -420,9 +420,6 @@ class Agent:
             say=self._hub.notice,
             clock=self._timing.clock,
         )
-
-    def _sense(self) -> tuple[events.Sensed, ...]:
-        return self._machine.sense(self._lent)
 
     def _limit(self, rules: WorkRules) -> None:
         client = self.remote.api.client

@@ -11,19 +11,19 @@ from shared.protocol.versions import BlobUrl
 
 
 async def blob(call: Call[None]) -> Reply:
-    coordinator = call.coordinator
-    name = check_name(call.text("sha256"))
-    if not await coordinator.datasets.may_read(name, call.principal.worker_id):
-        raise NotFound("there is no such blob, or it is not for volunteers")
-    return await _served(call, name)
+    return await _served(call, await _readable(call))
 
 
 async def blob_url(call: Call[None]) -> BlobUrl:
-    coordinator = call.coordinator
+    return BlobUrl(url=await call.coordinator.blobs.url(await _readable(call)))
+
+
+async def _readable(call: Call[None]) -> str:
+    """Return the name of a blob that this volunteer may read. Raises NotFound."""
     name = check_name(call.text("sha256"))
-    if not await coordinator.datasets.may_read(name, call.principal.worker_id):
+    if not await call.coordinator.datasets.may_read(name, call.principal.worker_id):
         raise NotFound("there is no such blob, or it is not for volunteers")
-    return BlobUrl(url=await coordinator.blobs.url(name))
+    return name
 
 
 async def any_blob(call: Call[None]) -> Reply:
