@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import os
-import secrets
 import socket
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared import disk_writes
 from shared.errors import Configuration, why
 from shared.text_file import read_text, unmarked
 
@@ -127,16 +126,7 @@ def _host_name() -> str:
 
 def write_private(path: Path, data: bytes) -> None:
     """Write a file that only its owner can read, whole or not at all. Raises Configuration."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        disk_writes.write_private(path, data)
     except OSError as error:
         raise Configuration(f"{path} cannot be written: {error.strerror}") from error

@@ -1,16 +1,18 @@
-"""Writes to the disk: the sentence for a full one, and renames that survive a power cut."""
+"""Writes to the disk: whole files, renames that survive a power cut, the sentence for a full disk."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from shared.errors import StorageFull
 from shared.sentences import Sentence
 
+PARTIAL_SUFFIX = ".part"  # suffix of an incomplete file, whose writer may have died
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -25,6 +27,29 @@ def storing(path: Path) -> Iterator[None]:
                 Sentence("no space is left for {path}: free some and try again", path=path)
             ) from error
         raise
+
+
+def write_private(
+    path: Path,
+    data: bytes,
+    *,
+    durable: bool = True,
+    publish: Callable[[Path, Path], object] = Path.replace,
+) -> None:
+    """Write a file that only its owner can read, whole or not at all; `publish` gives the complete
+    file its name. Raises OSError.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        publish(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def sync_directory(directory: Path) -> None:

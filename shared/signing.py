@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from shared.disk_writes import write_private
 from shared.errors import BadSignature, Configuration
 from shared.sentences import Sentence
 from shared.text_file import unmarked
@@ -48,7 +49,13 @@ class SigningKey:
             pem = cls.new()._private.private_bytes(
                 form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()
             )
-            _create_private(path, pem)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_private(path, pem, publish=_publish)
+            except OSError as error:
+                raise Configuration(
+                    f"the signing key cannot be stored in {path}: {error.strerror}"
+                ) from error
         return cls.load(path)
 
     @classmethod
@@ -131,26 +138,6 @@ def canonical(document: Any) -> bytes:
 def digest(payload: bytes) -> str:
     """Return the SHA-256 in hex: the name of a blob, the fingerprint of a request."""
     return hashlib.sha256(payload).hexdigest()
-
-
-def _create_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read, complete or not at all. Raises Configuration."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            _publish(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise Configuration(
-            f"the signing key cannot be stored in {path}: {error.strerror}"
-        ) from error
 
 
 def _publish(temporary: Path, path: Path) -> None:

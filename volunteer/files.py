@@ -6,21 +6,18 @@ the process.
 
 from __future__ import annotations
 
-import os
-import secrets
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 from shared.decoding import MALFORMED, decode
-from shared.disk_writes import storing, sync_directory
+from shared.disk_writes import storing, sync_directory, write_private
 from shared.errors import Configuration, why
 from shared.sentences import Sentence, english
 from shared.text_file import unmarked
 
 RECORD_BYTES_MAX = 4 << 20
-PARTIAL_SUFFIX = ".part"  # marks an incomplete file; its writer may have died
 
 T = TypeVar("T")
 
@@ -53,21 +50,10 @@ def private_directory(path: Path) -> Path:
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False) -> None:
     """Replace `path` by `data` atomically. Raises StorageFull, OSError."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
     with storing(path):
-        try:
-            handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            temporary.replace(path)
-            if durable:
-                sync_directory(path.parent)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_private(path, data, durable=durable)
+        if durable:
+            sync_directory(path.parent)
 
 
 def write_record(path: Path, record: msgspec.Struct, *, durable: bool = False) -> None:

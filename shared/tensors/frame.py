@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shared.disk_writes import storing, sync_directory
+from shared.disk_writes import PARTIAL_SUFFIX, storing, sync_directory
 from shared.errors import InvalidFrame
 from shared.tensors.header import (
     HEADER_BYTES_MAX,
@@ -47,8 +47,6 @@ NUMPY: dict[str, np.dtype[Any]] = {
     }.items()
 }  # fmt: skip
 _SAFETENSORS = {dtype: name for name, dtype in NUMPY.items() if name != "BF16"}
-
-PARTIAL_SUFFIX = ".part"  # suffix of an incomplete file, whose writer may have died
 
 
 class Frame(Mapping[str, Array]):

@@ -19,9 +19,10 @@ from pathlib import Path
 
 import msgspec
 
+from shared.disk_writes import PARTIAL_SUFFIX
 from shared.errors import Configuration
 from shared.sentences import Sentence
-from volunteer.files import PARTIAL_SUFFIX, private_directory, read_record, write_record
+from volunteer.files import private_directory, read_record, write_record
 from volunteer.storage.outbox import NAME
 
 NEWEST = 3  # states of one device kept without a record

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import msgspec
 
+from shared.disk_writes import PARTIAL_SUFFIX
 from shared.errors import Configuration
 from shared.protocol.contributions import SubmitRequest
 from shared.sentences import Sentence
-from volunteer.files import PARTIAL_SUFFIX, private_directory, read_record, set_aside, write_record
+from volunteer.files import private_directory, read_record, set_aside, write_record
 
 ENTRIES_MAX = 256
 NAME = re.compile(r"[0-9]+-[0-9]+-[0-9]+-[0-9]+")

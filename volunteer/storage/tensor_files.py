@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shared.disk_writes import PARTIAL_SUFFIX
 from shared.errors import StorageFull, why
 from shared.sentences import Sentence
-from volunteer.files import PARTIAL_SUFFIX
 
 if TYPE_CHECKING:
     import torch

@@ -203,18 +203,10 @@ def check_revision(connection: Connection) -> None:
 
 async def is_new(url: str) -> bool:
     """Return True if there are no tables. A server makes them; old ones need `migrate`."""
-    target = parse(url)
-    if target.get_backend_name() == "sqlite":
-        return await asyncio.to_thread(_is_new_sqlite, _path(target))
-    engine = postgres.engine(target.render_as_string(hide_password=False), pool_size=1)
-    try:
-        async with engine.connect() as connection:
-            await connection.run_sync(postgres.check_session)
-            return await connection.run_sync(revision) is None
-    except (OSError, DBAPIError) as error:
-        raise postgres.translate(error) from error
-    finally:
-        await engine.dispose()
+    file = file_of(url)
+    if file is not None and not file.is_file():
+        return True
+    return await _once(url, lambda connection: revision(connection) is None)
 
 
 def file_of(url: str) -> Path | None:
@@ -223,46 +215,39 @@ def file_of(url: str) -> Path | None:
     return _path(target) if target.get_backend_name() == "sqlite" else None
 
 
-def _is_new_sqlite(path: Path) -> bool:
-    if not path.is_file():
-        return True
-    engine = sqlite.engine(path, begin="BEGIN")
-    try:
-        with engine.connect() as connection, connection.begin():
-            return revision(connection) is None
-    except DBAPIError as error:
-        raise sqlite.translate(error) from error
-    finally:
-        engine.dispose()
-
-
 async def migrate(url: str) -> None:
     """Upgrade a database to this version in one transaction, or create it.
 
     Raises Configuration, Unavailable or StorageFull.
     """
-    target = parse(url)
-    if target.get_backend_name() == "sqlite":
-        await asyncio.to_thread(_migrate_sqlite, _path(target))
-        return
-    engine = postgres.engine(target.render_as_string(hide_password=False), pool_size=1)
+    if (file := file_of(url)) is not None:
+        await asyncio.to_thread(sqlite.prepare_file, file)
+    await _once(url, _migrate, begin="BEGIN IMMEDIATE")
+
+
+async def _once(url: str, work: Callable[[Connection], T], begin: str = "BEGIN") -> T:
+    """Return the result of one transaction on a database that is not open; SQLite's starts with
+    `begin`.
+    """
+    if (file := file_of(url)) is not None:
+        return await asyncio.to_thread(_once_sqlite, file, work, begin)
+    target = parse(url).render_as_string(hide_password=False)
+    engine = postgres.engine(target, pool_size=1)
     try:
         async with engine.begin() as connection:
-            lock = text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=MIGRATION_LOCK)
-            await connection.execute(lock)
-            await connection.run_sync(_migrate)
+            await connection.run_sync(postgres.check_session)
+            return await connection.run_sync(work)
     except (OSError, DBAPIError) as error:
         raise postgres.translate(error) from error
     finally:
         await engine.dispose()
 
 
-def _migrate_sqlite(path: Path) -> None:
-    sqlite.prepare_file(path)
-    engine = sqlite.engine(path, begin="BEGIN IMMEDIATE")
+def _once_sqlite(path: Path, work: Callable[[Connection], T], begin: str) -> T:
+    engine = sqlite.engine(path, begin=begin)
     try:
         with engine.connect() as connection, connection.begin():
-            _migrate(connection)
+            return work(connection)
     except DBAPIError as error:
         raise sqlite.translate(error) from error
     finally:
@@ -270,6 +255,9 @@ def _migrate_sqlite(path: Path) -> None:
 
 
 def _migrate(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        lock = text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=MIGRATION_LOCK)
+        connection.execute(lock)
     found = revision(connection)
     if found is not None and found not in REVISIONS:
         check_revision(connection)

@@ -15,13 +15,12 @@ from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import Shape
 from shared.workloads.causal_lm.config import BASE, HEAD, CausalConfig, folder_of, schema
 from shared.workloads.causal_lm.model_folder import own_name, placed, read_folder
-from shared.workloads.training.seeded_random import normal
+from shared.workloads.training.seeded_random import normal, transformer
 
 if TYPE_CHECKING:
     import torch
 
 
-_STD = 0.02
 _RESIDUAL = (
     "o_proj.weight",
     "down_proj.weight",
@@ -112,19 +111,6 @@ def initial(config: CausalConfig, seed: int) -> dict[str, torch.Tensor]:
 
 
 def from_nothing(shape: Shape, seed: int) -> dict[str, torch.Tensor]:
-    """Return random weights: normal with deviation 0.02, on residual branches 0.02 / sqrt(2
-    layers); norms neutral, biases zero. Each tensor has its own stream from the seed and its name.
-    """
-    import torch
-
-    found: dict[str, torch.Tensor] = {}
-    for spec in architectures.schema(shape):
-        if spec.name.endswith(".bias"):
-            value = np.zeros(spec.shape, np.float32)
-        elif len(spec.shape) == 1:
-            value = np.full(spec.shape, shape.norms_begin_at, np.float32)
-        else:
-            std = _STD / (2 * shape.layers) ** 0.5 if spec.name.endswith(_RESIDUAL) else _STD
-            value = normal(spec.name, seed, spec.shape) * np.float32(std)
-        found[spec.name] = torch.from_numpy(value)
-    return found
+    """Return random weights of a base model."""
+    found = architectures.schema(shape)
+    return transformer(found, seed, shape.layers, _RESIDUAL, shape.norms_begin_at)

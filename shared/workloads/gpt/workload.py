@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from shared.errors import BadRequest
 from shared.tensors.spec import Schema
 from shared.workloads.base import (
@@ -29,7 +27,7 @@ from shared.workloads.base import (
 from shared.workloads.data.windows import windows_of
 from shared.workloads.gpt import config as gpt_config
 from shared.workloads.gpt.config import GptConfig
-from shared.workloads.training.seeded_random import normal
+from shared.workloads.training.seeded_random import transformer
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +46,6 @@ _OWN_WAY = frozenset(
         "prox_mu",
     )
 )
-_STD = 0.02
 _RESIDUAL = ("attn.proj.weight", "mlp.down.weight")  # scaled down with depth, as in GPT-2
 
 
@@ -71,26 +68,8 @@ class GptWorkload(Workload):
         return gpt_config.schema(GptConfig.from_dict(config))
 
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
-        """Return initial weights: normal with deviation 0.02, on residual branches 0.02 / sqrt(2
-        layers); norms one, biases zero.
-
-        Each tensor has its own stream from the seed and its name, so that its values do not depend
-        on threads or other tensors.
-        """
-        import torch
-
         checked = GptConfig.from_dict(config)
-        found: dict[str, torch.Tensor] = {}
-        for spec in gpt_config.schema(checked):
-            if spec.name.endswith(".bias"):
-                value = np.zeros(spec.shape, np.float32)
-            elif len(spec.shape) == 1:
-                value = np.ones(spec.shape, np.float32)
-            else:
-                std = _STD / (2 * checked.n_layer) ** 0.5 if spec.name.endswith(_RESIDUAL) else _STD
-                value = normal(spec.name, seed, spec.shape) * np.float32(std)
-            found[spec.name] = torch.from_numpy(value)
-        return found
+        return transformer(gpt_config.schema(checked), seed, checked.n_layer, _RESIDUAL)
 
     def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
         return windows_of(manifest, GptConfig.from_dict(config).block_size)

@@ -200,7 +200,7 @@ def test_a_file_for_which_there_is_no_space_is_not_half_written(
 
     path = tmp_path / "config.toml"
     path.write_text("threads = 1\n")
-    monkeypatch.setattr("volunteer.files.os.open", refused)
+    monkeypatch.setattr("os.open", refused)
     with pytest.raises(StorageFull, match=r"no space is left for .*config\.toml: free some"):
         write_whole(path, b"threads = 2\n")
     assert path.read_text() == "threads = 1\n"
