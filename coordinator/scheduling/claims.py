@@ -5,6 +5,7 @@ Many claims thus cost few more statements than one, and only committed leases ar
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 import zlib
@@ -180,7 +181,7 @@ class Claims:
                 watch.topics = WAKES.get(answer.reason, others)
                 if left_s <= 0 or not await watch.wait(left_s, line):
                     return ClaimReply(idle=_idle(answer))
-        except BaseException:
+        except asyncio.CancelledError:
             self._line.left()
             raise
         finally:

@@ -24,6 +24,7 @@ from shared.errors import (
     BadRequest,
     Banned,
     Unauthorized,
+    Unavailable,
     VolunteerError,
 )
 from shared.protocol.base import Reason
@@ -263,6 +264,27 @@ async def test_a_woken_claim_that_leaves_wakes_the_next(
     await asyncio.wait_for(woken.wait(), 10)
     gone.cancel()
     assert (await asyncio.wait_for(stays, 10)).task == leases[0].task
+
+
+async def test_a_claim_that_fails_leaves_the_others_waiting(
+    house: VirtualQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(8):
+        await house.lease(house.a, device=f"cuda:{i}")
+    crowd = await house.write(lambda conn: [add_worker(conn) for _ in range(20)])
+    waiting = [asyncio.ensure_future(house.idle(who, wait_s=30.0)) for who in crowd]
+    await _until_they_wait(house, len(crowd))
+
+    async def away(waiter: Waiter) -> Answer:
+        raise Unavailable("the database cannot be reached")
+
+    monkeypatch.setattr(house.queue.claims.joiner, "ask", away)
+    house.signals.notify("queue")
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(waiting[0], 10)
+    assert house.queue.claims.waiting == len(crowd) - 1
+    for each in waiting:
+        each.cancel()
 
 
 async def test_all_waiting_claims_learn_that_their_run_was_paused(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import sys
 from collections.abc import Iterator
@@ -202,7 +203,7 @@ class Profile:
                 file.truncate(0)
 
     def _load(self, slug: str) -> Identity | None:
-        if not slug.isalnum():
+        if not re.fullmatch("[0-9a-f]{16}", slug):
             raise Configuration(
                 Sentence("{path} is damaged: join again with your link", path=self.path / "current")
             )

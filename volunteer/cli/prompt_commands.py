@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from shared.errors import BadRequest
 from shared.sentences import Sentence, figure
@@ -62,7 +63,10 @@ def create(
     name: Annotated[str, Parameter(help="A label to tell keys apart.")] = "",
     *,
     cap: Annotated[float | None, Parameter(help="Most credits the key may ever spend.")] = None,
-    days: Annotated[float | None, Parameter(help="Valid this long (default: always).")] = None,
+    days: Annotated[
+        float | None,
+        Parameter(help="Valid this long (default: always).", validator=Number(gt=0, lte=36_500)),
+    ] = None,
     run: Annotated[
         tuple[str, ...], Parameter(help="A run the key may ask; may be repeated.", negative="")
     ] = (),
@@ -315,9 +319,9 @@ def forfeit(
     me = call_account(profile, ME)
     stake = me.escrow_micro + me.pending_micro
     asked = _("Give up {amount} credits at stake?", amount=credit(stake))
-    if stake and not yes and not agreed(asked):
+    if me.proving and stake and not yes and not agreed(asked):
         return 1
-    done = call_account(profile, FORFEIT)
+    done = call_account(profile, FORFEIT, patience_s=0)  # a retry would say that nothing was given
     if json:
         return print_json(done)
     if done.questions:

@@ -108,7 +108,7 @@ def translate(error: BaseException) -> BaseException:
     if code in ("28P01", "28000", "3D000"):
         return Configuration(f"PostgreSQL refuses: {getattr(error, 'orig', error)}")
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
-    if lost or code.startswith(("08", "57", "53")):
+    if lost or code.startswith(("08", "57P", "53")):
         return Unavailable("the database cannot be reached", retry_after_s=5)
     if isinstance(error, PoolTimeout):
         return Unavailable("every connection to the database is busy", retry_after_s=5)

@@ -232,7 +232,8 @@ def test_what_rots_in_a_row_is_found_and_not_handed_on(
     assert run("backup", "verify", row).code == 0
     for words in (("list", tmp_path / "nowhere"), ("verify", tmp_path), ("drill", tmp_path)):
         assert run("backup", *words).code == 2
-    assert run("backup", row, "--every", "often").code == 2
+    for every in ("often", "0d", "999999999d", "0" * 5000 + "1d"):
+        assert run("backup", row, "--every", every).code == 2
 
 
 def test_backups_in_a_store_share_blobs_and_are_drilled(

@@ -161,6 +161,14 @@ async def test_chat_says_at_a_terminal_what_it_costs_and_how_it_ends(
     assert 'there is no model "nope": `volunteer runs`' in err
 
 
+@pytest.mark.parametrize("days", ["nan", "inf", "0", "-1", "1e9"])
+async def test_a_key_without_an_end_is_not_made_by_mistake(run: Run, days: str) -> None:
+    code, _, err = await run("key", "create", f"--days={days}")
+    assert code == 2
+    assert "--days" in err
+    assert "laptop" not in (await run("key", "list"))[1]
+
+
 async def test_a_key_is_made_listed_used_and_revoked(house: Answering, run: Run) -> None:
     code, out, err = await run("key", "create", "laptop", "--run", "tiny", "--days", "2")
     made = out.strip()

@@ -57,7 +57,7 @@ def identity(key: str = "ab" * 32, nickname: str = "Ann") -> Identity:
     )
 
 
-@pytest.mark.parametrize("text", [b"../x", b"\xff\xfe\x00"])
+@pytest.mark.parametrize("text", [b"../x", b"\xff\xfe\x00", b"x" * 5000])
 def test_a_damaged_name_of_the_account_is_told(tmp_path: Path, text: bytes) -> None:
     profile = Profile(tmp_path / "p")
     (profile.path / "current").write_bytes(text)
