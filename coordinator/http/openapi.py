@@ -16,6 +16,7 @@ from shared.protocol.inference import OpenAiErrorBody
 from shared.protocol.limits import PROTOCOL
 
 _REF = "#/components/schemas/{name}"
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 
 @lru_cache(maxsize=2)
@@ -49,9 +50,9 @@ def document(endpoints: tuple[Endpoint[Any], ...]) -> dict[str, Any]:
     }
 
 
-def _schema(kind: Any) -> dict[str, Any]:
+def _json(kind: Any) -> dict[str, Any]:
     (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REF)
-    return schema
+    return {"application/json": {"schema": schema}}
 
 
 def _operation(endpoint: Endpoint[Any]) -> dict[str, Any]:
@@ -65,11 +66,9 @@ def _operation(endpoint: Endpoint[Any]) -> dict[str, Any]:
     if endpoint.auth != "none":
         operation["security"] = [{endpoint.auth: []}]
     if endpoint.request is not None:
-        content = {"application/json": {"schema": _schema(endpoint.request)}}
-        operation["requestBody"] = {"required": True, "content": content}
+        operation["requestBody"] = {"required": True, "content": _json(endpoint.request)}
     elif endpoint.sends:
-        content = {endpoint.sends: {"schema": {"type": "string", "format": "binary"}}}
-        operation["requestBody"] = {"required": True, "content": content}
+        operation["requestBody"] = {"required": True, "content": {endpoint.sends: _BYTES}}
     return operation
 
 
@@ -89,21 +88,13 @@ def _parameters(endpoint: Endpoint[Any]) -> Sequence[dict[str, Any]]:
 
 
 def _responses(endpoint: Endpoint[Any]) -> dict[str, Any]:
-    if endpoint.gives:
-        content = {endpoint.gives: {"schema": {"type": "string", "format": "binary"}}}
-        responses: dict[str, Any] = {"200": {"description": "Done.", "content": content}}
-    elif endpoint.reply is NOTHING:
-        responses = {"204": {"description": "Done."}}
-    else:
-        content = {"application/json": {"schema": _schema(endpoint.reply)}}
+    responses: dict[str, Any] = {"204": {"description": "Done."}}
+    if endpoint.gives or endpoint.reply is not NOTHING:
+        content = {endpoint.gives: _BYTES} if endpoint.gives else _json(endpoint.reply)
         responses = {"200": {"description": "Done.", "content": content}}
     codes = ", ".join(sorted(code for code, error in BY_CODE.items() if error.status >= 400))
     responses["default"] = {
         "description": f"Refused; `code` is one of {codes}.",
-        "content": {
-            "application/json": {
-                "schema": _schema(OpenAiErrorBody if endpoint.auth == "key" else ErrorBody)
-            }
-        },
+        "content": _json(OpenAiErrorBody if endpoint.auth == "key" else ErrorBody),
     }
     return responses
