@@ -373,7 +373,7 @@ ACTING: dict[type[Command[Any]], Callable[[Agent, Any], Any]] = {
         body=MachineOrder(worker_id=told.worker_id, order=told.order),
         patience_s=ASK_S,
     ),
-    commands.Measure: lambda agent, told: agent.measure(told.device, quick=told.quick),
+    commands.Measure: lambda agent, told: agent.measure(told.device),
     commands.StopMeasuring: lambda agent, _: agent.benchmarks.cancel(),
     commands.LookAtDevices: lambda agent, _: agent.sensors.look(),
     commands.GetInvitation: lambda agent, _: _invitation(agent.remote.identity),

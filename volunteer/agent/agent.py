@@ -196,11 +196,11 @@ class Agent:
         self.store.home.remember(show_name=public)
         self.watcher.request_balance()
 
-    async def measure(self, device: str, *, quick: bool) -> None:
+    async def measure(self, device: str) -> None:
         """Benchmark a device after its present task. Raises Configuration for an unusable one."""
         chosen = choose(device or "auto", self._hub.status.devices)[0]
         trainer = self._trainers.get(chosen.id) or self._thread(chosen.id)
-        await self.benchmarks.measure(chosen, trainer, quick=quick)
+        await self.benchmarks.measure(chosen, trainer, quick=False)
         await self.benchmarks.publish()
 
     # Life.

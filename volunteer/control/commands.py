@@ -154,7 +154,6 @@ class Measure(Command[None]):
     """Benchmark a device; progress and result arrive as events."""
 
     device: str = ""
-    quick: bool = False
 
 
 class StopMeasuring(Command[None]):

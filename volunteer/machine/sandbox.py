@@ -94,7 +94,8 @@ def confine(
     try:
         for path in (*_readable(), settings):
             _allow(ruleset, path, _READ & files)
-        for path in _writable([*own, temporary]):
+        drivers = (Path(place).expanduser() for place in DRIVERS)
+        for path in (*own, temporary, *drivers, Path("/dev")):
             _allow(ruleset, path, files)
         _allow(ruleset, _threads(), (_READ | _WRITE_FILE | _TRUNCATE) & files)
         for port in set(ports or ()) if net else ():
@@ -126,10 +127,6 @@ def _readable() -> Sequence[Path]:
     with contextlib.suppress(OSError):
         found += [place for place in Path("/run").iterdir() if place.name != "user"]
     return found
-
-
-def _writable(own: Iterable[Path]) -> Sequence[Path]:
-    return [*own, *(Path(place).expanduser() for place in DRIVERS), Path("/dev")]
 
 
 def _threads() -> Path:

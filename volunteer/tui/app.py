@@ -31,7 +31,7 @@ from volunteer.i18n.catalogue import _, shown
 from volunteer.tui import keys, status_line, themes
 from volunteer.tui.departure import Departure
 from volunteer.tui.event_feed import EventFeed, Listener
-from volunteer.tui.look import Appearance, Look
+from volunteer.tui.look import Appearance, Look, dress
 from volunteer.tui.page import Page
 from volunteer.tui.terminal.colourless import Colourless
 from volunteer.tui.terminal.driver import lasting_driver
@@ -97,7 +97,7 @@ class VolunteerApp(App[int]):
         self._built = False  # whether the page being switched to was opened before
         self._switch_s = sys.getswitchinterval()
         self._feed: EventFeed | None = None
-        self.appearance.begin()
+        dress(self, look)
         self._waiting_control = control
 
     # ------------------------------------------------------------------------------ life

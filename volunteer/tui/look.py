@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from textual.app import App
 
 from volunteer.control import commands
 from volunteer.i18n.catalogue import AUTO, choose, use
@@ -27,6 +28,14 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     page: str = "dashboard"  # first page
 
 
+def dress(app: App[Any], look: Look) -> None:
+    """Apply the theme, before the application is mounted."""
+    for theme in themes.THEMES:
+        app.register_theme(theme)
+    app.theme = look.theme if look.theme in app.available_themes else themes.DEFAULT
+    app.animation_level = "none"  # no animation
+
+
 class Appearance:
     """Applies display settings to the application."""
 
@@ -38,14 +47,6 @@ class Appearance:
     @property
     def glyphs(self) -> Glyphs:
         return ASCII if self.look.ascii else UNICODE
-
-    def begin(self) -> None:
-        """Apply the theme, before the application is mounted."""
-        app, look = self._app, self.look
-        for theme in themes.THEMES:
-            app.register_theme(theme)
-        app.theme = look.theme if look.theme in app.available_themes else themes.DEFAULT
-        app.animation_level = "none"  # no animation
 
     def mounted(self) -> None:
         """Mark the application for its stylesheet."""

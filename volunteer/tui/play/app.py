@@ -20,7 +20,7 @@ from shared.workloads.games import BoardAnalysis as Position
 from volunteer.i18n.catalogue import _, shown
 from volunteer.tui import keys, themes
 from volunteer.tui.app import HEIGHTS, WIDTHS
-from volunteer.tui.look import Look
+from volunteer.tui.look import Look, dress
 from volunteer.tui.play.game import ACTIONS, Game, facts, state_line
 from volunteer.tui.terminal.ascii import AsciiFilter
 from volunteer.tui.terminal.driver import lasting_driver
@@ -114,10 +114,7 @@ class PlayApp(App[int]):
         self._cursor = 0
         self._asked = 0  # number of requests to the opponent; replies to older ones are dropped
         self._ascii = AsciiFilter(enabled=look.ascii)
-        for theme in themes.THEMES:
-            self.register_theme(theme)
-        self.theme = look.theme if look.theme in self.available_themes else themes.DEFAULT
-        self.animation_level = "none"
+        dress(self, look)
         self.set_class(look.ascii, "-ascii")
 
     def compose(self) -> ComposeResult:

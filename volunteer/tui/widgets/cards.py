@@ -77,15 +77,12 @@ def device_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         return lines + [((text, "bad"),) for text in said]
     state = activity(scene.view, scene.now, glyphs, device.id)
     lines.append(fact(_("state"), (f"{state.sign} {state.word}", state.role)))
-    lines.append(fact(_("speed"), *_speed(_benchmark(scene, device.id), cells)))
+    known = next((b for b in scene.view.status.benchmarks if b.device == device.id), None)
+    lines.append(fact(_("speed"), *_speed(known, cells)))
     lines += pace(scene, device.id, cells)
     lines.append(fact(_("memory"), *memory(scene, device, cells)))
     lines += sensed_lines(scene, device, cells)
     return lines[:height]
-
-
-def _benchmark(scene: Scene, device: str) -> Benchmark | None:
-    return next((b for b in scene.view.status.benchmarks if b.device == device), None)
 
 
 def _speed(benchmark: Benchmark | None, cells: int) -> list[Span]:
