@@ -219,7 +219,7 @@ def _of_store(url: str, work: Callable[[StoredBackups, Path], Coroutine[Any, Any
 def _seconds(text: str) -> float:
     """Return the seconds of a time such as 6h. Raises BadRequest."""
     unit = {"s": 1, "m": 60, "h": 3600, "d": 86_400}.get(text[-1:])
-    if unit is None or not re.fullmatch("[1-9][0-9]{0,4}", text[:-1]):
+    if unit is None or not re.fullmatch("0{0,8}[1-9][0-9]{0,4}", text[:-1]):
         raise BadRequest(f'--every must look like 1d, 6h or 30m, not "{text}"')
     return float(int(text[:-1]) * unit)
 

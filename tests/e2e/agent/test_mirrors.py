@@ -103,7 +103,7 @@ async def test_a_bad_mirror_costs_a_piece_and_the_fastest_serves_the_rest(
     home: LocalCoordinator, mirrors: list[Mirror], tmp_path: Path
 ) -> None:
     bad, slow, fast = mirrors
-    bad.wrong, slow.slow_s = True, 0.2
+    bad.wrong, slow.slow_s = True, 1.0
     machine = LocalMachine(tmp_path / "machine", home)
     machine.speed = 1.0
     async with home.coordinator.working():
