@@ -450,4 +450,8 @@ async def test_pictures_are_done_again_like_text(
             async with machine.working(workload, max_tasks=TASKS) as process:
                 assert await process.ended(120) == 0
                 found = await results(home, TASKS - 1)  # one may be cancelled by a merge
-        assert {result for result, _ in found} == {"passed"}, found
+                ends = [event.how for event in process.all(events.TaskEnded)]
+        said = [result for result, _ in found]
+        # The state that a cancelled task leaves is unknown: what follows it proves nothing.
+        assert said.count("unproven") <= ends.count("cancelled"), (found, ends)
+        assert set(said) <= {"passed", "unproven"}, found

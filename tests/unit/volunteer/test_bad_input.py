@@ -74,7 +74,7 @@ async def test_an_address_of_the_own_machine_that_nobody_answers_at() -> None:
 async def test_a_join_says_once_that_it_retries(capsys: pytest.CaptureFixture[str]) -> None:
     client = start._connect(Address(url="http://127.0.0.1:1", tls_pin=""), "")
     with pytest.raises(Unreachable):
-        await Api(client).call(endpoints.SERVER, patience_s=2.0)
+        await Api(client).call(endpoints.SERVER, patience_s=4.0)
     await client.close()
     said = capsys.readouterr().err
     assert said.startswith("volunteer: retrying: http://127.0.0.1:1 cannot be reached")
@@ -83,7 +83,7 @@ async def test_a_join_says_once_that_it_retries(capsys: pytest.CaptureFixture[st
     try:
         client = start._connect(Address(url="http://127.0.0.1:1", tls_pin=""), "")
         with pytest.raises(Unreachable):
-            await Api(client).call(endpoints.SERVER, patience_s=2.0)
+            await Api(client).call(endpoints.SERVER, patience_s=4.0)
         await client.close()
     finally:
         exit_codes.for_machines(False)
