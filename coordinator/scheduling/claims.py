@@ -177,8 +177,7 @@ class Claims:
                     return ClaimReply(lease=answer)
                 left_s = until - self._clock.monotonic()
                 line = self._line if answer.reason in IN_LINE else None
-                others = ("volunteers", "runs") if line else ("volunteers", "runs", "versions")
-                watch.topics = WAKES.get(answer.reason, others)
+                watch.topics = WAKES.get(answer.reason, ("volunteers", "runs"))
                 if left_s <= 0 or not await watch.wait(left_s, line):
                     return ClaimReply(idle=_idle(answer))
         except asyncio.CancelledError:

@@ -224,6 +224,22 @@ async def test_work_that_appears_wakes_a_few_claims_the_oldest_first(
         each.cancel()
 
 
+async def test_a_new_version_wakes_no_claim_that_no_run_suits(
+    house: VirtualQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = asyncio.ensure_future(house.idle(house.a, memory_bytes=1, wait_s=30.0))
+    await _until_they_wait(house, 1)
+    asked = []
+    monkeypatch.setattr(house.queue.claims.joiner, "ask", asked.append)
+    for topic in ("versions", "queue", f"run:{house.run}"):
+        house.signals.notify(topic)
+        for _ in range(9):
+            await asyncio.sleep(0)
+    assert not asked
+    assert not waiting.done()
+    waiting.cancel()
+
+
 async def test_a_claim_that_cannot_take_a_task_passes_it_on(house: VirtualQueue) -> None:
     for i in range(7):
         await house.lease(house.a, device=f"cuda:{i}")
