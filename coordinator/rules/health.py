@@ -54,6 +54,7 @@ class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
     seen_at: float
     said_at: float | None = None
     newest_at: float = 0.0  # time of the newest event that was sent
+    said_bad: bool = False  # it was sent while its level was "bad"
 
     @property
     def key(self) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """Alerts to the organiser: a line in the log, a POST to `alert_webhook`.
 
-Each alert is sent once, again for a newer event, and when it is over. Lasting and undelivered
-alerts are one value in the database, so that a restart neither repeats nor forgets one, and only
-one of several replicas sends it. A failed delivery is retried for some hours.
+Each alert is sent once, again for a newer event or a worse level, and when it is over. Lasting and
+undelivered alerts are one value in the database, so that a restart neither repeats nor forgets one,
+and only one of several replicas sends it. A failed delivery is retried for some hours.
 """
 
 from __future__ import annotations
@@ -319,17 +319,20 @@ def _seen(condition: Condition, known: StandingAlert | None, now: float) -> Stan
     """Return the alert of a condition that a check has found, in the words of that check."""
     if known is None:
         return copying(StandingAlert, condition)(since=now, seen_at=now)
-    return copying(StandingAlert, condition)(
-        since=known.since, seen_at=now, said_at=known.said_at, newest_at=known.newest_at
+    bad = known.said_bad or (known.said_at is not None and known.level == "bad")
+    return copying(StandingAlert, condition, known)(
+        seen_at=now, newest_at=known.newest_at, said_bad=bad
     )
 
 
 def _due(seen: StandingAlert, condition: Condition, now: float) -> bool:
-    """Return True if an alert is due: once its condition outlasts its patience, and for a newer
-    event after a while.
+    """Return True if an alert is due: once its condition outlasts its patience, once its level
+    rises, and for a newer event after a while.
     """
     if seen.said_at is None:
         return now - seen.since >= condition.patience_s
+    if seen.level == "bad" and not seen.said_bad:
+        return True
     return condition.newest_at > seen.newest_at and now - seen.said_at >= REPEAT_S
 
 
