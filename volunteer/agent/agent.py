@@ -176,8 +176,10 @@ class Agent:
         self._limit(rules)
 
     def finish(self) -> None:
-        """Complete and submit the running tasks, and claim no more."""
+        """Complete and submit the tasks that have begun; begin and claim no more."""
         self._life.finish()
+        for held in self._place.held:
+            held.finish()
         self._hub.emit(events.Finishing(message=FINISHING))
 
     def stop(self, how: How = "release") -> None:

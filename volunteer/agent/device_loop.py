@@ -212,8 +212,8 @@ class DeviceLoop:
 
     async def _perform(self, held: LeaseInWork) -> None:
         """Perform a task until it ends, or until the device is free while the result is encoded."""
-        if self.life.finishing and held.stored.begun is None:
-            held.end("released", Sentence("no more work is wanted"))
+        if self.life.finishing:
+            held.finish()
         self._near_end.clear()
         self._at_end.clear()
         self.news.begins()

@@ -10,6 +10,7 @@ import msgspec
 
 from shared.protocol.heartbeat import TaskBeat
 from shared.protocol.leases import Lease
+from shared.sentences import Sentence
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.storage.leases import HeldLease
 from volunteer.training.trainer import Handle
@@ -56,6 +57,11 @@ class LeaseInWork:
             self.handle.stop(message, save=save)
         elif self.work is not None:
             self.work.cancel()
+
+    def finish(self) -> None:
+        """Release the lease, unless its work has begun."""
+        if self.stored.begun is None:
+            self.end("released", Sentence("no more work is wanted"))
 
     def report(self, *, paused: bool) -> TaskBeat:
         """Return the lease's part of a heartbeat."""

@@ -120,6 +120,19 @@ async def test_finish_completes_the_task_and_takes_no_more(tmp_path: Path) -> No
         await process.until(events.Claimed, lambda event: event.task != doing.task)
 
 
+async def test_finish_ends_a_task_that_an_outage_keeps_from_beginning(tmp_path: Path) -> None:
+    async with local_machine(tmp_path) as machine, machine.working() as process:
+        process.network.refuse("/begin")
+        held = await process.until(events.Claimed)
+        await process.until(events.Connection, lambda event: not event.online)
+        await process.control.do(commands.Finish())
+        process.network.heal()
+        ended = await process.until(events.TaskEnded)
+        assert (ended.task, ended.how) == (held.task, "released")
+        await process.until(events.Idle, lambda event: event.reason == "finished")
+        assert not process.all(events.Training)
+
+
 async def test_a_killed_volunteer_goes_on_with_its_task(tmp_path: Path) -> None:
     async with local_machine(tmp_path, LONG) as machine:
         async with machine.working(snapshot_s=0.01) as process:
