@@ -34,6 +34,10 @@ class MergeRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     ended_at: float | None
 
+    def is_led(self, beside: str, now: float) -> bool:
+        """Return True if another process than `beside` makes this merge now."""
+        return self.state == "leased" and self.lease_until > now and self.owner != beside
+
 
 class Bid(msgspec.Struct, frozen=True, kw_only=True):
     """Request for the lease of a merge."""
@@ -67,9 +71,7 @@ def take(conn: Connection, bid: Bid, now: float, *, fresh: bool = False) -> Merg
     if row is None:
         begun = {"fence": 1, "failures": 0, "message": "", "created_at": now}
         return MergeRow(**conn.execute(_ADD_MERGE, begun | values).mappings().one())
-    if row["state"] == "committed" or (
-        row["state"] == "leased" and row["lease_until"] > now and row["owner"] != bid.owner
-    ):
+    if row["state"] == "committed" or MergeRow(**row).is_led(bid.owner, now):
         return None
     taken = {"fence": row["fence"] + 1} | values
     return MergeRow(**conn.execute(_TAKE_OVER, key | taken).mappings().one())

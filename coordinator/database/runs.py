@@ -119,7 +119,7 @@ def remove(conn: Connection, run_id: int) -> None:
 
 _BY_NAME = select(runs).where(its(runs.c.name))
 _BY_ID = select(runs).where(its(runs.c.id))
-_BY_ID_LOCKED = _BY_ID.with_for_update()
+_BY_ID_LOCKED = _BY_ID.with_for_update(key_share=True)  # inserts that name the run need not wait
 _EVERY = select(runs).where(runs.c.state != "deleted").order_by(runs.c.id)
 _IN_STATES = _EVERY.where(among(runs.c.state, "states"))
 

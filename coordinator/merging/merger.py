@@ -185,10 +185,14 @@ class Merger(PlatformService):
         await self._db.write(partial(merges.end, merge=job.merge, state="abandoned", now=now))
 
     def _look(self, conn: Connection) -> tuple[list[RunRow], list[RunRow]]:
-        """Return the running runs, and the runs with a due merge. Reads without locks."""
-        running, ready = runs.running(conn), self._runs.queries.readiness
+        """Return the running runs, and the runs with a due merge that no other process makes. Reads
+        without locks.
+        """
+        running, ready, now = runs.running(conn), self._runs.queries.readiness, self._clock.now()
         due = [run for run, waits in running if waits and ready(conn, run)[0].now]
-        return [run for run, _ in running], due
+        begun = [(run, merges.of_base(conn, run.id, run.head)) for run in due]
+        free = [run for run, merge in begun if not (merge and merge.is_led(self._owner, now))]
+        return [run for run, _ in running], free
 
     def _lease(self, conn: Connection, run_id: int) -> MergeJob | None:
         """Check the trigger again under the lock of the run, and take the lease."""
@@ -334,9 +338,9 @@ class Merger(PlatformService):
         another process was faster.
         """
         now = self._clock.now()
+        run = runs.by_id(conn, job.run.id, lock=True)  # before the merge, as in `_lease`
         if not merges.end(conn, job.merge, "committed", now):
             raise Conflict("the merge was taken over")
-        run = runs.by_id(conn, job.run.id, lock=True)
         progress = job.recipe.progress
         phase = phases.following(conn, run, progress)
         moved = run.state == "running" and runs.set_head(

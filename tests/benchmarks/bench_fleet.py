@@ -59,9 +59,9 @@ LAYER = 12 * 768 * 768  # parameters
 # --- volunteers that wait ---
 
 
-async def join(folder: Path, volunteers: int) -> list[str]:
+async def join(settings: Settings, volunteers: int) -> list[str]:
     """Register volunteers; return their tokens."""
-    async with opened(Settings(data_dir=str(folder), rate_register="off")) as services:
+    async with opened(settings) as services:
 
         async def joined(number: int) -> str:
             name, secret = secrets.token_hex(16), secrets.token_hex(32)
@@ -85,14 +85,14 @@ async def join(folder: Path, volunteers: int) -> list[str]:
 class Line:
     """One connection of a volunteer, or of a balancer in front of many."""
 
-    def __init__(self, path: str, body: dict[str, Any]) -> None:
-        self._path, self._body = path, body
+    def __init__(self, port: int, path: str, body: dict[str, Any]) -> None:
+        self._port, self._path, self._body = port, path, body
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, port: int, token: str) -> None:
+    async def ask(self, token: str) -> None:
         """Send the request once. Raises AssertionError unless it is answered with 200."""
         if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", port)
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
         body = json.dumps(self._body | {"claim_id": secrets.token_hex(16)}).encode()
         writer.write(
@@ -107,54 +107,78 @@ class Line:
         assert head.startswith(b"HTTP/1.1 200"), (head, said)
 
 
+class Waiting:
+    """Volunteers that wait for a task: what their heartbeats took, the queue for a line included,
+    and what was refused.
+    """
+
+    def __init__(self, ports: list[int], tokens: list[str], shared: int) -> None:
+        self.beats: list[float] = []
+        self.refused: list[str] = []
+        self._tokens, self._own = tokens, not shared
+        self._lines: asyncio.Queue[Line] = asyncio.LifoQueue()
+        for number in range(shared or len(tokens)):
+            body: dict[str, Any] = {"tasks": [], "news_since": 0}
+            self._lines.put_nowait(Line(ports[number % len(ports)], "/workers/heartbeat", body))
+        body = {"step_flops": 1e9, "wait_s": BEAT_S, "runs": ["another"]}
+        self._claims = [
+            Line(ports[number % len(ports)], "/claims", body) for number in range(len(tokens))
+        ]
+
+    async def heartbeats(self, token: str, first: float) -> None:
+        own = await self._lines.get() if self._own else None
+        await asyncio.sleep(first)
+        while True:
+            began = time.perf_counter()
+            line = own or await self._lines.get()
+            try:
+                await line.ask(token)
+                self.beats.append(time.perf_counter() - began)
+            except (AssertionError, OSError, EOFError) as error:
+                self.refused.append(str(error)[:200])
+            finally:
+                if own is None:
+                    self._lines.put_nowait(line)
+            await asyncio.sleep(BEAT_S - (time.perf_counter() - began))
+
+    async def claims(self, token: str, line: Line) -> None:
+        while True:
+            try:
+                await line.ask(token)
+            except (AssertionError, OSError, EOFError) as error:
+                self.refused.append(str(error)[:200])
+                await asyncio.sleep(1.0)
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Wait inside the block."""
+        each = BEAT_S / max(1, len(self._tokens))
+        jobs = [
+            asyncio.create_task(self.heartbeats(token, number * each))
+            for number, token in enumerate(self._tokens)
+        ]
+        for token, line in zip(self._tokens, self._claims, strict=True):
+            jobs.append(asyncio.create_task(self.claims(token, line)))
+        try:
+            yield
+        finally:
+            for job in jobs:
+                job.cancel()
+
+
 async def wait(
     port: int, pid: int, tokens: list[str], seconds: float, shared: int
 ) -> dict[str, Any]:
-    """Wait as many volunteers do; return what heartbeats took, the queue for a line included."""
-    beats: list[float] = []
-    refused: list[str] = []
-    over = asyncio.Event()
-    lines: asyncio.Queue[Line] = asyncio.LifoQueue()
-    for _ in range(shared or len(tokens)):
-        lines.put_nowait(Line("/workers/heartbeat", {"tasks": [], "news_since": 0}))
-
-    async def heartbeats(token: str, first: float) -> None:
-        own = None if shared else await lines.get()
-        await asyncio.sleep(first)
-        while not over.is_set():
-            began = time.perf_counter()
-            line = own or await lines.get()
-            try:
-                await line.ask(port, token)
-                beats.append(time.perf_counter() - began)
-            except (AssertionError, OSError, EOFError) as error:
-                refused.append(str(error)[:200])
-            finally:
-                if own is None:
-                    lines.put_nowait(line)
-            await asyncio.sleep(BEAT_S - (time.perf_counter() - began))
-
-    async def claims(token: str) -> None:
-        line = Line("/claims", {"step_flops": 1e9, "wait_s": BEAT_S})
-        while not over.is_set():
-            try:
-                await line.ask(port, token)
-            except (AssertionError, OSError, EOFError) as error:
-                refused.append(str(error)[:200])
-                await asyncio.sleep(1.0)
-
-    each = BEAT_S / len(tokens)
-    jobs = [asyncio.create_task(heartbeats(t, n * each)) for n, t in enumerate(tokens)]
-    jobs += [asyncio.create_task(claims(token)) for token in tokens]
-    await asyncio.sleep(BEAT_S)  # everybody is there
-    process = psutil.Process(pid)
-    beats.clear()
-    spent, began = process.cpu_times(), time.perf_counter()
-    await asyncio.sleep(seconds)
-    took, now = time.perf_counter() - began, process.cpu_times()
-    over.set()
-    for job in jobs:
-        job.cancel()
+    """Wait as many volunteers do; return what heartbeats took."""
+    waiting = Waiting([port], tokens, shared)
+    beats, refused = waiting.beats, waiting.refused
+    with waiting.begun():
+        await asyncio.sleep(BEAT_S)  # everybody is there
+        process = psutil.Process(pid)
+        beats.clear()
+        spent, began = process.cpu_times(), time.perf_counter()
+        await asyncio.sleep(seconds)
+        took, now = time.perf_counter() - began, process.cpu_times()
     cuts = statistics.quantiles(beats, n=100)
     return {
         "volunteers": len(tokens),
@@ -199,7 +223,8 @@ def idle(volunteers: int, seconds: float, shared: int) -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory) / "data"
-        tokens = asyncio.run(join(folder, volunteers))
+        settings = Settings(data_dir=str(folder), rate_register="off")
+        tokens = asyncio.run(join(settings, volunteers))
         command = [sys.executable, "-m", "tests.benchmarks.bench_fleet", "--serve", str(folder)]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:

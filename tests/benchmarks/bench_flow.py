@@ -1,12 +1,14 @@
 """Small tasks through several replicas, on PostgreSQL with synced commits.
 
     python -m tests.benchmarks.bench_flow --json flow.json
-    python -m tests.benchmarks.bench_flow --workers 600 --clients 6 --rate 300 --seconds 60
+    python -m tests.benchmarks.bench_flow --workers 600 --clients 6 --rate 300 --idle 10000
     python -m tests.benchmarks.bench_flow --database postgresql://me@host/empty --replicas 4
 
-Every worker claims, begins, uploads in two pieces and submits made-up numbers for a model of a
-thousand parameters, as fast as it is served, or all together `--rate` submissions a second. It lets
-one task in ten go, and one update in twenty is broken, which the coordinator must reject. Requests
+Every worker claims, begins, uploads and submits made-up numbers for a model of a thousand
+parameters, as fast as it is served, or all together `--rate` submissions a
+second. It lets one task in ten go, and one update in twenty is broken, which the coordinator must
+reject. Beside them `--idle` volunteers wait for another run and send heartbeats, as in bench_fleet,
+straight to the replicas. Requests
 go in turn to the replicas, by haproxy where it is installed. Volunteers (in `--clients` processes),
 balancer, database and replicas share this machine: CPU milliseconds a task say what each needs.
 PostgreSQL is started here unless `--database` names an empty database; its programs are found in
@@ -49,9 +51,9 @@ from shared.protocol.limits import API
 from shared.tensors.spec import Schema
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
-from tests.benchmarks.bench_fleet import run_on_uvloop
+from tests.benchmarks.bench_fleet import BEAT_S, Waiting, join, run_on_uvloop
 from tests.support.balancer import balanced
-from tests.support.databases import prepare_postgres, start_postgres
+from tests.support.databases import deadlocks, prepare_postgres, start_postgres
 from tests.support.load_clients import Diary, Held, Numbers, losses
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.server_process import Process, command
@@ -60,6 +62,7 @@ T = TypeVar("T")
 
 WARM_S = 5.0
 WAIT_S = 10.0  # longest wait for a task
+BEATING = 50  # connections of one process for heartbeats
 KEPT = 0.9  # share of the claimed tasks that is submitted
 GOAL = "p95 of a submission <= 500 ms, nothing refused, nothing lost, check clean"
 FLOW = RUN.replace('preset = "fedavg"', 'preset = "diloco"\noverlap = true\nmax_staleness = 1000')
@@ -88,6 +91,7 @@ class Told:
     verdicts: list[tuple[Person, Verdict]] = field(default_factory=list)
     leases: list[Held] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    beats: list[float] = field(default_factory=list)  # what heartbeats of waiting ones took
 
 
 class Turns:
@@ -120,7 +124,7 @@ class TimedNumbers(Numbers):
     """Worker that notes how long each step took, in seconds."""
 
     def begin(self, urls: list[str], told: Told, turns: Turns) -> None:
-        self.told, self.turns, self.wait_s = told, turns, WAIT_S
+        self.told, self.turns, self.wait_s, self.pieces = told, turns, WAIT_S, 1
         self.http = httpx.AsyncClient(
             base_url=urls[0] + API,
             headers=self.http.headers,
@@ -157,6 +161,8 @@ class Crowd:
     workers: int
     rate: float
     seconds: float
+    ports: list[int]
+    idle: list[str]  # tokens of volunteers that wait for another run
 
     async def flow(self, started: Any) -> Told:
         """Join, wait until every process has, and work; return what was seen."""
@@ -168,21 +174,28 @@ class Crowd:
         for who in crowd:
             who.begin(self.urls, told, turns)
         await asyncio.gather(*(who.join() for who in crowd))
-        await asyncio.to_thread(started.wait)
-        async with asyncio.TaskGroup() as group:
-            for who in crowd:
-                group.create_task(who.work())
-            await asyncio.sleep(WARM_S)
-            told.times.clear()
-            judged = len(diary.verdicts)
-            await asyncio.sleep(self.seconds)
-            told.done = len(diary.verdicts) - judged
-            times, told.times = dict(told.times), defaultdict(list)
-            for who in crowd:
-                who.stopping = True
+        waiting = Waiting(self.ports, self.idle, min(len(self.idle), BEATING))
+        with waiting.begun():
+            if self.idle:
+                await asyncio.sleep(BEAT_S)  # everybody is there
+            await asyncio.to_thread(started.wait)
+            async with asyncio.TaskGroup() as group:
+                for who in crowd:
+                    group.create_task(who.work())
+                await asyncio.sleep(WARM_S)
+                told.times.clear()
+                waiting.beats.clear()
+                judged = len(diary.verdicts)
+                await asyncio.sleep(self.seconds)
+                told.done = len(diary.verdicts) - judged
+                times, told.times = dict(told.times), defaultdict(list)
+                told.beats = [*waiting.beats]
+                for who in crowd:
+                    who.stopping = True
         for who in crowd:
             await who.http.aclose()
-        told.times, told.leases, told.refusals = times, diary.leases, diary.refusals
+        told.times, told.leases = times, diary.leases
+        told.refusals = diary.refusals + [f"idle: {each}" for each in waiting.refused]
         people = {who.volunteer_id: Person(who.name, who.volunteer_id) for who in crowd}
         told.people = [*people.values()]
         told.verdicts = [(people[who.volunteer_id], verdict) for who, verdict in diary.verdicts]
@@ -304,6 +317,9 @@ def row_of(
         times = sorted(itertools.chain.from_iterable(each.times.get(step, ()) for each in told))
         row[f"{step}_p50_ms"] = round(1e3 * statistics.median(times), 1)
         row[f"{step}_p95_ms"] = round(1e3 * times[int(0.95 * len(times))], 1)
+    if beats := sorted(itertools.chain.from_iterable(each.beats for each in told)):
+        row |= {"idle": options.idle, "beats_per_s": round(len(beats) / took, 1)}
+        row["beat_p95_ms"] = round(1e3 * beats[int(0.95 * len(beats))], 1)
     row |= {f"{name}_ms_a_task": round(1e3 * each / done, 2) for name, each in spent.items()}
     row |= {f"{name}_cores": round(each / took, 2) for name, each in spent.items()}
     refused = Counter(refusal.partition(": ")[2][:40] for each in told for refusal in each.refusals)
@@ -321,6 +337,8 @@ async def measure(options: argparse.Namespace, folder: Path, database: str) -> d
         await home.start_run(FLOW.replace("quorum = 2", f"quorum = {quorum}"), data)
         run = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
         schema = definition(run).schema
+    settings = Settings(**where, data_dir=str(folder / "r0"), rate_register="off")
+    tokens = await join(settings, options.idle)
     with replicas(folder, options.replicas, where) as served:
         pids = {
             "replicas": [each.child.pid for each in served],
@@ -336,6 +354,8 @@ async def measure(options: argparse.Namespace, folder: Path, database: str) -> d
                     workers=max(1, options.workers // options.clients),
                     rate=options.rate / options.clients / KEPT,
                     seconds=options.seconds,
+                    ports=[each.port for each in served],
+                    idle=tokens[number :: options.clients],
                 )
                 for number in range(options.clients)
             ]
@@ -348,14 +368,14 @@ async def measure(options: argparse.Namespace, folder: Path, database: str) -> d
         leases=[one for each in told for one in each.leases],
         refusals=[one for each in told for one in each.refusals],
     )
-    settings = Settings(data_dir=str(folder / "r0"), database=database, blobs=where["blobs"])
     async with opened(settings) as coordinator:
         wrong = await losses(coordinator, diary, [one for each in told for one in each.people])
     named = [f"--{name}={value}" for name, value in where.items()]
     checked = await asyncio.to_thread(command, "check", f"--data-dir={folder / 'r0'}", *named)
     if checked.returncode:
         wrong += [checked.stdout[-2000:] + checked.stderr[-2000:]]
-    row |= {"wrong": wrong[:20], "check": checked.returncode, "goal": GOAL}
+    row |= {"deadlocks": await deadlocks(database), "wrong": wrong[:20]}
+    row |= {"check": checked.returncode, "goal": GOAL}
     good = not wrong and not checked.returncode and row["submit_p95_ms"] <= 500
     return row | {"reached": good and not row["refused"]}
 
@@ -369,6 +389,7 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--clients", type=int, default=1, help="processes of volunteers")
     parser.add_argument("--rate", type=float, default=0.0, help="submissions a second; 0: all")
+    parser.add_argument("--idle", type=int, default=0, help="volunteers that wait")
     parser.add_argument("--documents", type=int, default=1500, help="size of a pass")
     parser.add_argument("--database", default="", help="an empty one; else one is started here")
     parser.add_argument("--json", type=Path)

@@ -193,6 +193,19 @@ class Postgres:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
+async def deadlocks(database: str) -> int:
+    """Return the transactions that PostgreSQL ended since they waited for each other."""
+    conn = await asyncpg.connect(database.replace("+asyncpg", ""))
+    try:
+        return int(
+            await conn.fetchval(
+                "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+            )
+        )
+    finally:
+        await conn.close()
+
+
 def _may_run(bin_path: Path, who: dict[str, object]) -> bool:
     """Return True if an account may run PostgreSQL, which it may not below root's home."""
     try:

@@ -98,6 +98,7 @@ class Numbers:
         self.diary = diary
         self.stopping = False
         self.wait_s = 1.0  # of a claim
+        self.pieces = 2  # of an upload
         self._trouble = ""  # why the last try had no answer
         self._rng = random.Random(name)
         self._schema = schema
@@ -227,8 +228,8 @@ class Numbers:
         return info is not None
 
     async def _put(self, info: UploadInfo, data: bytes, body: Any) -> UploadInfo | None:
-        """Send two pieces, one after the other; ask for the offset after a loss."""
-        piece = data[info.offset :][: len(data) // 2 + 1]
+        """Send a piece; ask for the offset after a loss."""
+        piece = data[info.offset :][: len(data) // self.pieces + 1]
         headers = {"Upload-Offset": str(info.offset)}
         try:
             reply = await self.http.put(
