@@ -180,6 +180,7 @@ class Me(Message):
     device_s: float
     workers: tuple[WorkerInfo, ...]
     escrow_micro: int = 0  # at stake until later work is recomputed and agrees
+    invited: bool = False  # the organiser vouched for it: work without a proof forfeits no pay
     proving: int = 0  # tasks drawn for a recompute, without a result yet
     proved_in_s: float | None = None  # estimated time until all have a result; None if unknown
     # credits owed: spent before they were taken back, or not proved; later pay settles them first

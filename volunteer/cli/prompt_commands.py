@@ -317,8 +317,8 @@ def forfeit(
     if json and not yes:
         raise BadRequest(ASKS_NOTHING)
     me = call_account(profile, ME)
-    stake = me.escrow_micro + me.pending_micro
-    asked = _("Give up {amount} credits at stake?", amount=credit(stake))
+    stake = 0 if me.invited else me.escrow_micro + me.pending_micro
+    asked = _("Give up the pay at stake, at most {amount} credits?", amount=credit(stake))
     if me.proving and stake and not yes and not agreed(asked):
         return 1
     done = call_account(profile, FORFEIT, patience_s=0)  # a retry would say that nothing was given
