@@ -76,11 +76,6 @@ def finished(size: int) -> list[tuple[int, int]]:
         level, count = level + 1, count // 2
 
 
-def root(nodes: Nodes, size: int) -> bytes:
-    """Return the root over the first `size` entries."""
-    return _over(nodes, 0, size) if size else EMPTY
-
-
 def inclusion(nodes: Nodes, index: int, size: int) -> list[bytes]:
     """Return the proof, leaf to root, that `index` is in the tree of `size`. Raises ValueError."""
     if not 0 <= index < size:

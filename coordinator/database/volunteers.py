@@ -193,13 +193,6 @@ def taken(conn: Connection, key: str) -> bool:
     return bool(conn.execute(select(exists().where(volunteers.c.nickname_key == key))).scalar())
 
 
-def workers_of(conn: Connection, volunteer_id: str) -> list[WorkerRow]:
-    """Return every machine of an account, oldest first, including revoked ones."""
-    query = select(workers).where(workers.c.volunteer_id == volunteer_id)
-    rows = conn.execute(query.order_by(workers.c.created_at, workers.c.id)).mappings()
-    return [WorkerRow(**row) for row in rows]
-
-
 _STRANGERS = select(func.count()).where(
     its(volunteers.c.network),
     volunteers.c.created_at > bindparam("since"),

@@ -68,11 +68,6 @@ class TensorSpec(msgspec.Struct, frozen=True):
 Schema: TypeAlias = tuple[TensorSpec, ...]
 
 
-def count(schema: Schema, role: Role | None = None) -> int:
-    """Return the number of elements of all tensors, or of the tensors with one role."""
-    return sum(spec.count for spec in schema if role in (None, spec.role))
-
-
 def nbytes(schema: Schema) -> int:
     """Return the bytes of all tensors, without a header."""
     return sum(spec.nbytes for spec in schema)

@@ -35,10 +35,10 @@ from shared.workloads.gomoku.network import NetEvaluator, build
 from shared.workloads.gomoku.openings import drawn
 from shared.workloads.gomoku.records import Manner
 from shared.workloads.gomoku.rules import BoardRules, Boards, Position
-from shared.workloads.gomoku.search import Evaluator, Floats, Search, SearchSettings, uniform
+from shared.workloads.gomoku.search import Evaluator, Floats, Search, SearchSettings
 from shared.workloads.gomoku.train import Batches, losses, window
 from shared.workloads.training.optimizer import InnerOptimizer
-from tests.support.workloads.tiny_gomoku import WORKLOAD, Weights, Window, job, play
+from tests.support.workloads.tiny_gomoku import WORKLOAD, Weights, Window, job, play, uniform
 
 SIMULATIONS = 100
 GOALS = {"2 x 32": (0.7, 2.0), "4 x 64": (0.7, 1.4)}  # of the network's limit; times the plain one

@@ -11,9 +11,8 @@ from sqlalchemy import Connection, select
 
 from coordinator.accounts.accounts import LINK_S, Volunteers
 from coordinator.config import Settings
-from coordinator.database import volunteers as store
 from coordinator.database.engine.open_database import Database
-from coordinator.database.tables.accounts import consents
+from coordinator.database.tables.accounts import consents, workers
 from coordinator.database.tables.schema import metadata
 from coordinator.rules import reports
 from shared.errors import (
@@ -144,7 +143,7 @@ async def test_a_monstrous_hardware_report_is_cut_to_size(
     results = (Benchmark(device="cpu", fp32_flops=float("inf"), bf16_flops=-1.0,
                         step_flops=7.0),) * 5000  # fmt: skip
     await people.set_benchmark(principal, BenchmarkRequest(benchmarks=results, hardware=told))
-    (row,) = await database.read(lambda conn: store.workers_of(conn, principal.volunteer_id))
+    (row,) = await database.read(lambda conn: conn.execute(select(workers)).all())
     assert sum(map(len, (row.hostname, row.hardware, row.benchmark, row.workloads))) < 20_000
     assert "\\u001b" not in row.hardware
     assert row.step_flops == 7.0
@@ -158,7 +157,7 @@ async def test_what_may_run_on_a_machine_follows_its_owner(
     principal = await join(people, "Mia", workloads=("gpt",))
 
     async def told() -> object:
-        (row,) = await database.read(lambda conn: store.workers_of(conn, principal.volunteer_id))
+        (row,) = await database.read(lambda conn: conn.execute(select(workers)).all())
         return msgspec.json.decode(row.workloads)
 
     await people.set_benchmark(principal, BenchmarkRequest(benchmarks=()))

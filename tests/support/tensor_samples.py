@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from shared.tensors.quantize import CODECS
-from shared.tensors.spec import Schema, TensorSpec
+from shared.tensors.spec import Role, Schema, TensorSpec
 
 EACH = pytest.mark.parametrize("name", list(CODECS))
 
@@ -25,6 +25,11 @@ def model(seed: int = 0, scale: float = 1e-3) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     found = {s.name: (rng.standard_normal(s.shape) * scale).astype("f4") for s in MODEL}
     return found | {"bn.steps": np.array((1 << 60) + seed)}
+
+
+def count(schema: Schema, role: Role | None = None) -> int:
+    """Return the number of elements of all tensors, or of the tensors with one role."""
+    return sum(spec.count for spec in schema if role in (None, spec.role))
 
 
 def vector(count: int) -> Schema:

@@ -94,9 +94,6 @@ class Cache:
             with self._guard:
                 self._held -= Counter(names)  # drops hashes that no user holds any more
 
-    def used_bytes(self) -> int:
-        return sum(size for _, size, _ in self._blobs())
-
     def fits(self, need: int) -> bool:
         """Return True if `need` bytes have room next to the blobs in use."""
         with self._guard:

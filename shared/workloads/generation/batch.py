@@ -111,10 +111,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self._waiting) + len(self._reading) + len(self._running)
 
-    @property
-    def slots_used(self) -> int:
-        return self._decoder.slots - len(self._free)
-
     def add(self, sequence: Sequence) -> None:
         """Add a sequence. Raises TooManyRequests when too many wait."""
         if len(self._waiting) >= WAITING_MAX:

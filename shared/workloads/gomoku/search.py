@@ -50,11 +50,6 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
     noise: float = 0.0  # share of the noise in the priors of the root
 
 
-def uniform(boards: Boards) -> tuple[Floats, Floats]:
-    """Evaluate every position alike, without knowledge."""
-    return np.zeros(boards.shape, np.float32), np.zeros(len(boards), np.float32)
-
-
 class _Paths(msgspec.Struct, frozen=True, kw_only=True):
     """Paths from root to leaf, one in each game, in flat arrays; no row appears twice."""
 

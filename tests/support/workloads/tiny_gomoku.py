@@ -16,11 +16,17 @@ from shared.errors import NotFound
 from shared.workloads.base import ChunkRef, DatasetManifest, Job, Result, TrainSettings, Work
 from shared.workloads.gomoku.records import GameRecord, decode, encode
 from shared.workloads.gomoku.rules import BoardRules, Boards
+from shared.workloads.gomoku.search import Floats
 from shared.workloads.gomoku.workload import GomokuWorkload
 
 WORKLOAD = GomokuWorkload()
 BOARD = {"size": 6, "win": 4, "blocks": 2, "channels": 16}
 Weights = dict[str, Tensor]
+
+
+def uniform(boards: Boards) -> tuple[Floats, Floats]:
+    """Evaluate every position alike, without knowledge."""
+    return np.zeros(boards.shape, np.float32), np.zeros(len(boards), np.float32)
 
 
 class Window:

@@ -32,9 +32,10 @@ from shared.tensors.frame import (
     read_header,
 )
 from shared.tensors.header import HEADER_BYTES_MAX
-from shared.tensors.spec import Schema, TensorSpec, by_name, count, grid, nbytes
+from shared.tensors.spec import Schema, TensorSpec, by_name, grid, nbytes
 from tests.support.examples import examples
 from tests.support.parsed_frames import parse_frame
+from tests.support.tensor_samples import count
 
 SMALL: Schema = (
     TensorSpec("a", (2, 3)),

@@ -70,7 +70,7 @@ class Coordinator:
 
     def head(self) -> TreeHead:
         tree = self.tree()
-        root = merkle.root(tree.node, len(tree)).hex()
+        root = merkle.Frontier(tree.node, len(tree)).root().hex()
         return TreeHead(size=len(tree), root=root, at=self.now)
 
     def signed(self, payload: bytes) -> dict[str, str]:

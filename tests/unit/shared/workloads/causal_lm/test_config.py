@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from shared.errors import InvalidRunFile
-from shared.tensors.spec import count
 from shared.workloads.base import ChunkRef, DatasetManifest, load
+from tests.support.tensor_samples import count
 from tests.support.workloads.tiny_causal import GPT2, LLAMA, QWEN2, table
 
 WORKLOAD = load("causal-lm")

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from shared.errors import BadRequest, InvalidRunFile
-from shared.tensors.spec import count
 from shared.workloads.base import installed, load
 from shared.workloads.dcgan.config import DcganConfig, schema
 from shared.workloads.dcgan.model import Dcgan, build
+from tests.support.tensor_samples import count
 from tests.support.workloads.tiny_dcgan import NETWORKS, WORKLOAD, config, digits, job
 from tests.support.workloads.tiny_gpt import Folder, same
 

@@ -9,7 +9,8 @@ import itertools
 from shared.workloads.gomoku.arena import Arena, GamePlan
 from shared.workloads.gomoku.records import Manner
 from shared.workloads.gomoku.rules import BoardRules, Boards
-from shared.workloads.gomoku.search import Floats, uniform
+from shared.workloads.gomoku.search import Floats
+from tests.support.workloads.tiny_gomoku import uniform
 
 
 def test_it_comes_back_after_every_batch_when_asked_to() -> None:

@@ -18,8 +18,8 @@ from shared.workloads.gomoku.rules import (
     symmetries,
     wins,
 )
-from shared.workloads.gomoku.search import Evaluator, Search, SearchSettings, uniform
-from tests.support.workloads.tiny_gomoku import opinion, scattered
+from shared.workloads.gomoku.search import Evaluator, Search, SearchSettings
+from tests.support.workloads.tiny_gomoku import opinion, scattered, uniform
 
 GOLDEN_DRAWS = [4, 1, 1, 1, 1, 1, 1, 1, 4, 1, 1, 1]
 GOLDEN_NOISE = [0.22180869, 0.1953264, 0.37875482, 0.20411009]

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from shared.errors import InvalidRunFile
-from shared.tensors.spec import count
 from shared.workloads.base import TrainSettings, load
 from shared.workloads.elo import MatchScore, Meeting, ratings
 from shared.workloads.gomoku.config import GomokuConfig
@@ -20,6 +19,7 @@ from shared.workloads.gomoku.records import decode, score
 from shared.workloads.gomoku.rules import BoardRules, Position
 from shared.workloads.gomoku.tactics import EACH, KINDS, completing, forking, kind_of, suite
 from shared.workloads.gomoku.workload import GomokuWorkload
+from tests.support.tensor_samples import count
 from tests.support.workloads.tiny_gomoku import (
     WORKLOAD,
     Window,

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 
 from shared.errors import InvalidFrame, InvalidRunFile
-from shared.tensors.spec import count
 from shared.workloads.base import load
 from shared.workloads.generation.sample_text import SAMPLE_TOKENS, text_sample
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.decoder import GptDecoder
 from shared.workloads.gpt.model import build
+from tests.support.tensor_samples import count
 from tests.support.workloads.tiny_gpt import (
     LLAMA,
     SMALL,
