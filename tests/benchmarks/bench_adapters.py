@@ -33,7 +33,6 @@ import transformers
 
 from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.quantize import codec
-from shared.tensors.spec import count
 from shared.tensors.update import Delta
 from shared.workloads.base import Job, TrainSettings, Work, load
 from shared.workloads.causal_lm.base_model import frozen_of
@@ -42,6 +41,7 @@ from shared.workloads.causal_lm.model import library_config
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, of_pass, windows_of
 from shared.workloads.training.micro_batch import Listening
+from tests.support.tensor_samples import count
 from tests.support.workloads import tiny_gpt
 from volunteer.machine.device_memory import PeakMemory
 

@@ -26,13 +26,14 @@ import torch
 
 from shared.tensors.quantize import CODECS, EXACT_CODECS, codec
 from shared.tensors.slices import Array
-from shared.tensors.spec import Schema, count
+from shared.tensors.spec import Schema
 from shared.tensors.update import Delta
 from shared.workloads.base import TrainSettings
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
 from tests.support.parsed_frames import parse_frame
 from tests.support.published_versions import Versions
+from tests.support.tensor_samples import count
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, finish, job
 
 MODEL = {"n_layer": 4, "n_head": 4, "n_embd": 192, "block_size": 64, "dropout": 0.0}

@@ -52,10 +52,13 @@ async def test_a_certificate_that_nears_its_end_and_ends(tmp_path: Path, databas
         assert await said(home, "certificate") == ["on"]
         level, text = await shown(home, "certificate")
         assert (level, text.endswith("ends in 19 days")) == ("watch", True), text
-        looks = ((12, "ends in 7 days", []), (1, "ends in 6 days", ["on"]), (8, "has ended", []))
-        for days, words, sent in looks:
+        for days, words, sent in (
+            (12, "ends in 7 days", 0),
+            (1, "ends in 6 days", 1),
+            (8, "has ended", 0),
+        ):
             await home.clock.advance(days * DAY_S)
-            assert await said(home, "certificate") == sent  # once a level
+            assert len(await said(home, "certificate")) == sent  # once a level
             level, text = await shown(home, "certificate")
             assert words in text
             assert level == ("watch" if "7" in words else "bad")
