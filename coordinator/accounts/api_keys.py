@@ -144,12 +144,12 @@ class ApiKeys:
         now = self._clock.now()
 
         def change(conn: Connection) -> KeyRow:
-            row = api_key_rows.locked(conn, key)
+            row = api_key_rows.existing(conn, key, lock=True)
             if row.volunteer_id != principal.volunteer_id:
                 raise NotFound(f"there is no key {key}")
             if row.revoked_at is None:
                 api_key_rows.revoke(conn, key, now)
-            return api_key_rows.locked(conn, key)
+            return api_key_rows.existing(conn, key)
 
         return _info(await self._db.write(change), now)
 

@@ -250,6 +250,9 @@ class Answers:
         if model.items != TEXT_ITEMS:
             raise Wrong(f'the model "{model.name}" does not write text', "model")
         engine = self._working()
+        least = 1 if wish.max_tokens is None else min(wish.max_tokens, model.tier.tokens)
+        # before the engine loads the model to prepare the prompt
+        await self.meter.check(_order(model, wish.kind, 1, least * wish.count))
         prepared = await _prepared(engine, model, wish)
         size = len(prepared.tokens)
         most = _room(model, wish, size, prepared.context)

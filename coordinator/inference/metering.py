@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from coordinator.config import Settings
     from coordinator.database.engine.open_database import Database
+    from coordinator.database.volunteers import VolunteerRow
     from shared.clock import Clock
 
 TICK_S = 1.0
@@ -119,6 +120,11 @@ class Meter:
         """Return how many requests of this process are running."""
         return len(self._live)
 
+    async def check(self, order: MeteredRequest) -> None:
+        """Raise the refusal that `begin` would raise; hold nothing."""
+        who, now = order.asker.volunteer_id, self._clock.now()
+        await self._db.read(lambda conn: self._price(conn, order, store.existing(conn, who), now))
+
     async def begin(self, order: MeteredRequest) -> Metered:
         """Check a request's rights and limits, and hold its highest price. Raises the refusal."""
         metered = Metered(secrets.token_hex(16), self._clock.monotonic(), order)
@@ -174,13 +180,28 @@ class Meter:
         self._log.close()
 
     def _hold(self, conn: Connection, order: MeteredRequest, request_id: str, now: float) -> None:
-        asker = order.asker
-        account = store.locked(conn, asker.volunteer_id)
+        account = store.locked(conn, order.asker.volunteer_id)
+        free, worst = self._price(conn, order, account, now)
+        row = copying(OpenRow, order)(
+            id=request_id,
+            volunteer_id=account.id,
+            key_id=order.asker.key_id,
+            free=free,
+            held_micro=worst,
+            replica=self._replica,
+            at=now,
+        )
+        request_rows.begin(conn, row, f"{order.kind} of {order.model}")
+
+    def _price(
+        self, conn: Connection, order: MeteredRequest, account: VolunteerRow, now: float
+    ) -> tuple[bool, int]:
+        """Return True if a request is free, and its highest price. Raises the refusal."""
         if account.state != "active" or account.standing == "suspended":
             raise Forbidden("a banned or suspended account gets no answers")
         since = now - now % DAY_S
         _check_minute(conn, order, account.id, now)
-        open_now = request_rows.under_way(conn, account.id, asker.key_id)
+        open_now = request_rows.under_way(conn, account.id, order.asker.key_id)
         _check_waiting(order, open_now)
         units = order.tokens_in + order.tokens_max
         # free tokens need a vetted account, since anybody can make new accounts
@@ -194,16 +215,7 @@ class Meter:
             raise BadRequest("this would cost more than can be paid: ask for fewer tokens")
         if worst:
             self._check_caps(conn, order, open_now, worst, now)
-        row = copying(OpenRow, order)(
-            id=request_id,
-            volunteer_id=account.id,
-            key_id=asker.key_id,
-            free=free,
-            held_micro=worst,
-            replica=self._replica,
-            at=now,
-        )
-        request_rows.begin(conn, row, f"{order.kind} of {order.model}")
+        return free, worst
 
     def _check_caps(
         self, conn: Connection, order: MeteredRequest, open_now: UnderWay, worst: int, now: float
@@ -225,7 +237,7 @@ class Meter:
             )
         if asker.key_id is None:
             return
-        key = api_key_rows.locked(conn, asker.key_id)
+        key = api_key_rows.existing(conn, asker.key_id)
         if not key.works(now):
             raise Unauthorized("this key was revoked or has expired")
         used = key.spent_micro + open_now.key_micro

@@ -44,10 +44,12 @@ class CountingEngine:
         self.generated = 0
         self.scoring = 0  # prompts that were begun
         self.scored = 0  # tokens of prompts
+        self.prepared = 0  # prompts, for which a real engine loads the model
 
     async def prepare(
         self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
     ) -> PreparedPrompt:
+        self.prepared += 1
         text = bytes(prompt.tokens).decode() if isinstance(prompt, TokenPrompt) else str(prompt)
         if probe is not None:
             self.scoring += 1

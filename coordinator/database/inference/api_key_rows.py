@@ -39,7 +39,8 @@ _BY_HASH = (
     .join(volunteers, volunteers.c.id == api_keys.c.volunteer_id)
     .where(its(api_keys.c.key_hash))
 )
-_LOCKED = select(api_keys).where(its(api_keys.c.id)).with_for_update()
+_BY_ID = select(api_keys).where(its(api_keys.c.id))
+_LOCKED = _BY_ID.with_for_update()
 _SPENT = update(api_keys).where(its(api_keys.c.id))
 
 
@@ -58,9 +59,9 @@ def by_hash(conn: Connection, key_hash: str) -> tuple[KeyRow, bool] | None:
     return found, row["state"] == "active" and row["standing"] != "suspended"
 
 
-def locked(conn: Connection, key_id: int) -> KeyRow:
-    """Return a key, locked until the transaction ends. Raises NotFound."""
-    row = conn.execute(_LOCKED, {"its_id": key_id}).mappings().first()
+def existing(conn: Connection, key_id: int, *, lock: bool = False) -> KeyRow:
+    """Return a key; `lock` locks it until the transaction ends. Raises NotFound."""
+    row = conn.execute(_LOCKED if lock else _BY_ID, {"its_id": key_id}).mappings().first()
     if row is None:
         raise NotFound(f"there is no key {key_id}")
     return KeyRow(**row)

@@ -275,7 +275,7 @@ async def test_nothing_is_scored_before_it_is_paid_for(house: Answering) -> None
             with pytest.raises(openai.RateLimitError) as caught:
                 await client.completions.create(**wish, echo=True, logprobs=1)
             assert caught.value.code == "insufficient_quota"
-    assert house.engine.scored == 0
+    assert house.engine.scored == house.engine.prepared == 0
     assert await house.balances() == before
     await house.sound()
 
@@ -466,7 +466,7 @@ async def test_keys_that_do_not_work(house: Answering) -> None:
     async with house.client(capped.key) as client:
         with pytest.raises(openai.RateLimitError, match="this key may spend") as caught:
             await client.completions.create(model="tiny", prompt="x" * 90, max_tokens=200)
-    assert caught.value.code == "insufficient_quota"
+    assert (caught.value.code, house.engine.prepared) == ("insufficient_quota", 0)
     reply = await house.ann.post(f"/me/keys/{capped.info.id}/revoke")
     assert reply.json()["state"] == "revoked"
     async with house.client(capped.key) as client:
@@ -482,6 +482,7 @@ async def test_too_little_credit_says_how_much_is_missing(house: Answering) -> N
         with pytest.raises(openai.RateLimitError, match=r"missing.*train with") as caught:
             await client.completions.create(model="tiny", prompt="x", max_tokens=200)
     assert caught.value.code == "insufficient_quota"
+    assert house.engine.prepared == 0  # no model is loaded for it
     await house.sound()
 
 
