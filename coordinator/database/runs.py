@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -28,7 +29,8 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.versions import versions
-from shared.errors import Conflict, NotFound
+from coordinator.rules import run_file
+from shared.errors import Conflict, InvalidRunFile, NotFound
 from shared.protocol.base import RunState
 
 TRANSITIONS: frozenset[tuple[RunState, RunState]] = frozenset(
@@ -144,10 +146,25 @@ def by_id(conn: Connection, run_id: int, *, lock: bool = False) -> RunRow:
     return _row(row)
 
 
+@lru_cache(maxsize=64)
+def _damage(stored: str) -> str:
+    try:
+        run_file.decode(stored)
+    except InvalidRunFile as error:
+        return error.message
+    return ""
+
+
+def damaged(conn: Connection) -> list[tuple[str, str]]:
+    """Return name and error of each run whose stored file cannot be read."""
+    rows = conn.execute(_EVERY)
+    return [(row.name, why) for row in rows if (why := _damage(row.file))]
+
+
 def every(conn: Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
-    """Return all runs but deleted ones, or the runs in the given states, oldest first."""
+    """Return all runs, or those in the given states, oldest first; no deleted or damaged ones."""
     found = conn.execute(_IN_STATES, {"states": states}) if states else conn.execute(_EVERY)
-    return [_row(row) for row in found.mappings()]
+    return [_row(row) for row in found.mappings() if not _damage(row["file"])]
 
 
 def move(conn: Connection, run: RunRow, state: RunState, **values: Any) -> None:
@@ -267,8 +284,11 @@ def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Tur
 
 
 def running(conn: Connection) -> list[tuple[RunRow, bool]]:
-    """Return the running runs, oldest first, each with True if an update waits for a merge."""
-    found = [dict(row) for row in conn.execute(_RUNNING).mappings()]
+    """Return the running runs, oldest first, each with True if an update waits for a merge; no
+    damaged ones.
+    """
+    rows = conn.execute(_RUNNING).mappings()
+    found = [dict(row) for row in rows if not _damage(row["file"])]
     waits = [bool(row.pop("waits")) for row in found]
     return [(_row(row), each) for row, each in zip(found, waits, strict=True)]
 

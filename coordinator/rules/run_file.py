@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, dataclass_transform
 import msgspec
 from msgspec import Meta
 
+from shared.decoding import MALFORMED
 from shared.decoding import decode as decoded
 from shared.errors import InvalidRunFile
 from shared.settings import check_keys, parse_toml, read_table
@@ -277,5 +278,8 @@ def encode(run: RunFile) -> str:
 
 
 def decode(stored: str) -> RunFile:
-    """Return the run file of a stored form."""
-    return decoded(stored, RunFile)
+    """Return the run file of a stored form. Raises InvalidRunFile for a damaged one."""
+    try:
+        return decoded(stored, RunFile)
+    except MALFORMED as error:
+        raise InvalidRunFile(f"its stored run file cannot be read ({error})") from error

@@ -43,7 +43,7 @@ from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import JobBase, Spec
 from coordinator.traffic import Durations
 from shared.decoding import decode
-from shared.errors import BadRequest, Banned, Unauthorized, VolunteerError
+from shared.errors import BadRequest, Banned, InvalidRunFile, Unauthorized, VolunteerError
 from shared.protocol.base import Reason
 from shared.protocol.leases import ClaimReply, ClaimRequest, IdleReply, Lease
 from shared.protocol.limits import LONG_POLL_S_MAX
@@ -220,6 +220,7 @@ class Claims:
     def _transact(self, conn: Connection, waiters: Sequence[Waiter], now: float) -> _ClaimResults:
         view = claim_rows.view(conn, waiters, 2 * len(waiters) + TODO_SPARE)
         served = _ClaimResults(rows=dict(view.live))
+        view = self._readable(conn, view, served)
         fresh = [waiter for waiter in waiters if waiter.claim_id not in view.live]
         if fresh:
             rights = claim_rows.rights(conn, [waiter.worker_id for waiter in fresh])
@@ -238,6 +239,24 @@ class Claims:
             conn, [row.id for row in served.rows.values() if row.kind == AUDIT]
         )
         return served
+
+    def _readable(self, conn: Connection, view: ClaimView, served: _ClaimResults) -> ClaimView:
+        """Return a view without the runs whose stored file is damaged; refuse their leases."""
+        broken: dict[int, VolunteerError] = {}
+        for run_id in {*(run.id for run in view.runs), *(row.run_id for row in view.live.values())}:
+            try:
+                self.spec(conn, run_id)
+            except InvalidRunFile as error:
+                broken[run_id] = error
+        if not broken:
+            return view
+        for claim_id, row in view.live.items():
+            if row.run_id in broken:
+                served.shut_out[claim_id] = broken[row.run_id]
+                del served.rows[claim_id]
+        whole = (run for run in view.runs if run.id not in broken)
+        todo = (task for task in view.todo if task.run_id not in broken)
+        return msgspec.structs.replace(view, runs=tuple(whole), todo=tuple(todo))
 
     def _hand_out(
         self,

@@ -14,7 +14,8 @@ server         another serving process is silent
 address        the public address does not lead here: its proxy answers 502
 backup         the newest backup is old, or there is none
 certificate    the TLS certificate ends soon
-database       its file is damaged, was removed, or its disk failed: nothing is written any more
+database       its file is damaged, was removed, or its disk failed: nothing is written any more;
+               or a run's stored file cannot be read
 """
 
 from __future__ import annotations
@@ -216,6 +217,9 @@ def _of_work(
 
 
 def _of_runs(conn: Connection, least_s: float, now: float) -> Iterator[Condition]:
+    for name, damage in runs.damaged(conn):
+        message = f"{name} stands still: {damage}"
+        yield Condition(kind="database", about=name, message=message, todo="restore a backup")
     for run in runs.every(conn, ("running",)):
         merge = merges.of_base(conn, run.id, run.head)
         if merge is not None and merge.failures:
