@@ -40,7 +40,10 @@ def check(secret: bytes, subject: str, given: str, now: float) -> None:
 
 def solves(given: str, nonce: int, bits: int) -> bool:
     """Return True if the nonce solves the challenge at this difficulty. One hash."""
-    return 0 <= nonce < NONCE_MAX and _zeros(_hash(given, nonce)) >= bits
+    if not 0 <= nonce < NONCE_MAX:
+        return False
+    hashed = sha256(given.encode() + nonce.to_bytes(8, "big")).digest()
+    return int.from_bytes(hashed, "big") >> (256 - bits) == 0
 
 
 def solve(given: str, bits: int, progress: Callable[[int], bool]) -> int | None:
@@ -75,14 +78,6 @@ def work_words(bits: int) -> str:
     """Return the average time of the search on one core, as text."""
     seconds = 2.0**bits * HASH_S
     return f"{max(1, round(seconds))} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def _hash(given: str, nonce: int) -> bytes:
-    return sha256(given.encode() + nonce.to_bytes(8, "big")).digest()
-
-
-def _zeros(digest: bytes) -> int:
-    return len(digest) * 8 - int.from_bytes(digest, "big").bit_length()
 
 
 def _mac(secret: bytes, subject: str, until: str) -> str:

@@ -31,16 +31,6 @@ class Layout:
         return (piece.spec.name, piece.start) if self.whole else (file_name(piece), 0)
 
 
-def layout_of_model(schema: Schema) -> Layout:
-    """Return the layout of a file that holds every tensor unchanged."""
-    return Layout(pieces=pieces(schema), schema=schema, whole=True)
-
-
-def layout_of_shard(shard: Shard) -> Layout:
-    """Return the layout of a file that holds the pieces of a shard."""
-    return Layout(pieces=shard, schema=shard_schema(shard), whole=False)
-
-
 def split(schema: Schema, shards: int, by: Literal["size", "name"] = "size") -> tuple[Shard, ...]:
     """Spread a model's pieces over shards, each in canonical order; every machine splits alike.
 

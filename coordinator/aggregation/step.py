@@ -38,8 +38,6 @@ from coordinator.aggregation.shards import (
     Layout,
     Shard,
     file_name,
-    layout_of_model,
-    layout_of_shard,
     reassemble,
     shard_schema,
 )
@@ -133,9 +131,9 @@ def run(order: MergeOrder, weights: Path, state: Path) -> MergeOutput:
     with ExitStack() as files:
         gathered = _gather(files, order)
         rule = order.rule
-        factors = aggregate.prepare(rule, gathered, pieces(order.schema), order.threads)
-        opened = _Opened(files, order, gathered)
-        return _write(opened, layout_of_model(order.schema), factors, weights, state)
+        whole = Layout(pieces=pieces(order.schema), schema=order.schema, whole=True)
+        factors = aggregate.prepare(rule, gathered, whole.pieces, order.threads)
+        return _write(_Opened(files, order, gathered), whole, factors, weights, state)
 
 
 def heading_of(turns: Iterable[MomentumFigures], volunteers: Sequence[str]) -> float | None:
@@ -196,8 +194,8 @@ def merge_shard(
         frames = [files.enter_context(open_frame(path, schema_of_file(path))) for path in surveys]
         parts = _in_order(order.schema, {name: frame for frame in frames for name in frame})
         factors = aggregate.settle(order.rule, gathered, parts)
-        opened = _Opened(files, order, gathered)
-        return _write(opened, layout_of_shard(shard), factors, weights, state)
+        layout = Layout(pieces=shard, schema=shard_schema(shard), whole=False)
+        return _write(_Opened(files, order, gathered), layout, factors, weights, state)
 
 
 def assemble(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from coordinator.aggregation.shards import Shard
     from coordinator.merging.recipe import MergeRecipe
     from coordinator.storage.blobs import BlobStore, FindSpans
-    from shared.tensors.spec import Schema
 
 Span = tuple[int, int]
 
@@ -34,7 +33,7 @@ class ShardFiles:
         self._copies: list[Path] = []
         cuts = [Cut(piece.spec, piece.start, piece.stop) for piece in shard]
         self._spans: dict[str, FindSpans] = {
-            row.sha256: partial(_of_update, row.codec, recipe.about.schema, cuts)
+            row.sha256: partial(codec(row.codec).spans, schema=recipe.about.schema, cuts=cuts)
             for row in recipe.rows
         }
         self._spans |= {sha256: partial(_of_state, shard) for sha256 in recipe.state}
@@ -57,10 +56,6 @@ class ShardFiles:
     ) -> None:
         for path in self._copies:
             path.unlink(missing_ok=True)
-
-
-def _of_update(name: str, schema: Schema, cuts: Iterable[Cut], file: BinaryIO) -> Iterator[Span]:
-    return codec(name).spans(file, schema, cuts)
 
 
 def _of_weights(shard: Shard, file: BinaryIO) -> Iterator[Span]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import InvalidFrame
-from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name
+from shared.tensors.spec import INTEGERS, Schema, by_name
 
 Array: TypeAlias = npt.NDArray[Any]
 F32: TypeAlias = npt.NDArray[np.float32]
@@ -56,7 +56,8 @@ class ArrayReader:
             raise InvalidFrame(
                 f"{name!r} has the shape {array.shape}; the schema says {spec.shape}"
             )
-        if (spec.dtype in INTEGERS) != (array.dtype.kind in "biu") and not _holds_bf16(array, spec):
+        as_bits = spec.dtype == "BF16" and array.dtype == np.uint16
+        if (spec.dtype in INTEGERS) != (array.dtype.kind in "biu") and not as_bits:
             raise InvalidFrame(f"{name!r} is {array.dtype}; the schema says {spec.dtype}")
         return array.reshape(-1)
 
@@ -97,7 +98,3 @@ def aligned(*shape: int, dtype: npt.DTypeLike = np.float32) -> Array:
     raw = np.empty(size + LINE, np.uint8)
     first = -raw.ctypes.data % LINE
     return raw[first : first + size].view(kind).reshape(shape)
-
-
-def _holds_bf16(array: Array, spec: TensorSpec) -> bool:
-    return spec.dtype == "BF16" and array.dtype == np.uint16

@@ -340,7 +340,14 @@ class Agent:
             Loop(name="the sensors", work=self.sensors.run(), vital=False),
         ]
         if self._settings.serve:
-            found.append(Loop(name="answering", work=self._answering().run(), vital=False))
+            answering = Answering(
+                place=self._place,
+                devices=self._working,
+                pauses=self._pauses,
+                choice=self.choice,
+                load=self._machine.load,
+            )
+            found.append(Loop(name="answering", work=answering.run(), vital=False))
         return found
 
     # Making the loops.
@@ -348,15 +355,6 @@ class Agent:
     def _record_check(self) -> RecordCheck:
         who = self.remote.identity
         return RecordCheck(self.remote.api, self.store.receipts, who.public_key, who.volunteer_id)
-
-    def _answering(self) -> Answering:
-        return Answering(
-            place=self._place,
-            devices=self._working,
-            pauses=self._pauses,
-            choice=self.choice,
-            load=self._machine.load,
-        )
 
     def _device_loops(self) -> DeviceLoops:
         return DeviceLoops(

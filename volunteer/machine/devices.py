@@ -69,12 +69,8 @@ def hardware(devices: tuple[Device, ...] = ()) -> Hardware:
     )
 
 
-def look_at_drivers() -> tuple[DriverGpu, ...]:
-    """Return the GPUs known to NVIDIA's library and AMD's kernel driver; both may be missing."""
-    return (*_nvidia(), *_amd())
-
-
 def _nvidia() -> list[DriverGpu]:
+    """Return the GPUs known to NVIDIA's library, which may be missing."""
     import pynvml
 
     try:
@@ -234,7 +230,7 @@ def _reinstall(view: TorchView, build: str) -> str:
 
 def detect() -> tuple[Device, ...]:
     """Return all devices of this machine; call it on a training thread."""
-    return match(look_at_torch(), look_at_drivers())
+    return match(look_at_torch(), (*_nvidia(), *_amd()))
 
 
 def ranked(chosen: tuple[Device, ...]) -> tuple[tuple[Device, tuple[str, ...]], ...]:

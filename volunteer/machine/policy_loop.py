@@ -92,10 +92,11 @@ class PolicyGuard:
 
     def _decide(self) -> None:
         before = self.decision
+        now = datetime.fromtimestamp(self._watched.clock.now(), tz=UTC).astimezone()
         self.decision = decide(
             self.rules,
             self._facts,
-            _wall(self._watched.clock),
+            now.replace(tzinfo=None),  # the local wall clock
             self._watched.devices(),
             before.standing,
         )
@@ -122,8 +123,3 @@ class PolicyGuard:
 
 def _key(hold: Hold) -> tuple[str, str]:
     return hold.rule.value, hold.device
-
-
-def _wall(clock: Clock) -> datetime:
-    """Return the local wall clock."""
-    return datetime.fromtimestamp(clock.now(), tz=UTC).astimezone().replace(tzinfo=None)
