@@ -107,6 +107,21 @@ async def test_a_clean_stop_stores_the_highest_instant(file: Path) -> None:
     await db.close()
 
 
+async def test_a_process_behind_lowers_no_other_ones_instant(file: Path) -> None:
+    behind, ahead, fresh = SystemClock(), SystemClock(), SystemClock()
+    command = await Database.open(f"sqlite:///{file}", clock=behind)
+    ahead.offset_s = 100_000.0
+    server = await Database.open(f"sqlite:///{file}", clock=ahead)
+    await server.write(putting("x"))
+    highest = ahead.now()
+    await server.close()
+    await command.write(putting("y"))
+    await command.close()
+    db = await Database.open(f"sqlite:///{file}", clock=fresh)
+    assert fresh.now() >= highest
+    await db.close()
+
+
 async def test_a_second_server_is_refused(file: Path) -> None:
     url = f"sqlite:///{file}"
     first = await Database.open(url, exclusive=True)

@@ -269,7 +269,8 @@ class SqliteRunner:
         self._stored = self._highest
         connection.exec_driver_sql(
             "INSERT INTO meta (key, value) VALUES (?, ?) "
-            "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            "ON CONFLICT (key) DO UPDATE SET value = excluded.value "
+            "WHERE CAST(value AS REAL) < CAST(excluded.value AS REAL)",
             (CLOCK_KEY, repr(self._stored)),
         )
 
