@@ -67,9 +67,13 @@ def proposal(conn: Connection, run: RunRow) -> Proposal | None:
 def _line(conn: Connection, run: RunRow) -> Sequence[VersionRow]:
     """Return the newest ancestors of the head, newest first, without reverted versions."""
     found: list[VersionRow] = []
+    known: dict[int, VersionRow] = {}
     at: int | None = run.head if run.head > 0 else None
     while at is not None and len(found) < RECENT:
-        row = versions.get(conn, run.id, at)
+        if at not in known:
+            before = versions.listing(conn, run.id, at - RECENT, RECENT)  # in one statement
+            known |= {row.version: row for row, _ in before}
+        row = known[at]
         if row.kind == "merge":
             found.append(row)
         at = _before(conn, row)

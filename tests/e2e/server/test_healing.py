@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, event, insert
 
 from coordinator.admin import runs as admin
 from coordinator.admin.command import Named
 from coordinator.cli.runs import _healed
 from coordinator.cli.target import HERE
-from coordinator.database import versions
+from coordinator.database import runs, versions
+from coordinator.database.engine.open_database import Database
+from coordinator.database.tables.versions import evaluations
 from coordinator.database.versions import VersionRow
 from coordinator.merging import healing
 from coordinator.merging.healing import Proposal
 from tests.support.local_coordinator import RUN, LocalCoordinator, Worker, local_coordinator
+from tests.support.run_rows import add_run, add_version, add_versions
 
 REASON = "a recompute of its work failed"
 
@@ -68,6 +72,22 @@ async def test_the_organiser_is_shown_the_one_command(tmp_path: Path) -> None:
         assert (await row(home, 4)).master_sha256 == (await row(home, 1)).master_sha256
         assert await proposed(home, run) is None  # what was left behind asks for nothing
         assert [alert.state for alert in await look() if alert.kind == "rollback"] == ["over"]
+
+
+async def test_a_look_at_a_long_run_takes_few_statements(database: Database) -> None:
+    def look(conn: Connection) -> list[str]:
+        run = add_run(conn)
+        add_versions(conn, run, 3 * healing.RECENT)
+        add_version(conn, run, 61, kind="rollback")
+        text = dict.fromkeys(("sample", "message"), "")
+        blank = {"run_id": run, "state": "skipped", "metrics": "{}", "pruned": False, **text}
+        conn.execute(insert(evaluations), [blank | {"version": n} for n in range(62)])
+        seen: list[str] = []
+        event.listen(conn, "before_cursor_execute", lambda *said: seen.append(str(said[2])))
+        assert healing.proposal(conn, runs.by_id(conn, run)) is None
+        return seen
+
+    assert len(await database.write(look)) <= 5
 
 
 async def test_a_small_share_is_let_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
