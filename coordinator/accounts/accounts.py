@@ -40,6 +40,7 @@ from shared.protocol.accounts import (
     RegisterRequest,
     WorkerInfo,
 )
+from shared.protocol.contributions import Verdict
 from shared.protocol.limits import NICKNAME_MAX
 from shared.protocol.listings import LeaderRow
 from shared.text import escaped
@@ -81,7 +82,9 @@ class _Look(NamedTuple):
     day: float  # beginning of today, in UTC
     old: _AccountSums
     rank: int | None
-    also: Callable[[Connection], Any]
+    also: Callable[[Connection, Sequence[tuple[int, Verdict]]], Any]
+    worker: str
+    since: int | None  # number after which verdicts of the worker are wanted
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,10 +241,16 @@ class Volunteers:
 
     async def me(self, principal: Principal) -> Me:
         """Return a volunteer's view of its own account."""
-        return (await self.me_with(principal, lambda conn: None))[0]
+        return (await self.me_with(principal, lambda conn, new: None))[0]
 
-    async def me_with(self, principal: Principal, also: Callable[[Connection], T]) -> tuple[Me, T]:
-        """Return a volunteer's own view, and the result of `also` from the same transaction.
+    async def me_with(
+        self,
+        principal: Principal,
+        also: Callable[[Connection, Sequence[tuple[int, Verdict]]], T],
+        since: int | None = None,
+    ) -> tuple[Me, T]:
+        """Return a volunteer's own view, and the result of `also` from the same transaction, called
+        with the worker's verdicts of the last minute after number `since`, and their numbers.
 
         A lost transaction is run again, so `also` must only read.
         """
@@ -250,7 +259,8 @@ class Volunteers:
 
         day = now - now % DAY_S
         old = await self._counted.get((who, day), lambda: self._db.read(partial(_count, who, day)))
-        me, found = await self._looking.ask(_Look(who, day, old, rank, also))
+        asked = _Look(who, day, old, rank, also, principal.worker_id, since)
+        me, found = await self._looking.ask(asked)
         return me, found
 
     async def _look_all(self, asked: Sequence[_Look]) -> list[tuple[Me, Any] | Exception]:
@@ -264,8 +274,10 @@ class Volunteers:
         new = statistics.since_verdicts(conn, {w: e.old.verdict for w, e in looks.items()})
         machines = statistics.machines(conn, looks, now)
         proving = _proving(conn, [*looks], now)
+        after = {each.worker: each.since for each in asked if each.since is not None}
+        told = verdicts.newest_of(conn, after, now - verdicts.RECENT_S)
         answers: list[tuple[Me, Any] | Exception] = []
-        for who, _, _, rank, also in asked:
+        for who, _, _, rank, also, worker, _ in asked:
             if (found := rows.get(who)) is None:
                 answers.append(_gone())
                 continue
@@ -284,7 +296,7 @@ class Volunteers:
                 at=now,
             )
             try:
-                answers.append((me, also(conn)))
+                answers.append((me, also(conn, told.get(worker, ()))))
             except VolunteerError as error:
                 answers.append(error)
         return answers

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
+    CTE,
+    BigInteger,
+    ClauseElement,
     Connection,
+    Float,
     String,
     bindparam,
     case,
@@ -19,8 +23,10 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.types import TypeEngine
 
 from coordinator.database.contributions import ContributionRow
+from coordinator.database.engine.bulk_statements import Lines
 from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import events
@@ -32,6 +38,8 @@ from shared.errors import Conflict
 from shared.protocol.base import ContributionState
 from shared.protocol.contributions import Verdict
 
+# Verdicts younger than this are sent again: a transaction may commit an older number late.
+RECENT_S = 60.0
 # States of a contribution: received -> checking -> accepted -> merged, or another end.
 TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
     {
@@ -195,13 +203,30 @@ _NEWS = (
     .order_by(_V.id)
     .limit(bindparam("most"))
 )
-_NEWEST = (
-    _VERDICT.where(its(_V.worker_id), _V.id > bindparam("since"), _V.at > bindparam("recent_at"))
-    .order_by(_V.id.desc())
-    .limit(bindparam("most"))
-)
 
 
+def _newest(given: CTE) -> ClauseElement:
+    """Return the query of the verdicts of workers after a number, given for each."""
+    mine = (_V.worker_id == given.c.worker) & (_V.id > given.c.since)
+    return (
+        _VERDICT.add_columns(_V.worker_id)
+        .join(given, mine)
+        .where(_V.at > bindparam("recent_at", type_=Float()))
+        .order_by(_V.id)
+    )
+
+
+def _last(given: CTE) -> ClauseElement:
+    """Return the query of the newest verdict of each worker."""
+    last = select(func.max(_V.id)).where(_V.worker_id == given.c.worker).correlate(given)
+    return select(given.c.worker, _V.id, _V.at, given.c.since).join_from(
+        given, verdicts, _V.id == last.scalar_subquery()
+    )
+
+
+_SINCE: dict[str, TypeEngine[Any]] = {"worker": String(), "since": BigInteger()}
+_NEWEST = Lines("asked", _SINCE, _newest, blank=("", 0))
+_LAST = Lines("asked", _SINCE, _last, blank=("", 0))
 _RECENT = (
     select(_V.id)
     .where(its(_V.worker_id), _V.id <= bindparam("until"), _V.at > bindparam("recent_at"))
@@ -238,14 +263,22 @@ def news(
 
 
 def newest_of(
-    conn: Connection, worker_id: str, since: int, recent_at: float, limit: int
-) -> tuple[list[Verdict], int]:
-    """Return the newest verdicts of a worker after number `since` that are younger than
-    `recent_at`, in order, and the number of the last.
+    conn: Connection, since: Mapping[str, int], recent_at: float
+) -> dict[str, list[tuple[int, Verdict]]]:
+    """Return the verdicts of workers after a number, given for each, that are younger than
+    `recent_at`, in order and with their numbers.
     """
-    given = {"its_worker_id": worker_id, "since": since, "recent_at": recent_at, "most": limit}
-    rows = list(conn.execute(_NEWEST, given).mappings())
-    return [_verdict(row) for row in reversed(rows)], max([since, *(row["id"] for row in rows)])
+    found: dict[str, list[tuple[int, Verdict]]] = {worker: [] for worker in since}
+    if since:
+        for row in _NEWEST.execute(conn, [*since.items()], recent_at=recent_at).mappings():
+            found[row["worker_id"]].append((row["id"], _verdict(row)))
+    return found
+
+
+def concerned(conn: Connection, since: Mapping[str, int], recent_at: float) -> set[str]:
+    """Return the workers with a verdict after a number, given for each, or after `recent_at`."""
+    rows: Any = _LAST.execute(conn, [*since.items()])
+    return {worker for worker, number, at, after in rows if number > after or at > recent_at}
 
 
 _LATEST_VERDICT = (

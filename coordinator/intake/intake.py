@@ -373,12 +373,12 @@ class Intake(PlatformService):
         conn: Connection,
         principal: Principal,
         contribution_id: int,
-        newest: Sequence[Verdict] = (),
+        newest: Sequence[tuple[int, Verdict]] = (),
     ) -> Verdict:
         """Return the state of a contribution of this volunteer, without a query if `newest` has its
         verdict. Raises NotFound.
         """
-        told = [each for each in newest if each.contribution == contribution_id]
+        told = [each for _, each in newest if each.contribution == contribution_id]
         if told and told[-1].reason != Reason.STALE:
             return told[-1]
         row = contributions.by_id(conn, contribution_id, principal.volunteer_id)

@@ -1,12 +1,13 @@
 """Replies to heartbeats: orders about tasks, the state of the runs, unseen verdicts.
 
-Renewals are gathered in memory, and the state of the runs is cached for a second. Verdicts are
-queried only if the newest of all is unseen or recent.
+Renewals are gathered in memory, and the state of the runs is cached for a second. Heartbeats that
+arrive together ask once which of their workers have verdicts that are unseen or recent.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from coordinator.accounts.announcements import Announcements
 from coordinator.database import verdicts, volunteers
 from coordinator.database.ledger import payments
+from coordinator.joiner import Joiner
 from coordinator.traffic import Durations
 from coordinator.ttl_cache import CachedValue
 from shared.protocol.contributions import Verdict
@@ -32,11 +34,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+JOINED_MAX = 256  # heartbeats in one query
 SHARED_S = 1.0
 ANNOUNCED_S = 5.0
 ORDER_S = DAY_S  # an owner's order to an absent machine lapses after this time
-# Verdicts younger than this are sent again: a transaction may commit an older number late.
-RECENT_S = 60.0
 MORE_S = 1.0  # time until the next heartbeat if more unseen verdicts wait
 TOLD_MAX = 4096  # workers whose newest verdict is remembered
 
@@ -64,6 +65,9 @@ class Heartbeats:
         # how often each recent verdict was sent, by worker
         self._sent: OrderedDict[str, Counter[int]] = OrderedDict()
         self._newest = CachedValue(lambda: db.read(verdicts.newest), SHARED_S, clock)
+        self._concerned: Joiner[tuple[str, int], bool] = Joiner(
+            self._ask, JOINED_MAX, key=lambda asked: asked[0]
+        )
         self.announcements = Announcements(db, clock)
         self._announced = CachedValue(self.announcements.standing, ANNOUNCED_S, clock)
         self._ordered = CachedValue(self._orders, SHARED_S, clock)  # orders of owners, by machine
@@ -72,43 +76,47 @@ class Heartbeats:
         since = self._clock.now() - ORDER_S
         return await self._db.read(lambda conn: volunteers.orders(conn, since))
 
-    async def answer(self, principal: Principal, request: HeartbeatRequest) -> HeartbeatReply:
-        """Renew the leases of a worker and return its orders, the runs and its new verdicts."""
+    async def _ask(self, asked: Sequence[tuple[str, int]]) -> list[bool]:
+        recent_at, since = self._clock.now() - verdicts.RECENT_S, dict(asked)
+        found = await self._db.read(lambda conn: verdicts.concerned(conn, since, recent_at))
+        return [worker in found for worker, _ in asked]
+
+    async def answer(
+        self, principal: Principal, request: HeartbeatRequest
+    ) -> tuple[HeartbeatReply, bool]:
+        """Renew the leases of a worker; return its orders and the runs, and True if it may have new
+        verdicts, which `news` returns.
+        """
         with self.durations.timed():
             return await self._answer(principal, request)
 
-    async def _answer(self, principal: Principal, request: HeartbeatRequest) -> HeartbeatReply:
+    async def _answer(
+        self, principal: Principal, request: HeartbeatRequest
+    ) -> tuple[HeartbeatReply, bool]:
         orders = await self._renewals.beat(principal, request)
         runs = await self._runs.get()
         announced = await self._announced.get()
         newest, newest_at = await self._newest.get()
-        now = self._clock.now()
-        found = None
-        if newest > request.news_since or newest_at > now - RECENT_S:
-            since = request.news_since
-            found = await self._db.read(lambda conn: self.news(conn, principal, since))
+        now, since = self._clock.now(), request.news_since
+        news = newest > since or newest_at > now - verdicts.RECENT_S
+        news = news and await self._concerned.ask((principal.worker_id, since))
         ordered = (await self._ordered.get()).get(principal.worker_id)
-        return HeartbeatReply(
+        reply = HeartbeatReply(
             now=now,
-            next_s=MORE_S if found and found.until < newest else HEARTBEAT_S,
+            next_s=HEARTBEAT_S,
             orders=orders,
             runs=runs,
-            news=found.verdicts if found else (),
-            news_until=found.until if found else request.news_since,
-            earned_micro=found.earned_micro if found else None,
-            pending_micro=found.pending_micro if found else None,
+            news_until=max(since, newest),
             announcements=announced,
             ordered=ordered if ordered and ordered.at > request.ordered_at else None,
         )
+        return reply, news
 
-    def untold(self, conn: Connection, principal: Principal) -> tuple[tuple[Verdict, ...], int]:
-        """Return the verdicts of the last minute that no reply to the worker has contained yet, and
-        the number of the last, for `told`: the next heartbeat repairs a lost reply.
+    def told_until(self, principal: Principal) -> int:
+        """Return the number of the last verdict that a reply to the worker contained: the next
+        heartbeat repairs a lost reply.
         """
-        worker, recent_at = principal.worker_id, self._clock.now() - RECENT_S
-        since = self._told.get(worker, 0)
-        found, until = verdicts.newest_of(conn, worker, since, recent_at, NEWS_MAX)
-        return tuple(found), until
+        return self._told.get(principal.worker_id, 0)
 
     def told(self, principal: Principal, until: int) -> None:
         """Record that a reply contains the verdicts up to a number."""
@@ -116,7 +124,7 @@ class Heartbeats:
 
     def news(self, conn: Connection, principal: Principal, since: int) -> VerdictNews:
         """Return a worker's verdicts and its owner's balances; call `sent` once they are sent."""
-        recent_at = self._clock.now() - RECENT_S
+        recent_at = self._clock.now() - verdicts.RECENT_S
         worker = principal.worker_id
         sent = Counter(self._sent.get(worker))
         found, until = verdicts.news(conn, worker, since, recent_at, NEWS_MAX, sent)

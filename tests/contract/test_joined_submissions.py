@@ -26,6 +26,7 @@ from coordinator.database.tables.tasks import tasks
 from shared.errors import NotFound
 from shared.protocol.accounts import Me
 from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo, Verdict
+from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.leases import Lease
 from tests.support.local_coordinator import (
     RUN,
@@ -334,6 +335,28 @@ async def test_a_transaction_that_is_run_again_loses_no_verdict_of_a_reply(
         assert [each.contribution for each in reply.news] == [reply.contribution]
 
 
+async def test_heartbeats_at_one_moment_ask_once_who_has_news(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        await home.start_run(SLOW)
+        people = [await home.join(name) for name in NAMES]
+        reply = decode(await submit(await uploaded(people[0], 1)), SubmitReply)
+        body = HeartbeatRequest(news_since=0)
+        alone = decode(await people[1].post("/workers/heartbeat", body), HeartbeatReply)
+        assert alone.news == ()
+        assert alone.news_until > 0
+        await home.clock.advance(2.0)  # what heartbeats share is read again
+        with counted() as statements:
+            beats = [each.post("/workers/heartbeat", body) for each in people]
+            found = [decode(each, HeartbeatReply) for each in await asyncio.gather(*beats)]
+        assert [len(each.news) for each in found] == [1] + [0] * (len(NAMES) - 1)
+        assert found[0].news[0].contribution == reply.contribution
+        assert found[0].me is not None
+        assert {each.news_until for each in found} == {alone.news_until}
+        assert len([each for each in statements if "verdicts" in each]) <= len(NAMES)
+
+
 async def test_a_view_is_read_once_whatever_fails_beside_it(
     tmp_path: Path, database_url: str
 ) -> None:
@@ -341,7 +364,7 @@ async def test_a_view_is_read_once_whatever_fails_beside_it(
         people = [await home.join(name) for name in NAMES]
         read = list[str]()
 
-        def also(conn: Connection, name: str) -> str:
+        def also(conn: Connection, _: object, name: str) -> str:
             read.append(name)
             if name == "Bob":
                 raise NotFound("none")

@@ -16,6 +16,7 @@ from coordinator.request_body import (
     body_stream,
     until_gone,
 )
+from coordinator.scheduling.heartbeat_replies import MORE_S
 from coordinator.storage.disk_space import RETRY_S
 from shared.copying import copying
 from shared.errors import BadRequest, Unavailable
@@ -33,6 +34,7 @@ from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.inference import AnswerGoOn, AnswerOffer, AnswerTokens, AnswerWork
 from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRequest, IdleReply
+from shared.protocol.limits import NEWS_MAX
 
 T = TypeVar("T")
 
@@ -123,19 +125,18 @@ async def submit(call: Call[SubmitRequest]) -> SubmitReply:
     coordinator, principal = call.coordinator, call.principal
     number, fresh = await coordinator.intake.take_in(principal, call.number("task"), call.body)
     me: Me | None
-    me, ((news, until), verdict) = await coordinator.volunteers.me_with(
+    me, (new, verdict) = await coordinator.volunteers.me_with(
         principal,
-        lambda conn: (
-            told := coordinator.heartbeats.untold(conn, principal),
-            coordinator.intake.stands(conn, principal, number, told[0]),
-        ),
+        lambda conn, new: (new, coordinator.intake.stands(conn, principal, number, new)),
+        since=coordinator.heartbeats.told_until(principal),
     )
+    news = tuple(each for _, each in new[-NEWS_MAX:])
     if fresh:
         coordinator.intake.count(verdict)
     if verdict.state in UNDECIDED:  # only a verdict is sent with the account and other new verdicts
         me, news = None, ()
-    else:
-        coordinator.heartbeats.told(principal, until)
+    elif new:
+        coordinator.heartbeats.told(principal, new[-1][0])
     said = {name: getattr(verdict, name) for name in Verdict.__struct_fields__}
     return SubmitReply(**said, me=me, news=news)
 
@@ -145,15 +146,16 @@ async def heartbeat(call: Call[HeartbeatRequest]) -> HeartbeatReply:
     instant.
     """
     coordinator, principal, since = call.coordinator, call.principal, call.body.news_since
-    reply = await coordinator.heartbeats.answer(principal, call.body)
-    if not reply.news:
+    reply, news = await coordinator.heartbeats.answer(principal, call.body)
+    if not news:
         return reply
     me, found = await coordinator.volunteers.me_with(
-        principal, lambda conn: coordinator.heartbeats.news(conn, principal, since)
+        principal, lambda conn, _: coordinator.heartbeats.news(conn, principal, since)
     )
     coordinator.heartbeats.sent(principal, found)
     return msgspec.structs.replace(
         reply,
+        next_s=MORE_S if found.until < reply.news_until else reply.next_s,
         news=found.verdicts,
         news_until=found.until,
         earned_micro=found.earned_micro,

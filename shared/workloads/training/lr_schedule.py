@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 from shared.workloads.base import TrainSettings
 
@@ -44,6 +45,7 @@ def learning_rate(train: TrainSettings, step: int, total: int) -> float:
     return train.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
+@lru_cache(maxsize=4096)
 def full_steps(train: TrainSettings, first: int, steps: int, total: int) -> float:
     """Return the number of steps at the full rate that equal `steps` steps from `first` on."""
     looks = min(LOOKS, max(1, steps))
