@@ -60,10 +60,10 @@ T = TypeVar("T")
 LINK_S = 600.0
 REISSUE_S = DAY_S  # validity of a reissued link: long, since the organiser passes it on
 ORDERS_A_MINUTE = 60  # orders that an account may send to its machines
-WORK_MAX = 4096  # volunteers whose counts are cached
+WORK_MAX = 32_768  # volunteers whose counts are cached
 JOINED_MAX = 64  # volunteers whose accounts are read in one transaction
 # time between two full counts of an account; each view adds the changes since the last one
-COUNTED_S = 60.0
+COUNTED_S = 300.0
 
 
 class _AccountSums(msgspec.Struct, frozen=True, kw_only=True):
