@@ -131,6 +131,7 @@ class WaitingLine:
     def __init__(self) -> None:
         self._news = 0  # moment of the newest news
         self._empty = 0  # moment at which a look has left nothing
+        self._refused: frozenset[int] = frozenset()  # work that everybody in the line refused
         self._probing = False  # the one that was woken by news has not looked yet
         self._standing: list[TopicWatch] = []
 
@@ -158,12 +159,19 @@ class WaitingLine:
         self._probing = False
         self._probe()
 
-    def looked(self, since: int, *, left: int, took: bool) -> None:
-        """Wake as many of the next as a look at moment `since` has left, more if it took none."""
-        if left:
-            self._wake(min(left, STEP) if took else STEP)
+    def looked(self, since: int, left: int, kept: frozenset[int] | None, *, took: bool) -> None:
+        """Wake as many of the next as a look at moment `since` has left, more if it took none.
+
+        Work that it `kept` and that the whole line refused wakes nobody, until other work is there.
+        """
+        if kept is None:  # it saw no work
+            self._wake(STEP)
         else:
-            self._empty = max(self._empty, since)
+            self._refused &= kept
+            if not kept or (kept <= self._refused and not took):
+                self._empty = max(self._empty, since)
+            elif not self._wake(min(left, STEP) if took else STEP) and not took:
+                self._refused = kept
         self._probe()
 
     def _probe(self) -> None:

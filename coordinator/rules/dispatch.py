@@ -95,6 +95,7 @@ class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):
     refusals: dict[int, Refusal]
     more: bool  # a task was split, and its rest may suit a refused waiter
     open: int  # tasks, and samples without a task, that are left for others
+    kept: frozenset[int]  # those tasks, and minus the number of each run with such samples
     left: frozenset[int] = frozenset()  # tasks that some waiter left to a faster machine
 
 
@@ -128,10 +129,10 @@ class _Share:
         return whole and not self.ended and not self.run.endless
 
     @property
-    def left(self) -> int:
-        """Return the number of waiting tasks, and of samples without a task."""
+    def uncut(self) -> int:
+        """Return the number of samples without a task."""
         uncut = 0 if self.ended else self.run.samples_total - (0 if self.done else self.cursor)
-        return len(self.todo) + max(0, uncut)
+        return max(0, uncut)
 
     def turn(self) -> None:
         """Begin the next pass once every sample of this one has ended, if the run has another."""
@@ -196,12 +197,15 @@ class _Batch:
             for run_id, share in self._runs.items()
             if (share.pass_no, share.cursor) != (share.run.pass_no, share.run.cursor)
         }
+        kept = {task.id for share in self._runs.values() for task in share.todo}
+        kept |= {-share.run.id for share in self._runs.values() if share.uncut}
         return DispatchResult(
             assignments=tuple(assignments),
             moved=moved,
             refusals=refusals,
             more=self._more,
-            open=sum(share.left for share in self._runs.values()),
+            open=sum(len(share.todo) + share.uncut for share in self._runs.values()),
+            kept=frozenset(kept),
             left=frozenset(self._placement.left),
         )
 

@@ -108,6 +108,7 @@ class _ClaimResults:
     fresh: set[str] = field(default_factory=set)  # claims answered with a new lease
     more: bool = False
     open: int = 1  # tasks, and samples without a task, that may be left
+    kept: frozenset[int] | None = None  # see `DispatchResult`; None = unknown
     given: Counter[int] = field(default_factory=Counter)  # operations by run
 
 
@@ -212,7 +213,7 @@ class Claims:
             if audited is not None:
                 given = lease_message.audit(given, audited)
             answers[claim_id] = given
-        self._line.looked(since, left=served.open, took=bool(served.fresh))
+        self._line.looked(since, served.open, served.kept, took=bool(served.fresh))
         if served.more:
             self._signals.deliver("queue")
         return [answers[waiter.claim_id] for waiter in asking]
@@ -302,7 +303,7 @@ class Claims:
         for position, refusal in outcome.refusals.items():
             waiter = able[position]
             served.refusals[waiter.claim_id] = _explained(refusal, waiter, states)
-        served.more, served.open = outcome.more, outcome.open
+        served.more, served.open, served.kept = outcome.more, outcome.open, outcome.kept
 
     def _able(
         self,

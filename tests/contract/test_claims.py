@@ -224,6 +224,44 @@ async def test_work_that_appears_wakes_a_few_claims_the_oldest_first(
         each.cancel()
 
 
+async def test_a_task_that_none_may_take_is_tried_by_the_line_once(
+    house: VirtualQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(7)]
+    failed = await house.lease(house.b)
+    waiting = [
+        asyncio.ensure_future(house.lease(house.b, device=f"cuda:{i}", wait_s=30.0))
+        for i in range(100)
+    ]
+    await _until_they_wait(house, len(waiting))
+    asked = answered = quiet = 0
+    ask = house.queue.claims.joiner.ask
+
+    async def counted(waiter: Waiter) -> Answer:
+        nonlocal asked, answered
+        asked += 1
+        try:
+            return await ask(waiter)
+        finally:
+            answered += 1
+
+    monkeypatch.setattr(house.queue.claims.joiner, "ask", counted)
+    await house.put_back(failed, house.b, "failure")
+    for most in (100, 1, 1):
+        asked = answered = quiet = 0
+        house.signals.notify("queue")
+        while quiet < 50:  # turns of the loop without a claim
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if asked == answered else 0
+        assert 0 < asked <= most
+    for lease in leases[:3]:
+        await house.queue.release(house.a, lease.task, ReleaseRequest(attempt=1))
+    done = await asyncio.wait_for(asyncio.gather(*waiting[:3]), 10)
+    assert {each.task for each in done} == {lease.task for lease in leases[:3]}
+    for each in waiting:
+        each.cancel()
+
+
 async def test_a_new_version_wakes_no_claim_that_no_run_suits(
     house: VirtualQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
