@@ -103,19 +103,12 @@ class Transparency:
         payload = canonical(HeadPayload(tree=tree))
         return SignedHead(payload=payload.decode(), signature=self._key.sign(payload).hex())
 
-    async def inclusion(self, leaf: int | None, size: int | None) -> TreeProof:
-        """Prove that a leaf is in the record of `size` entries. Raises NotFound, BadRequest."""
-        if leaf is None or size is None:
-            raise BadRequest("a proof of inclusion needs a leaf and a size: ?leaf=3&size=8")
-        hashes = await self._db.read(lambda conn: store.inclusion(conn, leaf, size))
-        return _proof(size, hashes)
-
     async def consistency(self, old: int | None, new: int | None) -> TreeProof:
         """Prove that a record begins with an older one. Raises NotFound, BadRequest."""
         if old is None or new is None:
             raise BadRequest("a proof of consistency needs two sizes: ?old=3&new=8")
         hashes = await self._db.read(lambda conn: store.consistency(conn, old, new))
-        return _proof(new, hashes)
+        return TreeProof(size=new, hashes=tuple(each.hex() for each in hashes))
 
     async def receipts(
         self, principal: Principal, cursor: int | None = None
@@ -154,7 +147,3 @@ def _receipt(who: str, paid: store.Paid, tree: TreeHead, proof: list[bytes]) -> 
         proof=tuple(each.hex() for each in proof),
         tree=tree,
     )
-
-
-def _proof(size: int, hashes: list[bytes]) -> TreeProof:
-    return TreeProof(size=size, hashes=tuple(each.hex() for each in hashes))

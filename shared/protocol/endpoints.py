@@ -364,17 +364,6 @@ TREE_HEAD = Endpoint(
     auth="none",
     reply=SignedHead,
 )
-INCLUSION = Endpoint(
-    path="/record/inclusion",
-    operation="transparency.inclusion",
-    summary="Proof that a leaf is in the record of a size",
-    auth="none",
-    reply=TreeProof,
-    query=(
-        Parameter(name="leaf", kind=int, help="Place of the leaf, from 0."),
-        Parameter(name="size", kind=int, help="Number of entries."),
-    ),
-)
 CONSISTENCY = Endpoint(
     path="/record/consistency",
     operation="transparency.consistency",

@@ -59,7 +59,7 @@ class SignedRestore(Message):
 
 
 class TreeProof(Message):
-    """Proof of inclusion or of consistency."""
+    """Proof of consistency."""
 
     size: Places  # size of the proof's larger tree
     hashes: Hashes

@@ -116,16 +116,10 @@ def extend(conn: Connection, limit: int = BATCH) -> int:
     return len(leaves)
 
 
-def inclusion(conn: Connection, place: int, size: int) -> list[bytes]:
-    """Return the proof that a leaf is in the tree of `size` entries. Raises NotFound."""
-    _check_size(conn, size)
-    if not 0 <= place < size:
-        raise NotFound(f"there is no entry {place} in the record of {size} entries")
-    return _proofs(conn, [partial(merkle.inclusion, index=place, size=size)])[0]
-
-
 def inclusions(conn: Connection, places: Sequence[int], size: int) -> list[list[bytes]]:
-    """Return the proofs of several existing leaves, each node read once."""
+    """Return the proofs that existing leaves are in the tree of `size` entries, each node read
+    once.
+    """
     return _proofs(conn, [partial(merkle.inclusion, index=at, size=size) for at in places])
 
 

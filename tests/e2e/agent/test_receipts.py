@@ -266,11 +266,11 @@ def test_proofs_are_served_to_everybody_and_refused_in_a_sentence(
     server = serve()
     size = sealed(server)["size"]
     api = f"{server.url}/api/v1/record"
-    proof = httpx.get(f"{api}/inclusion", params={"leaf": 1, "size": size}).json()
+    proof = httpx.get(f"{api}/consistency", params={"old": 1, "new": size}).json()
     assert proof["size"] == size
-    refused = httpx.get(f"{api}/inclusion", params={"leaf": size, "size": size})
+    refused = httpx.get(f"{api}/consistency", params={"old": 1, "new": size + 1})
     assert refused.status_code == 404
-    assert f"there is no entry {size} in the record" in refused.json()["message"]
+    assert f"the record has {size} entries now" in refused.json()["message"]
     for query, status in (("old=9&new=99999", 404), ("old=0&new=1", 404), ("old=x&new=1", 400),
                           ("", 400), (f"old={10**30}&new={10**31}", 400)):  # fmt: skip
         refused = httpx.get(f"{api}/consistency?{query}")

@@ -53,7 +53,6 @@ OPEN_TO_ALL = {
     ("POST", f"{API}/workers/register"),
     ("GET", f"{API}/workers/challenge"),
     ("GET", f"{API}/record/head"),
-    ("GET", f"{API}/record/inclusion"),
     ("GET", f"{API}/record/consistency"),
     ("GET", f"{API}/server"),
     ("GET", f"{API}/openapi.json"),
