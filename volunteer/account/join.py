@@ -38,7 +38,6 @@ from volunteer.net.tls import Address
 from volunteer.settings.settings import Settings
 from volunteer.text import nobody_at
 
-PATIENCE_S = 15.0
 REGISTER_S = 60.0  # long, since many joining machines are registered one by one
 NAMES_TRIED = 3
 CHALLENGES_TRIED = 3  # an expired challenge is replaced
@@ -83,7 +82,7 @@ def check_server(server: ServerInfo) -> None:
         )
 
 
-async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S) -> ServerInfo:
+async def probe(link: JoinLink, connect: Connect, patience_s: float = 0.0) -> ServerInfo:
     """Return the identity of the server at a link.
 
     Raises BadSignature if it is not the server that the link names, Unreachable, UpgradeRequired.
@@ -114,9 +113,7 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = PATIENCE_S
     return server
 
 
-async def join(
-    link: JoinLink, name: str, enrolment: Enrolment, patience_s: float = PATIENCE_S
-) -> Joined:
+async def join(link: JoinLink, name: str, enrolment: Enrolment, patience_s: float = 0.0) -> Joined:
     """Make an account at a link's coordinator, or use the existing one; the call may be repeated.
 
     Raises BadSignature, Unreachable, UpgradeRequired, InvalidName, Forbidden.

@@ -404,14 +404,18 @@ async def _join_unattended(directories: Directories, settings: Settings, link: s
     """Join by VOLUNTEER_JOIN. An unreachable coordinator is an error only if this profile has no
     account yet.
     """
+    from volunteer.net.api import ASK_S
+
     try:
-        await _join(directories, settings, link, "")
+        await _join(directories, settings, link, "", ASK_S)
     except Unreachable:
         if Profile(directories.profile).current() is None:
             raise
 
 
-async def _join(directories: Directories, settings: Settings, link: str, name: str) -> Joined:
+async def _join(
+    directories: Directories, settings: Settings, link: str, name: str, patience_s: float = 0.0
+) -> Joined:
     from shared.links import parse_link
     from volunteer.account.join import Enrolment, join
 
@@ -421,7 +425,7 @@ async def _join(directories: Directories, settings: Settings, link: str, name: s
         connect=_connect,
         progress=_say_work,
     )
-    return await join(parse_link(link), name, enrolment)
+    return await join(parse_link(link), name, enrolment, patience_s)
 
 
 def _connect(address: Address, token: str) -> Client:
