@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from coordinator.plan.plan import in_phase
 from coordinator.plan.plan_tables import Plan
-from coordinator.rules.run_file import RunFile
+from coordinator.rules.run_file import RunFile, TaskSettings
 from coordinator.rules.sizing import phase_lengths
 from shared.protocol.accounts import Device
 from shared.protocol.limits import memory_on
@@ -21,7 +21,8 @@ LEAST_AFTER = 0.25  # least share of the versions that the plan's own optimiser 
 
 def advice(file: RunFile, plan: Plan, samples: int, sample_size: int = 1) -> tuple[str, ...]:
     """Return warnings about a run; `samples` is the size of a pass (0: no end)."""
-    return (*_unsteady(file, plan), *too_short(file, plan, samples, sample_size))
+    found = (*_unsteady(file, plan), *_other_steps(file, plan))
+    return (*found, *too_short(file, plan, samples, sample_size))
 
 
 def too_large(needed: int, devices: Sequence[Device]) -> tuple[str, ...]:
@@ -54,6 +55,17 @@ def _unsteady(file: RunFile, plan: Plan) -> Iterator[str]:
             "[plan] has outer momentum from the first version on, and random weights: measured "
             "runs like this ended at a higher loss than runs that began with plain averaging; "
             "leave phases out to begin with that, or name weights in [train] init_from"
+        )
+
+
+def _other_steps(file: RunFile, plan: Plan) -> Iterator[str]:
+    own, phases = file.task.local_steps, range(len(plan.phases) + 1)
+    others = {in_phase(plan, index).local_steps for index in phases} - {0, own}
+    if own != TaskSettings().local_steps and others:
+        steps = " or ".join(map(str, sorted(others)))
+        yield (
+            f"[plan] has {steps} local steps{' in some phases' if plan.phases else ''} instead of "
+            f"the {own} of [task]: name local_steps or phases in [plan] to change that"
         )
 
 

@@ -49,6 +49,22 @@ def test_a_run_that_ends_in_its_warm_up_is_told_so() -> None:
     assert given({"preset": "fedavg"}, versions=4) == ()
 
 
+@pytest.mark.parametrize(
+    ("preset", "says"),
+    [
+        ("diloco", "[plan] has 10 local steps in some phases instead of the 200 of [task]"),
+        ("sparseloco", "[plan] has 10 local steps instead of the 200 of [task]"),
+        ("fedavg", ""),
+    ],
+)
+def test_local_steps_that_the_plan_overrides_are_told(preset: str, says: str) -> None:
+    text = 'name = "a"\nworkload = "gpt"\n[task]\nlocal_steps = {}\n'
+    for steps, told in ((200, bool(says)), (10, False)):
+        file = run_file.parse(text.format(steps))
+        said = advice(file, plan({"preset": preset}), 0)
+        assert [sentence.partition(":")[0] for sentence in said] == [says] * told
+
+
 def test_a_run_that_no_device_can_hold_names_the_largest_and_what_makes_it_smaller() -> None:
     card = Device(id="cuda:0", kind="cuda", name="RTX", memory_bytes=6 << 30)
     machine = Device(id="cpu", kind="cpu", name="Ryzen", memory_bytes=16 << 30)
