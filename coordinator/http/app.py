@@ -8,14 +8,24 @@ import secrets
 import time
 from collections.abc import AsyncIterator, MutableMapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import structlog
 
 from coordinator.http.routes.endpoint_app import client_key, error_reply, respond
-from coordinator.request_body import ClientGone, Receive, Scope, Send
+from coordinator.request_body import ClientGone, Receive, Scope, Send, header
 from coordinator.services import Coordinator, opened
 from coordinator.v1.wire import FOR_PAGES
-from shared.errors import LOCAL, BadRequest, Internal, NotFound, Unavailable, VolunteerError
+from shared.errors import (
+    LOCAL,
+    BadRequest,
+    Forbidden,
+    Internal,
+    NotFound,
+    Unavailable,
+    VolunteerError,
+)
+from shared.links import is_loopback
 from shared.protocol.limits import API
 
 if TYPE_CHECKING:
@@ -29,6 +39,7 @@ __all__ = ["Coordinator", "create_app", "opened"]
 # Methods counted by name; others are counted together, so that invented names use no memory.
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
 STOPPING_S = 5.0  # time after which volunteers retry when this server stops
 BROKEN_S = 60.0  # retry time after a failure that the organiser must repair
 
@@ -43,6 +54,10 @@ class Door:
         self._coordinator = coordinator
         self._prefix = secrets.token_hex(4)
         self._count = 0
+        settings = coordinator.settings
+        # A page's name fits no certificate of another server, so TLS needs no check of Host.
+        public = settings.url or settings.tls_cert
+        self._on_loopback = not public and is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,6 +71,8 @@ class Door:
         began = time.perf_counter()
         try:
             self._coordinator.rates.hit("ip", client_key(scope))
+            if self._on_loopback:
+                _check_host(scope)
             if "\0" in scope["path"]:  # PostgreSQL cannot store NUL
                 raise NotFound("there is no such path; see /api/v1/openapi.json")
             await self._app(scope, receive, send)
@@ -122,6 +139,23 @@ def _readable(send: Send) -> Send:
         await send(message)
 
     return for_pages
+
+
+def _check_host(scope: Scope) -> None:
+    """Refuse what a foreign Host may not do on loopback: a page whose name was rebound to this
+    machine could otherwise do what anybody on it may. Raises Forbidden.
+    """
+    if scope["method"] in READING and not scope["path"].startswith(f"{API}/admin/"):
+        return
+    try:
+        host = urlsplit(f"//{header(scope, b'host')}").hostname or ""
+    except ValueError:
+        host = ""
+    if not is_loopback(host):
+        raise Forbidden(
+            "this server is for this machine only: name it localhost or 127.0.0.1, or give it"
+            " the setting url"
+        )
 
 
 def _remote(scope: Scope, error: VolunteerError) -> VolunteerError:

@@ -57,7 +57,9 @@ async def measure(runs: int, machines: int, scrapes: int) -> dict[str, float]:
                 for reason in REASONS:
                     coordinator.intake.decided[f"run-{number}", "rejected", reason] += 1
             transport = httpx.ASGITransport(app=create_app(coordinator))
-            async with httpx.AsyncClient(transport=transport, base_url="http://house") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://house.localhost"
+            ) as client:
                 answer = await client.get("/metrics")
                 found: dict[str, list[float]] = {"read": [], "kept": []}
                 for _ in range(scrapes):

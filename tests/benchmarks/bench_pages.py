@@ -65,7 +65,9 @@ async def long_run(folder: Path, rounds: int, seconds: int) -> dict[str, float]:
     run, _ = await prepare(folder, rounds)
     async with opened(Settings(data_dir=str(folder), **QUIET)) as coordinator:
         transport = httpx.ASGITransport(app=create_app(coordinator))
-        async with httpx.AsyncClient(transport=transport, base_url="http://house") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://house.localhost"
+        ) as client:
             answer = await client.get("/join")  # templates are compiled
             taken = []
             for _ in range(seconds + 1):

@@ -66,7 +66,9 @@ class LocalCoordinator:
 
     def client(self, token: str = "") -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return httpx.AsyncClient(transport=self.transport, base_url="http://house", headers=headers)
+        return httpx.AsyncClient(
+            transport=self.transport, base_url="http://house.localhost", headers=headers
+        )
 
     @property
     def admin(self) -> httpx.AsyncClient:

@@ -281,7 +281,12 @@ async def sign_in(scope: Scope, coordinator: Coordinator) -> Principal:
     """Return the worker behind a request. Raises Unauthorized, Banned, TooManyRequests."""
     principal = coordinator.volunteers.recall(raw_header(scope, b"authorization"))
     if principal is None:
-        principal = await coordinator.volunteers.authenticate(*_bearer(scope))
+        who, secret = _bearer(scope)
+        if who == ADMIN:
+            raise Unauthorized(
+                "this is the organiser's token, and only a volunteer's machine may ask this"
+            )
+        principal = await coordinator.volunteers.authenticate(who, secret)
     coordinator.rates.hit("worker", principal.worker_id)
     return principal
 

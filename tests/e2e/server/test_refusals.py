@@ -210,6 +210,32 @@ async def test_too_many_requests_are_told_when_to_come_back(tmp_path: Path) -> N
         assert (await bob.get("/workers/me")).status_code == 200
 
 
+async def test_a_page_that_names_the_loopback_server_anew_changes_nothing(tmp_path: Path) -> None:
+    """Its name led to its own server once, and to 127.0.0.1 since (DNS rebinding)."""
+    async with local_coordinator(tmp_path) as home:
+        eve = await home.join("Eve")
+        for host in ("evil.example.org", "localhost.evil.example.org:8765", "10.0.0.7", "[", ""):
+            foreign = {"Host": host}
+            asked = await home.client().post(f"{API}/workers/register", headers=foreign)
+            assert "this machine only" in refused(asked, 403).message
+            for path in ("run.list", "files/x/y"):
+                refused(await home.admin.get(f"{API}/admin/{path}", headers=foreign), 403)
+            refused(await eve.http.put(f"{API}/uploads/x", headers=foreign), 403)
+            assert (await home.client().get("/health", headers=foreign)).status_code == 200
+        for host in ("localhost:8765", "127.0.0.1:1", "[::1]:8765"):
+            reply = await eve.http.post(f"{API}/workers/heartbeat", json={}, headers={"Host": host})
+            assert reply.status_code == 200
+    async with local_coordinator(tmp_path / "b", url="https://train.example.org") as home:
+        foreign = {"Host": "train.example.org"}  # a proxy sends its own name
+        asked = await home.client().post(f"{API}/workers/register", headers=foreign)
+        assert refused(asked, 400).message.startswith("the body is empty")
+
+
+async def test_the_organisers_token_is_no_machines(home: LocalCoordinator) -> None:
+    told = refused(await home.admin.get(f"{API}/workers/me"), 401).message
+    assert told == "this is the organiser's token, and only a volunteer's machine may ask this"
+
+
 async def test_addresses_of_one_home_share_its_rate(tmp_path: Path) -> None:
     def asks(address: str) -> Awaitable[httpx.Response]:
         return stranger.get("/health", headers={"X-Forwarded-For": address})
