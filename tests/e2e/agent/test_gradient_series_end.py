@@ -4,6 +4,7 @@ twice over a kill.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from coordinator.database.tables.contributions import contributions as contribut
 from tests.support.local_coordinator import RUN
 from tests.support.local_volunteer import LocalMachine, Process, local_machine
 from volunteer.control import commands, events
+from volunteer.files import write_record
+from volunteer.storage import outbox
 
 PARTS = RUN.replace('preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"\ngradient_every = 2')
 
@@ -38,19 +41,60 @@ async def test_the_end_of_a_refused_lease_is_told_once_and_none_of_it_stays(
         process.network.refuse("/uploads")
         process.network.refuse("/heartbeat")  # it is not to learn it there
         claimed = await process.until(events.Claimed)
+        await process.until(events.Connection, lambda event: event.queued == 2)
+        await machine.home.coordinator.runs.stop("tiny")
+        sent = await reached_again(process)
+        await until_waiting(process, machine, 0)
+        await told_once(process, claimed.task)
+        assert len(uploads(process, sent)) <= 1
+
+
+@pytest.mark.parametrize("steps", [24, 4], ids=["in-work", "all-parts-done"])
+async def test_a_part_that_is_stored_after_its_lease_was_refused_is_sent_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Its record is on the disk, and the outbox learns of it when the first part is answered."""
+    run = PARTS.replace("local_steps = 2", f"local_steps = {steps}")
+    answered = threading.Event()
+
+    def slowly(path: Path, record: Any, *, durable: bool = False) -> None:
+        write_record(path, record, durable=durable)
+        if path.stem.endswith("-1-0"):
+            answered.wait(30)
+
+    monkeypatch.setattr(outbox, "write_record", slowly)
+    async with local_machine(tmp_path, run) as machine, machine.working(max_tasks=1) as process:
+        process.network.refuse("/uploads")
+        process.network.refuse("/heartbeat")
+        claimed = await process.until(events.Claimed)
         await until_waiting(process, machine, 2)
         await machine.home.coordinator.runs.stop("tiny")
-        process.network.heal()
-        process.network.refuse("/heartbeat")
-        sent = len(process.network.seen)
-        await process.control.do(commands.Retry())
+        sent = await reached_again(process)
+        await until_waiting(process, machine, 1)
+        answered.set()
         await until_waiting(process, machine, 0)
-        first = await process.until(events.TaskEnded)
-        await process.until(events.Idle, lambda event: event.at >= first.at)
-        ended = [event for event in process.all(events.TaskEnded) if event.task == claimed.task]
-        assert [event.how for event in ended] == ["cancelled"]
-        uploads = [seen for seen in process.network.seen[sent:] if "/uploads" in seen]
-        assert len(uploads) <= 1
+        await told_once(process, claimed.task)
+        assert len(uploads(process, sent)) == 2  # one a part
+
+
+async def reached_again(process: Process) -> int:
+    """Let all but heartbeats through; return how many requests came before."""
+    process.network.heal()
+    process.network.refuse("/heartbeat")
+    sent = len(process.network.seen)
+    await process.control.do(commands.Retry())
+    return sent
+
+
+async def told_once(process: Process, task: int) -> None:
+    first = await process.until(events.TaskEnded)
+    await process.until(events.Idle, lambda event: event.at >= first.at)
+    ended = [event for event in process.all(events.TaskEnded) if event.task == task]
+    assert [event.how for event in ended] == ["cancelled"]
+
+
+def uploads(process: Process, sent: int) -> list[str]:
+    return [seen for seen in process.network.seen[sent:] if "/uploads" in seen]
 
 
 @pytest.mark.slow
