@@ -19,7 +19,6 @@ from shared.protocol.transparency import (
     Receipt,
     SignedHead,
     SignedReceipt,
-    TreeHead,
     TreeProof,
     credited,
 )
@@ -125,7 +124,18 @@ class Transparency:
             places = [each.place for each in found]
             proofs = store.inclusions(conn, places, tree.size)
             return [
-                _receipt(who, each, tree, proof) for each, proof in zip(found, proofs, strict=True)
+                Receipt(
+                    volunteer=who,
+                    run=each.run,
+                    contribution=each.entry.contribution_id,
+                    version=each.version,
+                    credits_micro=credited(each.entry, who),
+                    entry=each.entry,
+                    leaf=each.place,
+                    proof=tuple(one.hex() for one in proof),
+                    tree=tree,
+                )
+                for each, proof in zip(found, proofs, strict=True)
             ]
 
         return tuple(self._signed(each) for each in await self._db.read(read))
@@ -133,17 +143,3 @@ class Transparency:
     def _signed(self, receipt: Receipt) -> SignedReceipt:
         payload = canonical(receipt)
         return SignedReceipt(payload=payload.decode(), signature=self._key.sign(payload).hex())
-
-
-def _receipt(who: str, paid: store.Paid, tree: TreeHead, proof: list[bytes]) -> Receipt:
-    return Receipt(
-        volunteer=who,
-        run=paid.run,
-        contribution=paid.entry.contribution_id,
-        version=paid.version,
-        credits_micro=credited(paid.entry, who),
-        entry=paid.entry,
-        leaf=paid.place,
-        proof=tuple(each.hex() for each in proof),
-        tree=tree,
-    )

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from sqlalchemy import Connection, and_, func, or_, select, text
 
 from coordinator.database.engine.postgres import patiently
-from coordinator.database.runs import damaged
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
@@ -23,7 +22,7 @@ def breaches(conn: Connection) -> list[str]:
     """Return every breach found, at most `BREACHES_MAX` sentences."""
     found: list[str] = []
     patiently(conn)
-    for check in (_pages, _files, _passes, _holders, _done, _versions, _merged):
+    for check in (_pages, _passes, _holders, _done, _versions, _merged):
         for sentence in check(conn):
             found.append(sentence)
             if len(found) == BREACHES_MAX:
@@ -46,11 +45,6 @@ def _pages(conn: Connection) -> Iterator[str]:
         for (said,) in conn.execute(text(f"PRAGMA integrity_check({BREACHES_MAX})")):
             if said != "ok":
                 yield f"the database file is damaged: {said.splitlines()[-1]}"
-
-
-def _files(conn: Connection) -> Iterator[str]:
-    for name, why in damaged(conn):
-        yield f"the run {name}: {why}"
 
 
 def _passes(conn: Connection) -> Iterator[str]:

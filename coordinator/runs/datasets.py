@@ -16,7 +16,6 @@ from coordinator.platform import PlatformService
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
 from shared.errors import BadRequest, InvalidName, InvalidRunFile, NotFound
 from shared.local_data import LocalData
-from shared.protocol.listings import dataset_view
 from shared.signing import canonical, digest
 from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted, load
 from shared.workloads.data.skipped import Skipped
@@ -148,7 +147,7 @@ class Datasets(PlatformService):
     async def manifest(self, name: str) -> DatasetManifest:
         """Return a dataset as volunteers see it, without its held-out split. Raises NotFound."""
         row = await self._db.read(lambda conn: datasets.by_name(conn, name))
-        return dataset_view(row.manifest)
+        return msgspec.structs.replace(row.manifest, heldout=())
 
     async def may_read(self, sha256: str, worker_id: str) -> bool:
         """Return True if a volunteer may fetch this blob: served data, published weights and

@@ -202,7 +202,8 @@ class Claims:
             served = await self._db.write(lambda conn: self._transact(conn, waiters, now))
         self._shares.note(served.given)
         answers: dict[str, Answer | Exception] = {**served.refusals, **served.shut_out}
-        committed = {at for at, run in served.runs.items() if self._may_recompute(run.spec)}
+        drawn = self._terms.drawn
+        committed = {n for n, run in served.runs.items() if floor_of(run.spec.file.trust, drawn)}
         for claim_id, row in served.rows.items():
             self._renewals.hold(row)
             run, waiter = served.runs[row.run_id], speaks[claim_id]
@@ -220,8 +221,8 @@ class Claims:
 
     def _transact(self, conn: Connection, waiters: Sequence[Waiter], now: float) -> _ClaimResults:
         view = claim_rows.view(conn, waiters, 2 * len(waiters) + TODO_SPARE)
+        view = self._readable(conn, view)
         served = _ClaimResults(rows=dict(view.live))
-        view = self._readable(conn, view, served)
         fresh = [waiter for waiter in waiters if waiter.claim_id not in view.live]
         if fresh:
             rights = claim_rows.rights(conn, [waiter.worker_id for waiter in fresh])
@@ -241,20 +242,16 @@ class Claims:
         )
         return served
 
-    def _readable(self, conn: Connection, view: ClaimView, served: _ClaimResults) -> ClaimView:
-        """Return a view without the runs whose stored file is damaged; refuse their leases."""
-        broken: dict[int, VolunteerError] = {}
-        for run_id in {*(run.id for run in view.runs), *(row.run_id for row in view.live.values())}:
+    def _readable(self, conn: Connection, view: ClaimView) -> ClaimView:
+        """Return a view without the runs whose stored file is damaged."""
+        broken = set()
+        for run in view.runs:
             try:
-                self.spec(conn, run_id)
-            except InvalidRunFile as error:
-                broken[run_id] = error
+                self.spec(conn, run.id)
+            except InvalidRunFile:
+                broken.add(run.id)
         if not broken:
             return view
-        for claim_id, row in view.live.items():
-            if row.run_id in broken:
-                served.shut_out[claim_id] = broken[row.run_id]
-                del served.rows[claim_id]
         whole = (run for run in view.runs if run.id not in broken)
         todo = (task for task in view.todo if task.run_id not in broken)
         return msgspec.structs.replace(view, runs=tuple(whole), todo=tuple(todo))
@@ -350,9 +347,6 @@ class Claims:
             vouched = worker not in rights or rights[worker].invited
             paces = {} if vouched else claim_rows.past_speeds(conn, worker)
             self._known[worker] = _Known(now + ABLE_S, able, paces)
-
-    def _may_recompute(self, spec: Spec) -> bool:
-        return floor_of(spec.file.trust, self._terms.drawn) > 0
 
     def spec(self, conn: Connection, run_id: int) -> Spec:
         """Return the part of a run that changes only if the organiser extends it, cached."""

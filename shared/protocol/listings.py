@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from shared.protocol.base import Message
-from shared.workloads.base import DatasetManifest
 
 
 class LeaderRow(Message):
@@ -34,8 +31,3 @@ class LedgerRow(Message):
     amount_micro: int
     contribution: int | None
     memo: str
-
-
-def dataset_view(manifest: DatasetManifest) -> DatasetManifest:
-    """Return a manifest as volunteers see it, without its held-out split."""
-    return msgspec.structs.replace(manifest, heldout=())

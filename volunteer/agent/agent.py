@@ -294,7 +294,17 @@ class Agent:
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
         """Work until the loop of every device has ended."""
         life = self._life
-        made = self._device_loops()
+        made = DeviceLoops(
+            place=self._place,
+            settings=self._settings,
+            load=self._machine.load,
+            snapshot_s=self._machine.snapshot_s,
+            record=self._record_check,
+            pauses=self._pauses,
+            choice=self.choice,
+            verdicts=self.watcher.verdicts,
+            steps=self._steps,
+        )
         loops = []
         for device, trainer in pairs:
             self._pauses.watch(device.id, trainer)
@@ -355,19 +365,6 @@ class Agent:
     def _record_check(self) -> RecordCheck:
         who = self.remote.identity
         return RecordCheck(self.remote.api, self.store.receipts, who.public_key, who.volunteer_id)
-
-    def _device_loops(self) -> DeviceLoops:
-        return DeviceLoops(
-            place=self._place,
-            settings=self._settings,
-            load=self._machine.load,
-            snapshot_s=self._machine.snapshot_s,
-            record=self._record_check,
-            pauses=self._pauses,
-            choice=self.choice,
-            verdicts=self.watcher.verdicts,
-            steps=self._steps,
-        )
 
     async def _revive(self) -> tuple[HeldLease, ...]:
         """Return the leases of an earlier process that this machine still holds."""

@@ -109,7 +109,7 @@ class Answering:
 
         async def fetched(ref: BlobRef) -> Path:
             path = public.get(ref.sha256, "")
-            return await remote.transfers.fetch(ref, _unseen, path)
+            return await remote.transfers.fetch(ref, lambda done: None, path)
 
         return AnswerFiles(
             sha256=manifest.weights.sha256,
@@ -158,10 +158,6 @@ class Answering:
         finally:
             wanted = False
             working.add_done_callback(_forgotten)
-
-
-def _unseen(done: int) -> None:
-    pass
 
 
 def _forgotten(working: asyncio.Future[Any]) -> None:

@@ -114,7 +114,9 @@ def listing(conn: Connection, now: float) -> tuple[list[OpenRun], tuple[TaskCoun
             failed=failed.get(row["id"], 0),
             checking=checking.get(row["id"], 0),
             steps=row["global_step"],
-            accepted=_unmerged(conn, row["id"]) if row["state"] in _OPEN else 0,
+            accepted=conn.execute(_UNMERGED, {"its_run_id": row["id"]}).scalar_one()
+            if row["state"] in _OPEN
+            else 0,
             pushed=Flow(),
             pulled=Flow(),
         )
@@ -124,10 +126,6 @@ def listing(conn: Connection, now: float) -> tuple[list[OpenRun], tuple[TaskCoun
         counted[kind, state] = counted.get((kind, state), 0) + int(count)
     counts = tuple(TaskCount(kind=k, state=s, count=n) for (k, s), n in sorted(counted.items()))
     return found, counts
-
-
-def _unmerged(conn: Connection, run_id: int) -> int:
-    return int(conn.execute(_UNMERGED, {"its_run_id": run_id}).scalar_one())
 
 
 def _pace(row: Mapping[str, Any], now: float) -> float:

@@ -80,7 +80,10 @@ class SelfPlayWork(PlayWork):
             following=self._following,
             versions=tuple(self._versions[key] for key in self._players),
             records=tuple(self._records),
-            halves=tuple(_half(seat) for seat in self._arena.seats),
+            halves=tuple(
+                Half(plan=seat.plan, moves=tuple(seat.position.moves), visits=tuple(seat.visits))
+                for seat in self._arena.seats
+            ),
             elapsed_s=self._elapsed_s,
         )
         text = np.frombuffer(msgspec.json.encode(saved), np.uint8).copy()
@@ -143,10 +146,6 @@ class SelfPlayWork(PlayWork):
             "moves": float(self._arena.plies),
             "games_per_hour": 3600 * len(self._records) / took,
         }
-
-
-def _half(seat: Seat) -> Half:
-    return Half(plan=seat.plan, moves=tuple(seat.position.moves), visits=tuple(seat.visits))
 
 
 def _seat(config: GomokuConfig, half: Half) -> Seat:
