@@ -204,8 +204,9 @@ class ApiKeys:
 
         def add(conn: Connection) -> Granted:
             taker = store.find(conn, name[:256], to)
-            gifts.grant(conn, taker.id, gift, amount_micro, why, now)
-            detail = {"reason": why, "amount_micro": amount_micro}
+            said = record.reason(conn, taker.id, why)
+            gifts.grant(conn, taker.id, gift, amount_micro, said, now)
+            detail = {"reason": said, "amount_micro": amount_micro}
             record.append(conn, "organiser", "grant", taker.id, detail, now)
             left = payments.balances(conn, taker.id).earned_micro
             return Granted(name=taker.nickname, amount_micro=amount_micro, earned_micro=left)

@@ -69,9 +69,9 @@ class Reversals:
 
         def change(conn: Connection) -> Reversal:
             row = _paid(conn, number)
-            now = self._clock.now()
-            taken = take_back(conn, [Payment.of(row)], why, now)
-            detail = {"reason": why, **msgspec.structs.asdict(taken)}
+            now, said = self._clock.now(), record.reason(conn, row.volunteer_id, why)
+            taken = take_back(conn, [Payment.of(row)], said, now)
+            detail = {"reason": said, **msgspec.structs.asdict(taken)}
             record.append(conn, "organiser", "contribution.reverse", str(number), detail, now)
             return Reversal(name=store.existing(conn, row.volunteer_id).nickname, taken=taken)
 
@@ -86,9 +86,10 @@ class Reversals:
         for row in rows:
             if row.state == "accepted":
                 verdicts.decide(conn, row, "superseded", now=now, weight=0.0, message=UNMERGED)
-        taken = take_back(conn, [Payment.of(row) for row in rows], why, now)
+        said = record.reason(conn, volunteer_id, why)
+        taken = take_back(conn, [Payment.of(row) for row in rows], said, now)
         if taken.contributions:
-            detail = {"reason": why, "since": since, **msgspec.structs.asdict(taken)}
+            detail = {"reason": said, "since": since, **msgspec.structs.asdict(taken)}
             record.append(conn, "organiser", "volunteer.reverse", volunteer_id, detail, now)
         return taken, rows[-1].id if len(rows) == BATCH else 0
 

@@ -43,7 +43,8 @@ def explained(reason: str, contact: str) -> str:
 
 def ban(conn: Connection, row: VolunteerRow, reason: str, now: float) -> str:
     """Ban an account; return its id. Earned credits stay. Raises Forbidden."""
-    return _set_state(conn, row, "banned", {"reason": reason} if reason else "", now)
+    detail = {"reason": record.reason(conn, row.id, reason)} if reason else ""
+    return _set_state(conn, row, "banned", detail, now)
 
 
 def unban(conn: Connection, row: VolunteerRow, now: float) -> str:
@@ -82,6 +83,8 @@ def suspend(
     """Suspend an account and forfeit its stake. Raises NotFound."""
     store.existing(conn, volunteer_id)
     store.set_volunteer(conn, volunteer_id, standing="suspended", suspended_reason=reason)
+    if actor == "organiser":
+        reason = record.reason(conn, volunteer_id, reason)
     taken = give_up(conn, volunteer_id, reason, now)
     answers = answer_pay.take(conn, volunteer_id, reason, now)
     forfeit = taken.pending_micro + taken.escrow_micro + answers
@@ -106,4 +109,5 @@ def unsuspend(conn: Connection, volunteer_id: str, reason: str, now: float) -> N
     )
     if row.standing == "vetted" or row.invited:
         store.vet(conn, row.id)
-    record.append(conn, "organiser", "volunteer.unsuspend", row.id, {"reason": reason}, now)
+    detail = {"reason": record.reason(conn, row.id, reason)}
+    record.append(conn, "organiser", "volunteer.unsuspend", row.id, detail, now)

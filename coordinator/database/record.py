@@ -1,19 +1,23 @@
 """Record: actions of organisers, the coordinator and volunteers, append-only.
 
-Rows name people by id, never by nickname, host or address, because they outlive `volunteer forget`.
+Rows name people by id, never by nickname, host or address, and an organiser's reason about an
+account by a name of its own, because they are hashed and outlive `volunteer forget`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+import secrets
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, insert, select
 
-from coordinator.database.tables.record import record_lines
+from coordinator.database.tables.record import reasons, record_lines
 
 DETAIL_CHARS_MAX = 4000
+_NAMED = re.compile(r"reason-[0-9a-f]{16}")
 LISTING_MAX = 500
 
 
@@ -49,6 +53,26 @@ def append(
     )
 
 
+def reason(conn: Connection, volunteer_id: str, text: str) -> str:
+    """Store an organiser's reason about an account; return its name in the record and ledger."""
+    name = f"reason-{secrets.token_hex(8)}"
+    conn.execute(insert(reasons).values(name=name, volunteer_id=volunteer_id, text=text))
+    return name
+
+
+def told(conn: Connection, texts: Sequence[str]) -> list[str]:
+    """Return texts with the words of the reasons that they name, unless those were forgotten."""
+    names = {name for text in texts for name in _NAMED.findall(text)}
+    query = select(reasons.c.name, reasons.c.text).where(reasons.c.name.in_(names))
+    known = {row.name: row.text for row in conn.execute(query)} if names else {}
+
+    def words(found: re.Match[str]) -> str:
+        said = known.get(found[0], found[0])
+        return msgspec.json.encode(said).decode()[1:-1] if found.string.startswith("{") else said
+
+    return [_NAMED.sub(words, text) for text in texts]
+
+
 def entries(conn: Connection, before: int | None = None, limit: int = 100) -> list[RecordLine]:
     """Return lines newest first, older than `before` (the id of the last line seen)."""
     columns = [record_lines.c[name] for name in RecordLine.__struct_fields__]
@@ -57,7 +81,9 @@ def entries(conn: Connection, before: int | None = None, limit: int = 100) -> li
     )
     if before is not None:
         query = query.where(record_lines.c.id < before)
-    return [RecordLine(**row) for row in conn.execute(query).mappings()]
+    rows = conn.execute(query).mappings().all()
+    details = told(conn, [row["detail"] for row in rows])
+    return [RecordLine(**{**row, "detail": said}) for row, said in zip(rows, details, strict=True)]
 
 
 def about(conn: Connection, subject: str, actions: Collection[str], limit: int) -> list[RecordLine]:

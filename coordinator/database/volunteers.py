@@ -13,6 +13,7 @@ from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import api_keys
+from coordinator.database.tables.record import reasons
 from coordinator.database.tables.tasks import failures
 from coordinator.database.tables.trust import recomputes
 from coordinator.rules.standing import State, moved
@@ -298,7 +299,8 @@ def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: fl
     conn.execute(update(codes).where(codes.c.id == invite).values(label=""))
     conn.execute(update(api_keys).where(api_keys.c.volunteer_id == volunteer_id).values(name=""))
     conn.execute(delete(codes).where(codes.c.volunteer_id == volunteer_id))
-    conn.execute(delete(consents).where(consents.c.volunteer_id == volunteer_id))
+    for table in (consents, reasons):
+        conn.execute(delete(table).where(table.c.volunteer_id == volunteer_id))
     own = workers.c.volunteer_id == volunteer_id
     said = failures.c.worker_id.in_(select(workers.c.id).where(own))
     conn.execute(update(failures).where(said).values(message=""))

@@ -8,10 +8,11 @@ import pytest
 from sqlalchemy import Connection, select, text, update
 
 from coordinator.accounts.accounts import ORDERS_A_MINUTE, Volunteers
+from coordinator.accounts.api_keys import ApiKeys
 from coordinator.accounts.authentication import AGAIN_S, CACHE_S
 from coordinator.accounts.ledger import Ledger
 from coordinator.config import Settings
-from coordinator.database import contributions, recomputes
+from coordinator.database import contributions, recomputes, record
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import payments, record_tree
@@ -20,6 +21,7 @@ from coordinator.database.tables.contributions import contributions as work
 from coordinator.database.tables.schema import metadata
 from coordinator.database.tables.tasks import failures
 from coordinator.rules.standing import GAIN, LOSS
+from shared.decoding import decode
 from shared.errors import (
     Banned,
     Forbidden,
@@ -235,6 +237,44 @@ async def test_a_forgotten_volunteer_leaves_only_true_books(
     assert [tuple(row) for row in await database.read(lambda c: c.execute(left).all())] == [
         ("", "invite")
     ]
+
+
+async def test_reasons_are_read_until_the_volunteer_is_forgotten(
+    people: Volunteers, database: Database
+) -> None:
+    eve = await join(people, "Eve")
+    keys, words = ApiKeys(database, VirtualClock(), Settings()), 'Eve Meyer, "a copy"'
+
+    def paid(conn: Connection) -> None:
+        number = add_contribution(conn, add_run(conn), eve.volunteer_id, price_micro=50)
+        one = payments.Payment.of(contributions.by_id(conn, number))
+        payments.post_step(conn, "pending", [one], 1.0)
+
+    await database.write(paid)
+    await people.suspend("Eve", words)
+    await people.unsuspend("Eve", words)
+    await keys.grant("Eve", 7, words)
+    await people.ban("Eve", words)
+
+    async def read() -> tuple[list[str], list[str]]:
+        lines = await database.read(record.entries)
+        rows = await database.read(lambda c: payments.history(c, eve.volunteer_id, None, 9))
+        told = [row.memo for row in rows if row.kind in ("granted", "forfeited")]
+        return [decode(line.detail)["reason"] for line in lines if line.detail], told
+
+    assert await read() == ([words] * 4, [words] * 2)
+    await database.write(record_tree.extend)
+    await people.forget("Eve")
+
+    def dump(conn: Connection) -> str:
+        return repr([conn.execute(select(table)).all() for table in metadata.sorted_tables])
+
+    assert "Meyer" not in await database.read(dump)
+    left, memos = await read()
+    assert {*memos} < {*left}
+    assert all(name.startswith("reason-") for name in left)
+    assert await database.read(lambda conn: list(record_tree.check(conn))) == []
+    assert await Ledger(database).check() == ()
 
 
 async def test_the_network_of_a_forgotten_volunteer_goes_when_no_limit_counts_it(

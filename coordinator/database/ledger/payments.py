@@ -26,6 +26,7 @@ from typing import Literal
 import msgspec
 from sqlalchemy import ColumnElement, Connection, Double, String, bindparam, case, func, select
 
+from coordinator.database import record
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import its, one_of
 from coordinator.database.ledger.postings import (
@@ -286,6 +287,7 @@ def history(conn: Connection, volunteer_id: str, before: int | None, limit: int)
         .group_by(events.c.id, runs.c.name)
         .order_by(events.c.id.desc())
     )
+    rows = conn.execute(query).all()
     return [
         LedgerRow(
             id=row.id,
@@ -294,7 +296,7 @@ def history(conn: Connection, volunteer_id: str, before: int | None, limit: int)
             kind=WORDS.get(row.kind, row.kind),
             amount_micro=int(row.amount_micro),
             contribution=row.contribution_id,
-            memo=row.memo,
+            memo=memo,
         )
-        for row in conn.execute(query)
+        for row, memo in zip(rows, record.told(conn, [row.memo for row in rows]), strict=True)
     ]

@@ -24,6 +24,15 @@ RECORD_SEALED = (
     record_lines.c.detail,
 )
 
+# Organisers' words about accounts, which the record and the ledger name; they can be forgotten.
+reasons = Table(
+    "reasons",
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("volunteer_id", String(64), nullable=False, index=True),
+    Column("text", Text, nullable=False),
+)
+
 meta = Table(
     "meta",
     metadata,
