@@ -141,10 +141,11 @@ class Parts(PlatformService):
         return part is not None
 
     async def _take(self, merge_id: int | None = None) -> PartRow | None:
-        now = self._clock.now()
-        return await self._db.write(
-            lambda conn: merge_jobs.take(conn, self._owner, now, self.lease_s, merge_id)
-        )
+        # Named, as the one in `_finish`: tests end the process before, amid and after them.
+        def take_part(conn: Connection) -> PartRow | None:
+            return merge_jobs.take(conn, self._owner, self._clock.now(), self.lease_s, merge_id)
+
+        return await self._db.write(take_part)
 
     async def _make(self, part: PartRow) -> None:
         """Make one part and store its result. Raises StorageFull, after releasing the part."""
@@ -165,7 +166,10 @@ class Parts(PlatformService):
         self._signals.notify(TOPIC)
 
     async def _finish(self, part: PartRow, made: MergedPart) -> None:
-        if not await self._db.write(partial(merge_jobs.finish, part=part, made=made)):
+        def finish_part(conn: Connection) -> bool:
+            return merge_jobs.finish(conn, part, made)
+
+        if not await self._db.write(finish_part):
             log.info("part taken over", merge=part.merge_id, shard=part.shard)
             await self.discard([made.sha256])
 
