@@ -55,8 +55,9 @@ FORMS: dict[str, dict[str, Any]] = {
     "prefix 3 now": {**bounded("prefix", 3.0), **NOW},
     "mean 1.5": bounded("mean", 1.5),
     "traced": bounded("traced", 3.0),
-    "topr": {**bounded("sequence", 1.0), "kind": "none"},
-    "topr token": {**bounded("token", 1.0), "kind": "none"},
+    "tapered": {**bounded("sequence", 1.0), "kind": "none"},
+    "tapered token": {**bounded("token", 1.0), "kind": "none"},
+    "tapered decay": {**bounded("sequence", 1.0), "kind": "none", "decay": 0.9},
     "none": bounded("none", 1.0),
     "clipped now": NOW,
     "wide now": {**WIDE, **NOW},
@@ -97,26 +98,27 @@ def grid(
     }
 
 
-LIKELY = ("wide", "m2 .04", "prefix 3", "sequence 3 now", "trust .01", "decay", "wide decay")
-GRIDS: list[tuple[str, Settings, dict[str, Way]]] = [
-    ("", Settings(), grid(("clipped",), (0, 8, 2), (1, 2, 4))),
-    ("", Settings(), grid(tuple(FORMS)[1:], (8,), (2,))),
-    ("", Settings(), grid(("clipped",), (0, 8, 2), (1, 2, 4), 0)),
-    ("", Settings(), grid(LIKELY, (0,), (1, 2, 4))),
-    ("", Settings(), grid(tuple(FORMS)[1:], (8,), (1,))),
-    ("small ", SMALL, grid(("clipped", "wide"), (0, 8), (0.5, 1, 2), 80)),
-    ("million ", MILLION, grid(("clipped", "wide", "sequence 3 now"), (0, 8), (1, 2))),
-    ("", Settings(), grid(("clipped", "wide", "sequence 3 now"), (8, 0), (1.5,), 60)),
-    ("four ", FOUR, grid(("clipped", "wide", "sequence 3 now"), (0, 8), (0.5, 1, 2), 80)),
-    ("", Settings(), grid(tuple(FORMS)[1:], (8,), (4,))),
-    ("", Settings(), grid(tuple(FORMS)[1:], (0,), (2,))),
+Batch = tuple[str, Settings, dict[str, Way]]
+TWO = ("clipped", "tapered")
+GRIDS: list[Batch] = [
+    ("", Settings(), grid(TWO, (0, 8, 2), (1, 2, 4))),
+    ("", Settings(), grid(tuple(FORMS), (8,), (2,))),
+    ("", Settings(), grid(("decay", "tapered decay"), (0, 8), (2, 4))),
+    ("million ", MILLION, grid(TWO, (0, 8), (1, 2))),
+    ("", Settings(), grid(TWO, (0, 8, 2), (1, 2, 4), 0)),
+    ("four ", FOUR, grid(TWO, (0, 8), (0.5, 1, 2), 80)),
+    ("small ", SMALL, grid(TWO, (0, 8), (0.5, 1, 2), 80)),
+    ("", Settings(), grid(tuple(FORMS), (8,), (1, 4))),
 ]
 
 
-def batches(options: argparse.Namespace) -> Iterator[tuple[str, Settings, dict[str, Way]]]:
-    """Cut the grids into what is worked off together."""
+def batches(options: argparse.Namespace) -> Iterator[Batch]:
+    """Cut the grids into what is worked off together, each way once and no finished one."""
+    seen = {name.rpartition(", seed")[0] for name in read(results(options))}
     for prefix, settings, ways in GRIDS:
-        wanted = {n: w for n, w in ways.items() if fnmatch.fnmatch(prefix + n, options.only)}
+        left = {n: w for n, w in ways.items() if prefix + n not in seen}
+        wanted = {n: w for n, w in left.items() if fnmatch.fnmatch(prefix + n, options.only)}
+        seen |= {prefix + name for name in wanted}
         size = 60 // len(SEEDS) if settings.width < 100 else 3
         names = list(wanted)
         for start in range(0, len(names), size):
@@ -135,10 +137,12 @@ def warm_weights(settings: Settings, seed: int, folder: Path) -> dict[str, torch
     return dict(torch.load(path))
 
 
-def worked_off(options: argparse.Namespace, device: str, began: float, places: Any) -> None:
+def worked_off(
+    options: argparse.Namespace, device: str, began: float, places: Any, listed: list[Batch]
+) -> None:
     """Work off batches, in turns with other processes, while there is time."""
     torch.set_num_threads(1)
-    listed, took = list(batches(options)), dict[str, float]()
+    took = dict[str, float]()
     while True:
         with places.get_lock():
             place, places.value = places.value, places.value + 1
@@ -197,9 +201,9 @@ def main() -> None:
     if not options.quick and device == "cuda":
         with context.Pool(min(len(SEEDS), len(os.sched_getaffinity(0)))) as pool:
             pool.starmap(warm_weights, [(Settings(), seed, options.out) for seed in SEEDS])
-    places = context.Value("i", 0)
+    places, listed = context.Value("i", 0), list(batches(options))
     working = [
-        context.Process(target=worked_off, args=(options, device, began, places))
+        context.Process(target=worked_off, args=(options, device, began, places, listed))
         for _ in range(5 if device == "cuda" else 1)
     ]
     for each in working:

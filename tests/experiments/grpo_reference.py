@@ -33,10 +33,9 @@ class Settings(NamedTuple):
     scaled: bool = False  # by the deviation of a group
     lag: int = 0  # versions between the weights that sample and those that learn
     steps: int = 1  # of a version, on equal shares of its answers
-    form: str = "clipped"  # or "weighted": a token's weight is bounded and has no gradient; or
-    # "sequence": the weight is the geometric mean over an answer; or "unweighted"
-    bound: float = 2.0  # of these weights
-    betas: tuple[float, float] = (0.9, 0.95)  # of the optimiser
+    times: int = 1  # that an answer is learnt from
+    form: str = "tapered"  # answers worse than their group weigh at most one; or "clipped"
+    decay: float = 0.0  # share of the rate that is gone by the last version
     device: str = "cpu"
 
 
@@ -178,10 +177,8 @@ def objective(
         ratio = log_ratio.exp().clamp(max=4.0)  # of an answer worse than its group
         kept = torch.min(ratio * gain, ratio.clamp(1 - s.clip[0], 1 + s.clip[1]) * gain)
     else:
-        if s.form == "sequence":
-            log_ratio = log_ratio.sum(1, keepdim=True) / counted.sum(1, keepdim=True)
-        weight = (0 * log_ratio if s.form == "unweighted" else log_ratio).exp()
-        kept = weight.clamp(max=s.bound).detach() * gain * new
+        weight = log_ratio.sum(1, keepdim=True).exp().clamp(max=1.0).detach()
+        kept = torch.where(gain > 0, gain, weight * gain) * new
     size = counted.sum() if s.mean == "tokens" else counted.numel()
     loss: Tensor = -(kept * counted).sum() / size
     return loss
@@ -189,16 +186,17 @@ def objective(
 
 def taught(model: Llama, s: Settings, seed: int) -> Iterator[tuple[int, float, float]]:
     """Learn by rewards; yields version, share of right answers, share of groups with signal."""
-    optimizer = torch.optim.AdamW(model.parameters(), s.lr, betas=s.betas, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), s.lr, betas=(0.9, 0.95), weight_decay=0.0)
     draws, old = torch.Generator().manual_seed(seed + 77), [copy.deepcopy(model)]
     for version in range(1, s.versions + 1):
+        optimizer.param_groups[0]["lr"] = s.lr * (1 - s.decay * (version - 1) / s.versions)
         asked = problems(s.problems, s, draws).repeat_interleave(s.group, 0)
         tokens, said = answer(old[0], asked, draws)
         rewards = correct(tokens, asked).view(-1, s.group)
         gain = rewards - rewards.mean(1, keepdim=True)
         gain = (gain / (rewards.std(1, keepdim=True) + 1e-6) if s.scaled else gain).view(-1, 1)
         order = torch.randperm(len(tokens), generator=draws).to(s.device)
-        for part in order.chunk(s.steps):
+        for part in order.repeat(s.times).chunk(s.steps):
             stepped(model, optimizer, objective(model, s, asked, tokens, said, gain, part))
         old = [*old, copy.deepcopy(model)][-1 - s.lag :]
         yield version, float(rewards.mean()), float((rewards.std(1) > 0).float().mean())

@@ -80,7 +80,7 @@ class _LearnWork(StepWork):
 class RolloutLearnWork(_LearnWork):
     """Learning from judged answers, in an order drawn by the seed."""
 
-    FIGURES = ("importance", "clipped", "answer_tokens", "behind")
+    FIGURES = ("importance", "tapered", "answer_tokens", "behind")
 
     def __init__(
         self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None

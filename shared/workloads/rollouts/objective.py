@@ -1,11 +1,13 @@
-"""Objective of the learner: group-relative policy optimisation.
+"""Objective of the learner: group-relative policy optimisation, tapered for old answers.
 
 The answers to one problem are a group, and an answer's advantage is its reward minus the group's
 mean (Shao et al. 2024, arXiv 2402.03300). Neither the deviation of a group nor the length of an
 answer divides it (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783): the loss of an answer is the sum
-over its tokens divided by a fixed length, so that any micro-batches give the same mean. The
-clip is wider upwards (DAPO, Yu et al. 2025, arXiv 2503.14476), and also bounds the importance
-weights in answers worse than their group (INTELLECT-2, 2025, arXiv 2505.07291). No KL term is used.
+over its tokens divided by a fixed length, so that any micro-batches give the same mean.
+
+An answer better than its group weighs one, however old it is; a worse one weighs by how likely it
+still is beside when it was sampled, at most one (TOPR, Le Roux et al. 2025, arXiv 2503.14286): what
+the model has unlearnt is not pushed further away. No KL term is used.
 """
 
 from __future__ import annotations
@@ -15,9 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-CLIP = (0.2, 0.28)  # below and above an importance weight of one
-WEIGHT_MAX = 4.0  # largest importance weight in an answer worse than its group
-_LOG_MAX = 20.0  # largest logarithm of an importance weight
+_LOG_MAX = 20.0  # largest logarithm of an importance weight in figures
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
@@ -30,22 +30,17 @@ def advantages(rewards: Sequence[float]) -> list[float]:
 def policy_loss(
     new: Tensor, old: Tensor, advantage: Tensor, mask: Tensor, *, longest: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean loss of answers, and figures: the mean importance weight, the share of
-    clipped tokens, and the mean length.
+    """Return the mean loss of answers, and figures: the mean importance weight of a token, the
+    mean weight that answers lose by their age, and the mean length.
 
     `new` and `old` (B, T) are log-probabilities of the sampled tokens at the sampling temperature,
     under the learning and the sampling weights; `mask` (B, T) is one for the tokens of an
     answer, its end included; `advantage` is (B,); `longest` is the most tokens of an answer.
     """
-    weight = (new - old).clamp(max=_LOG_MAX).exp()
-    gain = advantage[:, None]
-    low, high = 1 - CLIP[0], 1 + CLIP[1]
-    held = (weight * gain).minimum(weight.clamp(low, high) * gain)
-    held = held.where(gain >= 0, held.maximum(WEIGHT_MAX * gain))
-    outside = ((gain > 0) & (weight > high)) | (
-        (gain < 0) & ((weight < low) | (weight > WEIGHT_MAX))
-    )
+    moved = (new.detach() - old) * mask
+    weight = moved.sum(1).clamp(max=0).exp().where(advantage < 0, 1.0)
+    kept = (weight * advantage)[:, None] * (new - new.detach()).exp()  # one, with a gradient
     tokens = mask.sum().clamp(min=1.0)
-    figures = ((weight * mask).sum() / tokens, (outside * mask).sum() / tokens, mask.sum(1).mean())
-    loss = -((held * mask).sum(1) / longest).mean()
-    return loss, torch.stack(figures).detach()
+    importance = (moved.clamp(max=_LOG_MAX).exp() * mask).sum() / tokens
+    figures = torch.stack([importance, 1 - weight.mean(), mask.sum(1).mean()])
+    return -((kept * mask).sum(1) / longest).mean(), figures
