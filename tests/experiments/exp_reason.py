@@ -210,7 +210,7 @@ class Site:
             "learners' tokens a busy second": round(learnt[4] / max(1e-6, learnt[3])),
             "judge s": round(acted[5]),
             "behind": round(learnt[5] or 0.0, 2),
-            "clipped": round(learnt[6] or 0.0, 3),
+            "tapered": round(learnt[6] or 0.0, 3),
             "refused": [acted[6], learnt[7]],
             "bytes a token up": round(acted[2] / max(1, acted[4]), 2),
             "bytes of a version": size,
