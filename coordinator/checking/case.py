@@ -15,7 +15,6 @@ from coordinator.database.recomputes import StoredCase
 from coordinator.database.runs import RunRow
 from coordinator.plan.plan import in_phase
 from coordinator.rules import checks as rules
-from coordinator.rules.sizing import Reached
 from coordinator.runs.definition import definition
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
@@ -67,8 +66,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
             steps=row.steps,
             seed=seed_from(task.seed, row.part * task.part_steps),
         )
-        reached = Reached(base.global_step, base.tokens)
-        job = lease_message.job(lease_message.JobBase.of(spec, plan, reached), part)
+        job = lease_message.job(lease_message.JobBase.at(spec, base), part)
         chunks = tuple(range(len(manifest.chunks)))
         if window is None:
             order = lease_message.order_of(spec.counts, job.order_seed)

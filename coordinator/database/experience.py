@@ -73,8 +73,6 @@ class MatchRow(msgspec.Struct, frozen=True, kw_only=True):
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of a run's episodes by stage."""
 
-    open: int  # episodes that are accepted, but not sealed yet
-    oldest_at: float | None  # time of the oldest unsealed episodes
     sealed: int
     samples: int  # sealed samples
     planned: int  # samples of learn tasks that were neither discarded nor cancelled
@@ -190,9 +188,7 @@ def reported(
 
 
 def totals(conn: Connection, run_id: int) -> Totals:
-    h, c, t = harvests.c, chunks.c, tasks.c
-    waiting = select(func.coalesce(func.sum(h.episodes), 0), func.min(h.at))
-    games, oldest_at = conn.execute(waiting.where(h.run_id == run_id, h.chunk.is_(None))).one()
+    c, t = chunks.c, tasks.c
     kept = select(func.coalesce(func.sum(c.episodes), 0), func.coalesce(func.sum(c.samples), 0))
     sealed, samples = conn.execute(kept.where(c.run_id == run_id)).one()
     size = t.stop - t.start
@@ -207,8 +203,6 @@ def totals(conn: Connection, run_id: int) -> Totals:
     )
     merging, unmerged = conn.execute(late.where(t.state == "done")).one()
     return Totals(
-        open=int(games),
-        oldest_at=oldest_at,
         sealed=int(sealed),
         samples=int(samples),
         planned=int(planned),

@@ -34,10 +34,8 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.recomputes import DrawTerms
 from coordinator.database.runs import RunRow
 from coordinator.database.tasks import FailureKind, TaskRow
-from coordinator.plan.plan import in_phase
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.checks import Result
-from coordinator.rules.sizing import Reached
 from coordinator.rules.standing import GAIN, LOSS
 from coordinator.rules.validation import SUSPENDED, TOO_LATE, Judgement
 from coordinator.runs.definition import definition, price_of_flops
@@ -147,10 +145,8 @@ class Harvest(PlatformService):
         task = tasks.holder(conn, row.task_id, for_update=False)
         spec = lease_message.read_spec(conn, run.id)
         base = versions.get(conn, run.id, row.base_version)
-        plan = in_phase(spec.plan, base.phase)
-        reached = Reached(base.global_step, base.tokens)
         job = msgspec.structs.replace(
-            lease_message.job(lease_message.JobBase.of(spec, plan, reached), task),
+            lease_message.job(lease_message.JobBase.at(spec, base), task),
             base_version=base.version,
             base_sha256=base.published_sha256,
         )
@@ -256,15 +252,8 @@ class Harvest(PlatformService):
         datasets.register(conn, [(sha256, len(found.data), "experience")], now)
         experience.add_harvest(
             conn,
-            experience.HarvestRow(
-                contribution_id=row.id,
-                run_id=row.run_id,
-                sha256=sha256,
-                size=len(found.data),
-                episodes=found.episodes,
-                samples=found.samples,
-                chunk=None,
-                at=now,
+            copying(experience.HarvestRow, found, row)(
+                contribution_id=row.id, sha256=sha256, size=len(found.data), chunk=None, at=now
             ),
         )
 

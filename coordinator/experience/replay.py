@@ -13,7 +13,7 @@ learners do not disturb each other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -34,7 +34,7 @@ from shared.decoding import convert, decode
 from shared.errors import VolunteerError
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.elo import MatchScore, Meeting, Rating, ratings
-from shared.workloads.experience import Pacing, warm_start
+from shared.workloads.experience import Pacing, Sealed, warm_start
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -56,8 +56,14 @@ ANCHOR = 0  # the version whose rating is zero
 class Replay(PlatformService):
     """Seals episodes, adds tasks and rates versions of the runs that make their own data."""
 
-    def __init__(self, on: Platform, of_runs: RunQueries) -> None:
+    def __init__(
+        self,
+        on: Platform,
+        of_runs: RunQueries,
+        seal: Callable[[RunRow, Sequence[bytes]], Sealed] | None = None,
+    ) -> None:
         super().__init__(on)
+        self._sealed = seal or (lambda run, files: experience_of(run).seal(files))
         self._runs = of_runs
         self._rated: dict[int, int] = {}  # run -> number of matches in its ratings
         self._specs: dict[int, Spec] = {}  # unchanging facts of a run, read once
@@ -105,7 +111,7 @@ class Replay(PlatformService):
         paths = [await self._blobs.local(row.sha256) for row in rows]
         loop = asyncio.get_running_loop()
         sealed = await loop.run_in_executor(
-            self._threads, lambda: experience_of(run).seal([path.read_bytes() for path in paths])
+            self._threads, lambda: self._sealed(run, [path.read_bytes() for path in paths])
         )
         sha256 = await self._blobs.put_bytes(sealed.data)
 

@@ -267,19 +267,14 @@ class Answers:
                 count(scored)
             sequences = [
                 engine.generate(
-                    Generation(
+                    copying(Generation, wish, prepared)(
                         id=f"{metered.id}-{number}",
                         model=model.version,
                         prompt=prepared.tokens,
                         text=wish.prompt if isinstance(wish.prompt, str) else "",
                         max_tokens=most,
                         seed=wish.seed + number,
-                        temperature=wish.temperature,
-                        top_p=wish.top_p,
                         stop=(*wish.stop, *model.serve.stop, *prepared.stop),
-                        ends=prepared.ends,
-                        vocabulary=prepared.vocabulary,
-                        logprobs=wish.logprobs,
                         volunteers=model.serve.answered_by == "volunteers" and not wish.private,
                         asker=model.asker.volunteer_id,
                     )

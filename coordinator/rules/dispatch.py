@@ -28,6 +28,7 @@ from coordinator.rules.sizing import (
     task_seed,
     work_of,
 )
+from shared.copying import copying
 from shared.protocol.base import Reason
 
 HALF_LIFE_S = 900.0  # half-life of given work: older work counts less
@@ -344,18 +345,11 @@ def _audits(waiter: Waiter, task: Todo) -> bool:
 
 def _beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
     """Return the assignment of a task outside the pass, which is never split."""
-    return Assignment(
+    return copying(Assignment, task)(
         waiter=index,
-        run_id=run.id,
         task_id=task.id,
-        pass_no=task.pass_no,
-        start=task.start,
-        stop=task.stop,
         rest_stop=task.stop,
-        steps=task.steps,
-        price_micro=task.price_micro,
         seed=0,  # the task keeps its seed
-        beside=task.beside,
         allowance_s=allowance_beside_s(run, task.price_micro, speed(run, waiter)),
     )
 

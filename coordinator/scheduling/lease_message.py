@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from coordinator.database.audits import AuditLease
     from coordinator.database.claim_rows import LiveRun
+    from coordinator.database.versions import VersionRow
     from shared.workloads.experience import Pacing
 
 UPDATES = {
@@ -98,6 +99,12 @@ class JobBase(msgspec.Struct, frozen=True, kw_only=True):
     train: TrainSettings
     global_step: int
     total_steps: int
+
+    @classmethod
+    def at(cls, spec: Spec, base: VersionRow) -> JobBase:
+        """Return the common part of the jobs from a version."""
+        reached = Reached(base.global_step, base.tokens)
+        return cls.of(spec, in_phase(spec.plan, base.phase), reached)
 
     @classmethod
     def of(cls, spec: Spec, plan: Plan, reached: Reached) -> JobBase:
@@ -243,21 +250,13 @@ def job(base: JobBase, task: TaskRow) -> Job:
     options: dict[str, Any] = decode(task.options)
     options.pop(DATA, None)
     update = UPDATES.get(task.kind) or task.update_kind or base.plan.update
-    return Job(
+    return copying(Job, task, base, spec)(
         run=spec.name,
-        workload=spec.workload,
-        kind=task.kind,  # type: ignore[arg-type]  # our own row
-        update=update,  # type: ignore[arg-type]  # as in the table
+        kind=task.kind,
+        update=update,
         config=spec.file.model,
-        train=base.train,
         order_seed=pass_seed(spec.seed, task.pass_no),
-        start=task.start,
-        stop=task.stop,
-        seed=task.seed,
-        steps=task.steps,
-        batch_size=task.batch_size,
-        global_step=base.global_step,
-        total_steps=base.total_steps,
+        base_version=0,  # set when work begins
         reset_inner=spec.file.task.inner_state == "reset",
         prompt=spec.file.evaluation.prompt,
         options=options or spec.file.task.options,

@@ -34,11 +34,12 @@ from shared.protocol.leases import ClaimRequest, Lease
 from shared.protocol.limits import HEARTBEAT_S
 from shared.protocol.versions import BlobRef, VersionManifest
 from shared.tensors.quantize import CODECS
-from shared.workloads.base import DatasetManifest
+from shared.workloads.base import KINDS, DatasetManifest
 
 if TYPE_CHECKING:
     from coordinator.database.tasks import Begun
     from coordinator.services import Coordinator
+    from coordinator.simulate.pretended_play import PretendedPlay
 
 BITS = 8e-6  # megabits in a byte
 CLAIM_WAIT_S = 30.0
@@ -47,7 +48,7 @@ READ_BYTES = 1 << 20
 GONE = (Gone, Cancelled)
 
 
-State = Literal["away", "claim", "wait", "down", "prepare", "train", "up"]
+State = Literal["away", "claim", "wait", "down", "prepare", "play", "train", "up"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,9 @@ class SimulatedMachine:
         self._world = world
         self.kind = kind
         self.rng = random.Random(f"{seed} {kind.name} {number}")
-        self.speed = kind.steps_per_s * (1 + kind.spread * self.rng.uniform(-1, 1))
+        fast = 1 + kind.spread * self.rng.uniform(-1, 1)
+        self.speed = kind.steps_per_s * fast
+        self.plays = kind.episodes_per_s * fast
         self.trace = Trace(f"{kind.name}-{number}" if kind.count > 1 else kind.name)
         self.labour: Labour | None = None
         self._principal: Principal | None = None
@@ -74,6 +77,8 @@ class SimulatedMachine:
         self._halts: dict[int, asyncio.Event] = {}  # task -> set when the coordinator cancels it
         self._cached: set[str] = set()
         self._uploads: set[asyncio.Task[Verdict | None]] = set()
+        self._swapping: asyncio.Task[None] | None = None
+        self._newest: list[tuple[float, int]] = []  # times of the versions heard of while it plays
 
     # --- time ---
 
@@ -114,12 +119,7 @@ class SimulatedMachine:
             workloads=(workload,),
         )
         done = await self._world.coordinator.volunteers.register(register)
-        self._principal = Principal(
-            volunteer_id=done.volunteer_id,
-            worker_id=done.worker_id,
-            nickname=done.nickname,
-            trust=1.0,
-        )
+        self._principal = copying(Principal, done)(trust=1.0)
         speed = Benchmark(
             device=DEVICE,
             fp32_flops=0.0,
@@ -156,6 +156,16 @@ class SimulatedMachine:
                 for order in await self._world.coordinator.renewals.beat(self._who, request):
                     if order.order in ("cancel", "gone") and order.task in self._halts:
                         self._halts[order.task].set()
+                if self.trace.state == "play" and (not self._swapping or self._swapping.done()):
+                    self._swapping = asyncio.create_task(self._swap())
+
+    async def _swap(self) -> None:
+        """Fetch the newest version for the episodes that begin from now on."""
+        world = self._world
+        head = (await world.coordinator.run_queries.beats())[0]
+        manifest = await self._manifest(head.run, head.version)
+        await self._fetch_weights(manifest)
+        self._newest.append((world.clock.monotonic(), head.version))
 
     @property
     def _who(self) -> Principal:
@@ -166,7 +176,7 @@ class SimulatedMachine:
         """Do one task, if there is one."""
         if self.kind.waits:
             await self._until_merged()
-        self._enter("claim")
+        self._enter("up" if self._uploads else "claim")
         lease = await self._claim()
         if lease is None:
             return
@@ -207,6 +217,7 @@ class SimulatedMachine:
             claim_id=self.rng.randbytes(16).hex(),
             device=DEVICE,
             step_flops=self._step_flops,
+            kinds=tuple(kind for role in self.kind.roles for kind in KINDS[role]),
             codecs=tuple(CODECS),
             wait_s=CLAIM_WAIT_S,
         )
@@ -222,7 +233,7 @@ class SimulatedMachine:
             await asyncio.wait(self._uploads)
         await self._request()
         begun = await self._world.coordinator.queue.begin(self._who, lease.task, lease.attempt)
-        manifest = await self._manifest(begun)
+        manifest = await self._manifest(begun.run, begun.version)
         await self._fetch_weights(manifest)
         if lease.part_steps or lease.redo:
             await self._parts(lease, begun, manifest)
@@ -248,7 +259,7 @@ class SimulatedMachine:
                 begun = await self._world.coordinator.queue.begin(
                     self._who, lease.task, lease.attempt, newest=True
                 )
-                manifest, pulled_at = await self._manifest(begun), first
+                manifest, pulled_at = await self._manifest(begun.run, begun.version), first
                 await self._fetch_weights(manifest)
             stop = job.stop if end == job.steps else job.start + end * job.batch_size
             piece = msgspec.structs.replace(
@@ -270,16 +281,18 @@ class SimulatedMachine:
         if self._held.get(lease.task) == lease.attempt:
             del self._held[lease.task], self._halts[lease.task]
 
-    async def _manifest(self, begun: Begun) -> VersionManifest:
-        signed = await self._world.coordinator.runs.queries.manifest(begun.run, begun.version)
+    async def _manifest(self, run: str, version: int) -> VersionManifest:
+        signed = await self._world.coordinator.run_queries.manifest(run, version)
         return decode(signed.payload, VersionManifest)
 
     async def _fetch_data(self, lease: Lease) -> None:
-        if self._world.dataset is None:
+        data = lease.data or self._world.dataset
+        if data is None:
             return
         for index in lease.chunks:
-            chunk = self._world.dataset.chunks[index]
-            await self._fetch(BlobRef(sha256=chunk.sha256, size=chunk.size), 1.0)
+            await self._fetch(copying(BlobRef, data.chunks[index])(), 1.0)
+        for weights in data.assets.values() if lease.data else ():  # of the other side of a match
+            await self._fetch(copying(BlobRef, weights)(), self._world.scale)
 
     async def _fetch_weights(self, manifest: VersionManifest) -> None:
         """Fetch the weights by the route with the fewest bytes, like volunteers."""
@@ -294,17 +307,21 @@ class SimulatedMachine:
         if ref.sha256 in self._cached:
             return
         self._cached.add(ref.sha256)
-        self._enter("down")
+        if self.trace.state != "play":
+            self._enter("down")
         await self._request()
         await self._move("down", ref.size * scale)
 
     async def _train(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> Handed:
-        """Wait for the virtual time of training, then compute the result, which takes none."""
+        """Wait for the virtual time of the task, then compute the result, which takes none."""
+        plays, world = lease.job.kind in KINDS["play"], self._world
         self._enter("prepare")
-        await self._world.clock.nap(self.kind.overhead_s)
-        self._enter("train")
-        pace = self.speed * (1 + self.kind.jitter * self.rng.uniform(-1, 1))
-        takes_s = lease.job.steps / pace
+        await world.clock.nap(self.kind.overhead_s)
+        self._enter("play" if plays else "train")
+        pace = self.plays if plays else self.speed
+        takes_s = lease.job.steps / (pace * (1 + self.kind.jitter * self.rng.uniform(-1, 1)))
+        began_at = world.clock.monotonic()
+        self._newest = [(0.0, begun.version)]
         if self.rng.random() < self.kind.lost_share:
             await self._world.clock.nap(takes_s * self.rng.random())
             raise _Vanished
@@ -313,15 +330,18 @@ class SimulatedMachine:
             await asyncio.wait_for(halt.wait(), takes_s)
         if halt.is_set():
             raise Gone("the coordinator cancelled the task")
-        job = msgspec.structs.replace(
-            manifest.scheduled(lease.job),
-            global_step=begun.global_step,
-            base_version=begun.version,
-            base_sha256=manifest.weights.sha256,
-        )
+        job = manifest.bound(lease.job)
+        if plays:
+            assert world.play is not None
+            starts = [number * takes_s / job.steps for number in range(job.steps)]
+            newest = [max(v for at, v in self._newest if at <= began_at + s) for s in starts]
+            return world.play.hand_in([*zip(newest, starts, strict=True)])
         self.trace.steps += job.steps
+        if world.play is not None and lease.data is not None:
+            files = [await world.coordinator.blobs.local(each.sha256) for each in lease.data.chunks]
+            self.trace.behind.update(world.play.behind(files, begun.version))
         assert self.labour is not None
-        weights = await self._world.coordinator.blobs.local(manifest.weights.sha256)
+        weights = await world.coordinator.blobs.local(manifest.weights.sha256)
         return self.labour.do(lease.task, job, weights, lease.grant.codec)
 
     async def _hand_in(
@@ -336,7 +356,6 @@ class SimulatedMachine:
         except VolunteerError as error:
             self.trace.verdicts[error.code] += 1
         else:
-            self.trace.tasks += turn.last and not verdict.redo
             settled = verdict.state in SETTLED  # the merge may come before the answer
             self.trace.verdicts[verdict.reason or ("accepted" if settled else verdict.state)] += 1
             assert self.labour is not None
@@ -346,6 +365,8 @@ class SimulatedMachine:
             made.path.unlink(missing_ok=True)
             if whole:
                 self._let_go(lease)
+            if self.trace.state == "up" and len(self._uploads) == 1:  # the last one, and it is idle
+                self._enter("claim")
         return None
 
     async def _submit(
@@ -402,6 +423,7 @@ class SimulatedWorld:
     dataset: DatasetManifest | None
     scale: float  # bytes of the real model / bytes of the simulated one
     step_flops: float
+    play: PretendedPlay | None  # None: a run whose machines only train
 
 
 @dataclass(slots=True)
@@ -415,7 +437,7 @@ class Trace:
     up_bytes: int = 0
     down_bytes: int = 0
     steps: int = 0
-    tasks: int = 0
+    behind: Counter[int] = field(default_factory=Counter)  # learnt episodes by their staleness
     # contributions by state or reason at the answer; merged ones count as accepted
     verdicts: Counter[str] = field(default_factory=Counter)
 

@@ -11,6 +11,7 @@ import msgspec
 from coordinator.log import configure
 from coordinator.simulate import loop
 from coordinator.simulate.machine import State, Trace
+from coordinator.simulate.pretended_play import PretendedPlay
 from coordinator.simulate.scenario import parse
 from coordinator.simulate.simulation import Hooks, MergedHead, SimulationResult, simulate
 from shared.errors import BadRequest, InvalidRunFile, why
@@ -18,7 +19,9 @@ from shared.text import duration
 from shared.text_file import read_text
 
 MB = 1e6
-BUSY_ENOUGH = 0.9  # share of the time spent on training from which on the devices limit the run
+BUSY_ENOUGH = (
+    0.9  # share of the time at work from which on the devices, or the judge, are the limit
+)
 WORST: dict[State, tuple[str, str]] = {
     "wait": (
         "the wait for slower volunteers before each merge",
@@ -50,12 +53,22 @@ class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     online_s: float
-    busy_share: float  # share of the time online in which it trained
+    busy_share: float  # share of the time online in which it trained or played
     up_mb_per_hour: float
     down_mb_per_hour: float
     steps: int
     accepted: int
     lost: int  # results that were not accepted
+
+
+class PlayFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a run that makes its own data."""
+
+    unit: str  # of the episodes: game, problem
+    per_hour: float  # accepted episodes
+    behind: float  # mean of the versions by which an episode is older than the learner's base
+    behind_most: int
+    judge_busy_share: float  # since the first file of episodes
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +86,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     up_mb_per_hour: float  # mean of a volunteer while online
     down_mb_per_hour: float
     server_mb_per_hour: float  # up and down, over the whole simulated time
+    play: PlayFigures | None
     bottleneck: str
     advice: str
     machines: tuple[MachineRow, ...]
@@ -86,7 +100,8 @@ def predict(outcome: SimulationResult) -> Prediction:
     up = sum(trace.up_bytes for trace in outcome.traces) / MB
     down = sum(trace.down_bytes for trace in outcome.traces) / MB
     spent = _spent(outcome.traces)
-    bottleneck, advice = _bottleneck(spent)
+    play = None if outcome.play is None else _played(outcome, outcome.play)
+    bottleneck, advice = _bottleneck(spent) if play is None else _limit(outcome.traces, play)
     versions = len(outcome.merged_at)
     return Prediction(
         seed=outcome.scenario.seed,
@@ -97,10 +112,11 @@ def predict(outcome: SimulationResult) -> Prediction:
         versions_per_hour=_pace(outcome.merged_at, outcome.seconds) * 3600,
         contributions_per_version=outcome.merged / max(1, versions),
         steps_per_hour=sum(row.steps for row in rows) / hours,
-        device_idle_share=1 - spent["train"] / max(1e-9, sum(spent.values())),
+        device_idle_share=1 - _busy_share(spent),
         up_mb_per_hour=up / online_h,
         down_mb_per_hour=down / online_h,
         server_mb_per_hour=(up + down) / hours,
+        play=play,
         bottleneck=bottleneck,
         advice=advice,
         machines=rows,
@@ -109,13 +125,14 @@ def predict(outcome: SimulationResult) -> Prediction:
 
 def _row(trace: Trace) -> MachineRow:
     seconds = trace.seconds()
-    online_s = sum(seconds.values()) - seconds["away"]
+    del seconds["away"]
+    online_s = sum(seconds.values())
     hours = max(1e-9, online_s / 3600)
     accepted = trace.verdicts["accepted"]
     return MachineRow(
         name=trace.name,
         online_s=online_s,
-        busy_share=seconds["train"] / max(1e-9, online_s),
+        busy_share=_busy_share(seconds),
         up_mb_per_hour=trace.up_bytes / MB / hours,
         down_mb_per_hour=trace.down_bytes / MB / hours,
         steps=trace.steps,
@@ -142,16 +159,61 @@ def _spent(traces: Sequence[Trace]) -> Counter[State]:
     return spent
 
 
+def _busy_share(spent: Counter[State]) -> float:
+    return (spent["train"] + spent["play"]) / max(1e-9, sum(spent.values()))
+
+
+def _played(outcome: SimulationResult, judge: PretendedPlay) -> PlayFigures:
+    each = judge.episodes / max(1, len(judge.judged_at))
+    behind = sum((trace.behind for trace in outcome.traces), Counter[int]())
+    judging_s = outcome.seconds - min(judge.judged_at, default=0.0)
+    return PlayFigures(
+        unit=judge.pacing.unit,
+        per_hour=_pace(judge.judged_at, outcome.seconds) * each * 3600,
+        behind=sum(gap * count for gap, count in behind.items()) / max(1, behind.total()),
+        behind_most=max(behind, default=0),
+        judge_busy_share=min(1.0, judge.busy_s / max(1e-9, judging_s)),
+    )
+
+
+def _limit(traces: Sequence[Trace], play: PlayFigures) -> tuple[str, str]:
+    """Return the bottleneck between the machines that play, the judge and those that learn."""
+    unit, judging = f"{play.unit}s", play.judge_busy_share
+    if judging >= BUSY_ENOUGH:
+        return (
+            f"the judge: it checks {unit} {judging:.0%} of the time",
+            "another replica of the server, which has a judge of its own",
+        )
+    players, learners = (
+        _spent([trace for trace in traces if trace.seconds()[state]]) for state in ("play", "train")
+    )
+    if _busy_share(learners) >= BUSY_ENOUGH or _worst(learners) != "claim":
+        what, advice = _bottleneck(learners)
+        return f"on machines that learn, {what}", advice
+    if (busy := _busy_share(players)) >= BUSY_ENOUGH or _worst(players) != "claim":
+        return (
+            f"the machines that play: {busy:.0%} of the time they make {unit}",
+            f"more or faster ones, or longer tasks ([run.task.options] {unit})",
+        )
+    return (
+        f"those that make {unit} and those that learn wait for each other",
+        "raise [run.task.options] queue",
+    )
+
+
 def _bottleneck(spent: Counter[State]) -> tuple[str, str]:
     whole = sum(spent.values())
     if not whole:
         return "nobody came", "let some [[workers]] join before the simulation ends"
-    busy = spent["train"] / whole
-    if busy >= BUSY_ENOUGH:
+    if (busy := _busy_share(spent)) >= BUSY_ENOUGH:
         return f"the devices: they train {busy:.0%} of the time", "more or faster volunteers"
-    worst = max(WORST, key=lambda state: spent[state])
+    worst = _worst(spent)
     what, advice = WORST[worst]
     return f"{what} ({spent[worst] / whole:.0%} of the time)", advice
+
+
+def _worst(spent: Counter[State]) -> State:
+    return max(WORST, key=lambda state: spent[state])
 
 
 def told(prediction: Prediction) -> str:
@@ -168,6 +230,7 @@ def told(prediction: Prediction) -> str:
         f"  MB up per hour           {p.up_mb_per_hour:10.1f}   of one volunteer",
         f"  MB down per hour         {p.down_mb_per_hour:10.1f}   of one volunteer",
         f"  MB per hour              {p.server_mb_per_hour:10.1f}   of the coordinator, both ways",
+        *_of_play(p.play),
         f"  bottleneck               {p.bottleneck}",
         f"  what would help          {p.advice}",
         "",
@@ -181,6 +244,17 @@ def told(prediction: Prediction) -> str:
         for row in p.machines
     ]
     return "\n".join(lines)
+
+
+def _of_play(play: PlayFigures | None) -> list[str]:
+    if play is None:
+        return []
+    return [
+        f"  {play.unit + 's per hour':24} {play.per_hour:10.0f}   accepted by the judge",
+        f"  versions behind          {play.behind:10.1f}   of a {play.unit} when it is learnt from "
+        f"({play.behind_most} at most)",
+        f"  judge busy               {play.judge_busy_share:10.0%}   of the time",
+    ]
 
 
 def run(

@@ -16,6 +16,7 @@ from msgspec import Meta
 from shared.errors import InvalidRunFile, why
 from shared.settings import parse_toml, read_table
 from shared.text_file import read_text
+from shared.workloads.base import Role
 
 Positive = Annotated[float, Meta(gt=0, le=1e12)]
 NotNegative = Annotated[float, Meta(ge=0, le=1e12)]
@@ -37,7 +38,9 @@ class Workers(ScenarioTable):
 
     name: str = "volunteer"
     count: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    roles: Annotated[tuple[Role, ...], Meta(min_length=1)] = ("play", "learn", "train")
     steps_per_s: Positive = 1.0
+    episodes_per_s: Positive = 1.0  # games, or problems with all answers to each
     spread: Share = 0.0  # speed of each machine of the kind differs by up to this share
     jitter: Share = 0.03  # share by which the speed of one machine varies between tasks
     up_mbit: Positive = 20.0
@@ -52,10 +55,11 @@ class Workers(ScenarioTable):
 
 
 class Server(ScenarioTable):
-    """`[server]`: the coordinator's own link, shared by all transfers."""
+    """`[server]`: the coordinator's own link, shared by all transfers, and its judge."""
 
     up_mbit: Positive = 1000.0
     down_mbit: Positive = 1000.0
+    judge_s: NotNegative = 0.0  # seconds that its judge takes for an episode
 
 
 class ScenarioModel(ScenarioTable):
@@ -65,11 +69,13 @@ class ScenarioModel(ScenarioTable):
 
 
 class ScenarioData(ScenarioTable):
-    """`[data]`: the run's imagined dataset."""
+    """`[data]`: the run's imagined dataset, or the episodes that its machines make."""
 
     items: Annotated[int, Meta(ge=1, le=1 << 50)] = 10_000_000  # tokens or images
     chunk_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] = 2 << 20
     vocab_size: Annotated[int, Meta(ge=2, le=1 << 20)] = 4096
+    episode_bytes: Annotated[float, Meta(ge=64, le=1 << 18)] = 1000.0
+    episode_samples: Positive = 20.0  # positions of a game, or answers that teach of a problem
 
 
 class Scenario(ScenarioTable):

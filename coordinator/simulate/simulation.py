@@ -27,10 +27,12 @@ from coordinator.services import Coordinator
 from coordinator.simulate.labour import Labour, Pretended
 from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.machine import Net, SimulatedMachine, SimulatedWorld, Trace
+from coordinator.simulate.pretended_play import PretendedPlay
 from coordinator.simulate.scenario import Scenario
 from shared.decoding import decode
+from shared.errors import InvalidRunFile
 from shared.local_data import LocalData
-from shared.workloads.base import ChunkRef, DatasetManifest, load
+from shared.workloads.base import ChunkRef, DatasetManifest, Role, load
 
 RAM_DISK = Path("/dev/shm")  # used where it exists, so that nothing is written to a disk
 TICKS = 250.0  # the server's chores run about this many times in a simulation
@@ -39,8 +41,10 @@ PARAMETERS_MAX = 3_000_000  # a larger model is simulated by a smaller one
 STAND_INS: Mapping[str, Mapping[str, Any]] = {
     "gpt": {"n_layer": 1, "n_head": 1, "n_embd": 32},
     "dcgan": {"generator_width": 8, "discriminator_width": 8},
+    "gomoku": {"channels": 8},
+    "rollouts": {"n_layer": 1, "n_head": 1, "n_embd": 32},
 }
-JOBS = ("queue", "merger", "upkeep")
+JOBS = ("queue", "merger", "upkeep", "replay")
 LISTING_MAX = 100_000
 PARAMETER_BYTES = 4
 
@@ -70,6 +74,7 @@ class SimulationResult:
     merged: int  # merged contributions
     traces: tuple[Trace, ...]
     finished: str  # reason why the run ended; "" when its time was up
+    play: PretendedPlay | None  # None: a run whose machines only train
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +128,7 @@ class _Simulation:
         self._clock = clock
         self._scratch = scratch  # folder of the machines
         self._machines: list[SimulatedMachine] = []
+        self._play: PretendedPlay | None = None
         self._run_id = 0
         self._seen = 0  # versions shown to `on_version`
 
@@ -137,6 +143,9 @@ class _Simulation:
             await self._hooks.on_start(coordinator, info.name)
         row = await coordinator.db.read(lambda conn: runs.by_name(conn, info.name))
         self._run_id, about = row.id, definition(row)
+        if about.play is not None:
+            self._play = PretendedPlay(about.play, scenario, self._clock, self._scratch)
+            self._coordinator = coordinator = self._play.in_place_of(coordinator)
         world = SimulatedWorld(
             coordinator=coordinator,
             clock=self._clock,
@@ -145,6 +154,7 @@ class _Simulation:
             dataset=dataset,
             scale=parameters / about.parameters,
             step_flops=row.step_flops,
+            play=self._play,
         )
         await self._populate(world, about, row.workload)
         async with self._at_work():
@@ -157,6 +167,7 @@ class _Simulation:
         """Return the dataset, the run file, and the parameter count of the real model."""
         table, scenario = dict(self._scenario.run), self._scenario
         workload = load(table.get("workload", ""))
+        _check_roles(scenario, ("play", "learn") if workload.experience else ("train",))
         dataset, blobs = self._hooks.dataset or _imagined(
             scenario, workload.dataset_kinds if workload.needs_dataset else ()
         )
@@ -274,11 +285,22 @@ class _Simulation:
             merged=sum(len(decode(row.contributions)) for row in rows),
             traces=tuple(machine.trace for machine in self._machines),
             finished=finished,
+            play=self._play,
         )
 
 
 def _root() -> Path | None:
     return RAM_DISK if RAM_DISK.is_dir() else None
+
+
+def _check_roles(scenario: Scenario, needed: tuple[Role, ...]) -> None:
+    """Raise InvalidRunFile if no machine does work that the run needs."""
+    for role in needed:
+        if not any(role in workers.roles for workers in scenario.workers):
+            raise InvalidRunFile(
+                f"no machine of this scenario would {role}, and the run needs one: add"
+                f' roles = ["{role}"] to one of the [[workers]], or remove its line roles'
+            )
 
 
 def _parameters(schema: Any) -> int:

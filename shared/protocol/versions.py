@@ -80,8 +80,14 @@ class VersionManifest(Message):
     total_steps: Count = 0
     warmup_steps: Count = 0
 
-    def scheduled(self, job: Job) -> Job:
-        """Return the job with this version's schedule."""
+    def bound(self, job: Job) -> Job:
+        """Return the job with this version as its base, and this version's schedule."""
+        job = msgspec.structs.replace(
+            job,
+            global_step=self.global_step,
+            base_version=self.version,
+            base_sha256=self.weights.sha256,
+        )
         if self.total_steps <= 0:
             return job
         train = msgspec.structs.replace(job.train, warmup_steps=max(0, self.warmup_steps))

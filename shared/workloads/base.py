@@ -48,6 +48,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 TaskKind = Literal["train", "selfplay", "learn", "evaluate"]
 UpdateKind = Literal["delta", "gradient", "experience", "evaluation"]
+Role: TypeAlias = Literal["play", "learn", "train"]
+# Kinds of tasks of each role; matches belong to playing.
+KINDS: dict[str, tuple[str, ...]] = {
+    "play": ("selfplay", "evaluate"),
+    "learn": ("learn",),
+    "train": ("train",),
+}
 Config: TypeAlias = Mapping[str, Any]  # a `[model]` table with all defaults filled in
 Weights: TypeAlias = "Mapping[str, torch.Tensor]"  # tensors by name
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from shared.clock import Clock
+from shared.copying import copying
 from shared.errors import (
     BadRequest,
     BadSignature,
@@ -145,13 +146,7 @@ async def join(link: JoinLink, name: str, enrolment: Enrolment, patience_s: floa
                     error=error.message,
                 )
             ) from error
-    return Joined(
-        server=server.name,
-        url=link.url,
-        fingerprint=server.fingerprint,
-        nickname=identity.nickname,
-        created=created,
-    )
+    return copying(Joined, server, link, identity)(server=server.name, created=created)
 
 
 async def register(
@@ -245,18 +240,11 @@ def _registered(identity: Identity, reply: RegisterReply, profile: Profile) -> I
 
 
 def _request(identity: Identity, settings: Settings, proof: _WorkProof) -> RegisterRequest:
-    return RegisterRequest(
-        volunteer_id=identity.volunteer_id,
-        worker_id=identity.worker_id,
-        secret=identity.secret,
-        nickname=identity.nickname,
+    return copying(RegisterRequest, identity, proof)(
         public=settings.public,
-        code=identity.code,
         software=software(),
         hardware=hardware(),
         workloads=enabled(settings),
-        challenge=proof.challenge,
-        nonce=proof.nonce,
     )
 
 

@@ -75,7 +75,9 @@ class BaseVersions:
         if before is None or before.version != begun.version:
             # the snapshot belongs to another base
             self.place.store.leases.snapshot(lease).unlink(missing_ok=True)
-        held.change(begun=begun, lease=_bound(lease, begun, manifest))
+        bound = manifest.bound(lease.job)
+        bound_lease = msgspec.structs.replace(lease, finish_by=begun.finish_by, job=bound)
+        held.change(begun=begun, lease=bound_lease)
         self.place.store.leases.keep(held.stored)
         weights = await self.downloads.held_weights(held, manifest, stack)
         return BaseVersion(begun=begun, manifest=manifest, weights=weights)
@@ -104,14 +106,3 @@ class BaseVersions:
 def _newest(lease: Lease) -> bool:
     """Return True if a lease begins with the newest version; an audit uses the audited one's."""
     return lease.job.kind in NEWEST and lease.audit is None
-
-
-def _bound(lease: Lease, begun: BeginReply, manifest: VersionManifest) -> Lease:
-    """Return the lease with the facts that the coordinator gave when work began."""
-    job = msgspec.structs.replace(
-        manifest.scheduled(lease.job),
-        global_step=begun.global_step,
-        base_version=begun.version,
-        base_sha256=manifest.weights.sha256,
-    )
-    return msgspec.structs.replace(lease, finish_by=begun.finish_by, job=job)

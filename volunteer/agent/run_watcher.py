@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from shared.clock import Clock
+from shared.copying import copying
 from shared.errors import NotFound, VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import VisibilityRequest
@@ -218,14 +219,10 @@ class RunWatcher:
                 continue
             self._measured[run] = max(row.version, self._measured.get(run, 0))
             self.place.hub.emit(
-                events.LossMeasured(
+                copying(events.LossMeasured, row)(
                     at=self.place.server_clock.local(row.created_at) if after is None else 0.0,
                     run=run,
-                    version=row.version,
-                    loss=row.loss,
-                    mine=row.mine,
                     measure=measure,
-                    sample=row.sample,
                     picture=pictures.get(row.version),
                 )
             )

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from shared.sentences import Sentence
+from shared.workloads.base import KINDS, Role
 from volunteer.i18n.catalogue import N_
 from volunteer.settings.schedule import parse_schedule
 
 _Rate = {"unit": "Mbit/s"}
-Role: TypeAlias = Literal["play", "learn", "train"]
-# Kinds of tasks of each role; matches belong to playing.
-KINDS: dict[str, tuple[str, ...]] = {
-    "play": ("selfplay", "evaluate"),
-    "learn": ("learn",),
-    "train": ("train",),
-}
 DEVICES_MAX = 64  # most devices with rules of their own
 _DEVICE = re.compile(r"cpu|mps|(cuda|xpu):[0-9]{1,3}")
 

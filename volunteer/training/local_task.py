@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from shared.copying import copying
 from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
 from shared.local_data import LocalData
 from shared.machine_limits import free_memory_bytes
@@ -320,34 +321,14 @@ class LocalTask:
                     most=figure(f"{lease.grant.bytes_max:,}"),
                 )
             )
-        submit = SubmitRequest(
+        submit = copying(SubmitRequest, result, spent, place, files.held)(
             attempt=lease.attempt,
-            part=place.part,
-            tries=place.tries,
-            base_version=place.base_version,
             codec=EXACT if played else lease.grant.codec,
             sha256=sha256,
             size=size,
-            steps=result.steps,
-            samples=result.samples,
-            loss_first=result.loss_first,
-            loss_last=result.loss_last,
-            device=files.held.device,
-            train_s=spent.train_s,
-            paused_s=spent.paused_s,
-            metrics=result.metrics,
             commitment=self._commitment(made),
-            halved=result.halved,
         )
-        return QueuedResult(
-            task=lease.task,
-            run=lease.run,
-            device=files.held.device,
-            submit=submit,
-            price_micro=lease.price_micro,
-            at=files.now(),
-            last=place.last,
-        )
+        return copying(QueuedResult, lease, place, files.held)(submit=submit, at=files.now())
 
     def _answer(self, made: PartResult, audit: AuditWork) -> bytes:
         """Return the sums of an audit's update, which are submitted in its place."""

@@ -15,6 +15,7 @@ from time import perf_counter
 import msgspec
 import numpy as np
 
+from shared.copying import copying
 from shared.workloads.gomoku.randomness import dirichlet, draw
 from shared.workloads.gomoku.records import GameRecord, Manner, flat
 from shared.workloads.gomoku.rules import BoardRules, Boards, Position
@@ -41,14 +42,9 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
     def record(self, version: int, weights: str, device: str, against: int = -1) -> GameRecord:
         """Return the record that is submitted."""
-        return GameRecord(
-            game=self.plan.game,
-            seed=self.plan.seed,
+        return copying(GameRecord, self.plan, self)(
             version=version,
             weights=weights,
-            moves=self.moves,
-            visits=self.visits,
-            outcome=self.outcome,
             opening=len(self.plan.opening),
             against=against,
             began_s=round(self.plan.began_s, 1),

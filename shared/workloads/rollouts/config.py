@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from shared.copying import copying
 from shared.errors import InvalidRunFile
 from shared.settings import read_table
 from shared.workloads.base import ChunkRef, DatasetManifest
@@ -104,12 +105,9 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def network(self) -> GptConfig:
-        return GptConfig(
+        return copying(GptConfig, self)(
             vocab_size=VOCABULARY,
             block_size=self.context,
-            n_layer=self.n_layer,
-            n_head=self.n_head,
-            n_embd=self.n_embd,
             dropout=0.0,
             architecture="llama",
         )

@@ -65,7 +65,7 @@ async def test_the_schedule_is_as_long_as_those_who_train_make_it(home: LocalCoo
     manifest = msgspec.json.decode(begun.manifest.payload, type=VersionManifest)
     row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
     steps = 2 * row.samples_total // 2  # batches of two
-    job = manifest.scheduled(lease.job)
+    job = manifest.bound(lease.job)
     assert job.total_steps == lease.job.total_steps == definition(row).total_steps(row) == steps
     assert job.train.warmup_steps == lease.job.train.warmup_steps == round(steps / 10)
 

@@ -1,0 +1,109 @@
+"""Pretended games and answers, and the judge that takes the measured time for them.
+
+An episode is the version that made it and the second of its task at which it began. Files have the
+size of real ones, and the rule for real ones decides whether an episode is stale.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from coordinator.checking.case import Draws
+from coordinator.compute import Compute
+from coordinator.experience.harvest import Harvest, HarvestCase
+from coordinator.experience.replay import Replay
+from coordinator.intake.intake import Examiners, Intake
+from coordinator.scheduling.claims import ClaimTerms
+from coordinator.services import Coordinator
+from coordinator.simulate.labour import Handed
+from coordinator.simulate.loop import LoopClock
+from coordinator.simulate.scenario import Scenario
+from coordinator.upkeep.upkeep import Upkeep
+from shared.decoding import decode
+from shared.workloads.experience import Inspection, Pacing, Sealed, behind
+
+T = TypeVar("T")
+Start = tuple[int, float]
+
+
+class PretendedPlay(Compute):
+    """Pretended episodes: made by machines, judged one file after the other, sealed and learnt."""
+
+    def __init__(self, pacing: Pacing, scenario: Scenario, clock: LoopClock, folder: Path) -> None:
+        super().__init__("checks")
+        self.pacing, self._data, self._judge_s = pacing, scenario.data, scenario.server.judge_s
+        self._clock, self._folder, self._turn = clock, folder, asyncio.Lock()
+        self.judged_at: list[float] = []  # times of the files, without those of matches
+        self.episodes = 0  # in these files, without stale ones
+
+    def in_place_of(self, on: Coordinator) -> Coordinator:
+        """Return the services with this judge and its seals."""
+        harvest = Harvest(on, self, Draws(on.key, ClaimTerms.of(on.settings).drawn))
+        intake = Intake(on, Examiners(harvest=harvest, recomputes=on.recomputes, audits=on.audits))
+        return replace(
+            on,
+            intake=intake,
+            replay=Replay(on, on.run_queries, lambda run, files: self._seal(files)),
+            upkeep=Upkeep(on, intake, on.uploads),
+        )
+
+    def hand_in(self, starts: Sequence[Start]) -> Handed:
+        """Write the file of a task."""
+        path = self._folder / f"episodes-{secrets.token_hex(8)}"
+        path.write_bytes(data := self._file(starts))
+        return Handed(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+
+    def behind(self, chunks: Sequence[Path], version: int) -> Counter[int]:
+        """Return how many episodes of the chunks are how many versions behind a version."""
+        return Counter(version - made for path in chunks for made, _ in _starts(path.read_bytes()))
+
+    async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
+        """Return what a check of the file of a HarvestCase would find; see `Compute.timed`."""
+        case: HarvestCase = arguments[0]
+        # A draw, which is judged twice, is part of the measured mean.
+        takes_s = 0.0 if case.drawn else case.asked * self._judge_s
+        async with self._turn:
+            await self._clock.nap(takes_s)
+        self.busy_s += takes_s
+        return cast(T, self._inspect(case, arguments[1])), takes_s
+
+    def _inspect(self, case: HarvestCase, path: Path) -> Inspection:
+        starts, play = _starts(path.read_bytes()), self.pacing
+        stale = {} if case.match else behind(starts, case.known, play.lag)
+        kept = [each for place, each in enumerate(starts) if place not in stale]
+        if not (case.match or case.drawn):
+            self.judged_at.append(self._clock.monotonic())
+            self.episodes += len(kept)
+        return Inspection(
+            data=self._file(kept) if kept else b"",
+            episodes=len(kept),
+            samples=self._samples(kept),
+            evaluations=round(len(kept) * play.episode_flops / play.evaluation_flops),
+            stale=len(stale),
+            complaint=next(iter(stale.values()), ""),
+            draws=len(kept) if case.match else 0,
+        )
+
+    def _seal(self, files: Sequence[bytes]) -> Sealed:
+        parts = [_starts(data) for data in files]
+        starts = [each for part in parts for each in part]
+        return Sealed(data=self._file(starts), samples=sum(map(self._samples, parts)))
+
+    def _samples(self, starts: Sequence[Start]) -> int:
+        return round(len(starts) * self._data.episode_samples)
+
+    def _file(self, starts: Sequence[Start]) -> bytes:
+        return msgspec.json.encode(starts).ljust(round(len(starts) * self._data.episode_bytes))
+
+
+def _starts(data: bytes) -> list[Start]:
+    return decode(data, list[Start])
