@@ -403,8 +403,8 @@ def _resolved(
     if not _may_ask(run, asker, api_key_rows.helped(conn, asker.volunteer_id)):
         if definition(run).file.serve.who == "volunteers":
             raise Forbidden(
-                f'the run "{run.name}" answers those who helped: come back when a contribution of '
-                "yours is merged"
+                f'the run "{run.name}" answers those who helped: come back when an update of yours'
+                " is merged, or games or answers are accepted"
             )
         raise Forbidden(f'nobody may ask the run "{run.name}"')
     here = only.get(run.name)

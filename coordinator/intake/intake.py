@@ -61,6 +61,7 @@ from shared.protocol.contributions import SubmitRequest, Verdict
 from shared.protocol.limits import PARTS_MAX, TRIES_MAX
 from shared.signing import canonical, digest
 from shared.tensors import quantize
+from shared.workloads.experience import warm_start
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -456,7 +457,10 @@ def _judge(
         replayed=found.replayed,
     )
     file, then = about.file, in_phase(about.plan, found.phase)
-    judgement = validation.judge(evidence, file.validation, file.train, then)
+    train, play = file.train, about.play
+    if play is not None and found.global_step < warm_start(train, play.warm_steps):
+        train = msgspec.structs.replace(train, lr=play.warm_lr)
+    judgement = validation.judge(evidence, file.validation, train, then)
     if judgement.state == "accepted" and run.state not in OPEN:
         return validation.TOO_LATE
     if judgement.state == "accepted" and row.kind != plan.update:

@@ -50,6 +50,7 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     unit: str = "game"  # word for an episode
     samples: int = 0  # samples of an episode; 0 = any number, and all episodes teach
     warm_steps: int = 0  # global steps that learners make from examples, before any episode
+    warm_lr: float = 0.0  # learning rate of these steps
     match_games: int = 0  # games of one match
     match_every: int = 0  # versions from one match to the next; 0 = none
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, func, insert, select, update
 
+from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.statements import its
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
@@ -92,7 +93,8 @@ def charge(conn: Connection, key_id: int, cost_micro: int) -> None:
 
 
 def helped(conn: Connection, volunteer_id: str) -> bool:
-    """Return True if a contribution of an account was merged."""
+    """Return True if a contribution of an account was merged, or accepted and is never merged."""
     c = contributions.c
-    query = select(c.id).where(c.volunteer_id == volunteer_id, c.state == "merged").limit(1)
+    done = (c.state == "merged") | ((c.state == "accepted") & c.kind.not_in(UPDATES))
+    query = select(c.id).where(c.volunteer_id == volunteer_id, done).limit(1)
     return conn.execute(query).first() is not None

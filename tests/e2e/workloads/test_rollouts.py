@@ -17,6 +17,8 @@ from sqlalchemy import Connection, select, update
 from torch import Tensor
 
 from coordinator.database import experience
+from coordinator.database.inference.api_key_rows import helped
+from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import add_beside
@@ -129,6 +131,18 @@ async def test_nothing_is_answered_by_the_model_from_before_its_warm_start(tmp_p
         assert (await ann.claim("selfplay")).job.kind == "selfplay"
 
 
+async def test_a_warm_start_is_judged_by_its_own_learning_rate(tmp_path: Path) -> None:
+    """It is far above the rate of the steps that follow, which bounds the norm of theirs."""
+    table = RUN.replace("warm_steps = 300", "warm_steps = 10").replace("lr = 1e-2", "lr = 1e-6")
+    async with local_coordinator(tmp_path) as home:
+        await home.coordinator.runs.create(table)
+        await home.coordinator.runs.start("rollouts")
+        ann = Player(home, await home.join("Ann", workloads=["rollouts"]))
+        await home.coordinator.replay.tend(1)
+        verdict = await ann.do(await ann.claim("learn"))
+        assert (verdict.state, verdict.message) == ("accepted", "accepted")
+
+
 async def test_no_task_is_added_to_a_warm_start_whose_merge_is_due(tmp_path: Path) -> None:
     """A merge waits for no more machines than are at work, whatever the plan's quorum."""
     table = RUN.replace("warm_steps = 300", "warm_steps = 1").replace(
@@ -174,6 +188,11 @@ async def test_a_warm_start_that_no_merge_follows_is_added_to(tmp_path: Path, lo
         assert (await ann.claim("selfplay")).job.kind == "selfplay"
 
 
+def who_may_ask(conn: Connection) -> set[str]:
+    found = conn.execute(select(volunteers.c.id, volunteers.c.nickname))
+    return {str(name) for each, name in found if helped(conn, each)}
+
+
 async def test_one_machine_answers_and_another_learns(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "coordinator") as home:
         await home.coordinator.runs.create(RUN)
@@ -193,6 +212,7 @@ async def test_one_machine_answers_and_another_learns(tmp_path: Path) -> None:
         assert {event.kind for event in actor.all(events.Claimed)} == {"selfplay"}
         assert {event.kind for event in learner.all(events.Claimed)} == {"learn"}
         assert await sound(home)
+        assert await home.coordinator.db.read(who_may_ask) == {"play", "learn"}
 
 
 Records = list[GroupRecord]
