@@ -120,9 +120,16 @@ def _check_with_tasks(whole: Plan, file: RunFile) -> None:
             )
 
 
-def check_train(said: TrainSettings, whole: Plan) -> None:
-    """Raise InvalidRunFile for keys of `[train]` that are unread if only the server makes steps."""
+def check_train(said: TrainSettings, whole: Plan, *, learns: bool = False) -> None:
+    """Raise InvalidRunFile for keys of `[train]` that are unread if only the server makes steps,
+    and for such a plan if the workload `learns` from data of its own.
+    """
     plans = (whole, *(in_phase(whole, index) for index in range(len(whole.phases))))
+    if learns and any(plan.update != "delta" for plan in plans):
+        raise InvalidRunFile(
+            f'[plan] the preset "{whole.preset}" merges gradients, but learners of this workload'
+            ' send deltas: take the preset "self-play"'
+        )
     if any(plan.update == "delta" for plan in plans):
         return
     by_train = any(plan.optimizer == "adamw" for plan in plans)

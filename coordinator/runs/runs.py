@@ -139,7 +139,7 @@ class Runs(PlatformService):
         stored = run_file.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))
         about = of_file(stored)  # `of_file` also checks the plan
         play = about.play
-        check_train(said.train, about.plan)
+        check_train(said.train, about.plan, learns=play is not None)
         check_model(about.parameters)
         if passed:
             _check_samples(file, sum(counts))

@@ -82,3 +82,12 @@ def test_keys_of_train_that_nobody_reads_are_refused(preset: str) -> None:
         check_train(file.train, plan({"preset": preset, "optimizer": "sgd", "lr": 0.1}))
     check_train(file.train, plan({"preset": "fedavg"}))
     check_train(resolved('[train]\nprecision = "bfloat16"\n').train, plan({"preset": preset}))
+
+
+@pytest.mark.parametrize("preset", ["gradient-average", "sync-sgd", "async-sgd"])
+def test_a_preset_of_gradients_is_refused_where_learners_send_deltas(preset: str) -> None:
+    """Their updates would be accepted and paid, and never merged."""
+    said = resolved("").train
+    with pytest.raises(InvalidRunFile, match=f'"{preset}" merges gradients, but learners'):
+        check_train(said, plan({"preset": preset}), learns=True)
+    check_train(said, plan({"preset": "self-play"}), learns=True)
