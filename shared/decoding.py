@@ -103,7 +103,8 @@ def decoded_line(line: bytes, kind: type[T], place: str) -> T:
     except msgspec.ValidationError as error:
         raise InvalidRunFile(complaint(error, place)) from error
     except MALFORMED as error:
-        raise InvalidRunFile(f"{place}: {error}") from error
+        said = "this is not text in UTF-8" if isinstance(error, UnicodeError) else error
+        raise InvalidRunFile(f"{place}: {said}") from error
 
 
 def _parted(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:

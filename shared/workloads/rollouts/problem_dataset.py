@@ -42,6 +42,8 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def build(wanted: DatasetWanted, put: Put) -> DatasetManifest:
     """Store the problems of files, shuffled, and return their manifest. Raises InvalidRunFile."""
+    if not 0 < wanted.heldout_share < 1:
+        raise InvalidRunFile(f"heldout_share {wanted.heldout_share} must lie between 0 and 1")
     found: dict[str, tuple[Problem, str]] = {}  # by prompt, with the place
     for path in wanted.sources:
         for place, line in _lines(path):

@@ -80,6 +80,20 @@ def test_a_single_problem_is_no_dataset(tmp_path: Path) -> None:
         Stored(tmp_path, SUMS[0])
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
+def test_a_held_out_share_of_nothing_or_of_all_is_refused(tmp_path: Path, share: float) -> None:
+    (tmp_path / "sums").write_text("\n".join(SUMS))
+    wanted = DatasetWanted(name="sums", sources=(tmp_path / "sums",), heldout_share=share)
+    with pytest.raises(InvalidRunFile, match=r"heldout_share .* must lie between 0 and 1"):
+        build(wanted, lambda _: "")
+
+
+def test_another_encoding_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sums").write_bytes('{"prompt": "café", "answer": 1}'.encode("latin-1"))
+    with pytest.raises(InvalidRunFile, match=r"sums line 1: this is not text in UTF-8$"):
+        build(DatasetWanted(name="sums", sources=(tmp_path / "sums",)), lambda _: "")
+
+
 def test_files_that_are_too_large_together_are_no_dataset(tmp_path: Path) -> None:
     sources = tmp_path / "one", tmp_path / "two"
     for source in sources:
