@@ -118,6 +118,15 @@ def whole_percent(share: float) -> int:
     return min(100, int(max(0.0, share) * 100 + 1e-9))
 
 
+def measured(loss: float, measure: str) -> str:
+    """Return a run's loss in four digits, or for problems the share that is solved."""
+    return f"{whole_percent(1 - loss)} %" if measure == UNSOLVED else f"{loss:.4g}"
+
+
+def measure_word(measure: str) -> str:
+    return "solved" if measure == UNSOLVED else "loss"
+
+
 def credit(micro: int, digits: int = 2) -> str:
     """Return micro-credits as credits."""
     return f"{micro / MICRO:,.{digits}f}"

@@ -11,7 +11,7 @@ from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
 from shared.errors import BadRequest, InvalidRunFile, why
 from shared.protocol.limits import process_on
-from shared.text import credit, duration, size, whole_percent
+from shared.text import credit, duration, measure_word, measured, size, whole_percent
 from shared.text_file import read_text
 
 if TYPE_CHECKING:
@@ -288,11 +288,11 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             ("dataset", run.dataset),
             ("licence", run.licence),
             ("version", run.version if run.version >= 0 else "none yet"),
-            ("loss", None if run.loss is None else f"{run.loss:.4f} (first {run.loss_first:.4f})"),
+            (measure_word(run.measure), _measured(run)),
             ("bits a byte", _bits(run)),
             ("workers", run.workers),
             ("steps", run.steps),
-            ("tokens", run.tokens),
+            (run.items, run.tokens),
             ("credits", f"{run.credits_per_step:g} a step"),
             ("merge", run.merging),
             ("experience", _experience(shown.experience)),
@@ -311,6 +311,13 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
     _suites(run)
     print()
     print_versions(shown.versions)
+
+
+def _measured(run: RunInfo) -> str | None:
+    if run.loss is None or run.loss_first is None:
+        return None
+    now, first = (measured(each, run.measure) for each in (run.loss, run.loss_first))
+    return f"{now} (first {first})"
 
 
 def print_versions(versions: Sequence[VersionInfo]) -> None:

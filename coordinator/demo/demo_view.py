@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.text import printable, size
+from shared.text import measure_word, measured, printable, size
 from shared.workloads.data.image_files import read_png
 from shared.workloads.data.resize import braille, corner
 
@@ -81,7 +81,8 @@ class DemoView:
 def status(elapsed_s: float, run: RunInfo, versions: Sequence[VersionInfo]) -> str:
     """Return the state of the run in one line."""
     losses = [version.loss for version in versions if version.loss is not None]
-    loss = f"loss {losses[0]:.3f} -> {losses[-1]:.3f}" if losses else "loss not measured yet"
+    now = [measured(each, run.measure) for each in losses[:1] + losses[-1:]]
+    loss = f"{measure_word(run.measure)} {' -> '.join(now) or 'not measured yet'}"
     return (
         f"  {elapsed_s:4.0f} s  version {run.version:3d}  {loss}  "
         f"{run.workers} volunteers at work  {run.merging}"

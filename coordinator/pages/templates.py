@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 import msgspec
 
-from shared.text import UNSOLVED, counted, credit, printable, size, whole_percent
+from shared.text import UNSOLVED, counted, credit, measured, printable, size
 from shared.workloads.games import COLUMNS
 
 KINDS = {
@@ -140,9 +140,7 @@ def loss(value: float | None, measure: str = "") -> str:
     """Return a loss in four digits, or for problems the share that is solved; a dash for an
     unmeasured loss.
     """
-    if value is not None and measure == UNSOLVED:
-        return f"{whole_percent(1 - value)} %"
-    return "–" if value is None else f"{value:.4g}"
+    return "–" if value is None else measured(value, measure)
 
 
 def measure(name: str) -> str:

@@ -16,6 +16,7 @@ from coordinator.demo.demo_report import Report, traffic_of
 from coordinator.demo.demo_view import hints, summary, table
 from shared.errors import Configuration, InvalidRunFile
 from shared.protocol.versions import VersionInfo
+from shared.text import UNSOLVED, measure_word, measured
 from shared.workloads import base
 
 
@@ -78,6 +79,11 @@ def test_a_workload_that_plays_ends_in_rating_and_tactics() -> None:
     assert rows[3] == ["9", "+300", "±", "120", "60", "%", "50", "%"]
     assert len({len(line) for line in table(history)}) == 1
     assert max(map(len, lines)) < 120
+
+
+def test_a_run_of_problems_says_how_many_are_solved() -> None:
+    assert [measured(0.543, name) for name in (UNSOLVED, "loss")] == ["45 %", "0.543"]
+    assert [measure_word(name) for name in (UNSOLVED, "loss")] == ["solved", "loss"]
 
 
 def test_a_long_history_is_a_short_table_with_both_ends() -> None:
