@@ -285,10 +285,6 @@ class Uploads(PlatformService):
 
     # --- receive ---
 
-    async def info(self, principal: Principal, upload_id: str) -> UploadInfo:
-        """Return the progress of an upload. Raises NotFound for another worker's."""
-        return await self._info(await self._row(principal, upload_id))
-
     async def _row(self, principal: Principal, upload_id: str) -> UploadRow:
         row = await self._reading.ask(upload_id) if UPLOAD_ID.fullmatch(upload_id) else None
         mine = row is not None and row.worker_id == principal.worker_id

@@ -195,12 +195,6 @@ UPLOAD = Endpoint(
     reply=UploadInfo,
     writes=True,
 )
-UPLOAD_STATE = Endpoint(
-    path="/uploads/{upload}",
-    operation="uploads.info",
-    summary="Progress of an upload",
-    reply=UploadInfo,
-)
 UPLOAD_BYTES = Endpoint(
     method="PUT",
     path="/uploads/{upload}",

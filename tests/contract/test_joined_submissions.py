@@ -5,7 +5,7 @@ the other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from shared.protocol.accounts import Me
 from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo, Verdict
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.leases import Lease
+from shared.protocol.limits import API
 from tests.support.local_coordinator import (
     RUN,
     LocalCoordinator,
@@ -393,6 +394,13 @@ async def test_a_name_that_no_upload_has_is_not_looked_up(
         ann = await home.join("Ann")
         who = await home.coordinator.volunteers.authenticate(ann.worker_id, ann.secret)
         with counted() as statements, pytest.raises(NotFound, match="no such upload"):
-            await home.coordinator.uploads.info(who, name)
+            await home.coordinator.uploads.write(who, name, 0, nothing())
         assert not statements
-        refused(await ann.get(f"/uploads/{quote(name, errors='surrogatepass')}"), 404)
+        path = f"{API}/uploads/{quote(name, errors='surrogatepass')}"
+        refused(await ann.http.put(path, headers={"Upload-Offset": "0"}), 404)
+
+
+async def nothing() -> AsyncIterator[bytes]:
+    """Yield no bytes."""
+    for piece in ():
+        yield piece

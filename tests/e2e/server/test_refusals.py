@@ -41,7 +41,6 @@ async def test_nobody_sees_what_is_not_theirs(home: LocalCoordinator) -> None:
     }.items():
         refused(await eve.post(path, body), 404)
     refused(await eve.announce(lease, data), 404)
-    refused(await eve.get(f"/uploads/{info.upload_id}"), 404)
     refused(await eve.put(info.upload_id, 0, data), 404)
     decode(await ann.post(f"/tasks/{lease.task}/submit", submission), Verdict)
     assert decode(await eve.get("/contributions"), tuple[Verdict, ...]) == ()

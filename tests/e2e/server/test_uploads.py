@@ -51,19 +51,19 @@ async def announced(home: LocalCoordinator) -> tuple[Worker, Lease, bytes, Uploa
 
 
 async def test_an_upload_goes_on_where_it_broke_off(home: LocalCoordinator) -> None:
-    ann, _, data, info = await announced(home)
+    ann, lease, data, info = await announced(home)
     half = decode(await ann.put(info.upload_id, 0, data[:1000]), UploadInfo)
     assert (half.offset, half.complete) == (1000, False)
     assert refused(await ann.put(info.upload_id, 0, data), 409).code == "offset_mismatch"
     assert refused(await ann.put(info.upload_id, 1001, data[1001:]), 409).code == "offset_mismatch"
     home.coordinator.uploads._hashes.clear()  # as after a restart
-    assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 1000
+    assert decode(await ann.announce(lease, data), UploadInfo).offset == 1000
     done = decode(await ann.put(info.upload_id, 1000, data[1000:]), UploadInfo)
     assert done.complete
 
 
 async def test_a_broken_connection_keeps_what_came(home: LocalCoordinator) -> None:
-    ann, _, data, info = await announced(home)
+    ann, lease, data, info = await announced(home)
 
     async def breaks() -> AsyncIterator[bytes]:
         yield data[:700]
@@ -72,13 +72,13 @@ async def test_a_broken_connection_keeps_what_came(home: LocalCoordinator) -> No
     principal = await home.coordinator.volunteers.authenticate(ann.worker_id, ann.secret)
     with pytest.raises(ClientGone):
         await home.coordinator.uploads.write(principal, info.upload_id, 0, breaks())
-    assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 700
+    assert decode(await ann.announce(lease, data), UploadInfo).offset == 700
 
 
 async def test_an_upload_that_the_disk_lost_a_part_of_begins_again(
     home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ann, _, data, info = await announced(home)
+    ann, lease, data, info = await announced(home)
     real, failures = os.fsync, [OSError(errno.ENOSPC, "full")]
 
     def failing(descriptor: int) -> None:
@@ -89,7 +89,7 @@ async def test_an_upload_that_the_disk_lost_a_part_of_begins_again(
     monkeypatch.setattr(writer, "SYNC_BYTES", 1)
     monkeypatch.setattr(os, "fsync", failing)
     refused(await ann.put(info.upload_id, 0, data[:-1]), 507)
-    assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset == 0
+    assert decode(await ann.announce(lease, data), UploadInfo).offset == 0
     assert decode(await ann.put(info.upload_id, 0, data), UploadInfo).complete
 
 
@@ -126,7 +126,7 @@ async def test_uploads_are_counted_against_their_grant(home: LocalCoordinator) -
     longer = await ann.put(info.upload_id, 0, data + b"more")
     refused(longer, 413)
     assert longer.headers["connection"] == "close"
-    assert decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo).offset < len(data)
+    assert decode(await ann.announce(lease, data), UploadInfo).offset < len(data)
 
 
 async def test_other_bytes_than_announced_are_refused_and_gone(home: LocalCoordinator) -> None:
@@ -135,7 +135,7 @@ async def test_other_bytes_than_announced_are_refused_and_gone(home: LocalCoordi
         refused(await ann.put(info.upload_id, 0, os.urandom(len(data))), 422).code
         == "invalid_frame"
     )
-    refused(await ann.get(f"/uploads/{info.upload_id}"), 404)
+    refused(await ann.put(info.upload_id, 0, data), 404)
     fresh = await ann.upload(lease, data)
     assert fresh.complete
 
@@ -175,7 +175,7 @@ async def test_unfinished_uploads_expire(home: LocalCoordinator) -> None:
     await ann.put(info.upload_id, 0, data[:100])
     await home.clock.advance(2 * 86_400)
     assert await home.coordinator.uploads.expire() == 1
-    refused(await ann.get(f"/uploads/{info.upload_id}"), 404)
+    refused(await ann.put(info.upload_id, 0, data), 404)
     assert list((home.coordinator.blobs.scratch() / "uploads").iterdir()) == []
 
 
@@ -348,7 +348,7 @@ async def test_what_was_not_submitted_goes_with_its_lease(home: LocalCoordinator
     assert await uploads.expire() == 0  # it still holds the lease
     await ann.post(f"/tasks/{lease.task}/release", {"attempt": lease.attempt})
     assert await uploads.expire() == 1
-    refused(await ann.get(f"/uploads/{info.upload_id}"), 404)
+    refused(await ann.put(info.upload_id, 0, data), 404)
 
 
 async def test_the_quota_bounds_what_lies_around(tmp_path: Path) -> None:

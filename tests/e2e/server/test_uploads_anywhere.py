@@ -113,7 +113,7 @@ async def test_what_arrived_before_a_break_is_kept_for_every_replica(
     with suppress(AssertionError):  # httpx wants a reply, of which there is none
         await ann.put(info.upload_id, 0, broken())
     for _ in range(REPLICAS):
-        info = decode(await ann.get(f"/uploads/{info.upload_id}"), UploadInfo)
+        info = decode(await ann.announce(lease, data), UploadInfo)
         assert info.offset == 1000
         assert refused(await ann.put(info.upload_id, 0, data), 409).code == "offset_mismatch"
     assert decode(await ann.put(info.upload_id, 1000, data[1000:]), UploadInfo).complete
