@@ -100,7 +100,9 @@ def _make(cert: Path, key: Path) -> None:
     private = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "volunteer coordinator")])
     now = datetime.now(UTC)
-    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.DNSName(_host_name())]
+    host = socket.gethostname()
+    known = [host] if host.isascii() and 0 < len(host) < 64 else []
+    names: list[x509.GeneralName] = [x509.DNSName(each) for each in ("localhost", *known)]
     names += [x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::1")]
     made = (
         x509.CertificateBuilder()
@@ -117,11 +119,6 @@ def _make(cert: Path, key: Path) -> None:
     pem = private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
     write_private(key, pem)
     write_private(cert, made.public_bytes(form.Encoding.PEM))
-
-
-def _host_name() -> str:
-    name = socket.gethostname()
-    return name if name.isascii() and name and len(name) < 64 else "localhost"
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -79,7 +79,9 @@ _KINDS = (
 
 def report(conn: Connection, now: float) -> TrustReport:
     """Return the standings: suspended accounts first, then accounts on probation, newest first."""
-    drawn = _by_account(conn.execute(_DRAWN))
+    drawn: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for who, result, count in conn.execute(_DRAWN):
+        drawn[who][result or "open"] += int(count)
     stakes = {who: int(total) for who, total in conn.execute(_STAKES)}
     active = select(volunteers).where(_V.state != "forgotten")
     rows = conn.execute(active.order_by(_ORDER, _V.created_at.desc()).limit(LISTING_MAX)).mappings()
@@ -171,13 +173,6 @@ def refusals(conn: Connection) -> tuple[int, int]:
     refused = func.coalesce(func.sum(case((newest.c.state == "rejected", 1), else_=0)), 0)
     row = conn.execute(select(refused, func.count()).select_from(newest)).one()
     return int(row[0]), int(row[1])
-
-
-def _by_account(rows: object) -> defaultdict[str, Counter[str]]:
-    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for who, result, count in rows:  # type: ignore[attr-defined]  # rows of three
-        found[who][result or "open"] += int(count)
-    return found
 
 
 def _checked(counted: Counter[str]) -> DrawCounts:

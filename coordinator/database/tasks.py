@@ -490,16 +490,14 @@ def overtake(conn: Connection, run_id: int, *, head: int) -> int:
 
 def _take_back(conn: Connection, run_id: int, based: ColumnElement[bool]) -> int:
     """Put tasks of these bases back to todo; the attempt grows, so that their holders get 410."""
-    taken = and_(tasks.c.run_id == run_id, based, tasks.c.kind != AUDIT, _unsubmitted())
+    held = and_(tasks.c.state == "doing", tasks.c.renew_by.is_not(None))
+    late = and_(tasks.c.state == "todo", tasks.c.returned)
+    taken = and_(tasks.c.run_id == run_id, based, tasks.c.kind != AUDIT, ~awaits_verdict())
     values = {"state": "todo", "returned": False, "attempt": tasks.c.attempt + 1}
     values |= {"begun_at": None, "base_version": None, **FREE}
-    return conn.execute(update(tasks).where(in_order(taken)).values(**values)).rowcount
-
-
-def _unsubmitted() -> ColumnElement[bool]:
-    held = and_(tasks.c.state == "doing", tasks.c.renew_by.is_not(None), ~awaits_verdict())
-    late = and_(tasks.c.state == "todo", tasks.c.returned, ~awaits_verdict())
-    return held | late
+    return conn.execute(
+        update(tasks).where(in_order(taken & (held | late))).values(**values)
+    ).rowcount
 
 
 def awaits_verdict() -> ColumnElement[bool]:

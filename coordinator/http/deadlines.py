@@ -270,11 +270,6 @@ class _Watched:
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, "this is not valid HTTP/1.1")
 
-    def _check_framing(self) -> None:
-        most = FRAMING_BYTES_MAX + FRAMING_A_BODY_BYTE * self._body
-        if self._framing > most and not self._refused:
-            self.refuse(431, "the chunk headers and trailers are too large for this body")
-
     def data_received(self, data: bytes) -> None:
         if self._refused or self.watch is None:
             return
@@ -290,7 +285,9 @@ class _Watched:
             self._check_headers()
         elif self._phase == "body" and same and phase == "body":
             self._framing += len(data) - (self._body - body)
-            self._check_framing()
+            most = FRAMING_BYTES_MAX + FRAMING_A_BODY_BYTE * self._body
+            if self._framing > most and not self._refused:
+                self.refuse(431, "the chunk headers and trailers are too large for this body")
 
     def on_message_begin(self) -> None:
         assert self.watch is not None

@@ -213,7 +213,9 @@ class Parts(PlatformService):
             written = await loop.run_in_executor(self._pool, step.survey_shard, order, shard, path)
             await self._blobs.put_file(written.sha256, path)
             return MergedPart(sha256=written.sha256, size=written.size)
-        surveys = await self._surveys(part.merge_id)
+        rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, part.merge_id))
+        made = [merge_jobs.made_by(row) for row in rows if row.phase == "survey"]
+        surveys = [await self._blobs.local(each.sha256) for each in made]
         outcome = await loop.run_in_executor(
             self._pool, step.merge_shard, order, shard, surveys, path, state
         )
@@ -228,11 +230,6 @@ class Parts(PlatformService):
             squares=outcome.squares,
             voices=outcome.turns,
         )
-
-    async def _surveys(self, merge_id: int) -> list[Path]:
-        rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, merge_id))
-        made = [merge_jobs.made_by(row) for row in rows if row.phase == "survey"]
-        return [await self._blobs.local(each.sha256) for each in made]
 
     async def _put_together(
         self, recipe: MergeRecipe, rows: list[PartRow], weights: Path

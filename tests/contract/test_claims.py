@@ -204,7 +204,7 @@ async def test_work_that_appears_wakes_a_few_claims_the_oldest_first(
     leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
     crowd = await house.write(lambda conn: [add_worker(conn) for _ in range(80)])
     waiting = [asyncio.ensure_future(house.lease(who, wait_s=30.0)) for who in crowd]
-    asked = []
+    asked: list[str] = []
     ask = house.queue.claims.joiner.ask
 
     async def counted(waiter: Waiter) -> Answer:
@@ -267,7 +267,7 @@ async def test_a_new_version_wakes_no_claim_that_no_run_suits(
 ) -> None:
     waiting = asyncio.ensure_future(house.idle(house.a, memory_bytes=1, wait_s=30.0))
     await _until_they_wait(house, 1)
-    asked = []
+    asked: list[Waiter] = []
     monkeypatch.setattr(house.queue.claims.joiner, "ask", asked.append)
     for topic in ("versions", "queue", f"run:{house.run}"):
         house.signals.notify(topic)

@@ -41,18 +41,13 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     def changes(self, moment: datetime) -> datetime | None:
         """Return the next minute at which work becomes allowed or disallowed; None if never."""
-        edges = self._edges()
+        starts = {start % WEEK_MIN for start, _ in self.spans}
+        edges = starts ^ {stop % WEEK_MIN for _, stop in self.spans}  # touching spans are one
         if not edges:
             return None
         minute = _minute(moment)
         wait = min((edge - minute - 1) % WEEK_MIN + 1 for edge in edges)
         return moment.replace(second=0, microsecond=0) + timedelta(minutes=wait)
-
-    def _edges(self) -> set[int]:
-        """Return the minutes at which work starts or ends; touching spans count as one."""
-        starts = {start % WEEK_MIN for start, _ in self.spans}
-        stops = {stop % WEEK_MIN for _, stop in self.spans}
-        return starts ^ stops
 
 
 def end_of_pause(length: str, until: str, now: datetime) -> datetime | None:

@@ -151,13 +151,8 @@ def reduce(view: AgentView, event: AnyEvent, status: Status) -> AgentView:
     """Return the view after an event; `status` already includes the event."""
     after = replace(view, status=status, seen=view.seen + 1)
     after = _grown(after, event)
-    return after if _is_silent(event) else _noted(after, event)
-
-
-def _is_silent(event: AnyEvent) -> bool:
-    """Return True if the event is left out of the log."""
     again = isinstance(event, events.Connection | events.Idle) and event.repeated
-    return again or isinstance(event, _SILENT)
+    return after if again or isinstance(event, _SILENT) else _noted(after, event)
 
 
 def recalled(view: AgentView, event: events.LossMeasured) -> AgentView:

@@ -82,7 +82,10 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     for why, withheld in unpaid.items():
         withhold(conn, withheld, now)
         verdicts.unpaid(conn, [row.id for row in withheld], why)
-    _earn(conn, [Payment.of(row) for row in earned], now)
+    if earned:
+        paid = [Payment.of(row) for row in earned]
+        post_step(conn, "earn", paid, now)
+        _settle(conn, paid, now)
     _hold(conn, held, now)
     _not_suspended(conn, (*earned, *held))
 
@@ -181,12 +184,6 @@ def _hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None
         for row in rows
     ]
     conn.execute(_ADD, lines)
-
-
-def _earn(conn: Connection, rows: Sequence[Payment], now: float) -> None:
-    if rows:
-        post_step(conn, "earn", rows, now)
-        _settle(conn, rows, now)
 
 
 def _settle(conn: Connection, rows: Sequence[Payment], now: float) -> None:

@@ -226,7 +226,9 @@ def _machines(conn: Connection, newest: CTE, now: float) -> tuple[WorkerLine, ..
     recent = last.order_by(_W.last_seen_at.desc(), _W.id).limit(MACHINES_MAX - len(shown))
     shown += [who for who in conn.execute(recent).scalars() if who not in shown]
     rows = {row["id"]: row for row in conn.execute(_described(shown)).mappings()}
-    holding = _holding(conn, shown)
+    held = select(_T.worker_id, _T.id, runs.c.name).join(runs, runs.c.id == _T.run_id)
+    held = held.where(_T.worker_id.in_(shown), _T.state == "doing").order_by(_T.id.desc())
+    holding = {who: (task, run) for who, task, run in conn.execute(held)}  # the first of each
     return tuple(
         WorkerLine(
             id=who,
@@ -249,13 +251,6 @@ def _machines(conn: Connection, newest: CTE, now: float) -> tuple[WorkerLine, ..
 def _described(shown: Sequence[str]) -> Select[Any]:
     query = select(_W.id, _W.hostname, _W.state, _W.last_seen_at, _W.step_flops, _V.nickname)
     return query.join(volunteers, _V.id == _W.volunteer_id).where(_W.id.in_(shown))
-
-
-def _holding(conn: Connection, shown: Sequence[str]) -> dict[str, tuple[int, str]]:
-    """Return the first task that each worker holds, with its run."""
-    query = select(_T.worker_id, _T.id, runs.c.name).join(runs, runs.c.id == _T.run_id)
-    query = query.where(_T.worker_id.in_(shown), _T.state == "doing").order_by(_T.id.desc())
-    return {worker: (task, run) for worker, task, run in conn.execute(query)}
 
 
 def _failures(conn: Connection, now: float) -> Counter[str]:

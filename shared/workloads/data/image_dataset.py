@@ -107,7 +107,12 @@ def build_images(
         pictures = read_pictures(sources, skipped, settings.size)
         stored, copies = _spool(pictures, spool, settings, tell)
         if len(stored) < _IMAGES_MIN:
-            raise InvalidRunFile(_too_few(len(stored), skipped))
+            few = (
+                f"{len(stored)} different images are too few to learn from (at least {_IMAGES_MIN})"
+            )
+            why = "; ".join(skipped.sentences[:3])
+            could = f"; {skipped.count} could not be used: {why}" if skipped.count else ""
+            raise InvalidRunFile(few + could)
         corpus = _ImageScratch(spool, stored, settings)
         train, held = corpus.split()
         writer = _ChunkWriter(corpus, put, tell, total=len(stored))
@@ -132,13 +137,6 @@ def build_images(
             **about,
         },
     )
-
-
-def _too_few(count: int, skipped: Skipped) -> str:
-    text = f"{count} different images are too few to learn from (at least {_IMAGES_MIN})"
-    if skipped.count:
-        text += f"; {skipped.count} could not be used: {'; '.join(skipped.sentences[:3])}"
-    return text
 
 
 def fit(pixels: Pixels, size: int, channels: int) -> Pixels:

@@ -27,8 +27,8 @@ async def test_a_damaged_run_file_costs_no_other_run(tmp_path: Path, database_ur
         async with coordinator.working():
             refused = await ann.post("/claims", again)
             assert "run file cannot be read" in refused.json()["message"]
-            for seed, name in enumerate(("Mia", "Bob")):
-                worker = await home.join(name)
+            workers = [await home.join(name) for name in ("Mia", "Bob")]
+            for seed, worker in enumerate(workers):
                 lease = await worker.claim()
                 assert lease.run == "other"
                 verdict = await worker.hand_in(lease, await worker.begin(lease), seed)
@@ -37,7 +37,7 @@ async def test_a_damaged_run_file_costs_no_other_run(tmp_path: Path, database_ur
             async with asyncio.timeout(60):
                 while len(made := await versions("other")) < 2 or made[1].loss is None:
                     await asyncio.sleep(0.02)
-            listed = await worker.get("/runs")
+            listed = await workers[0].get("/runs")
             assert [run["name"] for run in listed.json()] == ["other"]
             assert (await home.client().get("/")).status_code == 200
         assert [beat.run for beat in await coordinator.runs.queries.beats()] == ["other"]

@@ -32,9 +32,10 @@ class TaskPlot(Plot):
         return _("Loss of task {task}", task=curve.task) + value, subtitle
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        curve = self._picture(scene)
-        if curve is None:
+        curve = self._curve(scene)
+        if curve is None or curve.points or not curve.preview:
             return super().lines(scene, width, height)
+        # work without a loss: a game, or answers
         rows = picture(curve.preview, curve.metrics, width - 2, height)
         return [((" ", "text"), *row) for row in rows]
 
@@ -42,11 +43,6 @@ class TaskPlot(Plot):
         task = scene.view.task(scene.device)
         shown = task.task if task is not None and task.phase in ("train", "upload") else None
         return scene.view.curve(shown)
-
-    def _picture(self, scene: Scene) -> Curve | None:
-        """Return the curve of work that has a preview but no loss: a game, or answers."""
-        curve = self._curve(scene)
-        return curve if curve and not curve.points and curve.preview else None
 
     def chart(self, scene: Scene) -> Chart:
         curve = self._curve(scene)
