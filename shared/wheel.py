@@ -46,7 +46,10 @@ def own_wheel() -> Wheel:
     stem = f"{PROJECT}-{found.version}"
     contents = _packages() | _metadata(found, f"{stem}.dist-info")
     record = f"{stem}.dist-info/RECORD"
-    lines = [_record_line(name, data) for name, data in sorted(contents.items())]
+    lines = []
+    for name, data in sorted(contents.items()):
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{len(data)}\n")
     contents[record] = "".join([*lines, f"{record},,\n"]).encode()
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
@@ -78,8 +81,3 @@ def _metadata(found: Distribution, folder: str) -> dict[str, bytes]:
 
 
 _WHEEL = b"Wheel-Version: 1.0\nGenerator: volunteer\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-
-
-def _record_line(name: str, data: bytes) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-    return f"{name},sha256={digest},{len(data)}\n"

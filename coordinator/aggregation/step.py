@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,6 @@ from coordinator.aggregation import aggregate
 from coordinator.aggregation.cohort import (
     Cohort,
     DeltaReader,
-    Doubles,
     Floats,
     TensorPiece,
     cohort,
@@ -179,12 +178,6 @@ def survey_shard(order: MergeOrder, shard: Shard, path: Path) -> Written:
         return writer.written
 
 
-def _in_order(schema: Schema, homes: Mapping[str, Frame]) -> Iterator[Doubles | None]:
-    for piece in pieces(schema):
-        name = file_name(piece)
-        yield homes[name].array(name) if name in homes else None
-
-
 def merge_shard(
     order: MergeOrder, shard: Shard, surveys: Sequence[Path], weights: Path, state: Path
 ) -> MergeOutput:
@@ -192,7 +185,9 @@ def merge_shard(
     with ExitStack() as files:
         gathered = _gather(files, order)
         frames = [files.enter_context(open_frame(path, schema_of_file(path))) for path in surveys]
-        parts = _in_order(order.schema, {name: frame for frame in frames for name in frame})
+        homes = {name: frame for frame in frames for name in frame}
+        names = map(file_name, pieces(order.schema))
+        parts = (homes[name].array(name) if name in homes else None for name in names)
         factors = aggregate.settle(order.rule, gathered, parts)
         layout = Layout(pieces=shard, schema=shard_schema(shard), whole=False)
         return _write(_Opened(files, order, gathered), layout, factors, weights, state)

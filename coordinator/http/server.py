@@ -322,18 +322,15 @@ async def welcome(coordinator: Coordinator) -> list[str]:
         lines.append("  serves  requests alone: servers with PyTorch merge, evaluate and check")
     known = await coordinator.db.read(runs.every)
     if settings.open:
-        lines += [f"  mend    {run.name} {UNGUARDED}" for run in known if _is_unguarded(run)]
+        alive = [run for run in known if run.state not in ENDED]
+        means = [run for run in alive if plan(run_file.decode(run.file).plan).aggregate == "mean"]
+        lines += [f"  mend    {run.name} {UNGUARDED}" for run in means]
     if settings.public_page:
         lines.append(f"  page    {where.url}/")
     if is_loopback(urlsplit(where.url).hostname or ""):
         lines.append(f"  other machines: coordinator serve --host 0.0.0.0{here}")
     lines.append(f"  next    {_next(known)}{here}")
     return lines
-
-
-def _is_unguarded(run: RunRow) -> bool:
-    """Return True for a live run that merges by the plain mean, unsafe with strangers."""
-    return run.state not in ENDED and plan(run_file.decode(run.file).plan).aggregate == "mean"
 
 
 def _invited(invite: ServerInvite) -> str:

@@ -23,7 +23,6 @@ from coordinator.rules.overview import (
     Gauges,
     Overview,
     ReplicaFigures,
-    RunLine,
     WholeFigures,
 )
 from coordinator.ttl_cache import CachedValue
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open_database import Database
-    from coordinator.database.monitoring.overview_rows import OpenRun
 
 OVERVIEW_S = 0.9  # a screen that asks once a second gets a new overview each time
 CENSUS_S = 5.0
@@ -92,7 +90,14 @@ class Overviews:
         seen = Overview(
             **whole,
             server=self._server,
-            runs=tuple(_with_flows(each, counted) for each in found),
+            runs=tuple(
+                msgspec.structs.replace(
+                    each.line,
+                    pushed=counted.pushed.get(each.id, Flow()),
+                    pulled=counted.pulled.get(each.id, Flow()),
+                )
+                for each in found
+            ),
             runs_total=overview_rows.runs_total(conn),
             tasks=tasks,
             failed=census.failed_tasks(conn) if any(each.line.failed for each in found) else (),
@@ -110,14 +115,6 @@ def _gauges(conn: Connection, now: float) -> Gauges:
         **msgspec.structs.asdict(census.figures(conn, now)),
         runs=tuple(each.line for each in found),
         queues=overview_rows.queues(conn, now),
-    )
-
-
-def _with_flows(run: OpenRun, counted: Census) -> RunLine:
-    return msgspec.structs.replace(
-        run.line,
-        pushed=counted.pushed.get(run.id, Flow()),
-        pulled=counted.pulled.get(run.id, Flow()),
     )
 
 

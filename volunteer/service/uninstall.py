@@ -49,7 +49,9 @@ def belongings(
     found = [Belonging(what=N_("service"), path=p, size=_size(p), goes=True) for p in service]
     found.append(_belonging(N_("downloads"), directories.cache, goes=True))
     profile = directories.profile
-    half_done = _half_done(profile)
+    places = (home / name for home in sorted(profile.glob("*/")) for name in ("inner", "tasks"))
+    listed = [_belonging(N_("half-done training"), place, goes=True) for place in places]
+    half_done = [item for item in listed if item.size]  # of any coordinator
     found += half_done
     inside = _size(profile) - sum(item.size for item in half_done)
     what = N_("account, results not yet submitted")
@@ -65,13 +67,6 @@ def other_profiles(directories: Directories) -> tuple[str, ...]:
     beside = directories.profile.parent
     names = (path.name for path in beside.iterdir() if path.is_dir() and path.name.count("@") == 1)
     return tuple(sorted(name for name in names if name != directories.profile.name))
-
-
-def _half_done(profile: Path) -> list[Belonging]:
-    """Return the folders of unfinished tasks and of state between tasks, of any coordinator."""
-    places = (home / name for home in sorted(profile.glob("*/")) for name in ("inner", "tasks"))
-    listed = [_belonging(N_("half-done training"), place, goes=True) for place in places]
-    return [item for item in listed if item.size]
 
 
 async def hand_back(profile: Profile, connect: Connect, clock: Clock) -> str:
