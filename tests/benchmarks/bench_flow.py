@@ -327,7 +327,7 @@ def row_of(
 
 
 async def measure(options: argparse.Namespace, folder: Path, database: str) -> dict[str, Any]:
-    where = {"database": database, "blobs": str(folder / "blobs")}
+    where: dict[str, Any] = {"database": database, "blobs": str(folder / "blobs")}
     quorum = max(64, round(2 * options.rate))  # a merge each two seconds
     async with local_coordinator(folder / "r0", **where) as home:
         documents = [

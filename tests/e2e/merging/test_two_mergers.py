@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 from coordinator.config import Settings
 from coordinator.database import runs
@@ -20,7 +21,7 @@ async def test_a_server_that_looks_never_stops_one_that_merges(
 ) -> None:
     url = await postgres.fresh()
     before = await deadlocks(url)
-    where = {"database": url, "blobs": str(tmp_path / "blobs")}
+    where: dict[str, Any] = {"database": url, "blobs": str(tmp_path / "blobs")}
     async with local_coordinator(tmp_path / "one", **where) as home:
         name = await home.start_run()
         workers = [await home.join(f"volunteer-{number}") for number in range(2)]
