@@ -45,7 +45,7 @@ RUNS: dict[str, tuple[str, ...]] = {
         "task.options.window_min=8",
         "task.options.chunk=8",
         "task.options.match_every=0",
-        "task.local_steps=2",
+        "task.local_steps=20",
         "task.batch_size=64",
     ),
 }
@@ -82,7 +82,8 @@ class Play(NamedTuple):
     @property
     def toml(self) -> str:
         start = START.get((self.name, self.learns), ())
-        return recipe(self.name, *RUNS[self.name], *start, *(() if self.learns else ALONE))
+        small = RUNS[self.name] if self.actors else ()
+        return recipe(self.name, *small, *start, *(() if self.learns else ALONE))
 
 
 class Task(NamedTuple):
@@ -210,7 +211,7 @@ def many(name: str) -> list[Row]:
     for count in MANY:
         actor = {**LOOPBACK, "jitter": 0.03, "count": count, "roles": ["play"]}
         actor |= {"episodes_per_s": 1 / each_s, "overhead_s": 0.0}
-        found = simulated(play, own, [actor], 0.02 if play.name == "reason" else 0.1)
+        found = simulated(play, own, [actor], 0.02 if play.name == "reason" else 0.06)
         assert found.play is not None
         figures = found.play
         rows.append(
