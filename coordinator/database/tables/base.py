@@ -7,7 +7,7 @@ are guarded by triggers, made by the migrations. SQLite and PostgreSQL have the 
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Integer, MetaData
+import sqlalchemy as sa
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -16,7 +16,7 @@ NAMING = {
     "fk": "fk_%(table_name)s_%(column_0_name)s",
     "pk": "pk_%(table_name)s",
 }
-metadata = MetaData(naming_convention=NAMING)
+metadata = sa.MetaData(naming_convention=NAMING)
 
 # 64-bit keys that SQLite still numbers by itself.
-Key = BigInteger().with_variant(Integer, "sqlite")
+Key = sa.BigInteger().with_variant(sa.Integer, "sqlite")

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Double, ForeignKey, String, Table, Text
+import sqlalchemy as sa
 
 from coordinator.database.tables.base import Key, metadata
 
-blobs = Table(
+blobs = sa.Table(
     "blobs",
     metadata,
-    Column("sha256", String(64), primary_key=True),
-    Column("size", BigInteger, nullable=False),
+    sa.Column("sha256", sa.String(64), primary_key=True),
+    sa.Column("size", sa.BigInteger, nullable=False),
     # chunk, heldout, asset, weights, way, state, update, experience, sample
-    Column("kind", String(16), nullable=False),
-    Column("created_at", Double, nullable=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
 )
 
-datasets = Table(
+datasets = sa.Table(
     "datasets",
     metadata,
-    Column("id", Key, primary_key=True, autoincrement=True),
-    Column("name", String(128), nullable=False, unique=True),
-    Column("kind", String(32), nullable=False),
-    Column("manifest", Text, nullable=False),  # whole, with the held-out split
-    Column("manifest_sha256", String(64), nullable=False),
-    Column("created_at", Double, nullable=False),
+    sa.Column("id", Key, primary_key=True, autoincrement=True),
+    sa.Column("name", sa.String(128), nullable=False, unique=True),
+    sa.Column("kind", sa.String(32), nullable=False),
+    sa.Column("manifest", sa.Text, nullable=False),  # whole, with the held-out split
+    sa.Column("manifest_sha256", sa.String(64), nullable=False),
+    sa.Column("created_at", sa.Double, nullable=False),
 )
 
 # Blobs that a dataset keeps alive, and whether a volunteer may fetch them.
-dataset_blobs = Table(
+dataset_blobs = sa.Table(
     "dataset_blobs",
     metadata,
-    Column("dataset_id", ForeignKey("datasets.id"), primary_key=True),
-    Column("sha256", String(64), primary_key=True, index=True),
-    Column("served", Boolean, nullable=False),
+    sa.Column("dataset_id", sa.ForeignKey("datasets.id"), primary_key=True),
+    sa.Column("sha256", sa.String(64), primary_key=True, index=True),
+    sa.Column("served", sa.Boolean, nullable=False),
 )

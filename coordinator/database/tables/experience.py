@@ -2,62 +2,64 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, ForeignKey, Index, Integer, String, Table
+import sqlalchemy as sa
 
 from coordinator.database.tables.base import Key, metadata
 
 # Good episodes of one accepted contribution, before and after they are sealed into a chunk.
-harvests = Table(
+harvests = sa.Table(
     "harvests",
     metadata,
-    Column("contribution_id", ForeignKey("contributions.id"), primary_key=True),
-    Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("sha256", String(64), nullable=False),
-    Column("size", BigInteger, nullable=False),
-    Column("episodes", Integer, nullable=False),
-    Column("samples", Integer, nullable=False),
-    Column("chunk", Integer, nullable=True),  # number of its chunk after sealing
-    Column("at", Double, nullable=False),
+    sa.Column("contribution_id", sa.ForeignKey("contributions.id"), primary_key=True),
+    sa.Column("run_id", sa.ForeignKey("runs.id"), nullable=False),
+    sa.Column("sha256", sa.String(64), nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("episodes", sa.Integer, nullable=False),
+    sa.Column("samples", sa.Integer, nullable=False),
+    sa.Column("chunk", sa.Integer, nullable=True),  # number of its chunk after sealing
+    sa.Column("at", sa.Double, nullable=False),
 )
-Index("ix_harvests_open", harvests.c.run_id, harvests.c.chunk)
+sa.Index("ix_harvests_open", harvests.c.run_id, harvests.c.chunk)
 
 # Replay window: immutable files of episodes, in the order of sealing. No row is ever deleted.
-chunks = Table(
+chunks = sa.Table(
     "chunks",
     metadata,
-    Column("run_id", ForeignKey("runs.id"), primary_key=True),
-    Column("number", Integer, primary_key=True),
-    Column("sha256", String(64), nullable=False, index=True),
-    Column("size", BigInteger, nullable=False),
-    Column("episodes", Integer, nullable=False),
-    Column("samples", Integer, nullable=False),
-    Column("sealed_at", Double, nullable=False),
-    Column("retired_at", Double, nullable=True),  # out of the window; the file goes a day later
+    sa.Column("run_id", sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("sha256", sa.String(64), nullable=False, index=True),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("episodes", sa.Integer, nullable=False),
+    sa.Column("samples", sa.Integer, nullable=False),
+    sa.Column("sealed_at", sa.Double, nullable=False),
+    sa.Column(
+        "retired_at", sa.Double, nullable=True
+    ),  # out of the window; the file goes a day later
 )
 
 # Checked matches between versions of a run.
-matches = Table(
+matches = sa.Table(
     "matches",
     metadata,
-    Column("contribution_id", ForeignKey("contributions.id"), primary_key=True),
-    Column("run_id", ForeignKey("runs.id"), nullable=False, index=True),
-    Column("version", Integer, nullable=False),
-    Column("against", Integer, nullable=False),
-    Column("wins", Integer, nullable=False),
-    Column("draws", Integer, nullable=False),
-    Column("losses", Integer, nullable=False),
-    Column("at", Double, nullable=False),
+    sa.Column("contribution_id", sa.ForeignKey("contributions.id"), primary_key=True),
+    sa.Column("run_id", sa.ForeignKey("runs.id"), nullable=False, index=True),
+    sa.Column("version", sa.Integer, nullable=False),
+    sa.Column("against", sa.Integer, nullable=False),
+    sa.Column("wins", sa.Integer, nullable=False),
+    sa.Column("draws", sa.Integer, nullable=False),
+    sa.Column("losses", sa.Integer, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
 )
 
 # Ratings of a run's versions, computed from its matches.
-metrics = Table(
+metrics = sa.Table(
     "metrics",
     metadata,
-    Column("id", Key, primary_key=True, autoincrement=True),
-    Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("name", String(64), nullable=False),
-    Column("version", Integer, nullable=True),
-    Column("value", Double, nullable=False),
-    Column("at", Double, nullable=False),
+    sa.Column("id", Key, primary_key=True, autoincrement=True),
+    sa.Column("run_id", sa.ForeignKey("runs.id"), nullable=False),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("version", sa.Integer, nullable=True),
+    sa.Column("value", sa.Double, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
 )
-Index("ix_metrics_read", metrics.c.run_id, metrics.c.name, metrics.c.id)
+sa.Index("ix_metrics_read", metrics.c.run_id, metrics.c.name, metrics.c.id)

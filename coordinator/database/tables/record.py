@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Double, String, Table, Text
+import sqlalchemy as sa
 
 from coordinator.database.tables.base import Key, metadata
 
-record_lines = Table(
+record_lines = sa.Table(
     "record",
     metadata,
-    Column("id", Key, primary_key=True, autoincrement=True),
-    Column("at", Double, nullable=False),
-    Column("actor", String(64), nullable=False),
-    Column("action", String(64), nullable=False),
-    Column("subject", String(255), nullable=False),
-    Column("detail", Text, nullable=False),
+    sa.Column("id", Key, primary_key=True, autoincrement=True),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("actor", sa.String(64), nullable=False),
+    sa.Column("action", sa.String(64), nullable=False),
+    sa.Column("subject", sa.String(255), nullable=False),
+    sa.Column("detail", sa.Text, nullable=False),
 )
 RECORD_SEALED = (
     record_lines.c.at,
@@ -25,17 +25,17 @@ RECORD_SEALED = (
 )
 
 # Organisers' words about accounts, which the record and the ledger name; they can be forgotten.
-reasons = Table(
+reasons = sa.Table(
     "reasons",
     metadata,
-    Column("name", String(32), primary_key=True),
-    Column("volunteer_id", String(64), nullable=False, index=True),
-    Column("text", Text, nullable=False),
+    sa.Column("name", sa.String(32), primary_key=True),
+    sa.Column("volunteer_id", sa.String(64), nullable=False, index=True),
+    sa.Column("text", sa.Text, nullable=False),
 )
 
-meta = Table(
+meta = sa.Table(
     "meta",
     metadata,
-    Column("key", String(64), primary_key=True),
-    Column("value", Text, nullable=False),
+    sa.Column("key", sa.String(64), primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
 )

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Double, String, Table, Text
+import sqlalchemy as sa
 
 from coordinator.database.tables.base import metadata
 
-replicas = Table(
+replicas = sa.Table(
     "replicas",
     metadata,
-    Column("id", String(64), primary_key=True),
+    sa.Column("id", sa.String(64), primary_key=True),
     # machine and data directory: a process that restarts there replaces the previous one
-    Column("place", String(255), nullable=False),
-    Column("started_at", Double, nullable=False),
-    Column("beat_at", Double, nullable=False),
-    Column("figures", Text, nullable=False),  # ReplicaFigures, JSON
+    sa.Column("place", sa.String(255), nullable=False),
+    sa.Column("started_at", sa.Double, nullable=False),
+    sa.Column("beat_at", sa.Double, nullable=False),
+    sa.Column("figures", sa.Text, nullable=False),  # ReplicaFigures, JSON
 )

@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, String, Table, Text
+import sqlalchemy as sa
 
 from coordinator.database.tables.base import Key, metadata
 
-runs = Table(
+runs = sa.Table(
     "runs",
     metadata,
-    Column("id", Key, primary_key=True, autoincrement=True),
-    Column("name", String(128), nullable=False, unique=True),
-    Column("state", String(16), nullable=False),
+    sa.Column("id", Key, primary_key=True, autoincrement=True),
+    sa.Column("name", sa.String(128), nullable=False, unique=True),
+    sa.Column("state", sa.String(16), nullable=False),
     # run file, validated, with every default filled in (JSON)
-    Column("file", Text, nullable=False),
-    Column("workload", String(64), nullable=False),
-    Column("workload_version", Integer, nullable=False),
-    Column("dataset_id", ForeignKey("datasets.id"), nullable=True),
-    Column("seed", BigInteger, nullable=False),
-    Column("head", Integer, nullable=False),  # newest version; -1 before start
-    Column("best", Integer, nullable=True),
-    Column("global_step", BigInteger, nullable=False),
-    Column("tokens", BigInteger, nullable=False),
+    sa.Column("file", sa.Text, nullable=False),
+    sa.Column("workload", sa.String(64), nullable=False),
+    sa.Column("workload_version", sa.Integer, nullable=False),
+    sa.Column("dataset_id", sa.ForeignKey("datasets.id"), nullable=True),
+    sa.Column("seed", sa.BigInteger, nullable=False),
+    sa.Column("head", sa.Integer, nullable=False),  # newest version; -1 before start
+    sa.Column("best", sa.Integer, nullable=True),
+    sa.Column("global_step", sa.BigInteger, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
     # index of the plan's phase at the head
-    Column("phase", Integer, nullable=False, server_default="0"),
-    Column("parameters", BigInteger, nullable=False),
-    Column("samples_total", BigInteger, nullable=False),  # samples of one pass
-    Column("samples_per_chunk", Text, nullable=False),  # JSON list, for the order of the pass
-    Column("sample_size", BigInteger, nullable=False),  # tokens (or pixels) of one sample
-    Column("pass_no", Integer, nullable=False),
-    Column("cursor", BigInteger, nullable=False),  # next uncut position of the pass
-    Column("step_flops", Double, nullable=False),  # one step of the reference batch
-    Column("price_micro", BigInteger, nullable=False),  # price of one such step
-    Column("weight", Double, nullable=False),  # share among runs
-    Column("stop_reason", Text, nullable=True),
-    Column("created_at", Double, nullable=False),
-    Column("started_at", Double, nullable=True),
-    Column("ended_at", Double, nullable=True),
+    sa.Column("phase", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("parameters", sa.BigInteger, nullable=False),
+    sa.Column("samples_total", sa.BigInteger, nullable=False),  # samples of one pass
+    sa.Column("samples_per_chunk", sa.Text, nullable=False),  # JSON list, for the order of the pass
+    sa.Column("sample_size", sa.BigInteger, nullable=False),  # tokens (or pixels) of one sample
+    sa.Column("pass_no", sa.Integer, nullable=False),
+    sa.Column("cursor", sa.BigInteger, nullable=False),  # next uncut position of the pass
+    sa.Column("step_flops", sa.Double, nullable=False),  # one step of the reference batch
+    sa.Column("price_micro", sa.BigInteger, nullable=False),  # price of one such step
+    sa.Column("weight", sa.Double, nullable=False),  # share among runs
+    sa.Column("stop_reason", sa.Text, nullable=True),
+    sa.Column("created_at", sa.Double, nullable=False),
+    sa.Column("started_at", sa.Double, nullable=True),
+    sa.Column("ended_at", sa.Double, nullable=True),
 )

@@ -6,33 +6,25 @@ record. Both tables only grow; size and root of the tree are the value `tree` of
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    LargeBinary,
-    SmallInteger,
-    String,
-    Table,
-    UniqueConstraint,
-)
+import sqlalchemy as sa
 
 from coordinator.database.tables.base import metadata
 
 # Rows of both logs by their place in the tree.
-merkle_leaves = Table(
+merkle_leaves = sa.Table(
     "merkle_leaves",
     metadata,
-    Column("place", BigInteger, primary_key=True, autoincrement=False),
-    Column("log", String(16), nullable=False),  # events or record
-    Column("row_id", BigInteger, nullable=False),
-    UniqueConstraint("log", "row_id"),
+    sa.Column("place", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("log", sa.String(16), nullable=False),  # events or record
+    sa.Column("row_id", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("log", "row_id"),
 )
 
 # Complete subtrees, leaves included: (level, place) covers 2^level leaves from place * 2^level on.
-merkle_nodes = Table(
+merkle_nodes = sa.Table(
     "merkle_nodes",
     metadata,
-    Column("level", SmallInteger, primary_key=True, autoincrement=False),
-    Column("place", BigInteger, primary_key=True, autoincrement=False),
-    Column("hash", LargeBinary(32), nullable=False),
+    sa.Column("level", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("place", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("hash", sa.LargeBinary(32), nullable=False),
 )
