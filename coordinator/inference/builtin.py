@@ -19,6 +19,7 @@ import structlog
 
 from coordinator.compute import half_the_cores
 from coordinator.database import datasets, runs, versions
+from coordinator.inference import messages
 from coordinator.inference.inference_engine import (
     AnswerPiece,
     Generation,
@@ -26,25 +27,6 @@ from coordinator.inference.inference_engine import (
     PreparedPrompt,
     TokenPrompt,
     Turns,
-)
-from coordinator.inference.messages import (
-    EVENTS,
-    FRAME_BYTES_MAX,
-    HEAD,
-    Cancel,
-    Compare,
-    Compared,
-    DrawnPictures,
-    DrawPictures,
-    Event,
-    Generate,
-    GeneratedPiece,
-    ModelFiles,
-    Order,
-    OrderFailed,
-    Prepare,
-    TokenizedPrompt,
-    framed,
 )
 from coordinator.runs.definition import definition
 from shared.clock import Clock
@@ -101,7 +83,7 @@ class BuiltinEngine:
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
-        self._waiting: dict[str, asyncio.Queue[Event | None]] = {}
+        self._waiting: dict[str, asyncio.Queue[messages.Event | None]] = {}
         self._starting = asyncio.Lock()
         self._deaths, self._rest_until = 0, 0.0
         self._closed = False
@@ -117,16 +99,16 @@ class BuiltinEngine:
         files = await self._files(model)
         given = prompt.tokens if isinstance(prompt, TokenPrompt) else ()
         text = "" if isinstance(prompt, TokenPrompt) else prompt
-        order = Prepare(id=_id(), model=files, prompt=text, tokens=given, probe=probe)
+        order = messages.Prepare(id=_id(), model=files, prompt=text, tokens=given, probe=probe)
         async with self._ordered(order) as events:
-            return (await _next(events, TokenizedPrompt)).prompt
+            return (await _next(events, messages.TokenizedPrompt)).prompt
 
     async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
         files = await self._files(request.model)
-        order = Generate(model=files, sequence=_sequence(request))
+        order = messages.Generate(model=files, sequence=_sequence(request))
         async with self._ordered(order) as events:
             while True:
-                piece = (await _next(events, GeneratedPiece)).piece
+                piece = (await _next(events, messages.GeneratedPiece)).piece
                 yield piece
                 if piece.finish:
                     return
@@ -137,7 +119,7 @@ class BuiltinEngine:
         """Return how many tokens of an answer were compared, and how many the version would not
         have chosen. `ended` says that the answer ended after these tokens.
         """
-        order = Compare(
+        order = messages.Compare(
             id=_id(),
             model=await self._files(request.model),
             sequence=_sequence(request),
@@ -145,15 +127,14 @@ class BuiltinEngine:
             ended=ended,
         )
         async with self._ordered(order) as events:
-            found = await _next(events, Compared)
+            found = await _next(events, messages.Compared)
         return found.looked, found.wrong
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
         files = await self._files(model)
-        async with self._ordered(
-            DrawPictures(id=_id(), model=files, count=count, seed=seed)
-        ) as events:
-            return (await _next(events, DrawnPictures)).images
+        order = messages.DrawPictures(id=_id(), model=files, count=count, seed=seed)
+        async with self._ordered(order) as events:
+            return (await _next(events, messages.DrawnPictures)).images
 
     async def close(self) -> None:
         """End the process."""
@@ -168,11 +149,9 @@ class BuiltinEngine:
     # --- the process ---
 
     @contextlib.asynccontextmanager
-    async def _ordered(
-        self, order: Prepare | Generate | DrawPictures | Compare
-    ) -> AsyncIterator[_Events]:
+    async def _ordered(self, order: messages.Question) -> AsyncIterator[_Events]:
         """Send an order and yield its events; leaving the block cancels a running generation."""
-        its_id = order.sequence.id if isinstance(order, Generate) else order.id
+        its_id = order.sequence.id if isinstance(order, messages.Generate) else order.id
         events: _Events = asyncio.Queue()
         writer = await self._connected()
         self._waiting[its_id] = events
@@ -181,9 +160,9 @@ class BuiltinEngine:
             yield events
         finally:
             del self._waiting[its_id]
-            if isinstance(order, Generate) and writer is self._writer:
+            if isinstance(order, messages.Generate) and writer is self._writer:
                 with contextlib.suppress(Unavailable):
-                    await _send(writer, Cancel(id=its_id))
+                    await _send(writer, messages.Cancel(id=its_id))
 
     async def _connected(self) -> asyncio.StreamWriter:
         async with self._starting:
@@ -221,10 +200,10 @@ class BuiltinEngine:
         """Pass events to their waiting orders, until the process ends."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while True:
-                (size,) = HEAD.unpack(await reader.readexactly(HEAD.size))
-                if size > FRAME_BYTES_MAX:
+                (size,) = messages.HEAD.unpack(await reader.readexactly(messages.HEAD.size))
+                if size > messages.FRAME_BYTES_MAX:
                     break
-                event = EVENTS.decode(await reader.readexactly(size))
+                event = messages.EVENTS.decode(await reader.readexactly(size))
                 self._deaths = 0
                 if (events := self._waiting.get(event.id)) is not None:
                     events.put_nowait(event)
@@ -251,7 +230,7 @@ class BuiltinEngine:
 
     # --- the files ---
 
-    async def _files(self, model: ModelVersion) -> ModelFiles:
+    async def _files(self, model: ModelVersion) -> messages.ModelFiles:
         """Return the files that load a version. Raises NotFound if they are gone."""
 
         def look(conn: Connection) -> tuple[RunRow, str, Mapping[str, ChunkRef]]:
@@ -262,7 +241,7 @@ class BuiltinEngine:
         run, weights, assets = await self._db.read(look)
         about = definition(run)
         more = about.workload.files(about.file.model)
-        return ModelFiles(
+        return messages.ModelFiles(
             key=weights,
             file=run.file,
             weights=str(await self._blobs.local(weights)),
@@ -275,7 +254,7 @@ class BuiltinEngine:
         return None if ref is None else str(await self._blobs.local(ref.sha256))
 
 
-_Events = asyncio.Queue[Event | None]
+_Events = asyncio.Queue[messages.Event | None]
 
 
 def _sequence(request: Generation) -> Wanted:
@@ -288,9 +267,9 @@ def _id() -> str:
     return secrets.token_hex(8)
 
 
-async def _send(writer: asyncio.StreamWriter, order: Order) -> None:
+async def _send(writer: asyncio.StreamWriter, order: messages.Order) -> None:
     try:
-        writer.write(framed(order))
+        writer.write(messages.framed(order))
         await writer.drain()
     except OSError as error:
         raise Unavailable("the answer broke off", retry_after_s=RESTART_S) from error
@@ -301,7 +280,7 @@ async def _next(events: _Events, wanted: type[T]) -> T:
     event = await events.get()
     if event is None:
         raise Unavailable("the answer broke off", retry_after_s=RESTART_S)
-    if isinstance(event, OrderFailed):
+    if isinstance(event, messages.OrderFailed):
         kind = BY_CODE.get(event.code, Internal)
         raise kind(event.message, retry_after_s=event.retry_after_s)
     if not isinstance(event, wanted):

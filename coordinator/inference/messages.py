@@ -66,7 +66,8 @@ class Compare(msgspec.Struct, frozen=True, kw_only=True, tag="compare"):
     ended: bool  # the answer ended after these tokens
 
 
-Order = Prepare | Generate | Cancel | DrawPictures | Compare
+Question = Prepare | Generate | DrawPictures | Compare  # an order that gets events
+Order = Question | Cancel
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):

@@ -24,6 +24,7 @@ import msgspec
 import psutil
 
 from coordinator.compute import step_back
+from coordinator.inference import messages
 from coordinator.inference.inference_engine import (
     AnswerPiece,
     PreparedPrompt,
@@ -31,26 +32,8 @@ from coordinator.inference.inference_engine import (
     Turns,
     check_length,
 )
-from coordinator.inference.messages import (
-    FRAME_BYTES_MAX,
-    HEAD,
-    ORDERS,
-    Cancel,
-    Compare,
-    Compared,
-    DrawnPictures,
-    DrawPictures,
-    Event,
-    Generate,
-    GeneratedPiece,
-    ModelFiles,
-    Order,
-    OrderFailed,
-    Prepare,
-    TokenizedPrompt,
-    framed,
-)
 from shared import gc_freeze
+from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import BadRequest, Internal, VolunteerError
 from shared.machine_limits import memory_bytes
@@ -111,7 +94,7 @@ class Worker:
 
     def __init__(self, server: socket.socket, memory: VersionMemory) -> None:
         self._server = server
-        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[messages.Order | None] = queue.SimpleQueue()
         self._memory = memory
         self._loaded: OrderedDict[str, LoadedVersion] = OrderedDict()  # least recently used first
         self._drawn: tuple[str, DrawingVersion] | None = (
@@ -127,15 +110,15 @@ class Worker:
                 return
             for each in busy:
                 for made in each.texts.step():
-                    self._tell(GeneratedPiece(id=made.id, piece=_piece(each, made)))
+                    self._tell(messages.GeneratedPiece(id=made.id, piece=_piece(each, made)))
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError), self._server.makefile("rb") as stream:
-            while len(head := stream.read(HEAD.size)) == HEAD.size:
-                (size,) = HEAD.unpack(head)
-                if size > FRAME_BYTES_MAX:
+            while len(head := stream.read(messages.HEAD.size)) == messages.HEAD.size:
+                (size,) = messages.HEAD.unpack(head)
+                if size > messages.FRAME_BYTES_MAX:
                     break
-                self._orders.put(ORDERS.decode(stream.read(size)))
+                self._orders.put(messages.ORDERS.decode(stream.read(size)))
         os._exit(0)  # ends at once, even in the middle of a computation: the server is gone
 
     def _take(self, wait: bool) -> bool:
@@ -148,46 +131,39 @@ class Worker:
             return True
         return False
 
-    def _obey(self, order: Order) -> None:
-        if isinstance(order, Cancel):
+    def _obey(self, order: messages.Order) -> None:
+        if isinstance(order, messages.Cancel):
             for each in self._loaded.values():
                 each.texts.cancel(order.id)
                 each.probed.discard(order.id)
             return
-        its_id = order.sequence.id if isinstance(order, Generate) else order.id
+        its_id = order.sequence.id if isinstance(order, messages.Generate) else order.id
         try:
             self._carry_out(order)
         except VolunteerError as error:
-            self._tell(
-                OrderFailed(
-                    id=its_id,
-                    code=error.code,
-                    message=error.message,
-                    retry_after_s=error.retry_after_s,
-                )
-            )
+            self._tell(copying(messages.OrderFailed, error)(id=its_id))
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             if _too_large(error):
                 message = "this version is too large for the memory that answers may take"
-            self._tell(OrderFailed(id=its_id, code=Internal.code, message=message))
+            self._tell(messages.OrderFailed(id=its_id, code=Internal.code, message=message))
 
-    def _carry_out(self, order: Prepare | Generate | DrawPictures | Compare) -> None:
-        if isinstance(order, DrawPictures):
-            self._tell(DrawnPictures(id=order.id, images=self._images(order)))
+    def _carry_out(self, order: messages.Question) -> None:
+        if isinstance(order, messages.DrawPictures):
+            self._tell(messages.DrawnPictures(id=order.id, images=self._images(order)))
             return
         loaded = self._of(order.model)
-        if isinstance(order, Prepare):
-            self._tell(TokenizedPrompt(id=order.id, prompt=_prepared(loaded, order)))
-        elif isinstance(order, Compare):
+        if isinstance(order, messages.Prepare):
+            self._tell(messages.TokenizedPrompt(id=order.id, prompt=_prepared(loaded, order)))
+        elif isinstance(order, messages.Compare):
             looked, wrong = compared(loaded.reader, order)
-            self._tell(Compared(id=order.id, looked=looked, wrong=wrong))
+            self._tell(messages.Compared(id=order.id, looked=looked, wrong=wrong))
         else:
             loaded.texts.add(order.sequence)
             if order.sequence.logprobs is not None:
                 loaded.probed.add(order.sequence.id)
 
-    def _of(self, model: ModelFiles) -> LoadedVersion:
+    def _of(self, model: messages.ModelFiles) -> LoadedVersion:
         found = self._loaded.get(model.key)
         if found is None:
             size = LOADING * Path(model.weights).stat().st_size
@@ -211,17 +187,17 @@ class Worker:
         gc.collect()
         return bool(idle)
 
-    def _images(self, order: DrawPictures) -> tuple[bytes, ...]:
+    def _images(self, order: messages.DrawPictures) -> tuple[bytes, ...]:
         if self._drawn is None or self._drawn[0] != order.model.key:
             self._drawn = None
             self._drawn = (order.model.key, DrawingVersion(order.model))
         return self._drawn[1].images(order.count, order.seed)
 
-    def _tell(self, event: Event) -> None:
-        self._server.sendall(framed(event))
+    def _tell(self, event: messages.Event) -> None:
+        self._server.sendall(messages.framed(event))
 
 
-def compared(reader: Reader, order: Compare) -> tuple[int, int]:
+def compared(reader: Reader, order: messages.Compare) -> tuple[int, int]:
     """Return how many tokens of an answer were compared and how many are wrong; of a long answer
     only some are compared.
     """
@@ -245,7 +221,7 @@ def compared(reader: Reader, order: Compare) -> tuple[int, int]:
     return len(looked), wrong
 
 
-def _prepared(loaded: LoadedVersion, order: Prepare) -> PreparedPrompt:
+def _prepared(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt:
     found = _tokenized(loaded, order)
     if order.probe is None or not 1 < len(found.tokens) <= found.context:
         return found
@@ -258,7 +234,7 @@ def _prepared(loaded: LoadedVersion, order: Prepare) -> PreparedPrompt:
     return msgspec.structs.replace(found, said=(first, *more))
 
 
-def _tokenized(loaded: LoadedVersion, order: Prepare) -> PreparedPrompt:
+def _tokenized(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt:
     reader, prompt = loaded.reader, order.prompt
     found = PreparedPrompt(tokens=(), context=reader.context, vocabulary=reader.vocabulary)
     if order.tokens:
@@ -309,7 +285,7 @@ def _too_large(error: Exception) -> bool:
 class DrawingVersion:
     """Loaded version that draws pictures."""
 
-    def __init__(self, model: ModelFiles) -> None:
+    def __init__(self, model: messages.ModelFiles) -> None:
         from coordinator.runs.definition import of_file
         from coordinator.runs.version_files import read_weights
 
@@ -376,7 +352,7 @@ def _device(wanted: str) -> str:
     return "cuda" if there and wanted != "cpu" else "cpu"
 
 
-def _load(model: ModelFiles, device: str) -> LoadedVersion:
+def _load(model: messages.ModelFiles, device: str) -> LoadedVersion:
     from coordinator.runs.definition import of_file
     from coordinator.runs.version_files import read_weights
 

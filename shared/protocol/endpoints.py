@@ -9,29 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.protocol.accounts import (
-    BenchmarkRequest,
-    Challenge,
-    Forfeited,
-    LeaveRequest,
-    LinkCode,
-    MachineOrder,
-    Me,
-    RegisterReply,
-    RegisterRequest,
-    RunInfo,
-    ServerInfo,
-    VisibilityRequest,
-    WorkerInfo,
+from shared.protocol import (
+    accounts,
+    contributions,
+    heartbeat,
+    inference,
+    leases,
+    listings,
+    transparency,
+    versions,
 )
 from shared.protocol.base import Health, StoredFile
-from shared.protocol.contributions import (
-    SubmitReply,
-    SubmitRequest,
-    UploadInfo,
-    UploadRequest,
-    Verdict,
-)
 from shared.protocol.endpoint import (
     BYTES,
     LISTING_BYTES_MAX,
@@ -40,35 +28,6 @@ from shared.protocol.endpoint import (
     Endpoint,
     Parameter,
 )
-from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
-from shared.protocol.inference import (
-    AnswerGoOn,
-    AnswerOffer,
-    AnswerTokens,
-    AnswerWork,
-    ChatRequest,
-    CompletionRequest,
-    Given,
-    GiveRequest,
-    ImageReply,
-    ImageRequest,
-    KeyInfo,
-    KeyRequest,
-    ModelCard,
-    ModelList,
-    NewKey,
-    UsageRow,
-)
-from shared.protocol.leases import (
-    BeginReply,
-    BeginRequest,
-    ClaimReply,
-    ClaimRequest,
-    ReleaseRequest,
-)
-from shared.protocol.listings import LeaderRow, LedgerRow, LossPoint
-from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
-from shared.protocol.versions import BlobUrl, SignedManifest, VersionInfo
 from shared.workloads.base import DatasetManifest
 
 _CURSOR = (Parameter(name="cursor", kind=int, help="Cursor of the page before."),)
@@ -80,16 +39,16 @@ HEARTBEAT = Endpoint(
     method="POST",
     path="/workers/heartbeat",
     summary="Renew leases and report progress; the reply has orders, runs and new verdicts",
-    request=HeartbeatRequest,
-    reply=HeartbeatReply,
+    request=heartbeat.HeartbeatRequest,
+    reply=heartbeat.HeartbeatReply,
 )
 REGISTER = Endpoint(
     method="POST",
     path="/workers/register",
     summary="Register a worker; the same ids and secret get the same account",
     auth="none",
-    request=RegisterRequest,
-    reply=RegisterReply,
+    request=accounts.RegisterRequest,
+    reply=accounts.RegisterReply,
     strict=True,
     writes=True,
 )
@@ -98,7 +57,7 @@ CHALLENGE = Endpoint(
     operation="volunteers.challenge",
     summary="Proof of work for a registration without a code, where the coordinator is open",
     auth="none",
-    reply=Challenge,
+    reply=accounts.Challenge,
     query=(
         Parameter(name="volunteer", kind=str, help="Id of the account to register."),
         Parameter(name="nickname", kind=str, help="Its nickname, checked before any work."),
@@ -110,42 +69,42 @@ BENCHMARK = Endpoint(
     path="/workers/benchmark",
     operation="volunteers.set_benchmark",
     summary="Store what a worker measured of itself",
-    request=BenchmarkRequest,
+    request=accounts.BenchmarkRequest,
     reply=NOTHING,
 )
 ME = Endpoint(
     path="/workers/me",
     operation="volunteers.me",
     summary="My account, credits, rank and machines",
-    reply=Me,
+    reply=accounts.Me,
 )
 LEAVE = Endpoint(
     method="POST",
     path="/workers/leave",
     operation="volunteers.leave",
     summary="Remove this machine; with `forget` the whole account is wiped",
-    request=LeaveRequest,
+    request=accounts.LeaveRequest,
     reply=NOTHING,
 )
 VISIBILITY = Endpoint(
     method="POST",
     path="/workers/visibility",
     summary="Show my nickname to others, or hide it",
-    request=VisibilityRequest,
+    request=accounts.VisibilityRequest,
     reply=NOTHING,
 )
 ORDER_MACHINE = Endpoint(
     method="POST",
     path="/workers/order",
     summary="Let a machine of my account pause, resume or finish with its next heartbeat",
-    request=MachineOrder,
+    request=accounts.MachineOrder,
     reply=NOTHING,
 )
 LINK = Endpoint(
     method="POST",
     path="/links",
     summary="A ten-minute code that adds a machine to my account",
-    reply=LinkCode,
+    reply=accounts.LinkCode,
 )
 
 # Claims, uploads and submissions.
@@ -154,22 +113,22 @@ CLAIM = Endpoint(
     method="POST",
     path="/claims",
     summary="Take a task; waits up to `wait_s` for one, then says why there is none",
-    request=ClaimRequest,
-    reply=ClaimReply,
+    request=leases.ClaimRequest,
+    reply=leases.ClaimReply,
 )
 BEGIN = Endpoint(
     method="POST",
     path="/tasks/{task}/begin",
     summary="Begin a task: its base version is bound now",
-    request=BeginRequest,
-    reply=BeginReply,
+    request=leases.BeginRequest,
+    reply=leases.BeginReply,
 )
 RELEASE = Endpoint(
     method="POST",
     path="/tasks/{task}/release",
     operation="queue.release",
     summary="Give a task back",
-    request=ReleaseRequest,
+    request=leases.ReleaseRequest,
     reply=NOTHING,
 )
 FORFEIT = Endpoint(
@@ -177,29 +136,29 @@ FORFEIT = Endpoint(
     path="/me/forfeit",
     operation="recomputes.forfeit",
     summary="Give up all that is at stake, where a machine cannot reveal what it is asked for",
-    reply=Forfeited,
+    reply=accounts.Forfeited,
 )
 SUBMIT = Endpoint(
     method="POST",
     path="/tasks/{task}/submit",
     summary="Submit a result; the same one again gets the same verdict",
-    request=SubmitRequest,
-    reply=SubmitReply,
+    request=contributions.SubmitRequest,
+    reply=contributions.SubmitReply,
 )
 UPLOAD = Endpoint(
     method="POST",
     path="/uploads",
     operation="uploads.create",
     summary="Begin an upload for a lease; the same again finds it, or 410 once submitted",
-    request=UploadRequest,
-    reply=UploadInfo,
+    request=contributions.UploadRequest,
+    reply=contributions.UploadInfo,
     writes=True,
 )
 UPLOAD_BYTES = Endpoint(
     method="PUT",
     path="/uploads/{upload}",
     summary="Send bytes from `Upload-Offset` on; with the last byte the hash is checked",
-    reply=UploadInfo,
+    reply=contributions.UploadInfo,
     sends=BYTES,
     headers=("Upload-Offset",),
     writes=True,
@@ -214,7 +173,7 @@ BLOB = Endpoint(
 BLOB_URL = Endpoint(
     path="/blobs/{sha256}/url",
     summary="Where else the blob can be fetched: a signed address of the object store",
-    reply=BlobUrl,
+    reply=versions.BlobUrl,
 )
 
 # Queries about runs, datasets and contributions, and the consent to a run.
@@ -223,10 +182,12 @@ RUNS = Endpoint(
     path="/runs",
     operation="run_queries.listing",
     summary="Every run",
-    reply=tuple[RunInfo, ...],
+    reply=tuple[accounts.RunInfo, ...],
     bytes_max=LISTING_BYTES_MAX,
 )
-RUN = Endpoint(path="/runs/{run}", operation="run_queries.info", summary="One run", reply=RunInfo)
+RUN = Endpoint(
+    path="/runs/{run}", operation="run_queries.info", summary="One run", reply=accounts.RunInfo
+)
 CONSENT = Endpoint(
     method="POST",
     path="/runs/{run}/consent",
@@ -237,34 +198,34 @@ CONSENT = Endpoint(
 VERSIONS = Endpoint(
     path="/runs/{run}/versions",
     summary="The history of a run, oldest first; `cursor` is the last version seen",
-    reply=tuple[VersionInfo, ...],
+    reply=tuple[versions.VersionInfo, ...],
     query=_CURSOR,
     bytes_max=LISTING_BYTES_MAX,
 )
 LATEST = Endpoint(
     path="/runs/{run}/versions/latest",
     summary="The signed manifest of the newest version; its ETag names the weights",
-    reply=SignedManifest,
+    reply=versions.SignedManifest,
     headers=_TAGGED,
 )
 VERSION = Endpoint(
     path="/runs/{run}/versions/{version}",
     summary="The signed manifest of one version",
-    reply=SignedManifest,
+    reply=versions.SignedManifest,
     headers=_TAGGED,
 )
 LOSS = Endpoint(
     path="/runs/{run}/loss",
     operation="run_queries.loss_history",
     summary="Measured losses, oldest first; of more than 2,000 about so many, evenly spread",
-    reply=tuple[LossPoint, ...],
+    reply=tuple[listings.LossPoint, ...],
     bytes_max=LISTING_BYTES_MAX,
 )
 WORKERS = Endpoint(
     path="/runs/{run}/workers",
     operation="run_queries.workers",
     summary="Machines at work on a run, without names",
-    reply=tuple[WorkerInfo, ...],
+    reply=tuple[accounts.WorkerInfo, ...],
     bytes_max=LISTING_BYTES_MAX,
 )
 DATASET = Endpoint(
@@ -277,7 +238,7 @@ DATASET = Endpoint(
 LEADERBOARD = Endpoint(
     path="/leaderboard",
     summary="Volunteers by credits earned",
-    reply=tuple[LeaderRow, ...],
+    reply=tuple[listings.LeaderRow, ...],
     query=(
         Parameter(name="run", kind=str, help="Only credits from this run."),
         Parameter(name="days", kind=int, help="Only the last so many days."),
@@ -287,14 +248,14 @@ LEADERBOARD = Endpoint(
 CONTRIBUTIONS = Endpoint(
     path="/contributions",
     summary="My verdicts, newest first; the header `Next-Cursor` continues",
-    reply=tuple[Verdict, ...],
+    reply=tuple[contributions.Verdict, ...],
     query=_CURSOR,
     bytes_max=LISTING_BYTES_MAX,
 )
 LEDGER = Endpoint(
     path="/me/ledger",
     summary="My credits line by line, newest first; `cursor` is the id of the last line seen",
-    reply=tuple[LedgerRow, ...],
+    reply=tuple[listings.LedgerRow, ...],
     query=_CURSOR,
     bytes_max=LISTING_BYTES_MAX,
 )
@@ -303,7 +264,7 @@ RECEIPTS = Endpoint(
     path="/me/receipts",
     operation="transparency.receipts",
     summary="Signed receipts of my payments, oldest first; `cursor` is the last entry I have",
-    reply=tuple[SignedReceipt, ...],
+    reply=tuple[transparency.SignedReceipt, ...],
     query=_CURSOR,
 )
 
@@ -313,15 +274,15 @@ KEYS = Endpoint(
     path="/me/keys",
     operation="api_keys.listing",
     summary="My keys of the OpenAI-compatible interface, without their secrets",
-    reply=tuple[KeyInfo, ...],
+    reply=tuple[inference.KeyInfo, ...],
 )
 KEY_CREATE = Endpoint(
     method="POST",
     path="/me/keys",
     operation="api_keys.create",
     summary="A new key, shown this once",
-    request=KeyRequest,
-    reply=NewKey,
+    request=inference.KeyRequest,
+    reply=inference.NewKey,
     writes=True,
 )
 KEY_REVOKE = Endpoint(
@@ -329,13 +290,13 @@ KEY_REVOKE = Endpoint(
     path="/me/keys/{key}/revoke",
     operation="api_keys.revoke",
     summary="Revoke a key",
-    reply=KeyInfo,
+    reply=inference.KeyInfo,
 )
 USAGE = Endpoint(
     path="/me/usage",
     operation="api_keys.usage",
     summary="My newest 500 requests, newest first, or those of one key",
-    reply=tuple[UsageRow, ...],
+    reply=tuple[inference.UsageRow, ...],
     query=(Parameter(name="key", kind=int, help="Only requests with this key."),),
     bytes_max=LISTING_BYTES_MAX,
 )
@@ -344,8 +305,8 @@ GIVE = Endpoint(
     path="/me/give",
     operation="api_keys.give",
     summary="Give earned credits to another volunteer; the same id again gives nothing more",
-    request=GiveRequest,
-    reply=Given,
+    request=inference.GiveRequest,
+    reply=inference.Given,
     writes=True,
 )
 
@@ -356,14 +317,14 @@ TREE_HEAD = Endpoint(
     operation="transparency.head",
     summary="The signed head of the record: its size and the root of its Merkle tree",
     auth="none",
-    reply=SignedHead,
+    reply=transparency.SignedHead,
 )
 CONSISTENCY = Endpoint(
     path="/record/consistency",
     operation="transparency.consistency",
     summary="Proof that the record of a size begins with that of a smaller one",
     auth="none",
-    reply=TreeProof,
+    reply=transparency.TreeProof,
     query=(
         Parameter(name="old", kind=int, help="The smaller number of entries."),
         Parameter(name="new", kind=int, help="The larger number of entries."),
@@ -377,7 +338,7 @@ SERVER = Endpoint(
     operation="server.info",
     summary="Name, protocol, public key and runs of this coordinator",
     auth="none",
-    reply=ServerInfo,
+    reply=accounts.ServerInfo,
     query=(
         Parameter(name="nonce", kind=str, help="Nonce to sign in `proof`, up to 64 characters."),
     ),
@@ -425,15 +386,15 @@ ANSWER_OFFER = Endpoint(
     method="POST",
     path="/answers/offer",
     summary="Offer to answer a prompt; waits up to `wait_s` for one",
-    request=AnswerOffer,
-    reply=AnswerWork,
+    request=inference.AnswerOffer,
+    reply=inference.AnswerWork,
 )
 ANSWER_TOKENS = Endpoint(
     method="POST",
     path="/answers/{answer}/tokens",
     summary="Send the next tokens of an answer; the reply says if more are wanted",
-    request=AnswerTokens,
-    reply=AnswerGoOn,
+    request=inference.AnswerTokens,
+    reply=inference.AnswerGoOn,
 )
 
 # Commands and files of the organiser.
@@ -489,7 +450,7 @@ MODEL = Endpoint(
     root=True,
     summary="One of them: RUN, RUN@best or RUN@40",
     auth="key",
-    reply=ModelCard,
+    reply=inference.ModelCard,
 )
 IMAGES = Endpoint(
     method="POST",
@@ -497,8 +458,8 @@ IMAGES = Endpoint(
     root=True,
     summary="Pictures of an image run, as base64 PNG",
     auth="key",
-    request=ImageRequest,
-    reply=ImageReply,
+    request=inference.ImageRequest,
+    reply=inference.ImageReply,
     bytes_max=IMAGES_BYTES_MAX,
 )
 V1: tuple[Endpoint[Any], ...] = (
@@ -507,7 +468,7 @@ V1: tuple[Endpoint[Any], ...] = (
         root=True,
         summary="Versions that I may ask, with licence, dataset, loss and price",
         auth="key",
-        reply=ModelList,
+        reply=inference.ModelList,
     ),
     MODEL,
     Endpoint(
@@ -516,7 +477,7 @@ V1: tuple[Endpoint[Any], ...] = (
         root=True,
         summary="Continue a text; with `stream` as server-sent events",
         auth="key",
-        request=CompletionRequest,
+        request=inference.CompletionRequest,
         reply=dict[str, Any],
     ),
     Endpoint(
@@ -525,7 +486,7 @@ V1: tuple[Endpoint[Any], ...] = (
         root=True,
         summary="Continue a conversation; with `stream` as server-sent events",
         auth="key",
-        request=ChatRequest,
+        request=inference.ChatRequest,
         reply=dict[str, Any],
     ),
     IMAGES,
