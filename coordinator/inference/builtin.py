@@ -245,7 +245,7 @@ class BuiltinEngine:
             key=weights,
             file=run.file,
             weights=str(await self._blobs.local(weights)),
-            tokenizer=await self._local(assets.get("tokenizer")),
+            tokenizer=await self._local({**more, **assets}.get("tokenizer")),
             template=await self._local(assets.get(TEMPLATE)),
             files={name: str(await self._blobs.local(ref.sha256)) for name, ref in more.items()},
         )

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 from shared.workloads.base import Job, Result, Weights
 from shared.workloads.experience import Inspection, KnownVersion
 from shared.workloads.generation.batch import Batch, Sequence
-from shared.workloads.rollouts.byte_policy import ByteDecoder
+from shared.workloads.rollouts.answer_policy import ByteDecoder
 from shared.workloads.rollouts.config import Problems, RolloutsConfig, answer_seed
 from shared.workloads.rollouts.problems import encoded
 from tests.support.workloads.tiny_rollouts import SHA256, WORKLOAD, Window, finish, job

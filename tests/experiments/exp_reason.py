@@ -3,9 +3,12 @@ once, and the share of held-out problems that each version solves.
 
     python -m tests.experiments.exp_reason --seconds 480 --seeds 1 2 3
     python -m tests.experiments.exp_reason --seconds 60 --actors 1 4
+    python -m tests.experiments.exp_reason --seconds 240 --seeds 1 --volunteers 2 --adapters
 
 With `--actors` nothing is learnt: so many actors of rollouts and of Gomoku (`--only` one of them)
-answer and play by the first version, all cells at once.
+answer and play by the first version, all cells at once. With `--adapters` the run learns adapters
+of a model in a folder (29.5 M random weights) to write one of two sentences: what a version costs
+to receive, and a token to send.
 
 Each seed has a data directory, a port of the loopback interface, a server with its defaults, and
 volunteers with homes and accounts of their own, each with one thread of the processor; the first
@@ -89,6 +92,7 @@ class Site:
         folder.mkdir(parents=True)
         (folder / "run.toml").write_text(cell.toml)
         self._run = str(tomllib.loads(cell.toml)["name"])
+        self._problems = cell.problems
 
     def start(self, name: str, *command: str, **more: str) -> subprocess.Popen[bytes]:
         """Start a process with one thread; its output goes to a file of its own."""
@@ -104,13 +108,15 @@ class Site:
     def serve(self) -> None:
         """Make the run, and serve it."""
         of = ("--data-dir", str(self.data))
+        add = ("dataset", "add", "letters", "--problems", str(self._problems), *of)
         made = (
+            *((add,) if self._problems else ()),
             ("run", "create", str(self.folder / "run.toml"), *of),
             ("run", "start", self._run, *of),
             ("serve", *of, "--port", str(self.port)),
         )
         lines = [shlex.join((*program("coordinator"), *words)) for words in made]
-        self.start("coordinator", "sh", "-c", f"{lines[0]} && {lines[1]} && exec {lines[2]}")
+        self.start("coordinator", "sh", "-c", " && ".join([*lines[:-1], f"exec {lines[-1]}"]))
 
     def listening(self) -> None:
         until = time.monotonic() + START_S
@@ -177,6 +183,21 @@ class Site:
             total += int(json.loads(lines[-1])["received_bytes"]) if lines else 0
         return total
 
+    def down(self) -> list[int]:
+        """Bytes that each volunteer received for one more version, after its second task."""
+        found = []
+        for path in sorted(self.folder.glob("volunteer-*.log")):
+            tasks, first, last, versions = 0, 0, 0, set[int]()
+            for event in map(json.loads, path.read_bytes().splitlines()):
+                tasks += event["type"] == "Submitted"
+                if event["type"] == "Traffic" and tasks > 1:
+                    last = int(event["received_bytes"])
+                    first = first or last
+                elif event["type"] == "Training" and first:
+                    versions.add(int(event["version"]))
+            found.append(round((last - first) / max(1, len(versions) - 1)))
+        return found
+
     def figures(self) -> Figures:
         """Figures in the database of the server."""
         url = f"file:{self.data / 'coordinator.sqlite3'}?mode=ro"
@@ -216,6 +237,7 @@ class Site:
             "bytes of a version": size,
             "processor s": self.spent(),
             "bytes a version down, all": round(self.received() / max(1, head)),
+            "bytes a version down, each": self.down(),
         }
 
 
@@ -233,6 +255,56 @@ def recipe(name: str, *changes: str) -> str:
     return tomlkit.dumps(table)
 
 
+ADAPTERS = """
+name = "adapters"
+workload = "rollouts"
+dataset = "letters"
+[model]
+from = "{base}"
+train = "lora"
+context = 16
+answer = 9
+[task]
+local_steps = 1
+batch_size = 32
+[train]
+lr = 1e-4
+[evaluation]
+every = 10
+[task.options]
+problems = 16
+group = 16
+slots = 64
+window = 32
+window_min = 16
+chunk = 16
+queue = 32
+reuse = 1
+warm_steps = 60
+warm_lr = 1e-2
+"""
+
+
+def base_model(folder: Path) -> tuple[str, Path]:
+    """The run file of a run of adapters, and its problems, which half of all answers solve."""
+    import torch
+    import transformers
+
+    from shared.workloads.data.tokenizer import train_tokenizer
+
+    base, path = folder / "base", folder / "letters.jsonl"
+    base.mkdir(parents=True)
+    answers = [f"letter {'AB'[n % 3 % 2]}" for n in range(2000)]
+    rows = [{"prompt": f"{n}:", "answer": said} for n, said in enumerate(answers)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (base / "tokenizer.json").write_bytes(train_tokenizer(["0123456789"], 257))
+    shape = {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 8}
+    shape |= {"num_attention_heads": 8, "vocab_size": 4096, "max_position_embeddings": 256}
+    torch.manual_seed(1)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape)).save_pretrained(base)
+    return ADAPTERS.format(base=base), path
+
+
 class Cell(NamedTuple):
     """Coordinator to start, with so many volunteers."""
 
@@ -241,9 +313,13 @@ class Cell(NamedTuple):
     toml: str
     volunteers: int
     settings: tuple[str, ...]
+    problems: Path | None = None
 
 
-def cells(options: argparse.Namespace) -> list[Cell]:
+def cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
+    if options.adapters:
+        toml, path = base_model(folder)
+        return [Cell("adapters", 1, toml, options.volunteers, tuple(options.volunteer), path)]
     if not options.actors:
         return [
             Cell(
@@ -273,7 +349,7 @@ def sites(options: argparse.Namespace, folder: Path) -> Iterator[list[Site]]:
     with ExitStack() as stack:
         found: list[tuple[Cell, Site]] = []
         cores, first = sorted(os.sched_getaffinity(0)), 0
-        for number, cell in enumerate(cells(options)):
+        for number, cell in enumerate(cells(options, folder)):
             count = min(len(cores), 1 + cell.volunteers)
             own = {cores[(first + place) % len(cores)] for place in range(count)}
             first += count
@@ -311,6 +387,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--volunteers", type=int, default=4)
     parser.add_argument("--actors", type=int, nargs="+", default=[])
+    parser.add_argument("--adapters", action="store_true", help="of a model in a folder")
     parser.add_argument("--only", default="", help="with --actors: reason or gomoku alone")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two tables")
     parser.add_argument("--change", nargs="*", default=[], help="keys of the run: train.lr=1e-4")

@@ -13,7 +13,14 @@ from shared.errors import InvalidRunFile
 from shared.workloads.base import Data, Weights
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import Shape
-from shared.workloads.causal_lm.config import BASE, HEAD, CausalConfig, folder_of, schema
+from shared.workloads.causal_lm.config import (
+    BASE,
+    HEAD,
+    CausalConfig,
+    folder_of,
+    frozen_files,
+    schema,
+)
 from shared.workloads.causal_lm.model_folder import own_name, placed, read_folder
 from shared.workloads.training.seeded_random import normal, transformer
 
@@ -40,8 +47,9 @@ def frozen_of(config: CausalConfig, data: Data | None) -> Weights | None:
         return None
     if config.files and data is None:
         raise InvalidRunFile("this run trains a part of a model, whose files are not here")
-    names = [f"{BASE}/{name}" for name in config.files]
-    return frozen_in(config, {name: data.asset(name) for name in names} if data else {})
+    return frozen_in(
+        config, {name: data.asset(name) for name in frozen_files(config)} if data else {}
+    )
 
 
 def frozen_in(config: CausalConfig, files: Mapping[str, Path]) -> Weights:

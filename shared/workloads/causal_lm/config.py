@@ -262,6 +262,11 @@ def origin(config: CausalConfig) -> Origin | None:
     return Origin(name=name, licence=config.licence, size=total, paths=paths)
 
 
+def frozen_files(config: CausalConfig) -> dict[str, ChunkRef]:
+    """Return the files of frozen weights by asset name; none if version 0 holds all weights."""
+    return {f"{BASE}/{name}": file for name, file in config.files.items()} if config.frozen else {}
+
+
 def _check_files(files: Mapping[str, ChunkRef]) -> None:
     """Refuse names and sizes that no folder can have."""
     if len(files) > model_folder.FILES_MAX:

@@ -36,7 +36,6 @@ class CausalWork(StepWork):
         self._dropout = config.lora is not None and config.lora.dropout > 0
         frozen = frozen_of(config, data)
         self._causal = build(config, weights, frozen, device, config.base_precision)
-        self._spares = False  # recompute blocks in the backward pass to save memory
         super().__init__(
             job,
             self._causal.module,
@@ -55,22 +54,6 @@ class CausalWork(StepWork):
             keys = sample_keys(self.job.seed, step, first, stop - start)
             self._causal.samples.keys = to_device(keys, self.device)
         return self._causal.loss(tokens, self._learnt)
-
-    def _spare(self) -> bool:
-        if self._spares:
-            return False
-        self._causal.module.gradient_checkpointing_enable({"use_reentrant": False})
-        self._spares = True
-        return True
-
-    def _move(self, device: str) -> None:
-        super()._move(device)
-        for frozen in self.model.parameters():
-            if not frozen.requires_grad:
-                frozen.data = frozen.data.to(device)
-        for part in self.model.modules():
-            for name, table in part.named_buffers(recurse=False):
-                setattr(part, name, table.to(device))
 
 
 def evaluate(

@@ -29,7 +29,7 @@ from shared.workloads.base import (
     Workload,
 )
 from shared.workloads.causal_lm import config as settings
-from shared.workloads.causal_lm.config import BASE, CausalConfig
+from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.data.windows import windows_of
 
 if TYPE_CHECKING:
@@ -83,10 +83,7 @@ class CausalWorkload(Workload):
         return settings.libraries(CausalConfig.from_dict(config))
 
     def files(self, config: Config) -> Mapping[str, ChunkRef]:
-        checked = CausalConfig.from_dict(config)
-        if not checked.frozen:
-            return {}  # version 0 already contains the tensors of the files
-        return {f"{BASE}/{name}": file for name, file in checked.files.items()}
+        return settings.frozen_files(CausalConfig.from_dict(config))
 
     def sources(self, config: Config) -> Mapping[str, Path]:
         files = self.files(config)

@@ -39,6 +39,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     ends: tuple[int, ...] = ()  # tokens that end it, besides the decoder's own
     logprobs: int | None = None
+    divisor: float = 1.0  # divides the logits, so that `logprobs` are those of the quotient
     place: int = 0  # number of answer tokens that the prompt already holds
 
 
@@ -65,7 +66,7 @@ class Continuation:
         """Choose token `number` of the answer from logits (V,)."""
         asked = self.sequence
         return choose(
-            logits,
+            logits / asked.divisor,
             uniform(asked.seed, asked.place + number),
             temperature=asked.temperature,
             top_p=asked.top_p,

@@ -6,6 +6,8 @@ Weights are float32; the caller sets autocast.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -140,7 +142,7 @@ class Gpt(nn.Module):
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.samples = SampleKeys()  # keys of the samples, for dropout
-        self.spares = False  # recompute blocks in the backward pass to save memory
+        self._spares = False  # recomputes blocks in the backward pass to save memory
         self.tok_emb = _embedding(config.vocab_size, config.n_embd)
         self._rotary = config.architecture == "llama"
         if self._rotary:
@@ -173,12 +175,16 @@ class Gpt(nn.Module):
         x, turn = self.placed(tokens, slice(0, tokens.shape[1]))  # (B, T, C)
         x = self.drop(x)
         for block in self.blocks:
-            if self.spares and torch.is_grad_enabled():
+            if self._spares and torch.is_grad_enabled():
                 x = checkpoint(block, x, turn, use_reentrant=False)
             else:
                 x = block(x, turn)
         out: Tensor = self.ln_f(x)
         return out
+
+    def gradient_checkpointing_enable(self, how: Mapping[str, bool]) -> None:
+        """Recompute blocks in the backward pass from now on; named as in the library."""
+        self._spares = True
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores (..., V) of hidden states (..., C)."""

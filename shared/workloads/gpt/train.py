@@ -26,7 +26,7 @@ class GptWork(StepWork):
         self._windows = Windows(data, config.block_size, config.vocab_size, rows)
         self._dropout = config.dropout > 0
         model = build(config, weights, device)
-        self._dropping, self._gpt = model.samples, model
+        self._dropping = model.samples
         super().__init__(
             job,
             model,
@@ -45,7 +45,3 @@ class GptWork(StepWork):
             keys = sample_keys(self.job.seed, step, first, stop - start)
             self._dropping.keys = to_device(keys, self.device)
         return StepLoss(self.model(tokens[:, :-1], tokens[:, 1:]))
-
-    def _spare(self) -> bool:
-        spared, self._gpt.spares = self._gpt.spares, True
-        return not spared

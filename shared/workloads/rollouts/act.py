@@ -17,15 +17,15 @@ from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import Data, Job, Progress, Result, Weights
 from shared.workloads.generation.batch import Batch, NextToken, Sequence
 from shared.workloads.generation.sampling import SampledToken
+from shared.workloads.rollouts.answer_policy import decoder_of
 from shared.workloads.rollouts.answer_records import GroupRecord, encode, packed, quantised
-from shared.workloads.rollouts.byte_policy import ByteDecoder
 from shared.workloads.rollouts.config import (
     Problems,
     RolloutsConfig,
     RolloutsOptions,
     answer_seed,
 )
-from shared.workloads.rollouts.problems import END, Problem, decoded, encoded, reward
+from shared.workloads.rollouts.problems import Problem, reward
 from shared.workloads.training.device_differences import release
 
 ADVANCE_S = 0.25
@@ -91,6 +91,7 @@ class RolloutWork:
         self._config = RolloutsConfig.from_dict(job.config)
         self._options = RolloutsOptions.from_dict(job.options)
         self._problems = Problems.of(self._config, data.asset)
+        self._file = data.asset
         self._slots = self._options.slots
         self._newest = _Version(weights, job.base_version, job.base_sha256)
         self._waiting = deque(range(job.start, job.stop))
@@ -202,22 +203,18 @@ class RolloutWork:
                 batch.add(
                     Sequence(
                         id=f"{number}/{sample}",
-                        prompt=tuple(encoded(problem.prompt)),
+                        prompt=tuple(self._problems.text.encode(problem.prompt)),
                         max_tokens=self._config.answer,
                         seed=answer_seed(self._job.seed, number, sample),
                         logprobs=0,
+                        divisor=self._options.temperature,
                     )
                 )
 
     def _batch(self, version: _Version) -> Batch:
         if version.batch is None:
-            decoder = ByteDecoder(
-                self._config,
-                version.weights,
-                self._slots,
-                self._device,
-                self._options.temperature,
-            )
+            weights, file = version.weights, self._file
+            decoder = decoder_of(self._config, weights, file, self._slots, self._device)
             version.batch = Batch(decoder)
         return version.batch
 
@@ -238,7 +235,8 @@ class RolloutWork:
 
     def _show(self, group: OpenGroup) -> None:
         """Show a group with its rewards, and the hardest problem solved so far."""
-        texts = [decoded([each.token for each in answer]) for answer in group.answers]
+        text = self._problems.text
+        texts = [text.decode([each.token for each in answer]) for answer in group.answers]
         try:
             rewards = [reward(group.problem, text) for text in texts]
         except InvalidRunFile:  # its verifier's package is on the coordinator only
@@ -248,8 +246,8 @@ class RolloutWork:
             right = texts[rewards.index(max(rewards))]
             self._best = f"best: {prompt} {right}  ({share:.0%} of its answers were right)"
         self._solved.append(share)
-        self._cut += sum(answer[-1].token != END for answer in group.answers)
-        lines = [f"{won:4.1f}  {text}" for won, text in zip(rewards, texts, strict=True)]
+        self._cut += sum(answer[-1].token != text.end for answer in group.answers)
+        lines = [f"{won:4.1f}  {said}" for won, said in zip(rewards, texts, strict=True)]
         self._shown = "\n".join([prompt, *lines, self._best])
 
     def _metrics(self) -> dict[str, float]:

@@ -1,12 +1,14 @@
 """Model of a run of rollouts, its problems, and the options of its tasks. This module does not
 import torch.
 
-The model is a Llama of the workload `gpt` that reads and writes bytes of UTF-8.
+The model is a Llama of the workload `gpt` that reads and writes bytes of UTF-8, or one of the
+workload `causal-lm` from a folder or a hub, with its tokenizer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,14 +19,20 @@ from msgspec import Meta
 from shared.copying import copying
 from shared.errors import InvalidRunFile
 from shared.settings import read_table
+from shared.tensors.spec import Schema
 from shared.workloads.base import ChunkRef, DatasetManifest
-from shared.workloads.gpt.config import GptConfig, flops_per_sample
+from shared.workloads.causal_lm import config as causal_lm
+from shared.workloads.causal_lm.config import CausalConfig
+from shared.workloads.causal_lm.model_folder import TOKENIZER, hashed
+from shared.workloads.data.tokenizer import check_size, end_of_text, load_tokenizer
+from shared.workloads.generation.prompt_text import PromptText
+from shared.workloads.gpt import config as gpt
+from shared.workloads.gpt.config import GptConfig
 from shared.workloads.rollouts.problem_dataset import stored
-from shared.workloads.rollouts.problems import END, Problem, drawn, encoded, solution
+from shared.workloads.rollouts.problems import BYTES, Problem, Text, drawn, encoded, solution
 
-VOCABULARY = 256  # bytes
 LOOKED_AT = 256  # drawn problems that are checked before a run is made
-FILE = "problems"  # name of the file of a run's problems
+FILE, TEXT = "problems", "tokenizer"  # names of the files of a run
 SEED = 0  # seed of the generators, since a problem is identified by its number
 _WORD = (1 << 63) - 1
 
@@ -47,6 +55,10 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     n_head: Annotated[int, Meta(ge=1, le=512)] = 4
     n_embd: Annotated[int, Meta(ge=1, le=1 << 15)] = 128
     dataset: ListedProblems | None = None  # filled in from the run's dataset
+    # filled in from the model named by `from`: its table of `causal-lm`, tokenizer, and end token
+    base: dict[str, Any] | None = None
+    tokenizer: ChunkRef | None = None
+    end: int = BYTES.end
 
     def __post_init__(self) -> None:
         if self.answer >= self.context:
@@ -60,8 +72,18 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Check a table, and that its problems leave room for their answers. Raises
         InvalidRunFile.
         """
-        checked = cls.from_dict(raw)
+        for key in {"train", "lora", "base_precision", "config"} & raw.keys():
+            if "from" not in raw:
+                raise InvalidRunFile(
+                    f"[model] {key} is for a model of a folder or a hub, which from names"
+                )
+        checked = cls.from_dict(_taken_up(raw) if "from" in raw else raw)
         if dataset is None:
+            if checked.base:
+                raise InvalidRunFile(
+                    "[model] from needs problems of a dataset: coordinator dataset add NAME"
+                    ' --problems FILE.jsonl, and a line dataset = "NAME"'
+                )
             checked = msgspec.structs.replace(checked, dataset=None)
             checked._check_drawn()
             return checked
@@ -106,7 +128,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def network(self) -> GptConfig:
         return copying(GptConfig, self)(
-            vocab_size=VOCABULARY,
+            vocab_size=BYTES.vocabulary,
             block_size=self.context,
             dropout=0.0,
             architecture="llama",
@@ -115,13 +137,33 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def token_flops(self) -> float:
         """Return the FLOPs of reading or writing one token."""
-        return flops_per_sample(self.network) / (3 * self.context)
+        base = self.causal
+        whole = causal_lm.flops_per_sample(base) if base else gpt.flops_per_sample(self.network)
+        return whole / (3 * self.context)
 
-    def fits(self, answer: Sequence[int], room: int) -> bool:
+    @property
+    def schema(self) -> Schema:
+        """Return every tensor of a version."""
+        base = self.causal
+        return causal_lm.schema(base) if base else gpt.schema(self.network)
+
+    @property
+    def causal(self) -> CausalConfig | None:
+        """Return the model named by `from`, if there is one."""
+        return CausalConfig.from_dict(self.base) if self.base else None
+
+    def text(self, file: Callable[[str], Path]) -> Text:
+        """Return the run's conversion of texts; `file` gives the run's files by name."""
+        base = self.causal
+        return _text_of(file(TEXT), base.shape.vocab_size, self.end) if base else BYTES
+
+    def fits(self, answer: Sequence[int], room: int, vocabulary: int) -> bool:
         """Return True if an answer ends correctly: with its end token, or at its length limit."""
-        whole = END not in answer[:-1] and max(answer) < VOCABULARY
+        whole = self.end not in answer[:-1] and max(answer) < vocabulary
         most = min(self.answer, room)
-        return whole and (len(answer) == most if answer[-1] != END else len(answer) <= most + 1)
+        return whole and (
+            len(answer) == most if answer[-1] != self.end else len(answer) <= most + 1
+        )
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> RolloutsConfig:
@@ -129,19 +171,57 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
         return read_table(raw, cls, "[model]")
 
 
+def _taken_up(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the folder or hub's model named by a run file, once, when its run is created. Raises
+    InvalidRunFile.
+    """
+    for key in ("n_layer", "n_head", "n_embd"):
+        if key in raw:
+            raise InvalidRunFile(f"[model] has both from and {key}: give one of them")
+    own = {key: raw[key] for key in RolloutsConfig.__struct_fields__ if key in raw}
+    checked = RolloutsConfig.from_dict(own)
+    its = {key: value for key, value in raw.items() if key not in own}
+    base = causal_lm.config_for({**its, "context": checked.context}, None)
+    if base.lora is not None and base.lora.dropout:
+        raise InvalidRunFile("[model.lora] dropout must be 0 in a run of rollouts")
+    path = causal_lm.folder_of(base) / TOKENIZER
+    if not path.is_file():
+        raise InvalidRunFile(f"[model] from: {path.parent} has no {TOKENIZER}, which rollouts need")
+    check_size(path)
+    tokenizer = load_tokenizer(path.read_bytes())
+    end = next(iter(base.base.generation.ends), end_of_text(tokenizer))
+    if end is None or max(end, tokenizer.get_vocab_size() - 1) >= base.shape.vocab_size:
+        raise InvalidRunFile(
+            f"[model] from: {path} has no token that ends an answer, or more tokens than the model"
+        )
+    held = msgspec.structs.asdict(hashed(path))
+    return {**own, "base": base.to_dict(), "tokenizer": held, "end": end}
+
+
+@lru_cache(maxsize=4)
+def _text_of(path: Path, vocabulary: int, end: int) -> Text:
+    own = PromptText(path.read_bytes(), vocabulary)
+    return Text(own.encode, lambda t: own.decode([x for x in t if x != end]), end, vocabulary)
+
+
 class Problems:
     """Problems of a run by their numbers: drawn, or lines of its dataset, which repeat."""
 
     def __init__(
-        self, config: RolloutsConfig, file: Path | None = None, *, heldout: bool = False
+        self,
+        config: RolloutsConfig,
+        file: Path | None = None,
+        text: Text = BYTES,
+        *,
+        heldout: bool = False,
     ) -> None:
-        self._config, self._heldout = config, heldout
+        self._config, self._heldout, self.text = config, heldout, text
         self._listed = stored(file) if file else ()
 
     @classmethod
     def of(cls, config: RolloutsConfig, file: Callable[[str], Path]) -> Problems:
         """Return the problems that a run learns from; `file` gives the run's files by name."""
-        return cls(config, file(FILE) if config.dataset else None)
+        return cls(config, file(FILE) if config.dataset else None, config.text(file))
 
     def first(self, most: int) -> list[Problem]:
         """Return the first `most` problems, or all of a dataset that has fewer."""

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from time import monotonic
 
 from shared.workloads.base import Data, Weights
 from shared.workloads.generation.batch import Batch, Sequence
 from shared.workloads.generation.suite_score import standard_error
-from shared.workloads.rollouts.byte_policy import ByteDecoder
+from shared.workloads.rollouts.answer_policy import Files, decoder_of
 from shared.workloads.rollouts.config import Problems, RolloutsConfig
-from shared.workloads.rollouts.problems import END, Problem, decoded, encoded, reward
+from shared.workloads.rollouts.problems import Problem, reward
 
 PROBLEMS = 256  # most held-out problems of a measurement
 SHOWN = 12
 SLOTS = 64
+NO_FILES: Mapping[str, Path] = {}  # a model of bytes needs none
 
 
 def answered(
-    config: RolloutsConfig, weights: Weights, problems: list[Problem], stop: Callable[[], bool]
+    config: RolloutsConfig,
+    weights: Weights,
+    problems: list[Problem],
+    stop: Callable[[], bool],
+    file: Files = NO_FILES.__getitem__,
 ) -> list[list[int]]:
     """Return the greedy answer to each problem as tokens, its end included; `stop` cuts answers
-    short.
+    short. `file` gives the run's files by name.
     """
-    batch = Batch(ByteDecoder(config, weights, min(SLOTS, len(problems)), "cpu"))
+    text = config.text(file)
+    batch = Batch(decoder_of(config, weights, file, min(SLOTS, len(problems)), "cpu"))
     found: list[list[int]] = [[] for _ in problems]
     waiting = list(enumerate(problems))[::-1]
     while (waiting or len(batch)) and not stop():
@@ -32,7 +39,7 @@ def answered(
             batch.add(
                 Sequence(
                     id=str(number),
-                    prompt=tuple(encoded(problem.prompt)),
+                    prompt=tuple(text.encode(problem.prompt)),
                     max_tokens=config.answer,
                     seed=0,
                     temperature=0,
@@ -54,7 +61,7 @@ def heldout_problems(config: RolloutsConfig, data: Data | None, most: int) -> li
 def evaluate(
     config: RolloutsConfig,
     weights: Weights,
-    problems: list[Problem],
+    data: Data | None,
     budget_s: float,
     stop: Callable[[], bool],
 ) -> dict[str, float]:
@@ -62,10 +69,13 @@ def evaluate(
     solve, and "loss", the remaining share.
     """
     ends_at = monotonic() + budget_s
-    answers = answered(config, weights, problems, lambda: stop() or monotonic() > ends_at)
+    problems = heldout_problems(config, data, PROBLEMS)
+    file = data.asset if data else NO_FILES.__getitem__
+    said = config.text(file).decode
+    answers = answered(config, weights, problems, lambda: stop() or monotonic() > ends_at, file)
     pairs = list(zip(problems, answers, strict=True))
-    rewards = [reward(problem, decoded(answer)) if answer else 0.0 for problem, answer in pairs]
-    cut = sum(answer[-1:] != [END] for answer in answers)
+    rewards = [reward(problem, said(answer)) if answer else 0.0 for problem, answer in pairs]
+    cut = sum(answer[-1:] != [config.end] for answer in answers)
     count = len(problems)
     solved = sum(rewards) / count
     return {
@@ -77,17 +87,18 @@ def evaluate(
     }
 
 
-def sampled(config: RolloutsConfig, weights: Weights, problems: list[Problem], prompt: str) -> str:
-    """Return problems with a version's answers and their rewards, or its answer to a
+def sampled(config: RolloutsConfig, weights: Weights, data: Data | None, prompt: str) -> str:
+    """Return held-out problems with a version's answers and their rewards, or its answer to a
     prompt.
     """
+    asked = Problem(prompt=prompt, verifier="exact", arguments={"answer": ""})
+    problems = [asked] if prompt else heldout_problems(config, data, SHOWN)
+    file = data.asset if data else NO_FILES.__getitem__
+    answers = answered(config, weights, problems, lambda: False, file)
+    texts = [config.text(file).decode(answer) for answer in answers]
     if prompt:
-        asked = Problem(prompt=prompt, verifier="exact", arguments={"answer": ""})
-        return prompt + decoded(answered(config, weights, [asked], lambda: False)[0])
-    lines = []
-    for problem, answer in zip(
-        problems, answered(config, weights, problems, lambda: False), strict=True
-    ):
-        text = decoded(answer)
-        lines.append(f"{'+' if reward(problem, text) else '-'} {problem.prompt} {text}")
-    return "\n".join(lines)
+        return prompt + texts[0]
+    return "\n".join(
+        f"{'+' if reward(problem, text) else '-'} {problem.prompt} {text}"
+        for problem, text in zip(problems, texts, strict=True)
+    )

@@ -29,7 +29,7 @@ from shared.workloads.rollouts.answer_records import (
     judged,
 )
 from shared.workloads.rollouts.config import Problems, RolloutsConfig, RolloutsOptions
-from shared.workloads.rollouts.problems import decoded, encoded, reward, solution
+from shared.workloads.rollouts.problems import reward, solution
 
 
 class RolloutExperience(Experience):
@@ -131,7 +131,8 @@ def _check_warm(config: RolloutsConfig, how: RolloutsOptions) -> None:
 
 def _judge(record: GroupRecord, problems: Problems) -> JudgedGroup:
     problem = problems.get(record.problem)
-    rewards = tuple(reward(problem, decoded(answer)) for answer in record.answers())
+    decode = problems.text.decode
+    rewards = tuple(reward(problem, decode(answer.tolist())) for answer in record.answers())
     return JudgedGroup(**msgspec.structs.asdict(record), rewards=rewards)
 
 
@@ -158,7 +159,8 @@ def _check(record: GroupRecord, task: _Task) -> None:
         raise InvalidGroup(f"{said}: version {record.version} is not one that may answer here")
     if len(record.lengths) != task.how.group:
         raise InvalidGroup(f"{said} has {len(record.lengths)} answers instead of {task.how.group}")
-    room = task.config.context - len(encoded(task.problems.get(record.problem).prompt))
+    text = task.problems.text
+    room = task.config.context - len(text.encode(task.problems.get(record.problem).prompt))
     for answer in record.answers():
-        if not task.config.fits(answer.tolist(), room):
+        if not task.config.fits(answer.tolist(), room, text.vocabulary):
             raise InvalidGroup(f"{said}: an answer does not end where it should")

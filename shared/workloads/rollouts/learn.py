@@ -18,12 +18,11 @@ from shared.errors import InvalidRunFile
 from shared.workloads.base import Data, Job, Weights
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.experience import warm_start
-from shared.workloads.gpt.model import Gpt, build
+from shared.workloads.rollouts.answer_policy import Rows, log_probabilities, model_of
 from shared.workloads.rollouts.answer_records import judged
-from shared.workloads.rollouts.byte_policy import Rows, log_probabilities
 from shared.workloads.rollouts.config import Problems, RolloutsConfig, RolloutsOptions
 from shared.workloads.rollouts.objective import advantages, policy_loss
-from shared.workloads.rollouts.problems import END, encoded, solution
+from shared.workloads.rollouts.problems import solution
 from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.step_loop import StepLoss, StepWork
 
@@ -62,19 +61,15 @@ class _LearnWork(StepWork):
         self._config = RolloutsConfig.from_dict(job.config)
         self._problems = Problems.of(self._config, data.asset)
         self._options = RolloutsOptions.from_dict(job.options)
-        self._gpt: Gpt = build(self._config.network, weights, device)
+        self._policy = model_of(self._config, weights, data.asset, device)
         super().__init__(
             job,
-            self._gpt,
+            self._policy.module,
             inner,
             device=device,
             samples=job.steps * job.batch_size,
             flops=3 * self._config.token_flops * self._config.context,
         )
-
-    def _spare(self) -> bool:
-        spared, self._gpt.spares = self._gpt.spares, True
-        return not spared
 
 
 class RolloutLearnWork(_LearnWork):
@@ -97,10 +92,11 @@ class RolloutLearnWork(_LearnWork):
     def measure(self, start: int, stop: int) -> StepLoss:
         count = len(self._order)
         answers = [self._found[self._order[place % count]] for place in range(start, stop)]
-        prompts = [encoded(self._problems.get(each.problem).prompt) for each in answers]
+        encode = self._problems.text.encode
+        prompts = [encode(self._problems.get(each.problem).prompt) for each in answers]
         rows = Rows(prompts, [each.tokens.tolist() for each in answers])
         old = to_device(rows.spread([each.logprobs for each in answers]), self.device)
-        new = log_probabilities(self._gpt, rows, self.device, self._options.temperature)
+        new = log_probabilities(self._policy, rows, self.device, self._options.temperature)
         gains = to_device(torch.tensor([each.advantage for each in answers]), self.device)
         mask = to_device(rows.mask, self.device)
         loss, figures = policy_loss(new, old, gains, mask, longest=self._config.answer)
@@ -135,9 +131,10 @@ class SupervisedWork(_LearnWork):
     def measure(self, start: int, stop: int) -> StepLoss:
         first, size = self.job.start, self._options.warm_size
         problems = [self._problems.get(-1 - first - place, size) for place in range(start, stop)]
+        text = self._problems.text
         rows = Rows(
-            [encoded(each.prompt) for each in problems],
-            [[*encoded(solution(each) or ""), END] for each in problems],
+            [text.encode(each.prompt) for each in problems],
+            [[*text.encode(solution(each) or ""), text.end] for each in problems],
         )
-        said = log_probabilities(self._gpt, rows, self.device, 1.0)
+        said = log_probabilities(self._policy, rows, self.device, 1.0)
         return StepLoss(-(said.sum(1) / to_device(rows.mask.sum(1), self.device)).mean())

@@ -7,10 +7,10 @@ drawn problem to the training or the held-out part, so that the two never share 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,7 +18,7 @@ from shared.errors import InvalidRunFile
 from shared.nearest import hint
 from shared.workloads.rollouts.verifiers import ANSWER_CHARS_MAX, Sorted, final, verifier
 
-END = 0  # token that ends an answer; no text holds it
+END = 0  # byte that ends an answer; no text holds it
 HELDOUT_OF = 8  # one of this many drawn problems is held out
 
 
@@ -49,9 +49,21 @@ def encoded(text: str) -> list[int]:
     return list(text.encode().replace(bytes([END]), b""))
 
 
-def decoded(tokens: Any) -> str:
+def decoded(tokens: Sequence[int]) -> str:
     """Return the text of tokens, up to the end of an answer."""
     return bytes([*tokens]).partition(bytes([END]))[0].decode(errors="replace")
+
+
+class Text(NamedTuple):
+    """Conversion of a run's texts to tokens and back; `decode` leaves the end of an answer out."""
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+    end: int  # token that ends an answer
+    vocabulary: int
+
+
+BYTES = Text(encoded, decoded, END, 256)
 
 
 def solution(problem: Problem) -> str | None:

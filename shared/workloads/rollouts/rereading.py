@@ -20,20 +20,18 @@ from numpy.typing import NDArray
 from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Job
 from shared.workloads.generation.sampling import uniform
-from shared.workloads.gpt.config import schema
-from shared.workloads.gpt.model import build
+from shared.workloads.rollouts.answer_policy import Rows, model_of
 from shared.workloads.rollouts.answer_proof import faults, refuted
 from shared.workloads.rollouts.answer_records import LOWEST, STEPS, GroupRecord
-from shared.workloads.rollouts.byte_policy import Rows
 from shared.workloads.rollouts.config import (
     Problems,
     RolloutsConfig,
     RolloutsOptions,
     answer_seed,
 )
-from shared.workloads.rollouts.problems import encoded
 
-BATCH = 64  # answers read together
+BATCH = 64  # answers read together, fewer of a large vocabulary
+LOGITS = 1 << 24  # most numbers of their scores
 TOKENS = 32  # least tokens read of each group: three faulty ones prove nothing
 
 
@@ -67,11 +65,11 @@ def differing(
     for version, some in spots.items():
         if _mostly_refuted(seen):
             break
-        reader = Rereader(job, file(version), problems)
-        for start in range(0, len(some), BATCH):
+        reader = Rereader(job, version, file, problems)
+        for start in range(0, len(some), reader.batch):
             if _mostly_refuted(seen):
                 break
-            batch = some[start : start + BATCH]
+            batch = some[start : start + reader.batch]
             counts = reader.faulty([(records[place], sample) for place, sample in batch])
             for (place, sample), count in zip(batch, counts, strict=True):
                 seen.setdefault(place, []).append((count, records[place].lengths[sample]))
@@ -111,21 +109,26 @@ def _some(lengths: Sequence[int], dice: np.random.Generator) -> list[int]:
 class Rereader:
     """Version that reads answers again."""
 
-    def __init__(self, job: Job, path: Path, problems: Problems) -> None:
+    def __init__(
+        self, job: Job, version: int, file: Callable[[int | str], Path], problems: Problems
+    ) -> None:
         self._job, self._problems = job, problems
-        self._config = RolloutsConfig.from_dict(job.config)
+        config = RolloutsConfig.from_dict(job.config)
         self._temperature = RolloutsOptions.from_dict(job.options).temperature
-        held = torch_tensors(path, schema(self._config.network))
-        self._model = build(self._config.network, held, "cpu").train(False)
+        held = torch_tensors(file(version), config.schema)
+        self._model = model_of(config, held, file, "cpu")
+        self._model.module.train(False)
+        self.batch = max(1, min(BATCH, LOGITS // (config.context * problems.text.vocabulary)))
 
     @torch.inference_mode()
     def faulty(self, spots: Sequence[tuple[GroupRecord, int]]) -> list[int]:
         """Return how many tokens of each answer do not come from the version and its seed."""
-        prompts = [encoded(self._problems.get(record.problem).prompt) for record, _ in spots]
+        encode = self._problems.text.encode
+        prompts = [encode(self._problems.get(record.problem).prompt) for record, _ in spots]
         groups = {record.problem: (record.answers(), record.said()) for record, _ in spots}
         answers = [groups[record.problem][0][sample] for record, sample in spots]
         rows = Rows(prompts, [answer.tolist() for answer in answers])
-        logits = self._model.logits(self._model.hidden(rows.given)).float() / self._temperature
+        logits = self._model.scores(rows.given).float() / self._temperature
         draws = [
             uniform(seed, place)
             for (record, sample), answer in zip(spots, answers, strict=True)

@@ -7,7 +7,8 @@ There are two kinds of task: actors answer (`selfplay`), and learners train on t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,20 +26,25 @@ from shared.workloads.base import (
     Decoder,
     FormatWanted,
     Job,
+    Origin,
     Sample,
     Traits,
     Weights,
     Work,
     Workload,
 )
-from shared.workloads.gpt import config as gpt_config
+from shared.workloads.causal_lm.config import folder_of
+from shared.workloads.causal_lm.model_folder import TOKENIZER
+from shared.workloads.causal_lm.workload import CausalWorkload
 from shared.workloads.gpt.workload import GptWorkload
 from shared.workloads.rollouts import problem_dataset
-from shared.workloads.rollouts.config import FILE, RolloutsConfig, RolloutsOptions
+from shared.workloads.rollouts.config import FILE, TEXT, RolloutsConfig, RolloutsOptions
 from shared.workloads.rollouts.experience import RolloutExperience
 
 if TYPE_CHECKING:
     import torch
+
+LIBRARY = "transformers"  # needed by a model from a folder or a hub
 
 
 class RolloutsWorkload(Workload):
@@ -47,7 +53,8 @@ class RolloutsWorkload(Workload):
     name = "rollouts"
     version = 2
     dataset_kinds = (problem_dataset.KIND,)
-    formats = ("transformers",)
+    formats = CausalWorkload.formats
+    optional = (LIBRARY, *CausalWorkload.optional)
     traits = Traits(items="answers", measure=UNSOLVED, loss_is_measured=False)
     experience = RolloutExperience()
 
@@ -67,19 +74,43 @@ class RolloutsWorkload(Workload):
     ) -> DatasetManifest:
         return problem_dataset.build(wanted, put)
 
+    def fixed_bytes(self, config: Config) -> int:
+        inner, model = _model(config)
+        return inner.fixed_bytes(model)
+
+    def libraries(self, config: Config) -> Sequence[str]:
+        inner, model = _model(config)
+        return (LIBRARY, *inner.libraries(model)) if isinstance(inner, CausalWorkload) else ()
+
     def files(self, config: Config) -> Mapping[str, ChunkRef]:
-        listed = RolloutsConfig.from_dict(config).dataset
-        return {FILE: listed} if listed else {}
+        checked, (inner, model) = RolloutsConfig.from_dict(config), _model(config)
+        own = {FILE: checked.dataset, TEXT: checked.tokenizer}
+        return {**{name: ref for name, ref in own.items() if ref}, **inner.files(model)}
+
+    def sources(self, config: Config) -> Mapping[str, Path]:
+        base = RolloutsConfig.from_dict(config).causal
+        if base is None:
+            return {}
+        text = {TEXT: folder_of(base) / TOKENIZER}
+        return {**text, **CausalWorkload().sources(base.to_dict())}
+
+    def origin(self, config: Config) -> Origin | None:
+        inner, model = _model(config)
+        return inner.origin(model)
+
+    def whole(self, config: Config, weights: Weights, files: Mapping[str, Path]) -> Weights:
+        inner, model = _model(config)
+        return inner.whole(model, weights, files)
 
     def options(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         return msgspec.structs.asdict(RolloutsOptions.from_dict(raw))
 
     def schema(self, config: Config) -> Schema:
-        return gpt_config.schema(RolloutsConfig.from_dict(config).network)
+        return RolloutsConfig.from_dict(config).schema
 
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
-        network = RolloutsConfig.from_dict(config).network
-        return GptWorkload().init(network.to_dict(), seed)
+        inner, model = _model(config)
+        return inner.init(model, seed)
 
     def flops_per_sample(self, config: Config) -> float:
         """Return the FLOPs to learn from one answer."""
@@ -110,29 +141,38 @@ class RolloutsWorkload(Workload):
         budget_s: float,
         stop: Callable[[], bool],
     ) -> dict[str, float]:
-        from shared.workloads.rollouts.evaluate import PROBLEMS, evaluate, heldout_problems
+        from shared.workloads.rollouts.evaluate import evaluate
 
-        checked = RolloutsConfig.from_dict(config)
-        problems = heldout_problems(checked, heldout, PROBLEMS)
-        return evaluate(checked, weights, problems, budget_s, stop)
+        return evaluate(RolloutsConfig.from_dict(config), weights, heldout, budget_s, stop)
 
     def sample(
         self, config: Config, weights: Weights, data: Data | None, prompt: str, seed: int
     ) -> Sample:
-        from shared.workloads.rollouts.evaluate import SHOWN, heldout_problems, sampled
+        from shared.workloads.rollouts.evaluate import sampled
 
-        checked = RolloutsConfig.from_dict(config)
-        problems = [] if prompt else heldout_problems(checked, data, SHOWN)
-        text = sampled(checked, weights, problems, prompt)
+        text = sampled(RolloutsConfig.from_dict(config), weights, data, prompt)
         return Sample(kind="text", title=prompt or "held-out problems", text=text)
 
     def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
-        network = RolloutsConfig.from_dict(config).network
-        return GptWorkload().convert(wanted, network.to_dict(), weights)
+        inner, model = _model(config)
+        if wanted.format not in inner.formats:
+            raise BadRequest(f"{wanted.format} is for runs of a model from a folder or a hub")
+        return inner.convert(wanted, model, weights)
 
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
     ) -> Decoder | None:
-        from shared.workloads.rollouts.byte_policy import ByteDecoder
+        from shared.workloads.rollouts.answer_policy import ByteDecoder
 
+        inner, model = _model(config)
+        if isinstance(inner, CausalWorkload):
+            return inner.decoder(model, weights, tokenizer, slots, device)
         return ByteDecoder(RolloutsConfig.from_dict(config), weights, slots, device)
+
+
+def _model(config: Config) -> tuple[Workload, dict[str, Any]]:
+    """Return the workload and the table of the model that learns."""
+    checked = RolloutsConfig.from_dict(config)
+    if checked.base is None:
+        return GptWorkload(), checked.network.to_dict()
+    return CausalWorkload(), checked.base

@@ -72,6 +72,7 @@ class StepWork(ABC):
         self._autocast = autocast(job.train.precision, device)
         self._pace = MicroBatchPace(min(job.batch_size, samples), flops, device)
         self._lookout: Lookout | None = None
+        self._spares = False  # recomputes blocks in the backward pass
         learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._learner = Learner(learnt, job, inner)
         self._look: Callable[[], None] = _nothing
@@ -278,8 +279,15 @@ class StepWork(ABC):
         self._pace.set(max(1, int(counters[2])))
 
     def _spare(self) -> bool:
-        """Use less memory a sample at the price of time; return False if that is impossible."""
-        return False
+        """Recompute blocks in the backward pass, which saves memory; return False if that is done
+        or impossible.
+        """
+        recompute = getattr(self.model, "gradient_checkpointing_enable", None)
+        if self._spares or recompute is None:
+            return False
+        recompute({"use_reentrant": False})
+        self._spares = True
+        return True
 
     def _finish_step(self, size: int) -> None:
         self._learner.finish(self._step, size / self._samples)
@@ -326,6 +334,12 @@ class StepWork(ABC):
 
     def _move(self, device: str) -> None:
         self._learner.move(device)
+        for frozen in self.model.parameters():
+            if not frozen.requires_grad:
+                frozen.data = frozen.data.to(device)
+        for part in self.model.modules():
+            for name, table in part.named_buffers(recurse=False):
+                setattr(part, name, table.to(device))
         self._now = self._now.to(device)
         self._figures = self._figures.to(device)
 

@@ -39,6 +39,7 @@ from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from tests.support.rollouts_run import RUN
 from tests.support.scripted_worker import Player
+from tests.support.workloads.chat_base import chat_base
 from volunteer.control import events
 from volunteer.settings import settings
 
@@ -113,6 +114,35 @@ async def test_volunteers_learn_from_the_problems_of_a_dataset(tmp_path: Path) -
                 while await kinds_done(home) != {"selfplay", "learn"} or not await sealed(home):
                     await machine.tick()
         assert {bytes(each.tokens)[0] for each in await sealed(home)} <= {*b"123456"}
+        assert (await home.coordinator.runs.queries.decided("rollouts")).rejected == 0
+        assert await sound(home)
+
+
+async def test_volunteers_teach_adapters_of_a_model_in_a_folder(tmp_path: Path) -> None:
+    base, path = tmp_path / "base", tmp_path / "legs.jsonl"
+    base.mkdir()
+    chat_base(base)
+    path.write_text("\n".join(f'{{"prompt": "{n} legs?", "answer": {n}}}' for n in range(50)))
+    model = f'from = "{base}"\ntrain = "lora"\ncontext = 32\nanswer = 4\n'
+    head, _, rest = RUN.partition("[model]")
+    table = f'dataset = "legs"\n[model]\n{model}[task]{rest.partition("[task]")[2]}'
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        wanted = DatasetWanted(name="legs", sources=(path,), seed=1)
+        await home.coordinator.datasets.add_for("rollouts", wanted, Skipped())
+        await home.coordinator.runs.create(
+            head + table.replace("warm_steps = 300", "warm_steps = 1")
+        )
+        await home.coordinator.runs.start("rollouts")
+        async with home.coordinator.working():
+            ann = LocalMachine(tmp_path / "ann", home)
+            await ann.join("Ann")
+            async with ann.working() as machine, machine.eventually(240):
+                while await kinds_done(home) != {"selfplay", "learn"}:
+                    await machine.tick()
+            weights = [e for e in machine.all(events.Fetching) if e.what == "weights"]
+        size = (base / "model.safetensors").stat().st_size
+        assert weights
+        assert max(event.total_bytes for event in weights) < size / 4
         assert (await home.coordinator.runs.queries.decided("rollouts")).rejected == 0
         assert await sound(home)
 
