@@ -57,7 +57,7 @@ LEARNT = """
 select count(*), coalesce(sum(samples), 0), coalesce(sum(size), 0), coalesce(sum(train_s), 0),
   coalesce(sum(samples * json_extract(report, '$.metrics.answer_tokens')), 0),
   avg(json_extract(report, '$.metrics.behind')),
-  avg(json_extract(report, '$.metrics.clipped')),
+  avg(json_extract(report, '$.metrics.tapered')),
   coalesce(sum(state = 'rejected'), 0)
 from contributions where kind = 'delta' and json_extract(report, '$.metrics.behind') is not null
 """
