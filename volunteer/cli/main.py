@@ -143,12 +143,8 @@ def link(
 ) -> int:
     """A ten-minute code that adds another machine to your account."""
     from shared.protocol.endpoints import LINK
-    from volunteer.cli.start import ask_coordinator
-    from volunteer.net.api import ASK_S
 
-    code = _run(
-        ask_coordinator(_directories(profile), lambda api: api.call(LINK, patience_s=ASK_S))
-    )
+    code = prompt_commands.call_account(profile, LINK)
     if json:
         return print_json(code)
     print(_("on the other machine, within ten minutes:"))

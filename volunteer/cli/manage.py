@@ -13,12 +13,11 @@ from cyclopts import App, Parameter
 from shared.errors import BadRequest
 from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, agreed, hinted, remark
 from volunteer.cli.json_output import print_json
+from volunteer.cli.prompt_commands import ask_account, call_account
 from volunteer.cli.receipt_commands import app as receipts
 from volunteer.i18n.catalogue import N_, _, shown
 
 if TYPE_CHECKING:
-    from shared.protocol.accounts import Me
-    from volunteer.net.api import Api
     from volunteer.service.service_units import Service
     from volunteer.service.uninstall import Belonging
     from volunteer.settings.settings import Directories
@@ -99,21 +98,14 @@ def name(
     """Your nickname and its visibility to others."""
     from shared.protocol.accounts import VisibilityRequest
     from shared.protocol.endpoints import ME, VISIBILITY
-    from volunteer.cli.start import ask_coordinator
-    from volunteer.net.api import ASK_S
     from volunteer.settings import settings
 
-    places = settings.directories(profile=profile)
-
-    async def ask(api: Api) -> Me:
-        if public is not None:
-            request = VisibilityRequest(public=public)
-            await api.call(VISIBILITY, body=request, patience_s=ASK_S)
-        return await api.query(ME)
-
-    me = asyncio.run(ask_coordinator(places, ask))
-    if public is not None:  # stored too, for the next coordinator
+    if public is not None:
+        call_account(profile, VISIBILITY, body=VisibilityRequest(public=public))
+        # for the next coordinator too
+        places = settings.directories(profile=profile)
         settings.save(places.config / "config.toml", {"public": public})
+    me = call_account(profile, ME)
     if json:
         return print_json({"nickname": me.nickname, "public": me.public})
     print(
@@ -126,13 +118,12 @@ def name(
 
 def update(*, json: Json = False, profile: Profile = "") -> int:
     """Install the version that the coordinator runs with; go back if it does not start."""
-    from volunteer.cli.start import ask_coordinator, identity_of
+    from volunteer.cli.start import identity_of
     from volunteer.service import self_update
     from volunteer.settings import settings
 
-    places = settings.directories(profile=profile)
-    public_key = identity_of(places).public_key
-    found = asyncio.run(ask_coordinator(places, lambda api: self_update.newer(api, public_key)))
+    public_key = identity_of(settings.directories(profile=profile)).public_key
+    found = ask_account(profile, lambda api: self_update.newer(api, public_key))
     if json:
         if found is not None:
             self_update.replace(*found)

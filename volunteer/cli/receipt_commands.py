@@ -97,18 +97,14 @@ def accept(*, json: Json = False, profile: Profile = "") -> int:
 
 def _opened(profile: str) -> tuple[Directories, Identity, ReceiptBook]:
     """Return the receipts of the account in use. Raises Configuration without one."""
-    from shared.errors import Configuration
     from volunteer.account.profile import Profile as ProfileDirectory
-    from volunteer.cli.start import NOT_JOINED
+    from volunteer.cli.start import identity_of
     from volunteer.settings.settings import directories
     from volunteer.storage.receipts import ReceiptBook
 
     places = directories(profile=profile)
-    mine = ProfileDirectory(places.profile)
-    identity = mine.current()
-    if identity is None:
-        raise Configuration(NOT_JOINED)
-    return places, identity, ReceiptBook(mine.home(identity).receipts)
+    identity = identity_of(places)
+    return places, identity, ReceiptBook(ProfileDirectory(places.profile).home(identity).receipts)
 
 
 def _checked(identity: Identity, book: ReceiptBook) -> list[CheckedReceipt]:

@@ -23,7 +23,7 @@ from shared.protocol.versions import BlobRef
 from shared.sentences import Sentence
 from volunteer.net.api import Api
 from volunteer.net.client import StreamedReply
-from volunteer.storage.blob_cache import Cache, Partial
+from volunteer.storage.blob_cache import Cache, Partial, hash_of
 
 SEND_BYTES = 512 << 10  # pieces of half the size take a third more CPU
 MEASURED_BYTES = 256 << 10  # smaller files do not measure the connection
@@ -199,7 +199,7 @@ class Transfers:
         try:
             return await self._upload(request, path, on_bytes)
         except InvalidFrame as error:
-            if await asyncio.to_thread(_sha256, path) != request.sha256:
+            if await asyncio.to_thread(hash_of, path) != request.sha256:
                 raise
             raise Unreachable(Sentence("the upload arrived damaged")) from error
 
@@ -285,11 +285,6 @@ async def _body(info: UploadInfo, file: BinaryIO, on_bytes: OnBytes) -> AsyncIte
         yield piece
         done += len(piece)
         on_bytes(done)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _rate(count: int, spent_s: float, before: float) -> float:

@@ -48,7 +48,7 @@ class Cache:
             stat = path.stat()
         except FileNotFoundError:
             return None
-        if stat.st_size != size or not (self._known(sha256, stat) or _hash(path) == sha256):
+        if stat.st_size != size or not (self._known(sha256, stat) or hash_of(path) == sha256):
             path.unlink(missing_ok=True)
             return None
         self._touch(sha256, path)
@@ -262,6 +262,7 @@ class Partial:
         self.offset = 0
 
 
-def _hash(path: Path) -> str:
+def hash_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
