@@ -15,21 +15,7 @@ from itertools import takewhile
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import (
-    BindParameter,
-    ColumnElement,
-    Connection,
-    Select,
-    bindparam,
-    case,
-    delete,
-    exists,
-    func,
-    insert,
-    literal_column,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, its, one_of
@@ -105,53 +91,55 @@ class StoredCase(msgspec.Struct, frozen=True, kw_only=True):
 _R, _V = recomputes.c, volunteers.c
 # written this way, since a partial index does not fit "not done"
 _OPEN = one_of(_R.state, ("asked", "revealed"))
-_ADD = insert(recomputes).returning(*_R)
-_GET = select(recomputes).where(its(_R.contribution_id))
+_ADD = sa.insert(recomputes).returning(*_R)
+_GET = sa.select(recomputes).where(its(_R.contribution_id))
 
 # --- the queue ---
 
-_NOW: BindParameter[float] = bindparam("now")
-_LOT = case((_V.network == "", _V.id), else_=_V.network)
+_NOW: sa.BindParameter[float] = sa.bindparam("now")
+_LOT = sa.case((_V.network == "", _V.id), else_=_V.network)
 _B = recomputes.alias("before").c
-_PROVEN = exists().where(
+_PROVEN = sa.exists().where(
     _B.volunteer_id == _R.volunteer_id,
     _B.state == "done",
     _B.result == "passed",
     _B.contribution_id < _R.contribution_id,
 )
-_IS_NEW = case(((_V.standing == "vetted") | _PROVEN, 0), else_=1)
+_IS_NEW = sa.case(((_V.standing == "vetted") | _PROVEN, 0), else_=1)
 _SPENT = (
-    select(_LOT.label("lot"), func.sum(_R.flops).label("flops"))
+    sa.select(_LOT.label("lot"), sa.func.sum(_R.flops).label("flops"))
     .join_from(recomputes, volunteers, _V.id == _R.volunteer_id)
     .where(_R.ended_at > _NOW - SHARED_S, _R.measured != "{}")
     .group_by(_LOT)
     .subquery()
 )
 _SHARES = (
-    select(_IS_NEW, func.sum(_R.flops))
+    sa.select(_IS_NEW, sa.func.sum(_R.flops))
     .join_from(recomputes, volunteers, _V.id == _R.volunteer_id)
     .where(_R.ended_at > _NOW - SHARED_S, _R.measured != "{}")
     .group_by(_IS_NEW)
 )
 _WHOSE = (
-    select(_IS_NEW)
+    sa.select(_IS_NEW)
     .select_from(recomputes)
     .join(volunteers, _V.id == _R.volunteer_id)
     .where(its(_R.contribution_id))
 )
-_PLACE = _R.asked_at + (func.coalesce(_SPENT.c.flops, 0.0) + _R.flops) / CORE_FLOPS
-_AUDITED = exists().where(tasks.c.id == _R.audit_id, tasks.c.state == "doing")
+_PLACE = _R.asked_at + (sa.func.coalesce(_SPENT.c.flops, 0.0) + _R.flops) / CORE_FLOPS
+_AUDITED = sa.exists().where(tasks.c.id == _R.audit_id, tasks.c.state == "doing")
 _FREE = (_R.state == "revealed") & (_R.held_until <= _NOW)
 
 
-def _line(free: ColumnElement[bool]) -> Select[Any]:
+def _line(free: sa.ColumnElement[bool]) -> sa.Select[Any]:
     """Return the query of the first free recompute, in queue order."""
     return (
-        select(recomputes)
+        sa.select(recomputes)
         .join(volunteers, _V.id == _R.volunteer_id)
         .outerjoin(_SPENT, _SPENT.c.lot == _LOT)
         .where(free, ~_AUDITED)
-        .order_by(case((bindparam("newcomers") == _IS_NEW, 0), else_=1), _PLACE, _R.contribution_id)
+        .order_by(
+            sa.case((sa.bindparam("newcomers") == _IS_NEW, 0), else_=1), _PLACE, _R.contribution_id
+        )
         .limit(1)
     )
 
@@ -159,7 +147,7 @@ def _line(free: ColumnElement[bool]) -> Select[Any]:
 # Recomputes left to checkers: those of their classes of devices, unless enough checkers failed at
 # one, or a checker of the class is busy with a much larger one.
 _H = recomputes.alias("held").c
-_BUSY = exists().where(
+_BUSY = sa.exists().where(
     _H.kind == _R.kind,
     _H.hold != "",
     _H.state == "revealed",
@@ -172,11 +160,11 @@ _FIRST = _line(_FREE & ~_LEFT & (_R.flops <= RECOMPUTE_FLOPS_MAX))
 _FOR_CHECKER = _line(
     _FREE
     & (_R.tries < CHECKER_TRIES_MAX)
-    & ((_R.kind == bindparam("own")) | ~among(_R.kind, "others"))
+    & ((_R.kind == sa.bindparam("own")) | ~among(_R.kind, "others"))
 ).with_for_update(of=recomputes, skip_locked=True)
 
 
-def _turn(conn: Connection, now: float, under_way: RecomputeRow | None = None) -> int:
+def _turn(conn: sa.Connection, now: float, under_way: RecomputeRow | None = None) -> int:
     """Return 1 while newcomers have had under half of the recent and running recomputes, else 0."""
     done = {int(is_new): float(flops) for is_new, flops in conn.execute(_SHARES, {"now": now})}
     if under_way is not None:
@@ -187,7 +175,7 @@ def _turn(conn: Connection, now: float, under_way: RecomputeRow | None = None) -
 
 
 def first(
-    conn: Connection,
+    conn: sa.Connection,
     now: float,
     served: Collection[str] = (),
     under_way: RecomputeRow | None = None,
@@ -201,29 +189,29 @@ def first(
     return None if row is None else RecomputeRow(**row)
 
 
-_HELD = select(recomputes).where(its(_R.hold), _R.state == "revealed")
+_HELD = sa.select(recomputes).where(its(_R.hold), _R.state == "revealed")
 _MINE = its(_R.contribution_id) & its(_R.hold) & (_R.state == "revealed")
 _HOLD = (
-    update(recomputes)
+    sa.update(recomputes)
     .where(its(_R.contribution_id))
-    .values(hold=bindparam("holder"), held_until=bindparam("until"))
+    .values(hold=sa.bindparam("holder"), held_until=sa.bindparam("until"))
     .returning(*_R)
 )
-_RENEW = update(recomputes).where(_MINE).values(held_until=bindparam("until"))
+_RENEW = sa.update(recomputes).where(_MINE).values(held_until=sa.bindparam("until"))
 _GIVE_BACK = (
-    update(recomputes)
+    sa.update(recomputes)
     .where(_MINE)
-    .values(hold="", held_until=0.0, tries=_R.tries + bindparam("more"))
+    .values(hold="", held_until=0.0, tries=_R.tries + sa.bindparam("more"))
 )
 _POSTPONE = (
-    update(recomputes)
+    sa.update(recomputes)
     .where(its(_R.contribution_id), _R.state == "revealed")
-    .values(hold="", held_until=bindparam("until"), message=bindparam("why"))
+    .values(hold="", held_until=sa.bindparam("until"), message=sa.bindparam("why"))
 )
 
 
 def hold(
-    conn: Connection, holder: str, own: str, served: Collection[str], now: float
+    conn: sa.Connection, holder: str, own: str, served: Collection[str], now: float
 ) -> RecomputeRow | None:
     """Return the recompute that a checker holds under this name, or lease it the next one; None
     without one.
@@ -242,19 +230,19 @@ def hold(
     return RecomputeRow(**conn.execute(_HOLD, taken).mappings().one())
 
 
-def renew(conn: Connection, contribution_id: int, holder: str, now: float) -> bool:
+def renew(conn: sa.Connection, contribution_id: int, holder: str, now: float) -> bool:
     """Renew a checker's hold; return False if the recompute is another's by now, or done."""
     given = {"its_contribution_id": contribution_id, "its_hold": holder, "until": now + HOLD_S}
     return bool(conn.execute(_RENEW, given).rowcount)
 
 
-def give_back(conn: Connection, contribution_id: int, holder: str, *, failed: bool) -> bool:
+def give_back(conn: sa.Connection, contribution_id: int, holder: str, *, failed: bool) -> bool:
     """Release a checker's recompute for others; `failed` counts the try."""
     given = {"its_contribution_id": contribution_id, "its_hold": holder, "more": int(failed)}
     return bool(conn.execute(_GIVE_BACK, given).rowcount)
 
 
-def postpone(conn: Connection, contribution_id: int, until: float, why: str) -> None:
+def postpone(conn: sa.Connection, contribution_id: int, until: float, why: str) -> None:
     """Postpone a recompute that could not be made, with the reason for the organiser."""
     given = {"its_contribution_id": contribution_id, "until": until, "why": why}
     conn.execute(_POSTPONE, given)
@@ -274,7 +262,7 @@ class DrawTerms(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0  # seed of an audit's sums; 0 if it must not be audited
 
 
-def add(conn: Connection, row: ContributionRow, order: DrawTerms) -> RecomputeRow:
+def add(conn: sa.Connection, row: ContributionRow, order: DrawTerms) -> RecomputeRow:
     """Store a draw; without files to reveal it can be recomputed at once."""
     values = msgspec.structs.asdict(order) | {
         "contribution_id": row.id,
@@ -292,22 +280,24 @@ def add(conn: Connection, row: ContributionRow, order: DrawTerms) -> RecomputeRo
     return RecomputeRow(**conn.execute(_ADD, values).mappings().one())
 
 
-def get(conn: Connection, contribution_id: int, *, lock: bool = False) -> RecomputeRow | None:
+def get(conn: sa.Connection, contribution_id: int, *, lock: bool = False) -> RecomputeRow | None:
     """Return the recompute of a contribution; None without one."""
     query = _GET.with_for_update() if lock else _GET
     row = conn.execute(query, {"its_contribution_id": contribution_id}).mappings().first()
     return None if row is None else RecomputeRow(**row)
 
 
-_ARRIVED = select(uploads.c.sha256).where(
-    uploads.c.evidence_of == bindparam("number"), uploads.c.complete
+_ARRIVED = sa.select(uploads.c.sha256).where(
+    uploads.c.evidence_of == sa.bindparam("number"), uploads.c.complete
 )
 _REVEALED = (
-    update(recomputes).where(its(_R.contribution_id), _R.state == "asked").values(state="revealed")
+    sa.update(recomputes)
+    .where(its(_R.contribution_id), _R.state == "asked")
+    .values(state="revealed")
 )
 
 
-def unwanted(conn: Connection, contribution_id: int, volunteer_id: str, sha256: str) -> str:
+def unwanted(conn: sa.Connection, contribution_id: int, volunteer_id: str, sha256: str) -> str:
     """Return why a file is not requested from a volunteer as evidence; "" if it is."""
     row = get(conn, contribution_id)
     if row is None or row.volunteer_id != volunteer_id:
@@ -320,7 +310,7 @@ def unwanted(conn: Connection, contribution_id: int, volunteer_id: str, sha256: 
     return f"nobody asks for evidence of contribution {contribution_id} any more: {done}"
 
 
-def arrive(conn: Connection, contribution_id: int) -> bool:
+def arrive(conn: sa.Connection, contribution_id: int) -> bool:
     """Mark a recompute as revealed if all its evidence has arrived; return True if so."""
     row = get(conn, contribution_id)
     if row is None or row.state != "asked":
@@ -332,10 +322,10 @@ def arrive(conn: Connection, contribution_id: int) -> bool:
     return True
 
 
-_LATE = select(recomputes).where(_R.state == "asked", _R.due_at < bindparam("now"))
+_LATE = sa.select(recomputes).where(_R.state == "asked", _R.due_at < sa.bindparam("now"))
 
 
-def overdue(conn: Connection, now: float) -> list[RecomputeRow]:
+def overdue(conn: sa.Connection, now: float) -> list[RecomputeRow]:
     """Return recomputes whose evidence is overdue."""
     return [RecomputeRow(**row) for row in conn.execute(_LATE, {"now": now}).mappings()]
 
@@ -346,20 +336,20 @@ def commitment_of(row: ContributionRow) -> Commitment:
 
 
 _OF_MACHINE = (
-    select(contributions.c.report, contributions.c.state)
+    sa.select(contributions.c.report, contributions.c.state)
     .where(
         its(contributions.c.worker_id),
         its(contributions.c.run_id),
-        contributions.c.id < bindparam("before"),
+        contributions.c.id < sa.bindparam("before"),
         # what a rejected contribution left must not be used
-        contributions.c.state != literal_column("'rejected'"),
+        contributions.c.state != sa.literal_column("'rejected'"),
     )
     .order_by(contributions.c.id.desc())
     .limit(CHAIN_MAX)
 )
 
 
-def follows(conn: Connection, row: ContributionRow) -> bool:
+def follows(conn: sa.Connection, row: ContributionRow) -> bool:
     """Return True if a task's initial state and residual are legitimate: empty, or left by earlier
     tasks of the same machine that were not rejected, and not used since.
 
@@ -380,12 +370,12 @@ def follows(conn: Connection, row: ContributionRow) -> bool:
     return said.inner in states and said.residual in residuals
 
 
-_END = update(recomputes).where(its(_R.contribution_id), _R.state != "done").values(state="done")
-_FORGET = delete(uploads).where(uploads.c.evidence_of == bindparam("number"))
+_END = sa.update(recomputes).where(its(_R.contribution_id), _R.state != "done").values(state="done")
+_FORGET = sa.delete(uploads).where(uploads.c.evidence_of == sa.bindparam("number"))
 
 
 def end(
-    conn: Connection, contribution_id: int, result: Result, told: tuple[str, str], now: float
+    conn: sa.Connection, contribution_id: int, result: Result, told: tuple[str, str], now: float
 ) -> bool:
     """Record a result with its sentence and figures; return False if there was a result before."""
     message, measured = told
@@ -399,56 +389,58 @@ def end(
 # --- the draws of an account ---
 
 _OPEN_OF = (
-    select(_R.contribution_id).where(its(_R.volunteer_id), _OPEN).order_by(_R.contribution_id)
+    sa.select(_R.contribution_id).where(its(_R.volunteer_id), _OPEN).order_by(_R.contribution_id)
 )
 # An audit's answer is an open draw of its auditor, too, until the recompute has a result.
-_ANSWERED_OF = select(func.min(_R.answer_id)).where(its(_R.auditor_id), _R.state == "revealed")
+_ANSWERED_OF = sa.select(sa.func.min(_R.answer_id)).where(
+    its(_R.auditor_id), _R.state == "revealed"
+)
 _PROVEN_TO = (
-    select(_R.contribution_id)
+    sa.select(_R.contribution_id)
     .where(its(_R.volunteer_id), one_of(_R.state, ("done",)), _R.result == "passed")
-    .where(_R.contribution_id > bindparam("after"), _R.contribution_id < bindparam("before"))
+    .where(_R.contribution_id > sa.bindparam("after"), _R.contribution_id < sa.bindparam("before"))
     .order_by(_R.contribution_id.desc())
     .limit(1)
 )
 _SAME_TASK = (
-    select(_R.contribution_id)
+    sa.select(_R.contribution_id)
     .where(its(_R.task_id), its(_R.volunteer_id), _R.result == "passed")
-    .where(_R.contribution_id != bindparam("but"))
+    .where(_R.contribution_id != sa.bindparam("but"))
     .limit(1)
 )
 _ASKED_OF = (
-    select(recomputes)
+    sa.select(recomputes)
     .where(its(_R.volunteer_id), one_of(_R.state, ("asked",)))
     .order_by(_R.contribution_id)
 )
 NO_ID = 2**62
 
 
-def asked_of(conn: Connection, volunteer_id: str) -> list[RecomputeRow]:
+def asked_of(conn: sa.Connection, volunteer_id: str) -> list[RecomputeRow]:
     """Return the recomputes that wait for an account's evidence, oldest first."""
     found = conn.execute(_ASKED_OF, {"its_volunteer_id": volunteer_id})
     return [RecomputeRow(**row) for row in found.mappings()]
 
 
 _OPEN_COUNTS = (
-    select(_R.volunteer_id, func.count())
+    sa.select(_R.volunteer_id, sa.func.count())
     .where(among(_R.volunteer_id, "volunteers"), _OPEN)
     .group_by(_R.volunteer_id)
 )
 
 
-def open_counts(conn: Connection, volunteer_ids: Iterable[str]) -> dict[str, int]:
+def open_counts(conn: sa.Connection, volunteer_ids: Iterable[str]) -> dict[str, int]:
     """Return the number of draws without a result, by account; 0 is left out."""
     found = conn.execute(_OPEN_COUNTS, {"volunteers": [*volunteer_ids]})
     return {who: int(count) for who, count in found}
 
 
-def open_of(conn: Connection, volunteer_id: str) -> list[int]:
+def open_of(conn: sa.Connection, volunteer_id: str) -> list[int]:
     """Return the draws of an account without a result, by their contributions."""
     return list(conn.execute(_OPEN_OF, {"its_volunteer_id": volunteer_id}).scalars())
 
 
-def proven_to(conn: Connection, volunteer_id: str, after: int) -> tuple[int, int]:
+def proven_to(conn: sa.Connection, volunteer_id: str, after: int) -> tuple[int, int]:
     """Return the newest passed draw above `after` and before every open draw, or 0; and the oldest
     open draw, or `NO_ID`.
     """
@@ -458,19 +450,19 @@ def proven_to(conn: Connection, volunteer_id: str, after: int) -> tuple[int, int
     return int(conn.execute(_PROVEN_TO, given).scalar() or 0), before
 
 
-def passed_of(conn: Connection, row: ContributionRow, most: int) -> list[str]:
+def passed_of(conn: sa.Connection, row: ContributionRow, most: int) -> list[str]:
     """Return the stored tasks of the newest draws of a contribution's run, account and kind, as far
     back as all passed.
     """
     c, drawn = recomputes.c, contributions.c
     mine = (c.run_id == row.run_id) & (c.volunteer_id == row.volunteer_id) & (c.state == "done")
-    query = select(c.work, c.result).join(contributions, drawn.id == c.contribution_id)
+    query = sa.select(c.work, c.result).join(contributions, drawn.id == c.contribution_id)
     query = query.where(mine, drawn.kind == row.kind)
     query = query.order_by(c.contribution_id.desc()).limit(most)
     return [row.work for row in takewhile(lambda row: row.result == "passed", conn.execute(query))]
 
 
-def is_fresh(conn: Connection, row: RecomputeRow) -> bool:
+def is_fresh(conn: sa.Connection, row: RecomputeRow) -> bool:
     """Return True if no other draw of this task and account passed."""
     given = {"its_task_id": row.task_id, "its_volunteer_id": row.volunteer_id}
     return conn.execute(_SAME_TASK, given | {"but": row.contribution_id}).first() is None
@@ -478,9 +470,9 @@ def is_fresh(conn: Connection, row: RecomputeRow) -> bool:
 
 # --- reads for other services ---
 
-_WAITING = select(_R.state, func.count()).where(_OPEN).group_by(_R.state)
+_WAITING = sa.select(_R.state, sa.func.count()).where(_OPEN).group_by(_R.state)
 _BLOBS = (
-    select(contributions.c.sha256, versions.c.published_sha256, _R.work)
+    sa.select(contributions.c.sha256, versions.c.published_sha256, _R.work)
     .join_from(recomputes, contributions, contributions.c.id == _R.contribution_id)
     .outerjoin(
         versions,
@@ -490,28 +482,28 @@ _BLOBS = (
     .where(_OPEN)
 )
 _NEWEST_DONE = (
-    select(_R.flops, contributions.c.checked_s)
+    sa.select(_R.flops, contributions.c.checked_s)
     .join(contributions, contributions.c.id == _R.contribution_id)
     .where(_R.ended_at > _NOW - SHARED_S, _R.measured != "{}")
     .order_by(_R.ended_at.desc())
     .limit(SPEED_OF)
     .subquery()
 )
-_DONE_LATELY = select(func.sum(_NEWEST_DONE.c.flops), func.sum(_NEWEST_DONE.c.checked_s))
+_DONE_LATELY = sa.select(sa.func.sum(_NEWEST_DONE.c.flops), sa.func.sum(_NEWEST_DONE.c.checked_s))
 _ABLE = (_R.flops <= RECOMPUTE_FLOPS_MAX) | among(_R.kind, "served")
-_BEHIND = select(func.sum(_R.flops)).where(_R.state == "revealed", _ABLE)
-_STUCK = select(_R.contribution_id).where(
+_BEHIND = sa.select(sa.func.sum(_R.flops)).where(_R.state == "revealed", _ABLE)
+_STUCK = sa.select(_R.contribution_id).where(
     its(_R.volunteer_id), _R.state == "revealed", ~_ABLE | (_R.message != "")
 )
 
 
-def waiting(conn: Connection) -> dict[str, int]:
+def waiting(conn: sa.Connection) -> dict[str, int]:
     """Return how many recomputes wait, by their state."""
     return {state: int(count) for state, count in conn.execute(_WAITING)}
 
 
 def backlog_s(
-    conn: Connection, now: float, served: Collection[str], of: str | None = None
+    conn: sa.Connection, now: float, served: Collection[str], of: str | None = None
 ) -> float | None:
     """Return the seconds that the recompute backlog takes at the recent speed; None if unknown, or
     if a draw of the account `of` waits for another machine.
@@ -523,7 +515,7 @@ def backlog_s(
     return float(conn.execute(_BEHIND, given).scalar() or 0.0) * float(seconds) / float(flops)
 
 
-def blobs_in_use(conn: Connection) -> set[str]:
+def blobs_in_use(conn: sa.Connection) -> set[str]:
     """Return the updates, base weights and games that recomputes without a result need."""
     found: set[str] = set()
     for update_sha256, base_sha256, work in conn.execute(_BLOBS):
@@ -536,20 +528,20 @@ def blobs_in_use(conn: Connection) -> set[str]:
 # --- the organiser's own machines, which make recomputes ---
 
 _K = checkers.c
-_SEEN = update(checkers).where(its(_K.name))
-_NEWEST = select(_K.kind, func.max(_K.seen_at)).group_by(_K.kind)
+_SEEN = sa.update(checkers).where(its(_K.name))
+_NEWEST = sa.select(_K.kind, sa.func.max(_K.seen_at)).group_by(_K.kind)
 
 
-def see_checker(conn: Connection, name: str, kind: str, now: float) -> bool:
+def see_checker(conn: sa.Connection, name: str, kind: str, now: float) -> bool:
     """Store that a checker is active; return True if it is new. Long absent ones are deleted."""
     told = {"kind": kind, "seen_at": now}
     if conn.execute(_SEEN.values(**told), {"its_name": name}).rowcount:
         return False
-    conn.execute(delete(checkers).where(_K.seen_at < now - FORGOTTEN_S))
-    conn.execute(insert(checkers).values(name=name, **told))
+    conn.execute(sa.delete(checkers).where(_K.seen_at < now - FORGOTTEN_S))
+    conn.execute(sa.insert(checkers).values(name=name, **told))
     return True
 
 
-def served(conn: Connection, now: float) -> frozenset[str]:
+def served(conn: sa.Connection, now: float) -> frozenset[str]:
     """Return the classes of devices that checkers cover."""
     return frozenset(kind for kind, seen in conn.execute(_NEWEST) if is_served(kind, seen, now))

@@ -7,20 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Select,
-    bindparam,
-    case,
-    delete,
-    exists,
-    func,
-    insert,
-    select,
-    union_all,
-    update,
-)
+import sqlalchemy as sa
 
 from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.statements import among, its, one_of
@@ -87,16 +74,16 @@ def _row(mapping: Any) -> RunRow:
     return RunRow(**mapping)
 
 
-def check_free(conn: Connection, name: str) -> None:
+def check_free(conn: sa.Connection, name: str) -> None:
     """Raise Conflict when the name of a run is taken."""
-    if conn.execute(select(runs.c.id).where(runs.c.name == name)).first():
+    if conn.execute(sa.select(runs.c.id).where(runs.c.name == name)).first():
         raise Conflict(f'there is a run called "{name}" already; choose another name')
 
 
-def add(conn: Connection, values: dict[str, Any]) -> int:
+def add(conn: sa.Connection, values: dict[str, Any]) -> int:
     """Insert a draft. Raises Conflict when the name is taken."""
     check_free(conn, values["name"])
-    return int(conn.execute(insert(runs).values(**values).returning(runs.c.id)).scalar_one())
+    return int(conn.execute(sa.insert(runs).values(**values).returning(runs.c.id)).scalar_one())
 
 
 # Columns of a run before its start.
@@ -114,30 +101,30 @@ UNSTARTED: dict[str, Any] = {
 }
 
 
-def remove(conn: Connection, run_id: int) -> None:
+def remove(conn: sa.Connection, run_id: int) -> None:
     """Delete a draft, to which no other row refers yet."""
-    conn.execute(delete(runs).where(runs.c.id == run_id, runs.c.state == "draft"))
+    conn.execute(sa.delete(runs).where(runs.c.id == run_id, runs.c.state == "draft"))
 
 
-_BY_NAME = select(runs).where(its(runs.c.name))
-_BY_ID = select(runs).where(its(runs.c.id))
+_BY_NAME = sa.select(runs).where(its(runs.c.name))
+_BY_ID = sa.select(runs).where(its(runs.c.id))
 _BY_ID_LOCKED = _BY_ID.with_for_update(key_share=True)  # inserts that name the run need not wait
-_EVERY = select(runs).where(runs.c.state != "deleted").order_by(runs.c.id)
+_EVERY = sa.select(runs).where(runs.c.state != "deleted").order_by(runs.c.id)
 _IN_STATES = _EVERY.where(among(runs.c.state, "states"))
 
 
-def by_name(conn: Connection, name: str) -> RunRow:
+def by_name(conn: sa.Connection, name: str) -> RunRow:
     """Find a run by name. Raises NotFound, which lists the five newest runs."""
     row = conn.execute(_BY_NAME, {"its_name": name}).mappings().first()
     if row is None:
         known = (
-            conn.execute(select(runs.c.name).order_by(runs.c.id.desc()).limit(5)).scalars().all()
+            conn.execute(sa.select(runs.c.name).order_by(runs.c.id.desc()).limit(5)).scalars().all()
         )
         raise NotFound(f'there is no run called "{name}"; runs: {", ".join(known) or "none yet"}')
     return _row(row)
 
 
-def by_id(conn: Connection, run_id: int, *, lock: bool = False) -> RunRow:
+def by_id(conn: sa.Connection, run_id: int, *, lock: bool = False) -> RunRow:
     """Find a run by id. Raises NotFound."""
     query = _BY_ID_LOCKED if lock else _BY_ID
     row = conn.execute(query, {"its_id": run_id}).mappings().first()
@@ -155,24 +142,24 @@ def _damage(stored: str) -> str:
     return ""
 
 
-def damaged(conn: Connection) -> list[tuple[str, str]]:
+def damaged(conn: sa.Connection) -> list[tuple[str, str]]:
     """Return name and error of each run whose stored file cannot be read."""
     rows = conn.execute(_EVERY)
     return [(row.name, why) for row in rows if (why := _damage(row.file))]
 
 
-def every(conn: Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
+def every(conn: sa.Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
     """Return all runs, or those in the given states, oldest first; no deleted or damaged ones."""
     found = conn.execute(_IN_STATES, {"states": states}) if states else conn.execute(_EVERY)
     return [_row(row) for row in found.mappings() if not _damage(row["file"])]
 
 
-def move(conn: Connection, run: RunRow, state: RunState, **values: Any) -> None:
+def move(conn: sa.Connection, run: RunRow, state: RunState, **values: Any) -> None:
     """Change the state. Raises Conflict for an impossible transition, or if it has just changed."""
     if (run.state, state) not in TRANSITIONS:
         raise Conflict(f'the run "{run.name}" is {run.state}, so it cannot become {state}')
     changed = conn.execute(
-        update(runs)
+        sa.update(runs)
         .where(runs.c.id == run.id, runs.c.state == run.state)
         .values(state=state, **values)
     )
@@ -180,59 +167,59 @@ def move(conn: Connection, run: RunRow, state: RunState, **values: Any) -> None:
         raise Conflict(f'the run "{run.name}" has just changed; look again and retry')
 
 
-_SET = update(runs).where(its(runs.c.id))
+_SET = sa.update(runs).where(its(runs.c.id))
 _SET_HEAD = _SET.where(its(runs.c.head))
 
 
-def set_head(conn: Connection, run_id: int, base: int, **values: Any) -> bool:
+def set_head(conn: sa.Connection, run_id: int, base: int, **values: Any) -> bool:
     """Compare-and-set the head; return False if another process has moved it."""
     given = {"its_id": run_id, "its_head": base, "head": base + 1}
     return conn.execute(_SET_HEAD, given | values).rowcount == 1
 
 
-def set_values(conn: Connection, run_id: int, **values: Any) -> None:
+def set_values(conn: sa.Connection, run_id: int, **values: Any) -> None:
     conn.execute(_SET, {"its_id": run_id} | values)
 
 
-def _at_work() -> ColumnElement[bool]:
+def _at_work() -> sa.ColumnElement[bool]:
     """Return the condition that a live worker holds a run's task or waits for its merge."""
     doing = one_of(tasks.c.state, ("doing",))
-    holding = select(tasks.c.worker_id).where(its(tasks.c.run_id), doing)
+    holding = sa.select(tasks.c.worker_id).where(its(tasks.c.run_id), doing)
     c = contributions.c
-    waiting = select(c.worker_id).where(
+    waiting = sa.select(c.worker_id).where(
         its(c.run_id),
         one_of(c.state, ("checking", "accepted")),
         (c.state == "checking") | one_of(c.kind, UPDATES),
     )
-    heard_of = workers.c.last_seen_at > bindparam("since")
-    return heard_of & workers.c.id.in_(union_all(holding, waiting))
+    heard_of = workers.c.last_seen_at > sa.bindparam("since")
+    return heard_of & workers.c.id.in_(sa.union_all(holding, waiting))
 
 
-def _steering(vetted: bool) -> Select[int]:
+def _steering(vetted: bool) -> sa.Select[int]:
     """Return the query that counts a run's delivering workers, at least 1 a volunteer."""
     c, w = contributions.c, workers.c
-    good = exists().where(c.volunteer_id == w.volunteer_id, c.worker_id == w.id, its(c.run_id))
+    good = sa.exists().where(c.volunteer_id == w.volunteer_id, c.worker_id == w.id, its(c.run_id))
     good = good.where(one_of(c.kind, UPDATES))
     # Two queries, each by an index: one with OR would read all contributions of a volunteer.
-    lately = good.where(c.version > bindparam("before")) | good.where(c.state == "accepted")
-    delivers = func.sum(case((lately, 1), else_=0))
-    each = select(delivers.label("workers")).where(_at_work()).group_by(w.volunteer_id)
+    lately = good.where(c.version > sa.bindparam("before")) | good.where(c.state == "accepted")
+    delivers = sa.func.sum(sa.case((lately, 1), else_=0))
+    each = sa.select(delivers.label("workers")).where(_at_work()).group_by(w.volunteer_id)
     each = each.join(volunteers, volunteers.c.id == w.volunteer_id)
     is_vetted = volunteers.c.standing == "vetted"
     each = each.where(is_vetted if vetted else is_vetted | (volunteers.c.proofs > 0))
     count = each.subquery().c.workers
-    return select(func.coalesce(func.sum(case((count < 1, 1), else_=count)), 0))
+    return sa.select(sa.func.coalesce(sa.func.sum(sa.case((count < 1, 1), else_=count)), 0))
 
 
-_LIVE_WORKERS = select(func.count()).select_from(workers).where(_at_work())
+_LIVE_WORKERS = sa.select(sa.func.count()).select_from(workers).where(_at_work())
 _C, _V = contributions.alias("waiting").c, versions.c
 _WAITS = (_C.state == "accepted") & one_of(_C.kind, UPDATES) & _C.unproven.is_(False)
 _RUNNING = (
-    select(runs, exists().where(_C.run_id == runs.c.id, _WAITS).label("waits"))
+    sa.select(runs, sa.exists().where(_C.run_id == runs.c.id, _WAITS).label("waits"))
     .where(runs.c.state == "running")
     .order_by(runs.c.id)
 )
-_HEAD_AT = select(_V.created_at).where(its(_V.run_id), _V.version == bindparam("head"))
+_HEAD_AT = sa.select(_V.created_at).where(its(_V.run_id), _V.version == sa.bindparam("head"))
 
 
 class Turnout(msgspec.Struct, frozen=True, kw_only=True):
@@ -247,14 +234,14 @@ class Turnout(msgspec.Struct, frozen=True, kw_only=True):
     head_at: float | None  # time of the newest version
 
 
-def _turnout(vetted: bool) -> Select[Any]:
-    mine = _WAITS & (_C.run_id == bindparam("its_run_id"))
-    return select(
-        func.count().label("count"),
-        func.coalesce(func.sum(_C.steps), 0).label("steps"),
-        func.coalesce(func.sum(_C.samples), 0).label("samples"),
-        func.min(_C.decided_at).label("oldest_at"),
-        func.max(_C.decided_at).label("newest_at"),
+def _turnout(vetted: bool) -> sa.Select[Any]:
+    mine = _WAITS & (_C.run_id == sa.bindparam("its_run_id"))
+    return sa.select(
+        sa.func.count().label("count"),
+        sa.func.coalesce(sa.func.sum(_C.steps), 0).label("steps"),
+        sa.func.coalesce(sa.func.sum(_C.samples), 0).label("samples"),
+        sa.func.min(_C.decided_at).label("oldest_at"),
+        sa.func.max(_C.decided_at).label("newest_at"),
         _steering(vetted).scalar_subquery().label("workers"),
         _HEAD_AT.scalar_subquery().label("head_at"),
     ).where(mine & _C.vetted.is_(True) if vetted else mine)
@@ -263,13 +250,13 @@ def _turnout(vetted: bool) -> Select[Any]:
 _TURNOUT = {vetted: _turnout(vetted) for vetted in (True, False)}
 
 
-def live_workers(conn: Connection, run_id: int, since: float) -> int:
+def live_workers(conn: sa.Connection, run_id: int, since: float) -> int:
     """Return how many workers seen since an instant are at work for a run."""
     given = {"its_run_id": run_id, "since": since}
     return int(conn.execute(_LIVE_WORKERS, given).scalar_one())
 
 
-def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Turnout:
+def turnout(conn: sa.Connection, run: RunRow, since: float, *, vetted: bool) -> Turnout:
     """Return the updates waiting for a run's next merge, and the workers that its trigger and step
     length count.
 
@@ -283,7 +270,7 @@ def turnout(conn: Connection, run: RunRow, since: float, *, vetted: bool) -> Tur
     return Turnout(**row | sums)
 
 
-def running(conn: Connection) -> list[tuple[RunRow, bool]]:
+def running(conn: sa.Connection) -> list[tuple[RunRow, bool]]:
     """Return the running runs, oldest first, each with True if an update waits for a merge; no
     damaged ones.
     """
@@ -293,10 +280,10 @@ def running(conn: Connection) -> list[tuple[RunRow, bool]]:
     return [(_row(row), each) for row, each in zip(found, waits, strict=True)]
 
 
-def workers_of(conn: Connection, run_id: int) -> list[dict[str, Any]]:
+def workers_of(conn: sa.Connection, run_id: int) -> list[dict[str, Any]]:
     """Return the workers with a leased task of the run, and that task."""
     t, w = tasks.c, workers.c
-    query = select(w.id, w.hostname, w.state, w.last_seen_at, w.benchmark)
+    query = sa.select(w.id, w.hostname, w.state, w.last_seen_at, w.benchmark)
     query = query.add_columns(t.device, t.id.label("task_id"))
     query = query.select_from(tasks.join(workers, w.id == t.worker_id)).where(
         t.run_id == run_id, t.state == "doing"

@@ -16,23 +16,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    CursorResult,
-    Double,
-    Executable,
-    Integer,
-    RowMapping,
-    and_,
-    bindparam,
-    exists,
-    func,
-    insert,
-    literal_column,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from coordinator.database.contributions import UPDATES
@@ -138,17 +122,17 @@ def row_of(mapping: Any) -> TaskRow:
     return TaskRow(**{**mapping, "returned": bool(mapping["returned"])})
 
 
-def rows_of(found: CursorResult[Any]) -> list[TaskRow]:
+def rows_of(found: sa.CursorResult[Any]) -> list[TaskRow]:
     """Return the structs of rows with all columns of `tasks`."""
     names = tuple(found.keys())
     return [row_of(dict(zip(names, row, strict=True))) for row in found]
 
 
-_BY_ID = select(tasks).where(its(tasks.c.id))
+_BY_ID = sa.select(tasks).where(its(tasks.c.id))
 _BY_ID_LOCKED = _BY_ID.with_for_update()
 
 
-def holder(conn: Connection, task_id: int, *, for_update: bool = True) -> TaskRow:
+def holder(conn: sa.Connection, task_id: int, *, for_update: bool = True) -> TaskRow:
     """Return a task with its holder, locked until the transaction ends. Raises NotFound."""
     query = _BY_ID_LOCKED if for_update else _BY_ID
     row = conn.execute(query, {"its_id": task_id}).mappings().first()
@@ -157,19 +141,19 @@ def holder(conn: Connection, task_id: int, *, for_update: bool = True) -> TaskRo
     return row_of(row)
 
 
-_BY_IDS = select(tasks).where(among(tasks.c.id, "ids")).order_by(tasks.c.id).with_for_update()
+_BY_IDS = sa.select(tasks).where(among(tasks.c.id, "ids")).order_by(tasks.c.id).with_for_update()
 
 
-def holders(conn: Connection, task_ids: Sequence[int]) -> dict[int, TaskRow]:
+def holders(conn: sa.Connection, task_ids: Sequence[int]) -> dict[int, TaskRow]:
     """Lock and return the existing tasks with their holders, by number."""
     return {row.id: row for row in rows_of(conn.execute(_BY_IDS, {"ids": sorted({*task_ids})}))}
 
 
-def in_order(*conditions: ColumnElement[bool]) -> ColumnElement[bool]:
+def in_order(*conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
     """Return the condition that a task is one of these, which are locked by number before an update
     changes them, as `holders` locks them: two transactions cannot wait for each other.
     """
-    found = select(tasks.c.id).where(*conditions).order_by(tasks.c.id).correlate(None)
+    found = sa.select(tasks.c.id).where(*conditions).order_by(tasks.c.id).correlate(None)
     return tasks.c.id.in_(found.with_for_update(of=tasks, key_share=True))
 
 
@@ -194,10 +178,10 @@ def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
         raise Gone(f"task {row.id} is no longer yours")
 
 
-_PARAMETERS = select(runs.c.parameters).where(its(runs.c.id))
+_PARAMETERS = sa.select(runs.c.parameters).where(its(runs.c.id))
 
 
-def grant_bytes(conn: Connection, row: TaskRow, of_runs: dict[int, int]) -> int:
+def grant_bytes(conn: sa.Connection, row: TaskRow, of_runs: dict[int, int]) -> int:
     """Return the maximum size of one update for this task; `of_runs` caches that of each run."""
     if row.kind == AUDIT:
         return AUDIT_BYTES
@@ -210,32 +194,32 @@ def grant_bytes(conn: Connection, row: TaskRow, of_runs: dict[int, int]) -> int:
 
 
 _V = versions.c
-_HEAD = select(runs.c.head).where(runs.c.id == tasks.c.run_id).correlate(tasks).scalar_subquery()
+_HEAD = sa.select(runs.c.head).where(runs.c.id == tasks.c.run_id).correlate(tasks).scalar_subquery()
 # Columns are written out: after RETURNING a compiler drops the tables' names.
-_ITS_RUN: ColumnElement[int] = literal_column("tasks.run_id")
-_ITS_BASE: ColumnElement[int] = literal_column("tasks.base_version")
-_RUN = select(runs.c.name).where(runs.c.id == _ITS_RUN).scalar_subquery()
-_STEP = select(_V.global_step).where(_V.run_id == _ITS_RUN, _V.version == _ITS_BASE)
+_ITS_RUN: sa.ColumnElement[int] = sa.literal_column("tasks.run_id")
+_ITS_BASE: sa.ColumnElement[int] = sa.literal_column("tasks.base_version")
+_RUN = sa.select(runs.c.name).where(runs.c.id == _ITS_RUN).scalar_subquery()
+_STEP = sa.select(_V.global_step).where(_V.run_id == _ITS_RUN, _V.version == _ITS_BASE)
 _BASED = (_RUN.label("run"), _STEP.scalar_subquery().label("global_step"))
-_BEGUN = select(tasks, *_BASED).where(among(tasks.c.id, "ids"))
+_BEGUN = sa.select(tasks, *_BASED).where(among(tasks.c.id, "ids"))
 _GRANTED = tasks.c.finish_limit - tasks.c.claimed_at  # twice the time that the claim granted
-_NOW: ColumnElement[float] = bindparam("now", type_=Double())
+_NOW: sa.ColumnElement[float] = sa.bindparam("now", type_=sa.Double())
 _TIME: dict[str, Any] = {"finish_by": _NOW + _GRANTED / 2, "finish_limit": _NOW + _GRANTED}
 
 
-def _bound(base: ColumnElement[Any], **values: Any) -> ReturningUpdate[Any]:
+def _bound(base: sa.ColumnElement[Any], **values: Any) -> ReturningUpdate[Any]:
     """Return the statement that binds tasks to a version, if there is such a version."""
-    there = exists().where(_V.run_id == tasks.c.run_id, _V.version == base).correlate(tasks)
-    bound = update(tasks).where(among(tasks.c.id, "ids"), there)
+    there = sa.exists().where(_V.run_id == tasks.c.run_id, _V.version == base).correlate(tasks)
+    bound = sa.update(tasks).where(among(tasks.c.id, "ids"), there)
     return bound.values(base_version=base, **values).returning(*tasks.c, *_BASED)
 
 
 _REBASE = _bound(_HEAD)
 _BEGIN = _bound(_HEAD, begun_at=_NOW, **_TIME)
-_BEGIN_AT = _bound(bindparam("base", type_=Integer()), begun_at=_NOW, **_TIME)
+_BEGIN_AT = _bound(sa.bindparam("base", type_=sa.Integer()), begun_at=_NOW, **_TIME)
 
 
-def add_beside(conn: Connection, values: dict[str, Any], now: float) -> int:
+def add_beside(conn: sa.Connection, values: dict[str, Any], now: float) -> int:
     """Add a task outside the pass, which waits for any capable worker; return its number."""
     fixed = {
         "pass_no": 0,
@@ -247,12 +231,12 @@ def add_beside(conn: Connection, values: dict[str, Any], now: float) -> int:
         "timeouts": 0,
         "created_at": now,
     }
-    made = insert(tasks).values(**fixed, **values).returning(tasks.c.id)
+    made = sa.insert(tasks).values(**fixed, **values).returning(tasks.c.id)
     return int(conn.execute(made).scalar_one())
 
 
 def begin_all(
-    conn: Connection, rows: Sequence[TaskRow], now: float
+    conn: sa.Connection, rows: Sequence[TaskRow], now: float
 ) -> list[Begun | VolunteerError]:
     """Bind the newest versions as the bases of locked tasks that have not begun; return each start
     of work, or the reason why there is none.
@@ -267,7 +251,7 @@ def begin_all(
     return [made.get(row.id) or _unbound(row) for row in rows]
 
 
-def go_on(conn: Connection, row: TaskRow, now: float, *, newest: bool) -> Begun | VolunteerError:
+def go_on(conn: sa.Connection, row: TaskRow, now: float, *, newest: bool) -> Begun | VolunteerError:
     """Return the start of work of a locked task that has begun before, with `newest` from the newest
     version, or the reason why there is none.
     """
@@ -286,7 +270,7 @@ def _unbound(row: TaskRow, version: object = "yet") -> VolunteerError:
 
 
 def _bind(
-    conn: Connection, query: Executable, row: TaskRow, now: float, base: int | None = None
+    conn: sa.Connection, query: sa.Executable, row: TaskRow, now: float, base: int | None = None
 ) -> Begun | VolunteerError:
     given = {"ids": [row.id], "now": now, "base": base}
     found = conn.execute(query, given).mappings().first()
@@ -295,7 +279,7 @@ def _bind(
     return _begun(found, now)
 
 
-def _begun(found: RowMapping, now: float) -> Begun:
+def _begun(found: sa.RowMapping, now: float) -> Begun:
     row = row_of({name: found[name] for name in TaskRow.__struct_fields__})
     assert row.base_version is not None
     return Begun(
@@ -308,7 +292,7 @@ def _begun(found: RowMapping, now: float) -> Begun:
 
 
 _W = contributions.c
-_AWAITED = exists().where(
+_AWAITED = sa.exists().where(
     _W.run_id == tasks.c.run_id,
     _W.worker_id == tasks.c.worker_id,
     one_of(_W.kind, UPDATES),
@@ -316,13 +300,13 @@ _AWAITED = exists().where(
     _W.unproven.is_(False),  # a contribution that waits for its proof may wait for long
 )
 _AWAITS = (
-    select(tasks.c.id, tasks.c.run_id, runs.c.phase)
+    sa.select(tasks.c.id, tasks.c.run_id, runs.c.phase)
     .join_from(tasks, runs, runs.c.id == tasks.c.run_id)
     .where(among(tasks.c.id, "ids"), tasks.c.begun_at.is_(None), _AWAITED)
 )
 
 
-def await_merge(conn: Connection, task_ids: Sequence[int]) -> dict[int, tuple[int, int]]:
+def await_merge(conn: sa.Connection, task_ids: Sequence[int]) -> dict[int, tuple[int, int]]:
     """Return run and phase of those tasks not begun whose worker's contribution waits for a
     merge.
     """
@@ -330,14 +314,14 @@ def await_merge(conn: Connection, task_ids: Sequence[int]) -> dict[int, tuple[in
     return {task: (run_id, phase) for task, run_id, phase in found}
 
 
-_FINISH = update(tasks).where(
+_FINISH = sa.update(tasks).where(
     among(tasks.c.id, "ids"),
-    (tasks.c.state == "doing") | and_(tasks.c.state == "todo", tasks.c.returned),
+    (tasks.c.state == "doing") | sa.and_(tasks.c.state == "todo", tasks.c.returned),
 )
 _DONE: dict[str, Any] = {"state": "done", "returned": False, **FREE}
 
 
-def finish_all(conn: Connection, task_ids: Sequence[int], now: float) -> int:
+def finish_all(conn: sa.Connection, task_ids: Sequence[int], now: float) -> int:
     """Move tasks from doing (or returned) to done, since their contributions were accepted. Return
     how many had not ended before.
     """
@@ -345,7 +329,7 @@ def finish_all(conn: Connection, task_ids: Sequence[int], now: float) -> int:
 
 
 def put_back(  # noqa: PLR0913 - each is a word of the verdict
-    conn: Connection,
+    conn: sa.Connection,
     task_id: int,
     *,
     worker_id: str,
@@ -363,7 +347,7 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
     values: dict[str, Any] = {}
     if kind is not None:
         note = {"task_id": task_id, "attempt": row.attempt, "worker_id": worker_id, "kind": kind}
-        conn.execute(insert(failures).values(**note, message=message[:MESSAGE_CHARS], at=now))
+        conn.execute(sa.insert(failures).values(**note, message=message[:MESSAGE_CHARS], at=now))
         counted = "failures" if kind == "failure" else "timeouts"
         values[counted] = getattr(row, counted) + 1
     state: TaskState = row.state
@@ -380,11 +364,11 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
         }
         values["ended_at"] = now if over else None
     if values:
-        conn.execute(update(tasks).where(tasks.c.id == task_id).values(**values))
+        conn.execute(sa.update(tasks).where(tasks.c.id == task_id).values(**values))
     return state
 
 
-def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: float) -> bool:
+def is_hopeless(conn: sa.Connection, row: TaskRow, settings: TaskSettings, now: float) -> bool:
     """Return True if enough different volunteers have failed a task, or timed out on it.
 
     One volunteer is one voice, whatever its number of machines, and only vetted ones count if any
@@ -399,7 +383,7 @@ def is_hopeless(conn: Connection, row: TaskRow, settings: TaskSettings, now: flo
 
 
 def _condemned(
-    conn: Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
+    conn: sa.Connection, row: TaskRow, kind: FailureKind, least: int, now: float, *, alone: bool
 ) -> bool:
     """Return True if `least` volunteers failed a task, or with `alone` all who work for the run."""
     voices = _voices(conn, row.id, kind)
@@ -410,10 +394,10 @@ def _condemned(
     return len(against) >= least or (alone and bool(against) and working <= against)
 
 
-def _voices(conn: Connection, task_id: int, kind: FailureKind) -> dict[str, bool]:
+def _voices(conn: sa.Connection, task_id: int, kind: FailureKind) -> dict[str, bool]:
     """Return the volunteers that failed a task, and which are vetted."""
     v = volunteers.c
-    query = select(v.id, v.standing).join_from(
+    query = sa.select(v.id, v.standing).join_from(
         failures, workers, workers.c.id == failures.c.worker_id
     )
     query = query.join(volunteers, v.id == workers.c.volunteer_id)
@@ -422,59 +406,59 @@ def _voices(conn: Connection, task_id: int, kind: FailureKind) -> dict[str, bool
     return {volunteer: standing == "vetted" for volunteer, standing in found}
 
 
-def _at_work(conn: Connection, run_id: int, now: float) -> dict[str, bool]:
+def _at_work(conn: sa.Connection, run_id: int, now: float) -> dict[str, bool]:
     """Return the volunteers that recently held or did tasks of a run, and which are vetted."""
-    of_run = select(tasks.c.volunteer_id, tasks.c.claimed_at).where(tasks.c.run_id == run_id)
+    of_run = sa.select(tasks.c.volunteer_id, tasks.c.claimed_at).where(tasks.c.run_id == run_id)
     held = of_run.where(tasks.c.state == "doing")
     done = of_run.where(tasks.c.state == "done").order_by(tasks.c.id.desc()).limit(LATELY)
     rows = [*conn.execute(held), *conn.execute(done)]
     who = {volunteer for volunteer, at in rows if volunteer and at and at > now - LATELY_S}
-    query = select(volunteers.c.id, volunteers.c.standing)
+    query = sa.select(volunteers.c.id, volunteers.c.standing)
     found = conn.execute(query.where(volunteers.c.id.in_(who), volunteers.c.state == "active"))
     return {volunteer: standing == "vetted" for volunteer, standing in found}
 
 
-def expire(conn: Connection, now: float, limit: int) -> list[TaskRow]:
+def expire(conn: sa.Connection, now: float, limit: int) -> list[TaskRow]:
     """Requeue the tasks whose time ran out and count a timeout each; holders may submit late."""
-    late = and_(tasks.c.state == "doing", (tasks.c.renew_by < now) | (tasks.c.finish_by < now))
-    picked = select(tasks.c.id).where(late).order_by(tasks.c.id).limit(limit)
+    late = sa.and_(tasks.c.state == "doing", (tasks.c.renew_by < now) | (tasks.c.finish_by < now))
+    picked = sa.select(tasks.c.id).where(late).order_by(tasks.c.id).limit(limit)
     ids = conn.execute(picked.with_for_update(skip_locked=True)).scalars().all()
     if not ids:
         return []
     values = {"state": "todo", "returned": True, "timeouts": tasks.c.timeouts + 1, **FREE}
-    changed = update(tasks).where(tasks.c.id.in_(ids)).values(**values).returning(*tasks.c)
+    changed = sa.update(tasks).where(tasks.c.id.in_(ids)).values(**values).returning(*tasks.c)
     rows = rows_of(conn.execute(changed))
     notes = [
         {"task_id": r.id, "attempt": r.attempt, "worker_id": r.worker_id, "kind": "timeout"}
         for r in rows
     ]
     message = "no heartbeat or result came in time"
-    conn.execute(insert(failures), [{**note, "message": message, "at": now} for note in notes])
+    conn.execute(sa.insert(failures), [{**note, "message": message, "at": now} for note in notes])
     return rows
 
 
-def discard(conn: Connection, ids: Sequence[int], now: float) -> None:
+def discard(conn: sa.Connection, ids: Sequence[int], now: float) -> None:
     """Discard waiting tasks: they are listed as failed until they are requeued."""
     if ids:
         values = {"state": "discarded", "returned": False, "ended_at": now, **FREE}
-        conn.execute(update(tasks).where(tasks.c.id.in_(ids)).values(**values))
+        conn.execute(sa.update(tasks).where(tasks.c.id.in_(ids)).values(**values))
 
 
-def cancel_run(conn: Connection, run_id: int, now: float) -> int:
+def cancel_run(conn: sa.Connection, run_id: int, now: float) -> int:
     """Cancel all unfinished tasks of an ended run; return their number."""
-    open_tasks = and_(tasks.c.run_id == run_id, tasks.c.state.in_(("todo", "doing")))
+    open_tasks = sa.and_(tasks.c.run_id == run_id, tasks.c.state.in_(("todo", "doing")))
     values = {"state": "cancelled", "returned": False, "ended_at": now, **FREE}
-    return conn.execute(update(tasks).where(in_order(open_tasks)).values(**values)).rowcount
+    return conn.execute(sa.update(tasks).where(in_order(open_tasks)).values(**values)).rowcount
 
 
-def reopen_run(conn: Connection, run_id: int) -> int:
+def reopen_run(conn: sa.Connection, run_id: int) -> int:
     """Reopen the tasks that a run's end cancelled, with higher attempts; return their number."""
-    ended = and_(tasks.c.run_id == run_id, tasks.c.state == "cancelled")
+    ended = sa.and_(tasks.c.run_id == run_id, tasks.c.state == "cancelled")
     values = {"state": "todo", "attempt": tasks.c.attempt + 1, "ended_at": None}
-    return conn.execute(update(tasks).where(in_order(ended)).values(**values)).rowcount
+    return conn.execute(sa.update(tasks).where(in_order(ended)).values(**values)).rowcount
 
 
-def recall(conn: Connection, run_id: int, *, above: int) -> int:
+def recall(conn: sa.Connection, run_id: int, *, above: int) -> int:
     """Cancel the leases on versions above `above`, which a rollback reverts, with no failure
     counted; return their number.
 
@@ -483,54 +467,54 @@ def recall(conn: Connection, run_id: int, *, above: int) -> int:
     return _take_back(conn, run_id, tasks.c.base_version > above)
 
 
-def overtake(conn: Connection, run_id: int, *, head: int) -> int:
+def overtake(conn: sa.Connection, run_id: int, *, head: int) -> int:
     """Cancel the leases on versions below `head`, which a merge has overtaken, like `recall`."""
     return _take_back(conn, run_id, tasks.c.base_version < head)
 
 
-def _take_back(conn: Connection, run_id: int, based: ColumnElement[bool]) -> int:
+def _take_back(conn: sa.Connection, run_id: int, based: sa.ColumnElement[bool]) -> int:
     """Put tasks of these bases back to todo; the attempt grows, so that their holders get 410."""
-    held = and_(tasks.c.state == "doing", tasks.c.renew_by.is_not(None))
-    late = and_(tasks.c.state == "todo", tasks.c.returned)
-    taken = and_(tasks.c.run_id == run_id, based, tasks.c.kind != AUDIT, ~awaits_verdict())
+    held = sa.and_(tasks.c.state == "doing", tasks.c.renew_by.is_not(None))
+    late = sa.and_(tasks.c.state == "todo", tasks.c.returned)
+    taken = sa.and_(tasks.c.run_id == run_id, based, tasks.c.kind != AUDIT, ~awaits_verdict())
     values = {"state": "todo", "returned": False, "attempt": tasks.c.attempt + 1}
     values |= {"begun_at": None, "base_version": None, **FREE}
     return conn.execute(
-        update(tasks).where(in_order(taken & (held | late))).values(**values)
+        sa.update(tasks).where(in_order(taken & (held | late))).values(**values)
     ).rowcount
 
 
-def awaits_verdict() -> ColumnElement[bool]:
+def awaits_verdict() -> sa.ColumnElement[bool]:
     """Return the condition that the current attempt has submitted and awaits its verdict."""
     c = contributions.c
-    waiting = select(c.id).where(
+    waiting = sa.select(c.id).where(
         c.task_id == tasks.c.id, c.attempt == tasks.c.attempt, c.state.in_(("received", "checking"))
     )
     return waiting.exists()
 
 
-def bases_in_use(conn: Connection, run_id: int) -> list[int]:
+def bases_in_use(conn: sa.Connection, run_id: int) -> list[int]:
     """Return the base versions of a run's leases: their files must stay."""
     open_ = tasks.c.state.in_(("doing", "todo"))
     held = (tasks.c.state == "doing") | tasks.c.returned
-    query = select(tasks.c.base_version).distinct()
+    query = sa.select(tasks.c.base_version).distinct()
     query = query.where(tasks.c.run_id == run_id, open_, held, tasks.c.base_version.is_not(None))
     return sorted(int(base) for base in conn.execute(query).scalars())
 
 
 def lines(
-    conn: Connection, states: Sequence[str], run_id: int | None = None, limit: int = 1000
+    conn: sa.Connection, states: Sequence[str], run_id: int | None = None, limit: int = 1000
 ) -> list[TaskLine]:
     """Return the tasks in these states, oldest first, of one run or of all."""
     f, t = failures.c, tasks.c
-    counted = and_(f.task_id == t.id, f.kind != "forgiven")
-    last = select(f.message).where(counted).order_by(f.id.desc()).limit(1).scalar_subquery()
-    who = select(func.count(f.worker_id.distinct())).where(counted, f.kind == "failure")
-    query = select(
+    counted = sa.and_(f.task_id == t.id, f.kind != "forgiven")
+    last = sa.select(f.message).where(counted).order_by(f.id.desc()).limit(1).scalar_subquery()
+    who = sa.select(sa.func.count(f.worker_id.distinct())).where(counted, f.kind == "failure")
+    query = sa.select(
         t.id, runs.c.name.label("run"), t.state, t.pass_no, t.start, t.stop, t.failures, t.timeouts
     )
     query = query.add_columns(who.scalar_subquery().label("workers"))
-    query = query.add_columns(func.coalesce(last, "").label("message"))
+    query = query.add_columns(sa.func.coalesce(last, "").label("message"))
     query = query.join_from(tasks, runs).where(t.state.in_(states))
     if run_id is not None:
         query = query.where(t.run_id == run_id)
@@ -538,7 +522,7 @@ def lines(
     return [TaskLine(**row) for row in rows]
 
 
-def requeue(conn: Connection, ids: Sequence[int] | None, run_id: int | None = None) -> list[int]:
+def requeue(conn: sa.Connection, ids: Sequence[int] | None, run_id: int | None = None) -> list[int]:
     """Requeue discarded tasks without counting a failure: the given ones, or all of a run; return
     the ids.
     """
@@ -547,8 +531,10 @@ def requeue(conn: Connection, ids: Sequence[int] | None, run_id: int | None = No
         wanted.append(tasks.c.id.in_(ids))
     if run_id is not None:
         wanted.append(tasks.c.run_id == run_id)
-    found = list(conn.execute(select(tasks.c.id).join_from(tasks, runs).where(*wanted)).scalars())
+    found = list(
+        conn.execute(sa.select(tasks.c.id).join_from(tasks, runs).where(*wanted)).scalars()
+    )
     clean = {"state": "todo", "failures": 0, "timeouts": 0, "ended_at": None}
-    conn.execute(update(tasks).where(tasks.c.id.in_(found)).values(**clean))
-    conn.execute(update(failures).where(failures.c.task_id.in_(found)).values(kind="forgiven"))
+    conn.execute(sa.update(tasks).where(tasks.c.id.in_(found)).values(**clean))
+    conn.execute(sa.update(failures).where(failures.c.task_id.in_(found)).values(kind="forgiven"))
     return found

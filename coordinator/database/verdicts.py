@@ -6,23 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    CTE,
-    BigInteger,
-    ClauseElement,
-    Connection,
-    Float,
-    String,
-    bindparam,
-    case,
-    cast,
-    func,
-    insert,
-    literal,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from coordinator.database.contributions import ContributionRow
@@ -55,11 +39,16 @@ TRANSITIONS: frozenset[tuple[ContributionState, ContributionState]] = frozenset(
 )
 
 
-_DECIDE = update(contributions).where(its(contributions.c.id), its(contributions.c.state))
+_DECIDE = sa.update(contributions).where(its(contributions.c.id), its(contributions.c.state))
 
 
 def decide(
-    conn: Connection, row: ContributionRow, state: ContributionState, *, now: float, **values: Any
+    conn: sa.Connection,
+    row: ContributionRow,
+    state: ContributionState,
+    *,
+    now: float,
+    **values: Any,
 ) -> None:
     """Change the state of `row` and record the verdict. Raises Conflict if that is impossible."""
     if decide_all(conn, [(row, {"state": state} | values)], now) != 1:
@@ -67,7 +56,7 @@ def decide(
 
 
 def decide_all(
-    conn: Connection, decided: Sequence[tuple[ContributionRow, dict[str, Any]]], now: float
+    conn: sa.Connection, decided: Sequence[tuple[ContributionRow, dict[str, Any]]], now: float
 ) -> int:
     """Change the states of contributions and record the verdicts. Several must be locked before.
     Return the number of changed rows; not every database counts those of several contributions.
@@ -88,13 +77,15 @@ def decide_all(
 
 
 _MERGE_ALL = (
-    update(contributions)
+    sa.update(contributions)
     .where(among(contributions.c.id, "ids"), contributions.c.state == "accepted")
-    .values(state="merged", version=bindparam("into"), merged_at=bindparam("now"))
+    .values(state="merged", version=sa.bindparam("into"), merged_at=sa.bindparam("now"))
 )
 
 
-def merge_all(conn: Connection, rows: Sequence[ContributionRow], version: int, now: float) -> bool:
+def merge_all(
+    conn: sa.Connection, rows: Sequence[ContributionRow], version: int, now: float
+) -> bool:
     """Mark all rows merged into `version`; return False if one was no longer accepted."""
     ids = [row.id for row in rows]
     changed = conn.execute(_MERGE_ALL, {"ids": ids, "into": version, "now": now})
@@ -106,11 +97,11 @@ def merge_all(conn: Connection, rows: Sequence[ContributionRow], version: int, n
     return True
 
 
-_RECORD = insert(verdicts)
+_RECORD = sa.insert(verdicts)
 
 
 def record(
-    conn: Connection, decided: Iterable[tuple[ContributionRow, dict[str, Any]]], now: float
+    conn: sa.Connection, decided: Iterable[tuple[ContributionRow, dict[str, Any]]], now: float
 ) -> None:
     """Append verdicts to the history that volunteers read."""
     blank = {"reason": "", "message": "", "version": None}
@@ -128,32 +119,32 @@ RECENT_MAX = 4096  # verdicts of one worker that may be sent again
 PAID = "the work is paid"  # sentence on work that needed no merge
 _C = contributions.c
 _UNPAID = (
-    update(verdicts)
+    sa.update(verdicts)
     .where(among(verdicts.c.contribution_id, "ids"), verdicts.c.state.in_(("merged", "superseded")))
     .values(
-        message=case(
+        message=sa.case(
             (
                 verdicts.c.message.contains(PAID),
-                func.replace(verdicts.c.message, PAID, bindparam("why", type_=String())),
+                sa.func.replace(verdicts.c.message, PAID, sa.bindparam("why", type_=sa.String())),
             ),
-            else_=verdicts.c.message + "; " + bindparam("why", type_=String()),
+            else_=verdicts.c.message + "; " + sa.bindparam("why", type_=sa.String()),
         )
     )
 )
 
 
-def unpaid(conn: Connection, ids: Sequence[int], why: str) -> None:
+def unpaid(conn: sa.Connection, ids: Sequence[int], why: str) -> None:
     """Add to this transaction's verdicts the reason why merged or superseded work is not paid."""
     conn.execute(_UNPAID, {"ids": ids, "why": why})
 
 
 # Voided, forfeited and reversed work was paid nothing; each is looked up by its unique key.
 _TAKEN_BACK = (
-    select(events.c.id)
+    sa.select(events.c.id)
     .where(
-        or_(
+        sa.or_(
             *(
-                events.c.key == literal(f"{kind}:") + cast(_C.id, String)
+                events.c.key == sa.literal(f"{kind}:") + sa.cast(_C.id, sa.String)
                 for kind in ("void", "forfeit", "reverse")
             )
         )
@@ -162,7 +153,7 @@ _TAKEN_BACK = (
     .exists()
 )
 _VERDICT = (
-    select(
+    sa.select(
         verdicts.c.id,
         verdicts.c.contribution_id,
         verdicts.c.state,
@@ -172,7 +163,7 @@ _VERDICT = (
         verdicts.c.at,
         contributions.c.task_id,
         contributions.c.weight,
-        case(
+        sa.case(
             (_TAKEN_BACK, 0),
             (
                 one_of(verdicts.c.state, ("accepted", "merged", "superseded")),
@@ -181,7 +172,7 @@ _VERDICT = (
             else_=0,
         ).label("credits_micro"),
         runs.c.name.label("run"),
-        case((recomputes.c.state == "asked", recomputes.c.wanted), else_="[]").label("reveal"),
+        sa.case((recomputes.c.state == "asked", recomputes.c.wanted), else_="[]").label("reveal"),
     )
     .join(contributions, contributions.c.id == verdicts.c.contribution_id)
     .join(runs, runs.c.id == contributions.c.run_id)
@@ -199,37 +190,37 @@ def _verdict(row: Any) -> Verdict:
 
 _V = verdicts.c
 _NEWS = (
-    _VERDICT.where(its(_V.worker_id), _V.id > bindparam("since"))
+    _VERDICT.where(its(_V.worker_id), _V.id > sa.bindparam("since"))
     .order_by(_V.id)
-    .limit(bindparam("most"))
+    .limit(sa.bindparam("most"))
 )
 
 
-def _newest(given: CTE) -> ClauseElement:
+def _newest(given: sa.CTE) -> sa.ClauseElement:
     """Return the query of the verdicts of workers after a number, given for each."""
     mine = (_V.worker_id == given.c.worker) & (_V.id > given.c.since)
     return (
         _VERDICT.add_columns(_V.worker_id)
         .join(given, mine)
-        .where(_V.at > bindparam("recent_at", type_=Float()))
+        .where(_V.at > sa.bindparam("recent_at", type_=sa.Float()))
         .order_by(_V.id)
     )
 
 
-def _last(given: CTE) -> ClauseElement:
+def _last(given: sa.CTE) -> sa.ClauseElement:
     """Return the query of the newest verdict of each worker."""
-    last = select(func.max(_V.id)).where(_V.worker_id == given.c.worker).correlate(given)
-    return select(given.c.worker, _V.id, _V.at, given.c.since).join_from(
+    last = sa.select(sa.func.max(_V.id)).where(_V.worker_id == given.c.worker).correlate(given)
+    return sa.select(given.c.worker, _V.id, _V.at, given.c.since).join_from(
         given, verdicts, _V.id == last.scalar_subquery()
     )
 
 
-_SINCE: dict[str, TypeEngine[Any]] = {"worker": String(), "since": BigInteger()}
+_SINCE: dict[str, TypeEngine[Any]] = {"worker": sa.String(), "since": sa.BigInteger()}
 _NEWEST = Lines("asked", _SINCE, _newest, blank=("", 0))
 _LAST = Lines("asked", _SINCE, _last, blank=("", 0))
 _RECENT = (
-    select(_V.id)
-    .where(its(_V.worker_id), _V.id <= bindparam("until"), _V.at > bindparam("recent_at"))
+    sa.select(_V.id)
+    .where(its(_V.worker_id), _V.id <= sa.bindparam("until"), _V.at > sa.bindparam("recent_at"))
     .order_by(_V.id.desc())
     .limit(RECENT_MAX)
 )
@@ -237,7 +228,12 @@ _THESE = _VERDICT.where(among(_V.id, "ids"))
 
 
 def news(
-    conn: Connection, worker_id: str, since: int, recent_at: float, limit: int, told: Counter[int]
+    conn: sa.Connection,
+    worker_id: str,
+    since: int,
+    recent_at: float,
+    limit: int,
+    told: Counter[int],
 ) -> tuple[list[Verdict], int]:
     """Return a worker's unseen verdicts, and the number to pass as `since` in the next call.
 
@@ -263,7 +259,7 @@ def news(
 
 
 def newest_of(
-    conn: Connection, since: Mapping[str, int], recent_at: float
+    conn: sa.Connection, since: Mapping[str, int], recent_at: float
 ) -> dict[str, list[tuple[int, Verdict]]]:
     """Return the verdicts of workers after a number, given for each, that are younger than
     `recent_at`, in order and with their numbers.
@@ -275,7 +271,7 @@ def newest_of(
     return found
 
 
-def concerned(conn: Connection, since: Mapping[str, int], recent_at: float) -> set[str]:
+def concerned(conn: sa.Connection, since: Mapping[str, int], recent_at: float) -> set[str]:
     """Return the workers with a verdict after a number, given for each, or after `recent_at`."""
     rows: Any = _LAST.execute(conn, [*since.items()])
     return {worker for worker, number, at, after in rows if number > after or at > recent_at}
@@ -286,14 +282,14 @@ _LATEST_VERDICT = (
 )
 
 
-def latest_verdict(conn: Connection, contribution_id: int) -> Verdict | None:
+def latest_verdict(conn: sa.Connection, contribution_id: int) -> Verdict | None:
     given = {"its_contribution_id": contribution_id}
     row = conn.execute(_LATEST_VERDICT, given).mappings().first()
     return None if row is None else _verdict(row)
 
 
 def history(
-    conn: Connection, volunteer_id: str, before: int | None, limit: int
+    conn: sa.Connection, volunteer_id: str, before: int | None, limit: int
 ) -> list[tuple[int, Verdict]]:
     """Return verdicts newest first, each with the number that continues the listing as `before`."""
     query = _VERDICT.where(verdicts.c.volunteer_id == volunteer_id)
@@ -303,8 +299,8 @@ def history(
     return [(row["id"], _verdict(row)) for row in rows]
 
 
-def newest(conn: Connection) -> tuple[int, float]:
+def newest(conn: sa.Connection) -> tuple[int, float]:
     """Return number and instant of the newest verdict; (0, 0.0) without one."""
-    query = select(verdicts.c.id, verdicts.c.at).order_by(verdicts.c.id.desc()).limit(1)
+    query = sa.select(verdicts.c.id, verdicts.c.at).order_by(verdicts.c.id.desc()).limit(1)
     row = conn.execute(query).first()
     return (0, 0.0) if row is None else (int(row[0]), float(row[1]))
