@@ -7,18 +7,7 @@ from typing import Any, NamedTuple, get_args
 from typing import cast as cast_type
 
 import msgspec
-from sqlalchemy import (
-    Connection,
-    String,
-    and_,
-    bindparam,
-    cast,
-    exists,
-    func,
-    insert,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.accounts import volunteers
@@ -78,25 +67,27 @@ def _row(mapping: Any) -> ContributionRow:
 
 
 _C = contributions.c
-_ADD = insert(contributions).returning(*_C)
-_KEEP = update(tasks).where(among(tasks.c.id, "ids")).values(renew_by=None, finish_by=None)
-_BY_ID = select(contributions).where(its(_C.id))
+_ADD = sa.insert(contributions).returning(*_C)
+_KEEP = sa.update(tasks).where(among(tasks.c.id, "ids")).values(renew_by=None, finish_by=None)
+_BY_ID = sa.select(contributions).where(its(_C.id))
 _BY_ID_LOCKED = _BY_ID.with_for_update()
 _MERGE_ORDER = (_C.task_id, _C.part, _C.tries)
-_BY_IDS = select(contributions).where(among(_C.id, "ids")).order_by(*_MERGE_ORDER)
+_BY_IDS = sa.select(contributions).where(among(_C.id, "ids")).order_by(*_MERGE_ORDER)
 _IS_UPDATE = one_of(_C.kind, UPDATES)
-_TO_MERGE = and_(its(_C.run_id), _C.state == "accepted", _IS_UPDATE)
-_LEFT_OVER = select(contributions).where(_TO_MERGE).order_by(*_MERGE_ORDER).limit(bindparam("most"))
+_TO_MERGE = sa.and_(its(_C.run_id), _C.state == "accepted", _IS_UPDATE)
+_LEFT_OVER = (
+    sa.select(contributions).where(_TO_MERGE).order_by(*_MERGE_ORDER).limit(sa.bindparam("most"))
+)
 _MERGEABLE = _LEFT_OVER.where(_C.unproven.is_(False))
 _LEFT_BEHIND = (
-    select(contributions)
-    .where(_TO_MERGE, (_C.base_version < bindparam("base")) | (_C.kind != bindparam("kind")))
+    sa.select(contributions)
+    .where(_TO_MERGE, (_C.base_version < sa.bindparam("base")) | (_C.kind != sa.bindparam("kind")))
     .order_by(_C.task_id, _C.part)
 )
 
 
 def add(
-    conn: Connection, new: Sequence[dict[str, Any]], last: Sequence[int]
+    conn: sa.Connection, new: Sequence[dict[str, Any]], last: Sequence[int]
 ) -> dict[int, ContributionRow]:
     """Insert contributions as `checking`; return them by task. The tasks in `last`, which have had
     their last part, stop expiring and wait for the verdict.
@@ -108,7 +99,11 @@ def add(
 
 
 def by_id(
-    conn: Connection, contribution_id: int, volunteer_id: str | None = None, *, lock: bool = False
+    conn: sa.Connection,
+    contribution_id: int,
+    volunteer_id: str | None = None,
+    *,
+    lock: bool = False,
 ) -> ContributionRow:
     """Return a contribution. Raises NotFound, also for another account's."""
     query = _BY_ID_LOCKED if lock else _BY_ID
@@ -118,85 +113,87 @@ def by_id(
     return _row(row)
 
 
-def by_ids(conn: Connection, ids: Sequence[int]) -> list[ContributionRow]:
+def by_ids(conn: sa.Connection, ids: Sequence[int]) -> list[ContributionRow]:
     """Return contributions in the order of a merge: by task, part and try."""
     return [_row(row) for row in conn.execute(_BY_IDS, {"ids": ids}).mappings()]
 
 
-_SUBMITTED = select(_C.task_id, _C.attempt, _C.part, _C.tries, _C.sha256, _C.worker_id).where(
+_SUBMITTED = sa.select(_C.task_id, _C.attempt, _C.part, _C.tries, _C.sha256, _C.worker_id).where(
     among(_C.task_id, "tasks"), among(_C.sha256, "hashes")
 )
 
 
-def submitted(conn: Connection, task_ids: Sequence[int], hashes: Sequence[str]) -> set[Any]:
+def submitted(conn: sa.Connection, task_ids: Sequence[int], hashes: Sequence[str]) -> set[Any]:
     """Return task, attempt, part, try, hash and worker of the contributions with these bytes."""
     return {*map(tuple, conn.execute(_SUBMITTED, {"tasks": task_ids, "hashes": hashes}))}
 
 
 _CHECKING = (
-    select(contributions)
+    sa.select(contributions)
     .where(among(_C.id, "ids"), _C.state == "checking")
     .order_by(_C.id)
     .with_for_update()
 )
 
 
-def undecided(conn: Connection, ids: Iterable[int]) -> list[ContributionRow]:
+def undecided(conn: sa.Connection, ids: Iterable[int]) -> list[ContributionRow]:
     """Lock and return the contributions with these numbers that have no verdict yet."""
     return [_row(row) for row in conn.execute(_CHECKING, {"ids": sorted(ids)}).mappings()]
 
 
-def unchecked(conn: Connection, limit: int) -> list[ContributionRow]:
-    query = select(contributions).where(_C.state == "checking").order_by(*_MERGE_ORDER).limit(limit)
+def unchecked(conn: sa.Connection, limit: int) -> list[ContributionRow]:
+    query = (
+        sa.select(contributions).where(_C.state == "checking").order_by(*_MERGE_ORDER).limit(limit)
+    )
     return [_row(row) for row in conn.execute(query).mappings()]
 
 
-def mergeable(conn: Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
+def mergeable(conn: sa.Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
     """Return the accepted updates that may be merged now, in merge order."""
     rows = conn.execute(_MERGEABLE, {"its_run_id": run_id, "most": limit}).mappings()
     return [_row(row) for row in rows]
 
 
-def left_over(conn: Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
+def left_over(conn: sa.Connection, run_id: int, limit: int = 1000) -> list[ContributionRow]:
     """Return accepted updates in merge order, including updates that wait for their recompute."""
     rows = conn.execute(_LEFT_OVER, {"its_run_id": run_id, "most": limit}).mappings()
     return [_row(row) for row in rows]
 
 
-_SET_UNPROVEN = update(contributions).where(its(_C.id)).values(unproven=bindparam("waits"))
+_SET_UNPROVEN = sa.update(contributions).where(its(_C.id)).values(unproven=sa.bindparam("waits"))
 _PROVED = (
-    update(contributions)
+    sa.update(contributions)
     .where(its(_C.id), _C.state == "accepted")
-    .values(unproven=False, weight=bindparam("now_weighs"))
+    .values(unproven=False, weight=sa.bindparam("now_weighs"))
 )
 
 
-def wait_for_proof(conn: Connection, contribution_id: int) -> None:
+def wait_for_proof(conn: sa.Connection, contribution_id: int) -> None:
     """Exclude an accepted update from merging until its recompute has passed."""
     conn.execute(_SET_UNPROVEN, {"its_id": contribution_id, "waits": True})
 
 
-def proved(conn: Connection, contribution_id: int, weight: float) -> None:
+def proved(conn: sa.Connection, contribution_id: int, weight: float) -> None:
     """Release a proven update for merging, with its present weight."""
     conn.execute(_PROVED, {"its_id": contribution_id, "now_weighs": weight})
 
 
-def left_behind(conn: Connection, run_id: int, base: int, kind: str) -> list[ContributionRow]:
+def left_behind(conn: sa.Connection, run_id: int, base: int, kind: str) -> list[ContributionRow]:
     """Return accepted updates that began below version `base`, or are of another kind."""
     given = {"its_run_id": run_id, "base": base, "kind": kind}
     return [_row(row) for row in conn.execute(_LEFT_BEHIND, given).mappings()]
 
 
 _GOOD_OF = (
-    select(contributions)
+    sa.select(contributions)
     .where(its(_C.volunteer_id), _C.state.in_(("accepted", "merged", "superseded")))
-    .where(_C.received_at >= bindparam("since"), _C.id > bindparam("after"))
+    .where(_C.received_at >= sa.bindparam("since"), _C.id > sa.bindparam("after"))
     .order_by(_C.id)
-    .limit(bindparam("most"))
+    .limit(sa.bindparam("most"))
     .with_for_update()
 )
 _ACCEPTED_OF = (
-    select(contributions)
+    sa.select(contributions)
     .where(its(_C.volunteer_id), _C.state == "accepted", _IS_UPDATE)  # other kinds never merge
     .order_by(_C.id)
     .with_for_update()
@@ -204,7 +201,7 @@ _ACCEPTED_OF = (
 
 
 def good_of(
-    conn: Connection, volunteer_id: str, since: float, after: int, limit: int
+    conn: sa.Connection, volunteer_id: str, since: float, after: int, limit: int
 ) -> list[ContributionRow]:
     """Lock and return a volunteer's accepted contributions by number: received from `since` on,
     numbered above `after`.
@@ -213,16 +210,16 @@ def good_of(
     return [_row(row) for row in conn.execute(_GOOD_OF, given).mappings()]
 
 
-def accepted_of(conn: Connection, volunteer_id: str) -> list[ContributionRow]:
+def accepted_of(conn: sa.Connection, volunteer_id: str) -> list[ContributionRow]:
     """Return a volunteer's accepted, unmerged updates, locked."""
     found = conn.execute(_ACCEPTED_OF, {"its_volunteer_id": volunteer_id})
     return [_row(row) for row in found.mappings()]
 
 
-_NEWEST_OF = select(func.max(_C.id)).where(its(_C.volunteer_id))
+_NEWEST_OF = sa.select(sa.func.max(_C.id)).where(its(_C.volunteer_id))
 
 
-def newest_of(conn: Connection, volunteer_id: str) -> int:
+def newest_of(conn: sa.Connection, volunteer_id: str) -> int:
     """Return the number of a volunteer's newest contribution; 0 if it has none."""
     return int(conn.execute(_NEWEST_OF, {"its_volunteer_id": volunteer_id}).scalar() or 0)
 
@@ -238,8 +235,10 @@ class PeerContribution(NamedTuple):
 
 _V = versions.c
 _COHORT = (
-    select(_C.volunteer_id, _C.norm, _C.steps, _V.global_step)
-    .join_from(contributions, versions, and_(_V.run_id == _C.run_id, _V.version == _C.base_version))
+    sa.select(_C.volunteer_id, _C.norm, _C.steps, _V.global_step)
+    .join_from(
+        contributions, versions, sa.and_(_V.run_id == _C.run_id, _V.version == _C.base_version)
+    )
     .where(its(_C.run_id), its(_C.kind), _C.norm.is_not(None))
     .where(_C.vetted.is_(True))
     # Contributions refused for their norm count too; otherwise a cohort whose first members were
@@ -249,29 +248,29 @@ _COHORT = (
         | (one_of(_C.state, ("rejected",)) & one_of(_C.reason, (Reason.NORM.value,)))
     )
     .order_by(_C.id.desc())
-    .limit(bindparam("most"))
+    .limit(sa.bindparam("most"))
 )
 
 
-def cohort(conn: Connection, run_id: int, kind: str, limit: int) -> Sequence[PeerContribution]:
+def cohort(conn: sa.Connection, run_id: int, kind: str, limit: int) -> Sequence[PeerContribution]:
     """Return vetted accounts' newest contributions: accepted, or refused for their norm."""
     given = {"its_run_id": run_id, "its_kind": kind, "most": limit}
     # Rows have the struct's fields in order; building structs would take as long as the query.
     return cast_type("Sequence[PeerContribution]", conn.execute(_COHORT, given).all())
 
 
-_TAKEN_BACK = exists().where(
-    events.c.key.in_([kind + cast(_C.id, String) for kind in ("reverse:", "forfeit:")])
+_TAKEN_BACK = sa.exists().where(
+    events.c.key.in_([kind + sa.cast(_C.id, sa.String) for kind in ("reverse:", "forfeit:")])
 )
 _DISCREDITED = (
-    select(_C.version, _C.id)
+    sa.select(_C.version, _C.id)
     .join(volunteers, volunteers.c.id == _C.volunteer_id)
-    .where(its(_C.run_id), _C.version >= bindparam("first"), _C.state == "merged")
+    .where(its(_C.run_id), _C.version >= sa.bindparam("first"), _C.state == "merged")
     .where((volunteers.c.standing == "suspended") | _TAKEN_BACK)
 )
 
 
-def discredited(conn: Connection, run_id: int, first: int) -> dict[int, frozenset[int]]:
+def discredited(conn: sa.Connection, run_id: int, first: int) -> dict[int, frozenset[int]]:
     """Return by version merged contributions of suspended accounts, and reversed or forfeited."""
     found: dict[int, set[int]] = {}
     for version, number in conn.execute(_DISCREDITED, {"its_run_id": run_id, "first": first}):
@@ -280,42 +279,44 @@ def discredited(conn: Connection, run_id: int, first: int) -> dict[int, frozense
 
 
 _IS_WAITING = (
-    select(_C.id)
+    sa.select(_C.id)
     .where(its(_C.run_id), its(_C.worker_id), _IS_UPDATE)
     .where(one_of(_C.state, ("received", "checking", "accepted")))
     .limit(1)
 )
 
 
-def is_waiting(conn: Connection, run_id: int, worker_id: str) -> bool:
+def is_waiting(conn: sa.Connection, run_id: int, worker_id: str) -> bool:
     """Return True if a worker has an update that waits to be merged into a run."""
     given = {"its_run_id": run_id, "its_worker_id": worker_id}
     return conn.execute(_IS_WAITING, given).first() is not None
 
 
-def counts(conn: Connection, run_id: int) -> dict[str, int]:
+def counts(conn: sa.Connection, run_id: int) -> dict[str, int]:
     c = contributions.c
-    query = select(c.state, func.count()).where(c.run_id == run_id, c.state.in_(STATES))
+    query = sa.select(c.state, sa.func.count()).where(c.run_id == run_id, c.state.in_(STATES))
     return dict(conn.execute(query.group_by(contributions.c.state)).all())
 
 
 _CHECKED = (
-    update(contributions).where(its(_C.id)).values(checked_s=_C.checked_s + bindparam("seconds"))
+    sa.update(contributions)
+    .where(its(_C.id))
+    .values(checked_s=_C.checked_s + sa.bindparam("seconds"))
 )
 
 
-def checked(conn: Connection, contribution_id: int, seconds: float) -> None:
+def checked(conn: sa.Connection, contribution_id: int, seconds: float) -> None:
     """Add seconds to the duration of a contribution's checks."""
     conn.execute(_CHECKED, {"its_id": contribution_id, "seconds": seconds})
 
 
 def merged_by(
-    conn: Connection, run_id: int, volunteer_id: str, first: int, last: int
+    conn: sa.Connection, run_id: int, volunteer_id: str, first: int, last: int
 ) -> dict[int, int]:
     """Return how many of a volunteer's contributions were merged into each version, from `first` to
     `last`.
     """
     c = contributions.c
     mine = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
-    query = select(c.version, func.count()).where(mine, c.version.between(first, last))
+    query = sa.select(c.version, sa.func.count()).where(mine, c.version.between(first, last))
     return dict(conn.execute(query.where(c.state == "merged").group_by(c.version)).all())

@@ -6,17 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    and_,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from coordinator.database.engine.statements import its
 from coordinator.database.tables.versions import evaluations, suite_scores, versions
@@ -41,58 +31,58 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True):
 
 _E = evaluations.c
 _NEXT_EVALUATION = (
-    select(evaluations)
+    sa.select(evaluations)
     .where(_E.state == "waiting", ~_E.pruned)
     .order_by((_E.version == 0).desc(), _E.version.desc())
     .limit(1)
 )
-_MEASURED = select(_E.loss).where(its(_E.run_id), _E.state == "done", _E.loss.is_not(None))
+_MEASURED = sa.select(_E.loss).where(its(_E.run_id), _E.state == "done", _E.loss.is_not(None))
 NEWEST_LOSS = _MEASURED.order_by(_E.version.desc()).limit(1)
 _FIRST_LOSS = _MEASURED.order_by(_E.version).limit(1)
 
 
-def next_evaluation(conn: Connection) -> EvaluationRow | None:
+def next_evaluation(conn: sa.Connection) -> EvaluationRow | None:
     """Return a waiting version 0, else the highest waiting one in any run; None without one."""
     row = conn.execute(_NEXT_EVALUATION).mappings().first()
     return None if row is None else EvaluationRow(**row)
 
 
-def set_evaluation(conn: Connection, run_id: int, version: int, **values: Any) -> None:
+def set_evaluation(conn: sa.Connection, run_id: int, version: int, **values: Any) -> None:
     conn.execute(
-        update(evaluations)
+        sa.update(evaluations)
         .where(evaluations.c.run_id == run_id, evaluations.c.version == version)
         .values(**values)
     )
 
 
-def prune_all(conn: Connection, run_id: int) -> None:
+def prune_all(conn: sa.Connection, run_id: int) -> None:
     """Release the files of every version of a run, samples included."""
     conn.execute(
-        update(evaluations)
+        sa.update(evaluations)
         .where(evaluations.c.run_id == run_id)
         .values(pruned=True, sample_sha256=None)
     )
 
 
-def skip_older(conn: Connection, run_id: int, version: int) -> None:
+def skip_older(conn: sa.Connection, run_id: int, version: int) -> None:
     """Mark waiting evaluations older than a version as skipped; never version 0."""
     e = evaluations.c
     conn.execute(
-        update(evaluations)
+        sa.update(evaluations)
         .where(e.run_id == run_id, e.version < version, e.version > 0, e.state == "waiting")
         .values(state="skipped")
     )
 
 
-def requeue_evaluations(conn: Connection) -> None:
+def requeue_evaluations(conn: sa.Connection) -> None:
     """Requeue the evaluations that a restart interrupted."""
     conn.execute(
-        update(evaluations).where(evaluations.c.state == "running").values(state="waiting")
+        sa.update(evaluations).where(evaluations.c.state == "running").values(state="waiting")
     )
 
 
-def evaluation(conn: Connection, run_id: int, version: int) -> EvaluationRow:
-    query = select(evaluations).where(
+def evaluation(conn: sa.Connection, run_id: int, version: int) -> EvaluationRow:
+    query = sa.select(evaluations).where(
         evaluations.c.run_id == run_id, evaluations.c.version == version
     )
     return EvaluationRow(**conn.execute(query).mappings().one())
@@ -106,23 +96,25 @@ class VersionLoss(NamedTuple):
     at: float
 
 
-def measured(conn: Connection, run_id: int, most: int) -> list[VersionLoss]:
+def measured(conn: sa.Connection, run_id: int, most: int) -> list[VersionLoss]:
     """Return up to `most` versions with a loss, oldest first, evenly spread, with the newest."""
     e = evaluations.c
     found = (e.run_id == run_id) & (e.state == "done") & e.loss.is_not(None)
-    count = conn.execute(select(func.count()).select_from(evaluations).where(found)).scalar_one()
-    place = func.row_number().over(order_by=e.version.desc()) - 1
-    every = select(e.version, e.loss, e.at, place.label("place")).where(found).subquery()
-    chosen = select(every.c.version, every.c.loss, every.c.at).order_by(every.c.version)
+    count = conn.execute(
+        sa.select(sa.func.count()).select_from(evaluations).where(found)
+    ).scalar_one()
+    place = sa.func.row_number().over(order_by=e.version.desc()) - 1
+    every = sa.select(e.version, e.loss, e.at, place.label("place")).where(found).subquery()
+    chosen = sa.select(every.c.version, every.c.loss, every.c.at).order_by(every.c.version)
     if count > most:
         chosen = chosen.where(every.c.place % -(-count // most) == 0)
     return [VersionLoss(version, loss, at or 0.0) for version, loss, at in conn.execute(chosen)]
 
 
-def losses_in_phase(conn: Connection, run_id: int, phase: int, limit: int) -> list[float]:
+def losses_in_phase(conn: sa.Connection, run_id: int, phase: int, limit: int) -> list[float]:
     """Return the newest measured losses of versions in a phase, at most `limit`, oldest first."""
     e, v = evaluations.c, versions.c
-    query = select(e.loss).join_from(
+    query = sa.select(e.loss).join_from(
         evaluations, versions, (v.run_id == e.run_id) & (v.version == e.version)
     )
     query = query.where(
@@ -140,17 +132,17 @@ class Sampled(NamedTuple):
     sha256: str | None
 
 
-def _shown(run_id: int) -> ColumnElement[bool]:
-    return and_(
+def _shown(run_id: int) -> sa.ColumnElement[bool]:
+    return sa.and_(
         _E.run_id == run_id,
         _E.state == "done",
-        or_(_E.sample != "", _E.sample_sha256.is_not(None)),
+        sa.or_(_E.sample != "", _E.sample_sha256.is_not(None)),
     )
 
 
-def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[VersionLoss]:
+def some_measured(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> list[VersionLoss]:
     """Return the losses of these versions, if measured, and of the newest one, oldest first."""
-    columns = select(_E.version, _E.loss, _E.at, _E.state).where(_E.run_id == run_id)
+    columns = sa.select(_E.version, _E.loss, _E.at, _E.state).where(_E.run_id == run_id)
     newest = columns.where(_E.state == "done", _E.loss.is_not(None)).order_by(_E.version.desc())
     # Measured rows are picked here: in the query SQLite would read an index of all losses.
     rows = {*conn.execute(columns.where(_E.version.in_(numbers))), *conn.execute(newest.limit(1))}
@@ -161,38 +153,38 @@ def some_measured(conn: Connection, run_id: int, numbers: Sequence[int]) -> list
     ]
 
 
-def some_sampled(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[int]:
+def some_sampled(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> list[int]:
     """Return the versions of `numbers` with a sample, and the first and the newest with one."""
-    query = select(_E.version).where(_shown(run_id))
+    query = sa.select(_E.version).where(_shown(run_id))
     found = {*conn.execute(query.where(_E.version.in_(numbers))).scalars()}
     for order in (_E.version, _E.version.desc()):
         found.update(conn.execute(query.order_by(order).limit(1)).scalars())
     return sorted(found)
 
 
-def samples(conn: Connection, run_id: int, numbers: Sequence[int]) -> list[Sampled]:
+def samples(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> list[Sampled]:
     """Return the samples of these versions, oldest first."""
-    query = select(_E.version, _E.sample, _E.sample_sha256)
+    query = sa.select(_E.version, _E.sample, _E.sample_sha256)
     query = query.where(_E.run_id == run_id, _E.version.in_(numbers))
     return [Sampled(*row) for row in conn.execute(query.order_by(_E.version))]
 
 
-def neighbours(conn: Connection, run_id: int, version: int) -> tuple[int | None, int | None]:
+def neighbours(conn: sa.Connection, run_id: int, version: int) -> tuple[int | None, int | None]:
     """Return the nearest earlier and later version with a sample, each None if there is none."""
-    older = select(func.max(_E.version)).where(_shown(run_id), _E.version < version)
-    newer = select(func.min(_E.version)).where(_shown(run_id), _E.version > version)
+    older = sa.select(sa.func.max(_E.version)).where(_shown(run_id), _E.version < version)
+    newer = sa.select(sa.func.min(_E.version)).where(_shown(run_id), _E.version > version)
     return conn.execute(older).scalar(), conn.execute(newer).scalar()
 
 
-def newest_loss(conn: Connection, run_id: int) -> float | None:
+def newest_loss(conn: sa.Connection, run_id: int) -> float | None:
     return conn.execute(NEWEST_LOSS, {"its_run_id": run_id}).scalar()
 
 
-def first_loss(conn: Connection, run_id: int) -> float | None:
+def first_loss(conn: sa.Connection, run_id: int) -> float | None:
     return conn.execute(_FIRST_LOSS, {"its_run_id": run_id}).scalar()
 
 
-def metrics_of_ends(conn: Connection, run_id: int) -> tuple[str, str]:
+def metrics_of_ends(conn: sa.Connection, run_id: int) -> tuple[str, str]:
     """Return the metrics of the first and the newest version that have a loss, as JSON."""
     first, newest = (
         conn.execute(query.with_only_columns(_E.metrics), {"its_run_id": run_id}).scalar() or "{}"
@@ -201,10 +193,10 @@ def metrics_of_ends(conn: Connection, run_id: int) -> tuple[str, str]:
     return first, newest
 
 
-def best(conn: Connection, run_id: int) -> int | None:
+def best(conn: sa.Connection, run_id: int) -> int | None:
     """Return the version with the lowest loss, the earliest of several; None without a loss."""
     e = evaluations.c
-    query = select(e.version).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
+    query = sa.select(e.version).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
     return conn.execute(query.order_by(e.loss, e.version).limit(1)).scalar()
 
 
@@ -218,35 +210,37 @@ class SuiteScoreRow(NamedTuple):
     cut: int
 
 
-def put(conn: Connection, run_id: int, scores: list[SuiteScoreRow], now: float) -> None:
+def put(conn: sa.Connection, run_id: int, scores: list[SuiteScoreRow], now: float) -> None:
     """Store scores, which replace older ones of the same version and suite."""
     for score in scores:
         its = (_S.run_id == run_id, _S.suite == score.suite, _S.version == score.version)
-        conn.execute(delete(suite_scores).where(*its))
+        conn.execute(sa.delete(suite_scores).where(*its))
         row: dict[str, Any] = {"run_id": run_id, "at": now, **score._asdict()}
-        conn.execute(insert(suite_scores).values(**row))
+        conn.execute(sa.insert(suite_scores).values(**row))
 
 
-def last_version(conn: Connection, run_id: int) -> int | None:
+def last_version(conn: sa.Connection, run_id: int) -> int | None:
     """Return the newest version that a suite measured; None without one."""
-    return conn.execute(select(func.max(_S.version)).where(_S.run_id == run_id)).scalar()
+    return conn.execute(sa.select(sa.func.max(_S.version)).where(_S.run_id == run_id)).scalar()
 
 
 def course(
-    conn: Connection, run_id: int, up_to: int | None = None
+    conn: sa.Connection, run_id: int, up_to: int | None = None
 ) -> dict[str, tuple[SuiteScoreRow, SuiteScoreRow]]:
     """Return the first and the newest score of each suite among versions up to `up_to`."""
     where = [_S.run_id == run_id]
     if up_to is not None:
         where.append(_S.version <= up_to)
     ends = (
-        select(_S.suite, func.min(_S.version).label("low"), func.max(_S.version).label("high"))
+        sa.select(
+            _S.suite, sa.func.min(_S.version).label("low"), sa.func.max(_S.version).label("high")
+        )
         .where(*where)
         .group_by(_S.suite)
         .subquery()
     )
     query = (
-        select(_S.suite, _S.version, _S.correct, _S.examples, _S.cut)
+        sa.select(_S.suite, _S.version, _S.correct, _S.examples, _S.cut)
         .join(ends, _S.suite == ends.c.suite)
         .where(_S.run_id == run_id, _S.version.in_((ends.c.low, ends.c.high)))
         .order_by(_S.suite, _S.version)

@@ -8,20 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import (
-    CTE,
-    BigInteger,
-    ClauseElement,
-    Connection,
-    Double,
-    Integer,
-    String,
-    bindparam,
-    insert,
-    literal,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from coordinator.database.engine.bulk_statements import Lines
@@ -47,7 +34,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     run_seed: int
 
 
-def take(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
+def take(conn: sa.Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
     """Write assignments as leases; return their rows in order. Raises Conflict for a taken task."""
     again = [item for item in wanted if item.assignment.task_id is not None]
     fresh = [item for item in wanted if item.assignment.task_id is None]
@@ -57,10 +44,10 @@ def take(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]
     return [made[item.waiter.claim_id] for item in wanted]
 
 
-def _reissued(given: CTE) -> ClauseElement:
-    now = bindparam("now", type_=Double)
+def _reissued(given: sa.CTE) -> sa.ClauseElement:
+    now = sa.bindparam("now", type_=sa.Double)
     return (
-        update(tasks)
+        sa.update(tasks)
         .where(tasks.c.id == given.c.id, tasks.c.state == "todo")
         .values(
             state="doing",
@@ -89,24 +76,24 @@ def _reissued(given: CTE) -> ClauseElement:
 _REISSUE = Lines(
     "given",
     {
-        "id": BigInteger(),
-        "claim_id": String(),
-        "worker_id": String(),
-        "volunteer_id": String(),
-        "device": String(),
-        "stop": BigInteger(),
-        "steps": Integer(),
-        "price_micro": BigInteger(),
-        "update_kind": String(),
-        "part_steps": Integer(),
-        "allowance_s": Double(),
+        "id": sa.BigInteger(),
+        "claim_id": sa.String(),
+        "worker_id": sa.String(),
+        "volunteer_id": sa.String(),
+        "device": sa.String(),
+        "stop": sa.BigInteger(),
+        "steps": sa.Integer(),
+        "price_micro": sa.BigInteger(),
+        "update_kind": sa.String(),
+        "part_steps": sa.Integer(),
+        "allowance_s": sa.Double(),
     },
     _reissued,
     blank=(-1, "", "", "", "", 0, 0, 0, "", 0, 0.0),
 )
 
 
-def _reissue(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
+def _reissue(conn: sa.Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
     if not wanted:
         return []
     for item in wanted:
@@ -133,13 +120,13 @@ def _line(item: Taken) -> tuple[Any, ...]:
     )
 
 
-def _split(conn: Connection, item: Taken, now: float) -> None:
+def _split(conn: sa.Connection, item: Taken, now: float) -> None:
     """Store the rest of a split task as a new task, with the failures counted so far.
 
     The next claim of the rest sets its steps and price, as for every task of a pass.
     """
     one = item.assignment
-    task = conn.execute(select(tasks).where(tasks.c.id == one.task_id)).mappings().one()
+    task = conn.execute(sa.select(tasks).where(tasks.c.id == one.task_id)).mappings().one()
     rest = {name: value for name, value in task.items() if name != "id"} | {
         "start": one.stop,
         "stop": one.rest_stop,
@@ -151,56 +138,56 @@ def _split(conn: Connection, item: Taken, now: float) -> None:
         "base_version": None,
         "created_at": now,
     }
-    made = conn.execute(insert(tasks).values(**rest).returning(tasks.c.id)).scalar_one()
+    made = conn.execute(sa.insert(tasks).values(**rest).returning(tasks.c.id)).scalar_one()
     c = failures.c
-    kept = select(made + 0 * c.task_id, c.attempt, c.worker_id, c.kind, c.message, c.at)
+    kept = sa.select(made + 0 * c.task_id, c.attempt, c.worker_id, c.kind, c.message, c.at)
     names = ["task_id", "attempt", "worker_id", "kind", "message", "at"]
-    conn.execute(insert(failures).from_select(names, kept.where(c.task_id == one.task_id)))
+    conn.execute(sa.insert(failures).from_select(names, kept.where(c.task_id == one.task_id)))
 
 
-def _new(given: CTE) -> ClauseElement:
-    now = bindparam("now", type_=Double)
+def _new(given: sa.CTE) -> sa.ClauseElement:
+    now = sa.bindparam("now", type_=sa.Double)
     filled: dict[str, Any] = {name: given.c[name] for name in _FRESH if name != "allowance_s"} | {
-        "state": literal("doing"),
-        "attempt": literal(1),
+        "state": sa.literal("doing"),
+        "attempt": sa.literal(1),
         "claimed_at": now,
         "renew_by": now + RENEW_S,
         "finish_by": now + given.c.allowance_s,
         "finish_limit": now + given.c.allowance_s * 2.0,
-        "returned": literal(False),
-        "failures": literal(0),
-        "timeouts": literal(0),
+        "returned": sa.literal(False),
+        "failures": sa.literal(0),
+        "timeouts": sa.literal(0),
         "created_at": now,
     }
-    source = select(*filled.values()).where(given.c.stop > given.c.start)
-    return insert(tasks).from_select(list(filled), source).returning(*tasks.c)
+    source = sa.select(*filled.values()).where(given.c.stop > given.c.start)
+    return sa.insert(tasks).from_select(list(filled), source).returning(*tasks.c)
 
 
 _FRESH: dict[str, TypeEngine[Any]] = {
-    "run_id": BigInteger(),
-    "kind": String(),
-    "pass_no": Integer(),
-    "start": BigInteger(),
-    "stop": BigInteger(),
-    "seed": BigInteger(),
-    "steps": Integer(),
-    "batch_size": Integer(),
-    "price_micro": BigInteger(),
-    "options": String(),
-    "update_kind": String(),
-    "part_steps": Integer(),
-    "claim_id": String(),
-    "worker_id": String(),
-    "volunteer_id": String(),
-    "device": String(),
-    "allowance_s": Double(),
+    "run_id": sa.BigInteger(),
+    "kind": sa.String(),
+    "pass_no": sa.Integer(),
+    "start": sa.BigInteger(),
+    "stop": sa.BigInteger(),
+    "seed": sa.BigInteger(),
+    "steps": sa.Integer(),
+    "batch_size": sa.Integer(),
+    "price_micro": sa.BigInteger(),
+    "options": sa.String(),
+    "update_kind": sa.String(),
+    "part_steps": sa.Integer(),
+    "claim_id": sa.String(),
+    "worker_id": sa.String(),
+    "volunteer_id": sa.String(),
+    "device": sa.String(),
+    "allowance_s": sa.Double(),
 }
 _INSERT = Lines(
     "given", _FRESH, _new, blank=(0, "", 0, 0, 0, 0, 0, 0, 0, "", "", 0, "", "", "", "", 0.0)
 )
 
 
-def _insert(conn: Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
+def _insert(conn: sa.Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
     if not wanted:
         return []
     made = _INSERT.execute(conn, [_fresh(item) for item in wanted], now=now)

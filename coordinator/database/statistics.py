@@ -9,22 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import (
-    CTE,
-    BigInteger,
-    ClauseElement,
-    ColumnElement,
-    Connection,
-    Double,
-    Integer,
-    RowMapping,
-    Select,
-    String,
-    case,
-    cast,
-    func,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from coordinator.database.engine.bulk_statements import Lines
@@ -108,7 +93,7 @@ class VolunteerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def work(
-    conn: Connection,
+    conn: sa.Connection,
     *,
     volunteer_id: str | None = None,
     run_id: int | None = None,
@@ -116,7 +101,7 @@ def work(
 ) -> dict[str, WorkTotals]:
     """Return totals by volunteer: of one or all, in one run or all, since an instant or ever."""
     c = contributions.c
-    query = select(c.volunteer_id, c.state, c.reason, func.count(), func.sum(c.train_s))
+    query = sa.select(c.volunteer_id, c.state, c.reason, sa.func.count(), sa.func.sum(c.train_s))
     for wanted, value in ((c.volunteer_id, volunteer_id), (c.run_id, run_id)):
         query = query if value is None else query.where(wanted == value)
     if since is not None:
@@ -132,17 +117,17 @@ def work(
 _B, _C, _V = verdicts.alias("before"), contributions.c, verdicts.c
 
 
-def _changed(given: CTE) -> ClauseElement:
+def _changed(given: sa.CTE) -> sa.ClauseElement:
     """Return the query of contributions with a new verdict, by their present and former state."""
     g = given.c
     mine = (_V.volunteer_id == g.who) & (_V.id > g.after)
-    new = select(g.who, g.after, _V.contribution_id).join_from(given, verdicts, mine).distinct()
+    new = sa.select(g.who, g.after, _V.contribution_id).join_from(given, verdicts, mine).distinct()
     of = new.subquery("new")
-    last = select(func.max(_V.id)).where(_V.contribution_id == _C.id, _V.id <= of.c.after)
+    last = sa.select(sa.func.max(_V.id)).where(_V.contribution_id == _C.id, _V.id <= of.c.after)
     last = last.correlate(contributions, of)
     kinds = (of.c.who, _C.state, _C.reason, _B.c.state.label("was"), _B.c.reason.label("was_for"))
     return (
-        select(*kinds, func.count(), func.sum(_C.train_s))
+        sa.select(*kinds, sa.func.count(), sa.func.sum(_C.train_s))
         .select_from(of)
         .join(contributions, _C.id == of.c.contribution_id)
         .outerjoin(_B, _B.c.id == last.scalar_subquery())
@@ -150,10 +135,10 @@ def _changed(given: CTE) -> ClauseElement:
     )
 
 
-_CHANGED = Lines("asked", {"who": String(), "after": BigInteger()}, _changed, blank=("", 0))
+_CHANGED = Lines("asked", {"who": sa.String(), "after": sa.BigInteger()}, _changed, blank=("", 0))
 
 
-def since_verdicts(conn: Connection, after: Mapping[str, int]) -> dict[str, WorkTotals]:
+def since_verdicts(conn: sa.Connection, after: Mapping[str, int]) -> dict[str, WorkTotals]:
     """Return how the verdicts after a number, given for each volunteer, changed its totals."""
     total = dict.fromkeys(after, WorkTotals())
     rows: Any = _CHANGED.execute(conn, [*after.items()])
@@ -191,7 +176,11 @@ def _with(work: WorkTotals, state: str, reason: str, count: int, seconds: float)
 
 
 def stretches(
-    conn: Connection, run_ids: Sequence[int], since: float, width_s: float, volunteer_id: str = ""
+    conn: sa.Connection,
+    run_ids: Sequence[int],
+    since: float,
+    width_s: float,
+    volunteer_id: str = "",
 ) -> list[Stretch]:
     """Return the good work on some runs, of everybody or of one volunteer, in stretches of
     `width_s` seconds, oldest first, without empty ones.
@@ -199,9 +188,14 @@ def stretches(
     c = contributions.c
     whose = (c.volunteer_id == volunteer_id,) if volunteer_id else ()
     # The quotient is never negative, so that both databases round it the same way.
-    number = cast(func.floor((c.decided_at - since) / width_s), Integer).label("number")
+    number = sa.cast(sa.func.floor((c.decided_at - since) / width_s), sa.Integer).label("number")
     query = (
-        select(number, func.count(), func.count(c.volunteer_id.distinct()), func.sum(c.train_s))
+        sa.select(
+            number,
+            sa.func.count(),
+            sa.func.count(c.volunteer_id.distinct()),
+            sa.func.sum(c.train_s),
+        )
         .where(c.run_id.in_(run_ids), c.state.in_(GOOD), c.decided_at >= since, *whose)
         .group_by(number)
         .order_by(number)
@@ -219,24 +213,24 @@ def stretches(
 
 
 def work_over_time(
-    conn: Connection, volunteer_id: str, run_ids: Sequence[int], now: float
+    conn: sa.Connection, volunteer_id: str, run_ids: Sequence[int], now: float
 ) -> list[Stretch]:
     """Return a volunteer's good work on some runs, in stretches of a day or longer from its first
     contribution on.
     """
     c = contributions.c
     mine = (c.volunteer_id == volunteer_id) & c.run_id.in_(run_ids) & c.state.in_(GOOD)
-    first_at = conn.execute(select(func.min(c.decided_at)).where(mine)).scalar()
+    first_at = conn.execute(sa.select(sa.func.min(c.decided_at)).where(mine)).scalar()
     if first_at is None:
         return []
     width_s = max(DAY_S, (now - first_at) / (STRETCHES - 1))
     return stretches(conn, run_ids, first_at, width_s, volunteer_id)
 
 
-def _posted(kind: str, *also: ColumnElement[bool]) -> Select[str, int]:
+def _posted(kind: str, *also: sa.ColumnElement[bool]) -> sa.Select[str, int]:
     """Return the query of sums posted to accounts of a kind, by owner."""
     return (
-        select(accounts.c.owner, func.sum(postings.c.amount_micro))
+        sa.select(accounts.c.owner, sa.func.sum(postings.c.amount_micro))
         .join(postings, postings.c.account_id == accounts.c.id)
         .join(events, events.c.id == postings.c.event_id)
         .where(accounts.c.kind == kind, *also)
@@ -245,10 +239,10 @@ def _posted(kind: str, *also: ColumnElement[bool]) -> Select[str, int]:
 
 
 def earned(
-    conn: Connection, run_id: int | None = None, since: float | None = None
+    conn: sa.Connection, run_id: int | None = None, since: float | None = None
 ) -> dict[str, int]:
     """Return each volunteer's earned credits, less reversals; spending does not count."""
-    also: list[ColumnElement[bool]] = [events.c.kind.in_(EARNING)]
+    also: list[sa.ColumnElement[bool]] = [events.c.kind.in_(EARNING)]
     if run_id is not None:
         also.append(events.c.run_id == run_id)
     if since is not None:
@@ -256,7 +250,7 @@ def earned(
     return {owner: int(total) for owner, total in conn.execute(_posted("earned", *also))}
 
 
-def earned_behind(conn: Connection, who: str, after: int, run_id: int | None = None) -> int:
+def earned_behind(conn: sa.Connection, who: str, after: int, run_id: int | None = None) -> int:
     """Return the credits that one volunteer earned by ledger events after `after`."""
     also = [accounts.c.owner == who, events.c.kind.in_(EARNING), postings.c.event_id > after]
     if run_id is not None:
@@ -264,20 +258,20 @@ def earned_behind(conn: Connection, who: str, after: int, run_id: int | None = N
     return sum(int(total) for _, total in conn.execute(_posted("earned", *also)))
 
 
-def pending(conn: Connection, run_id: int) -> dict[str, int]:
+def pending(conn: sa.Connection, run_id: int) -> dict[str, int]:
     """Return each volunteer's pending credits of a run."""
     found = conn.execute(_posted("pending", events.c.run_id == run_id))
     return {owner: int(total) for owner, total in found}
 
 
 def standings(
-    conn: Connection, run_id: int | None = None, since: float | None = None
+    conn: sa.Connection, run_id: int | None = None, since: float | None = None
 ) -> list[LeaderboardStanding]:
     """Return the active volunteers that earned credits, most credits first."""
     totals = {who: micro for who, micro in earned(conn, run_id, since).items() if micro > 0}
     done = work(conn, run_id=run_id, since=since)
     machines = _machines(conn)
-    query = select(volunteers.c.id, volunteers.c.nickname, volunteers.c.public)
+    query = sa.select(volunteers.c.id, volunteers.c.nickname, volunteers.c.public)
     people = conn.execute(query.where(volunteers.c.state == "active"))
     found = [
         LeaderboardStanding(
@@ -295,22 +289,22 @@ def standings(
     return sorted(found, key=lambda s: (-s.earned_micro, s.nickname))
 
 
-def _machines(conn: Connection) -> dict[str, int]:
-    query = select(workers.c.volunteer_id, func.count()).where(workers.c.revoked_at.is_(None))
+def _machines(conn: sa.Connection) -> dict[str, int]:
+    query = sa.select(workers.c.volunteer_id, sa.func.count()).where(workers.c.revoked_at.is_(None))
     return {who: int(count) for who, count in conn.execute(query.group_by(workers.c.volunteer_id))}
 
 
 # --- for the organiser ---
 
 
-def people(conn: Connection, who: Iterable[str] | None = None) -> list[VolunteerSummary]:
+def people(conn: sa.Connection, who: Iterable[str] | None = None) -> list[VolunteerSummary]:
     """Return the summaries of all volunteers, or of the given ids, oldest first."""
     machine = workers.c.revoked_at.is_(None)
     query = (
-        select(volunteers, codes.c.label)
+        sa.select(volunteers, codes.c.label)
         .add_columns(
-            func.sum(case((machine, 1), else_=0)).label("machines"),
-            func.max(workers.c.last_seen_at).label("last_seen"),
+            sa.func.sum(sa.case((machine, 1), else_=0)).label("machines"),
+            sa.func.max(workers.c.last_seen_at).label("last_seen"),
         )
         .join(codes, codes.c.id == volunteers.c.invite_id, isouter=True)
         .join(workers, workers.c.volunteer_id == volunteers.c.id, isouter=True)
@@ -332,12 +326,12 @@ def people(conn: Connection, who: Iterable[str] | None = None) -> list[Volunteer
     ]
 
 
-def summed(conn: Connection, found: Iterable[VolunteerSummary]) -> list[VolunteerSummary]:
+def summed(conn: sa.Connection, found: Iterable[VolunteerSummary]) -> list[VolunteerSummary]:
     """Return the same volunteers with their work and credits on all runs."""
     totals, done = earned(conn), work(conn)
     a = accounts.c
     held: dict[str, dict[str, int]] = {"pending": {}, "escrow": {}, "debt": {}}
-    query = select(a.owner, a.kind, a.balance_micro).where(a.kind.in_([*held]))
+    query = sa.select(a.owner, a.kind, a.balance_micro).where(a.kind.in_([*held]))
     for owner, kind, balance in conn.execute(query):
         held[kind][owner] = int(balance)
     return [
@@ -350,10 +344,10 @@ def summed(conn: Connection, found: Iterable[VolunteerSummary]) -> list[Voluntee
     ]
 
 
-def of_run(conn: Connection, run_id: int) -> list[VolunteerSummary]:
+def of_run(conn: sa.Connection, run_id: int) -> list[VolunteerSummary]:
     """Return a run's report: volunteers with work, consent or a named invite; unused invites."""
     totals, waiting, done = earned(conn, run_id), pending(conn, run_id), work(conn, run_id=run_id)
-    agreed = select(consents.c.volunteer_id).where(consents.c.run_id == run_id)
+    agreed = sa.select(consents.c.volunteer_id).where(consents.c.run_id == run_id)
     part = {*totals, *waiting, *done, *conn.execute(agreed).scalars()}
     found = [
         _with_totals(person, totals, waiting, done)
@@ -378,11 +372,11 @@ def _with_totals(
     )
 
 
-def _invited(conn: Connection) -> list[VolunteerSummary]:
+def _invited(conn: sa.Connection) -> list[VolunteerSummary]:
     """Return the named invites that are neither used nor revoked."""
-    used = select(volunteers.c.invite_id).where(volunteers.c.invite_id.is_not(None))
+    used = sa.select(volunteers.c.invite_id).where(volunteers.c.invite_id.is_not(None))
     query = (
-        select(codes.c.label)
+        sa.select(codes.c.label)
         .where(codes.c.kind == "invite", codes.c.label != "", codes.c.id.not_in(used))
         .where(codes.c.revoked_at.is_(None))
         .order_by(codes.c.id)
@@ -415,29 +409,35 @@ class AccountRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ACCOUNTS = (
-    select(volunteers, accounts.c.kind, accounts.c.balance_micro)
+    sa.select(volunteers, accounts.c.kind, accounts.c.balance_micro)
     .outerjoin(accounts, accounts.c.owner == volunteers.c.id)
     .where(among(volunteers.c.id, "ids"))
 )
 
 
-def _earned(given: CTE) -> ClauseElement:
+def _earned(given: sa.CTE) -> sa.ClauseElement:
     g = given.c
-    gained = select(func.coalesce(func.sum(postings.c.amount_micro), 0)).where(
+    gained = sa.select(sa.func.coalesce(sa.func.sum(postings.c.amount_micro), 0)).where(
         *earnings(g.who, g.since), postings.c.event_id > g.after
     )
-    return select(g.who, gained.correlate(given).scalar_subquery())
+    return sa.select(g.who, gained.correlate(given).scalar_subquery())
 
 
-_SINCE: dict[str, TypeEngine[Any]] = {"who": String(), "since": Double(), "after": BigInteger()}
+_SINCE: dict[str, TypeEngine[Any]] = {
+    "who": sa.String(),
+    "since": sa.Double(),
+    "after": sa.BigInteger(),
+}
 _EARNED = Lines("asked", _SINCE, _earned, blank=("", 0.0, 0))
 
 
-def account_rows(conn: Connection, since: Mapping[str, tuple[float, int]]) -> dict[str, AccountRow]:
+def account_rows(
+    conn: sa.Connection, since: Mapping[str, tuple[float, int]]
+) -> dict[str, AccountRow]:
     """Return the known accounts among these, each with its earnings since an instant, after an
     event.
     """
-    rows: defaultdict[str, list[RowMapping]] = defaultdict(list)
+    rows: defaultdict[str, list[sa.RowMapping]] = defaultdict(list)
     for row in conn.execute(_ACCOUNTS, {"ids": [*since]}).mappings():
         rows[row["id"]].append(row)
     found: Any = _EARNED.execute(conn, [(who, *each) for who, each in since.items()])
@@ -459,9 +459,11 @@ def account_rows(conn: Connection, since: Mapping[str, tuple[float, int]]) -> di
 _W = workers.c
 _DOING = (tasks.c.worker_id == _W.id) & one_of(tasks.c.state, ("doing",))
 _MACHINES = (
-    select(_W.volunteer_id, _W.id, _W.hostname, _W.state, _W.last_seen_at)
-    .add_columns(select(func.min(tasks.c.id)).where(_DOING).scalar_subquery().label("task"))
-    .add_columns(select(func.min(tasks.c.device)).where(_DOING).scalar_subquery().label("device"))
+    sa.select(_W.volunteer_id, _W.id, _W.hostname, _W.state, _W.last_seen_at)
+    .add_columns(sa.select(sa.func.min(tasks.c.id)).where(_DOING).scalar_subquery().label("task"))
+    .add_columns(
+        sa.select(sa.func.min(tasks.c.device)).where(_DOING).scalar_subquery().label("device")
+    )
     .where(among(_W.volunteer_id, "volunteers"), _W.revoked_at.is_(None))
     .order_by(_W.created_at, _W.id)
     .limit(LISTING_MAX)
@@ -469,7 +471,7 @@ _MACHINES = (
 
 
 def machines(
-    conn: Connection, volunteer_ids: Iterable[str], now: float
+    conn: sa.Connection, volunteer_ids: Iterable[str], now: float
 ) -> dict[str, list[WorkerInfo]]:
     """Return the unrevoked machines of accounts, with their states."""
     found: dict[str, list[WorkerInfo]] = {who: [] for who in volunteer_ids}

@@ -11,18 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import (
-    CTE,
-    BigInteger,
-    ClauseElement,
-    Connection,
-    String,
-    exists,
-    func,
-    insert,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
 from coordinator.database.contributions import ContributionRow
@@ -57,14 +46,16 @@ class NextPart(msgspec.Struct, frozen=True, kw_only=True):
 
 _C, _U, _V = contributions.c, uploads.c, volunteers.c
 _MINE = its(_C.task_id) & its(_C.attempt)
-_PARTS = select(func.count()).where(_MINE, one_of(_C.state, GOOD)).scalar_subquery()
+_PARTS = sa.select(sa.func.count()).where(_MINE, one_of(_C.state, GOOD)).scalar_subquery()
 _LATE = (
-    select(func.count()).where(_MINE, _C.part == _PARTS, _C.state == "rejected").scalar_subquery()
+    sa.select(sa.func.count())
+    .where(_MINE, _C.part == _PARTS, _C.state == "rejected")
+    .scalar_subquery()
 )
-_STANDS = select(_PARTS, _LATE)
+_STANDS = sa.select(_PARTS, _LATE)
 
 
-def wanted(conn: Connection, task: TaskRow) -> tuple[int, int]:
+def wanted(conn: sa.Connection, task: TaskRow) -> tuple[int, int]:
     """Return the part that this attempt submits next, and the number of its tries that came too
     late.
     """
@@ -85,24 +76,24 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     network: str
 
 
-def _arrivals(given: CTE) -> ClauseElement:
+def _arrivals(given: sa.CTE) -> sa.ClauseElement:
     g, other = given.c, contributions.alias("other").c
     mine = (_C.task_id == g.task_id) & (_C.attempt == g.attempt)
     same = mine & (_C.part == g.part) & (_C.tries == g.tries)
     theirs = (other.task_id == g.task_id) & (other.attempt == g.attempt)
-    good = select(func.count()).where(theirs, one_of(other.state, GOOD)).correlate(given)
+    good = sa.select(sa.func.count()).where(theirs, one_of(other.state, GOOD)).correlate(given)
     late = mine & (_C.part == good.scalar_subquery()) & (_C.state == "rejected")
-    upload = select(func.min(_U.id)).where(
+    upload = sa.select(sa.func.min(_U.id)).where(
         *(_U[name] == g[name] for name in ("task_id", "attempt", "worker_id", "sha256", "size")),
         _U.complete,
         _U.evidence_of.is_(None),
     )
-    checked = exists().where(mine, one_of(_C.state, WAITING))
-    return select(
+    checked = sa.exists().where(mine, one_of(_C.state, WAITING))
+    return sa.select(
         g.number,
-        select(_C.id).where(same).correlate(given).scalar_subquery().label("known"),
+        sa.select(_C.id).where(same).correlate(given).scalar_subquery().label("known"),
         good.scalar_subquery().label("part"),
-        select(func.count()).where(late).correlate(given).scalar_subquery().label("tries"),
+        sa.select(sa.func.count()).where(late).correlate(given).scalar_subquery().label("tries"),
         checked.correlate(given).label("checked"),
         upload.correlate(given).scalar_subquery().label("upload"),
         _V.standing,
@@ -111,14 +102,14 @@ def _arrivals(given: CTE) -> ClauseElement:
 
 
 _ARRIVED: dict[str, TypeEngine[Any]] = {
-    **dict.fromkeys(("number", "task_id", "attempt", "part", "tries", "size"), BigInteger()),
-    **dict.fromkeys(("worker_id", "sha256", "volunteer_id"), String()),
+    **dict.fromkeys(("number", "task_id", "attempt", "part", "tries", "size"), sa.BigInteger()),
+    **dict.fromkeys(("worker_id", "sha256", "volunteer_id"), sa.String()),
 }
 _ARRIVALS = Lines("arrived", _ARRIVED, _arrivals, (0, 0, 0, 0, 0, 0, "", "", ""))
 
 
 def arrivals(
-    conn: Connection, asked: Sequence[tuple[str, str, int, SubmitRequest]]
+    conn: sa.Connection, asked: Sequence[tuple[str, str, int, SubmitRequest]]
 ) -> dict[int, Arrival]:
     """Return the stored facts needed to judge submissions for locked tasks, by the position in
     `asked`, whose entries are volunteer, worker, task and request.
@@ -161,9 +152,11 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 _BASE = versions.alias("base")
 _B, _O = _BASE.c, contributions.alias("other").c
 _ELSEWHERE = (_O.task_id != _C.task_id) | ((_O.attempt == _C.attempt) & (_O.part != _C.part))
-_RUN = select(runs).add_columns(NEWEST_LOSS.scalar_subquery().label("loss")).where(its(runs.c.id))
+_RUN = (
+    sa.select(runs).add_columns(NEWEST_LOSS.scalar_subquery().label("loss")).where(its(runs.c.id))
+)
 _BACKGROUNDS = (
-    select(
+    sa.select(
         _C.id,
         _V.trust,
         _V.standing,
@@ -171,7 +164,7 @@ _BACKGROUNDS = (
         _V.lost_to,
         _B.global_step,
         _B.phase,
-        exists()
+        sa.exists()
         .where(_O.sha256 == _C.sha256, _O.run_id == _C.run_id, _ELSEWHERE)
         .correlate(contributions)
         .label("replayed"),
@@ -182,7 +175,7 @@ _BACKGROUNDS = (
 )
 
 
-def backgrounds(conn: Connection, rows: Sequence[ContributionRow]) -> dict[int, Background]:
+def backgrounds(conn: sa.Connection, rows: Sequence[ContributionRow]) -> dict[int, Background]:
     """Read the backgrounds of contributions, by their numbers. Raises NotFound."""
     of_run: dict[int, dict[str, Any]] = {}
     for number in sorted({row.run_id for row in rows}):
@@ -218,7 +211,7 @@ def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
     )
 
 
-def held(conn: Connection, rows: Sequence[ContributionRow]) -> dict[int, TaskRow]:
+def held(conn: sa.Connection, rows: Sequence[ContributionRow]) -> dict[int, TaskRow]:
     """Lock and return the tasks of contributions, by the contributions' numbers; a task that is
     done, discarded or at another attempt is left out.
     """
@@ -232,7 +225,9 @@ def held(conn: Connection, rows: Sequence[ContributionRow]) -> dict[int, TaskRow
     }
 
 
-def through(conn: Connection, parts: Sequence[tuple[ContributionRow, TaskRow]], now: float) -> None:
+def through(
+    conn: sa.Connection, parts: Sequence[tuple[ContributionRow, TaskRow]], now: float
+) -> None:
     """Advance locked tasks past accepted parts; the last part finishes its task."""
     whole = {
         task.id
@@ -246,7 +241,7 @@ def through(conn: Connection, parts: Sequence[tuple[ContributionRow, TaskRow]], 
             _split_off(conn, row, task, now)
 
 
-def _split_off(conn: Connection, row: ContributionRow, task: TaskRow, now: float) -> None:
+def _split_off(conn: sa.Connection, row: ContributionRow, task: TaskRow, now: float) -> None:
     until = task.start + row.samples
     done = msgspec.structs.asdict(task) | {
         "stop": until,
@@ -259,32 +254,32 @@ def _split_off(conn: Connection, row: ContributionRow, task: TaskRow, now: float
         **FREE,
     }
     del done["id"]
-    conn.execute(insert(tasks).values(**done))
+    conn.execute(sa.insert(tasks).values(**done))
     rest = {
         "start": until,
         "steps": task.steps - row.steps,
         "price_micro": task.price_micro - row.price_micro,
         "begun_at": now,  # the next part's time is measured from here
     }
-    conn.execute(update(tasks).where(tasks.c.id == task.id).values(**rest))
+    conn.execute(sa.update(tasks).where(tasks.c.id == task.id).values(**rest))
 
 
-def once_more(conn: Connection, row: ContributionRow, now: float) -> None:
+def once_more(conn: sa.Connection, row: ContributionRow, now: float) -> None:
     """Extend the lease after a late part, to its limit."""
     again = {"renew_by": now + RENEW_S, "finish_by": tasks.c.finish_limit}
     live = (tasks.c.id == row.task_id) & (tasks.c.state == "doing")
-    conn.execute(update(tasks).where(live, tasks.c.attempt == row.attempt).values(**again))
+    conn.execute(sa.update(tasks).where(live, tasks.c.attempt == row.attempt).values(**again))
 
 
-def goes_on(conn: Connection, row: ContributionRow) -> bool:
+def goes_on(conn: sa.Connection, row: ContributionRow) -> bool:
     """Return True if the same lease may submit a refused part again."""
     task = holder(conn, row.task_id, for_update=False)
     held = (task.state, task.attempt, task.worker_id) == ("doing", row.attempt, row.worker_id)
     return held and wanted(conn, task) == (row.part, row.tries + 1)
 
 
-def task_of(conn: Connection, row: ContributionRow) -> int:
+def task_of(conn: sa.Connection, row: ContributionRow) -> int:
     """Return the task that a contribution completed: the one split off for it, else its lease's."""
-    query = select(tasks.c.id).where(tasks.c.contribution_id == row.id)
+    query = sa.select(tasks.c.id).where(tasks.c.contribution_id == row.id)
     found = conn.execute(query).scalar()
     return row.task_id if found is None else int(found)

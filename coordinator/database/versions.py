@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import (
-    LABEL_STYLE_TABLENAME_PLUS_COL,
-    Connection,
-    and_,
-    bindparam,
-    func,
-    insert,
-    select,
-)
+import sqlalchemy as sa
 
 from coordinator.database.engine.statements import its
 from coordinator.database.evaluations import EvaluationRow
@@ -48,18 +40,18 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
 
 
-_ADD = insert(versions)
-_ADD_EVALUATION = insert(evaluations)
+_ADD = sa.insert(versions)
+_ADD_EVALUATION = sa.insert(evaluations)
 
 
 def add(
-    conn: Connection, values: dict[str, Any], *, evaluate: bool = True, ways: Sequence[str] = ()
+    conn: sa.Connection, values: dict[str, Any], *, evaluate: bool = True, ways: Sequence[str] = ()
 ) -> None:
     """Insert a version, the blobs of shorter routes to its weights, and its evaluation."""
     conn.execute(_ADD, values)
     if ways:
         key = {"run_id": values["run_id"], "version": values["version"]}
-        conn.execute(insert(version_blobs), [key | {"sha256": sha256} for sha256 in set(ways)])
+        conn.execute(sa.insert(version_blobs), [key | {"sha256": sha256} for sha256 in set(ways)])
     blank: dict[str, Any] = {
         "loss": None,
         "metrics": "{}",
@@ -72,10 +64,10 @@ def add(
     conn.execute(_ADD_EVALUATION, key | blank)
 
 
-_GET = select(versions).where(its(versions.c.run_id), its(versions.c.version))
+_GET = sa.select(versions).where(its(versions.c.run_id), its(versions.c.version))
 
 
-def get(conn: Connection, run_id: int, version: int) -> VersionRow:
+def get(conn: sa.Connection, run_id: int, version: int) -> VersionRow:
     """Return a version. Raises NotFound."""
     given = {"its_run_id": run_id, "its_version": version}
     row = conn.execute(_GET, given).mappings().first()
@@ -91,13 +83,13 @@ _EVALUATED = versions.join(
 
 
 def listing(
-    conn: Connection, run_id: int, after: int, limit: int
+    conn: sa.Connection, run_id: int, after: int, limit: int
 ) -> list[tuple[VersionRow, EvaluationRow]]:
     """Return versions above `after`, oldest first, each with its evaluation."""
     query = (
-        select(versions, evaluations)
+        sa.select(versions, evaluations)
         .select_from(_EVALUATED)
-        .set_label_style(LABEL_STYLE_TABLENAME_PLUS_COL)
+        .set_label_style(sa.LABEL_STYLE_TABLENAME_PLUS_COL)
     )
     query = (
         query.where(versions.c.run_id == run_id, versions.c.version > after)
@@ -113,27 +105,27 @@ def _pair(row: Any) -> tuple[VersionRow, EvaluationRow]:
     return VersionRow(**version), EvaluationRow(**evaluation)
 
 
-def pace(conn: Connection, run_id: int, head: int) -> tuple[float, float]:
+def pace(conn: sa.Connection, run_id: int, head: int) -> tuple[float, float]:
     """Return the newest version's time and the mean seconds between recent ones (0 for one)."""
     v, first = versions.c, max(0, head - PACE_VERSIONS)
-    query = select(v.created_at).where(v.run_id == run_id, v.version.in_((first, head)))
+    query = sa.select(v.created_at).where(v.run_id == run_id, v.version.in_((first, head)))
     times = [float(at) for at in conn.execute(query.order_by(v.version)).scalars()]
     if not times:
         raise NotFound(f"there is no version {head}")
     return times[-1], (times[-1] - times[0]) / max(1, head - first)
 
 
-def phase_starts(conn: Connection, run_id: int) -> list[tuple[int, int]]:
+def phase_starts(conn: sa.Connection, run_id: int) -> list[tuple[int, int]]:
     """Return each phase that has a version, with its first version, in order."""
     v = versions.c
-    query = select(v.phase, func.min(v.version)).where(v.run_id == run_id).group_by(v.phase)
+    query = sa.select(v.phase, sa.func.min(v.version)).where(v.run_id == run_id).group_by(v.phase)
     return [(int(phase), int(first)) for phase, first in conn.execute(query.order_by(v.phase))]
 
 
-def content_before(conn: Connection, row: VersionRow) -> int | None:
+def content_before(conn: sa.Connection, row: VersionRow) -> int | None:
     """Return a rollback's target: the newest earlier version of equal weights; None without one."""
     v = versions.c
-    query = select(func.max(v.version)).where(
+    query = sa.select(sa.func.max(v.version)).where(
         v.run_id == row.run_id, v.version < row.version, v.master_sha256 == row.master_sha256
     )
     found: int | None = conn.execute(query).scalar()
@@ -141,11 +133,11 @@ def content_before(conn: Connection, row: VersionRow) -> int | None:
 
 
 _HEADINGS = (
-    select(versions.c.outer_scale, versions.c.heading)
+    sa.select(versions.c.outer_scale, versions.c.heading)
     .where(
         its(versions.c.run_id),
-        versions.c.version <= bindparam("head"),
-        versions.c.version > bindparam("head") - bindparam("most"),
+        versions.c.version <= sa.bindparam("head"),
+        versions.c.version > sa.bindparam("head") - sa.bindparam("most"),
         its(versions.c.phase),
         versions.c.kind == "merge",
     )
@@ -154,7 +146,7 @@ _HEADINGS = (
 
 
 def recent_headings(
-    conn: Connection, run_id: int, head: int, phase: int, most: int
+    conn: sa.Connection, run_id: int, head: int, phase: int, most: int
 ) -> list[Heading]:
     """Return the headings of a phase's newest versions up to `head`, newest first."""
     given = {"its_run_id": run_id, "head": head, "most": most, "its_phase": phase}
@@ -163,11 +155,11 @@ def recent_headings(
 
 _BEFORE = versions.alias("before")
 _FALLS = (
-    select(func.count())
+    sa.select(sa.func.count())
     .select_from(
         versions.join(
             _BEFORE,
-            and_(
+            sa.and_(
                 _BEFORE.c.run_id == versions.c.run_id, _BEFORE.c.version == versions.c.version - 1
             ),
         )
@@ -183,17 +175,19 @@ _FALLS = (
 )
 
 
-def falls(conn: Connection, run_id: int, phase: int, scale: float) -> int:
+def falls(conn: sa.Connection, run_id: int, phase: int, scale: float) -> int:
     """Return the number of versions of a phase that lowered the outer rate to `scale`."""
     given = {"its_run_id": run_id, "its_phase": phase, "its_outer_scale": scale}
     found: int = conn.execute(_FALLS, given).scalar_one()
     return found
 
 
-_OUTER_SCALE = select(versions.c.outer_scale).where(its(versions.c.run_id), its(versions.c.version))
+_OUTER_SCALE = sa.select(versions.c.outer_scale).where(
+    its(versions.c.run_id), its(versions.c.version)
+)
 
 
-def outer_scale(conn: Connection, run_id: int, version: int) -> float:
+def outer_scale(conn: sa.Connection, run_id: int, version: int) -> float:
     """Return the factor on the outer rate that made a version; 1 for an unknown version."""
     given = {"its_run_id": run_id, "its_version": version}
     found: float | None = conn.execute(_OUTER_SCALE, given).scalar()
@@ -204,11 +198,11 @@ def outer_scale(conn: Connection, run_id: int, version: int) -> float:
 
 
 def prunable(
-    conn: Connection, run_id: int, keep: Sequence[int], newest: int, every: int
+    conn: sa.Connection, run_id: int, keep: Sequence[int], newest: int, every: int
 ) -> list[VersionRow]:
     """Return prunable versions: below `newest`, not in `keep`, no `every`-th, no evaluation due."""
     query = (
-        select(versions)
+        sa.select(versions)
         .select_from(_EVALUATED)
         .where(
             versions.c.run_id == run_id,
@@ -223,35 +217,39 @@ def prunable(
     return [VersionRow(**row) for row in conn.execute(query).mappings()]
 
 
-def bytes_kept(conn: Connection, run_id: int) -> int:
+def bytes_kept(conn: sa.Connection, run_id: int) -> int:
     """Return the approximate size of a run's files in bytes."""
     v, e = versions.c, evaluations.c
-    query = select(func.coalesce(func.sum(v.size), 0)).select_from(_EVALUATED)
+    query = sa.select(sa.func.coalesce(sa.func.sum(v.size), 0)).select_from(_EVALUATED)
     return int(conn.execute(query.where(v.run_id == run_id, ~e.pruned)).scalar_one())
 
 
-def blobs_in_use(conn: Connection) -> set[str]:
+def blobs_in_use(conn: sa.Connection) -> set[str]:
     """Return the blobs of all versions that still have their files, and all samples."""
     v, e = versions.c, evaluations.c
-    query = select(v.master_sha256, v.published_sha256, v.state_sha256).select_from(_EVALUATED)
+    query = sa.select(v.master_sha256, v.published_sha256, v.state_sha256).select_from(_EVALUATED)
     files = conn.execute(query.where(~e.pruned))
     used = {sha256 for row in files for sha256 in row if sha256}
-    used |= set(conn.execute(select(e.sample_sha256).where(e.sample_sha256.is_not(None))).scalars())
+    used |= set(
+        conn.execute(sa.select(e.sample_sha256).where(e.sample_sha256.is_not(None))).scalars()
+    )
     b = version_blobs.c
     kept = version_blobs.join(
         evaluations, (evaluations.c.run_id == b.run_id) & (evaluations.c.version == b.version)
     )
-    return used | set(conn.execute(select(b.sha256).select_from(kept).where(~e.pruned)).scalars())
+    return used | set(
+        conn.execute(sa.select(b.sha256).select_from(kept).where(~e.pruned)).scalars()
+    )
 
 
 # Each part uses an index of its own, since every download runs this query.
 _PUBLIC = tuple(
-    select(column).where(column == bindparam("sha256")).limit(1)
+    sa.select(column).where(column == sa.bindparam("sha256")).limit(1)
     for column in (version_blobs.c.sha256, versions.c.published_sha256, evaluations.c.sample_sha256)
 )
 
 
-def is_published(conn: Connection, sha256: str) -> bool:
+def is_published(conn: sa.Connection, sha256: str) -> bool:
     """Return True if volunteers may fetch this blob: weights, a link or snapshot, or a sample."""
     given = {"sha256": sha256}
     return any(conn.execute(statement, given).first() is not None for statement in _PUBLIC)

@@ -10,18 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    FromClause,
-    String,
-    bindparam,
-    case,
-    func,
-    literal,
-    select,
-    union_all,
-)
+import sqlalchemy as sa
 
 from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.statements import its, one_of
@@ -56,48 +45,50 @@ class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
 
 _R, _V, _E, _T, _C = runs.c, versions.c, evaluations.c, tasks.c, contributions.c
 _OLD = versions.alias("old")
-_FIRST = case((_R.head > PACE_VERSIONS, _R.head - PACE_VERSIONS), else_=0)
+_FIRST = sa.case((_R.head > PACE_VERSIONS, _R.head - PACE_VERSIONS), else_=0)
 _LOSS = (
-    select(_E.loss)
+    sa.select(_E.loss)
     .where(_E.run_id == _R.id, _E.state == "done", _E.loss.is_not(None))
     .order_by(_E.version.desc())
     .limit(1)
     .scalar_subquery()
 )
 _RUNS = (
-    select(_R.id, _R.name, _R.state, _R.workload, _R.head, _R.started_at, _LOSS.label("loss"))
+    sa.select(_R.id, _R.name, _R.state, _R.workload, _R.head, _R.started_at, _LOSS.label("loss"))
     .add_columns(_R.global_step, _R.tokens, _V.created_at.label("head_at"))
     .add_columns(_OLD.c.version.label("first"), _OLD.c.created_at.label("first_at"))
     .join(versions, (_V.run_id == _R.id) & (_V.version == _R.head), isouter=True)
     .join(_OLD, (_OLD.c.run_id == _R.id) & (_OLD.c.version == _FIRST), isouter=True)
-    .order_by(case({"running": 0, "paused": 1, "draft": 2}, value=_R.state, else_=3), _R.id.desc())
+    .order_by(
+        sa.case({"running": 0, "paused": 1, "draft": 2}, value=_R.state, else_=3), _R.id.desc()
+    )
     .limit(RUNS_MAX)
 )
 _OPEN_TASKS = (
-    select(_T.run_id, _T.kind, _T.state, func.count(), func.count(_T.worker_id.distinct()))
+    sa.select(_T.run_id, _T.kind, _T.state, sa.func.count(), sa.func.count(_T.worker_id.distinct()))
     .where(one_of(_T.state, ("todo", "doing")))  # the condition of the partial index
     .group_by(_T.run_id, _T.kind, _T.state)
 )
 _WAITING = (
-    select(_C.kind)
+    sa.select(_C.kind)
     .where(_C.state == "accepted", its(_C.run_id))
     .order_by(_C.id.desc())
     .limit(COUNTED_MAX // 10)
     .subquery()
 )
-_CHECKING = select(_C.run_id, func.count()).where(_C.state == "checking").group_by(_C.run_id)
-_UNMERGED = select(func.count()).select_from(_WAITING).where(_WAITING.c.kind.in_(UPDATES))
-_OPEN_RUNS = select(_R.id).where(_R.state.in_(_OPEN))
+_CHECKING = sa.select(_C.run_id, sa.func.count()).where(_C.state == "checking").group_by(_C.run_id)
+_UNMERGED = sa.select(sa.func.count()).select_from(_WAITING).where(_WAITING.c.kind.in_(UPDATES))
+_OPEN_RUNS = sa.select(_R.id).where(_R.state.in_(_OPEN))
 _DISCARDED = (
-    select(_T.run_id)
+    sa.select(_T.run_id)
     .where(_T.state == "discarded", _T.run_id.in_(_OPEN_RUNS))
     .limit(COUNTED_MAX)
     .subquery()
 )
-_FAILED = select(_DISCARDED.c.run_id, func.count()).group_by(_DISCARDED.c.run_id)
+_FAILED = sa.select(_DISCARDED.c.run_id, sa.func.count()).group_by(_DISCARDED.c.run_id)
 
 
-def listing(conn: Connection, now: float) -> tuple[list[OpenRun], tuple[TaskCount, ...]]:
+def listing(conn: sa.Connection, now: float) -> tuple[list[OpenRun], tuple[TaskCount, ...]]:
     """Return the runs, open ones first, and the counts of open tasks by kind and state."""
     opened = [tuple(row) for row in conn.execute(_OPEN_TASKS)]
     failed = {run: int(count) for run, count in conn.execute(_FAILED)}
@@ -135,23 +126,25 @@ def _pace(row: Mapping[str, Any], now: float) -> float:
     return float(3600 * (row["head"] - row["first"]) / max(1.0, now - row["first_at"]))
 
 
-def runs_total(conn: Connection) -> int:
+def runs_total(conn: sa.Connection) -> int:
     """Return the number of all runs."""
-    return int(conn.execute(select(func.count()).select_from(runs)).scalar_one())
+    return int(conn.execute(sa.select(sa.func.count()).select_from(runs)).scalar_one())
 
 
 # --- queues ---
 
 
-def _length(name: str, table: FromClause, *which: ColumnElement[bool]) -> Any:
-    some = select(literal(1)).select_from(table).where(*which).limit(COUNTED_MAX).subquery()
-    return select(literal(name, String).label("name"), func.count().label("n")).select_from(some)
+def _length(name: str, table: sa.FromClause, *which: sa.ColumnElement[bool]) -> Any:
+    some = sa.select(sa.literal(1)).select_from(table).where(*which).limit(COUNTED_MAX).subquery()
+    return sa.select(
+        sa.literal(name, sa.String).label("name"), sa.func.count().label("n")
+    ).select_from(some)
 
 
 _AUDITED = (recomputes.c.state == "revealed") & recomputes.c.audit_id.is_not(None)
-_QUEUES = union_all(
+_QUEUES = sa.union_all(
     _length("tasks", tasks, _T.state == "todo"),
-    _length("overdue", tasks, _T.state == "doing", _T.renew_by < bindparam("now")),
+    _length("overdue", tasks, _T.state == "doing", _T.renew_by < sa.bindparam("now")),
     _length("verdicts", contributions, _C.state.in_(("received", "checking"))),
     _length("experience", harvests, harvests.c.chunk.is_(None), harvests.c.run_id.in_(_OPEN_RUNS)),
     _length("evaluations", evaluations, _E.state.in_(("waiting", "running"))),
@@ -163,7 +156,7 @@ _QUEUES = union_all(
 )
 
 
-def queues(conn: Connection, now: float) -> dict[str, int]:
+def queues(conn: sa.Connection, now: float) -> dict[str, int]:
     """Return the lengths of the queues, by name, each counted up to `COUNTED_MAX`."""
     found = conn.execute(_QUEUES, {"now": now})
     return {row.name: int(row.n) for row in found}
@@ -173,7 +166,7 @@ def queues(conn: Connection, now: float) -> dict[str, int]:
 
 _M = merges.c
 _MERGES = (
-    select(_R.name, _M.base, _M.state, _M.contributions, _M.message, _M.created_at, _M.ended_at)
+    sa.select(_R.name, _M.base, _M.state, _M.contributions, _M.message, _M.created_at, _M.ended_at)
     .join(runs, _R.id == _M.run_id)
     .where(_M.shard == 0)
     .order_by(_M.id.desc())
@@ -182,7 +175,7 @@ _MERGES = (
 
 
 def newest_merges(
-    conn: Connection, staleness: Mapping[str, Sequence[float]], now: float
+    conn: sa.Connection, staleness: Mapping[str, Sequence[float]], now: float
 ) -> tuple[MergeLine, ...]:
     """Return the newest merges, with the staleness of their contributions if known."""
     found = []
