@@ -5,6 +5,8 @@ coordinator.
 from __future__ import annotations
 
 import re
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -13,7 +15,7 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json, table, when
 from coordinator.cli.runs import Json
 from coordinator.cli.target import HERE, TargetOptions, Where, call, connected, listed
-from shared.errors import BadRequest
+from shared.errors import BadRequest, Configuration, Unavailable
 from shared.text import size
 
 if TYPE_CHECKING:
@@ -90,8 +92,6 @@ def status(*, where: TargetOptions = HERE) -> int:
 
 def top(*, where: Where = HERE) -> int:
     """Watch runs, workers, merges and health live, until ctrl+c."""
-    import sys
-
     if not sys.stdout.isatty():
         raise BadRequest(
             "`coordinator top` needs a terminal: `coordinator status` prints the same once"
@@ -147,7 +147,6 @@ def backup(
     change.
     """
     import os
-    import time
     from contextlib import suppress
 
     with suppress(AttributeError, OSError):
@@ -157,20 +156,32 @@ def backup(
     wait_s = _seconds(every) if every else 0.0
     while True:
         began = time.time()
-        if folder.startswith(SCHEME):
-            _saved(_into_store(where, folder, began), json=where.json)
-        elif not (every or keep):
-            _saved(call(where, "backup", to=str(_absolute(folder))), json=where.json)
-        else:
-            _saved(_into_series(where, _absolute(folder), began), json=where.json)
-        for gone in _pruned(folder, keep) if keep else ():
-            print(f"Deleted {gone}.")
+        try:
+            _once(folder, where, keep, alone=not (every or keep))
+        except Unavailable as error:
+            if not every or error.exit_code == Configuration.exit_code:
+                raise
+            print(f"coordinator: {error.message}; next try after {every}", file=sys.stderr)
         if not every:
             return
         time.sleep(max(1.0, began + wait_s - time.time()))
 
 
+def _once(folder: str, where: TargetOptions, keep: int, *, alone: bool) -> None:
+    now = time.time()
+    if folder.startswith(SCHEME):
+        _saved(_into_store(where, folder, now), json=where.json)
+    elif alone:
+        _saved(call(where, "backup", to=str(_absolute(folder))), json=where.json)
+    else:
+        _saved(_into_series(where, _absolute(folder), now), json=where.json)
+    for gone in _pruned(folder, keep) if keep else ():
+        print(f"Deleted {gone}.", file=sys.stderr if where.json else sys.stdout)
+
+
 def _absolute(folder: str) -> Path:
+    if "://" in folder:
+        raise BadRequest(f'backups are in a folder or in s3://bucket/prefix, not "{folder}"')
     return Path(folder).expanduser().absolute()
 
 
@@ -267,7 +278,8 @@ def verify_backup(folder: Series, *, json: Json = False) -> None:
     if json:
         as_json(found)
     else:
-        print(f"{found.path} is whole: {found.rows:,} rows, {found.blobs:,} blobs.")
+        shown = folder if folder.startswith(SCHEME) else found.path
+        print(f"{shown} is whole: {found.rows:,} rows, {found.blobs:,} blobs.")
 
 
 @backups.command(name="prune")
@@ -291,7 +303,6 @@ def prune_backups(
 async def _drill(settings: Settings, folder: Path) -> DrillReport:
     """Restore a backup into a scratch directory, check it there, and delete it."""
     import tempfile
-    import time
 
     import msgspec
 
@@ -327,6 +338,7 @@ def drill_backup(folder: Series, *, where: TargetOptions = HERE) -> int:
 
     with at_hand(folder) as source:
         done = asyncio.run(_drill(where.settings(), source))
+        shown = folder if folder.startswith(SCHEME) else done.backup.path
     if where.json:
         as_json(done)
     else:
@@ -337,7 +349,7 @@ def drill_backup(folder: Series, *, where: TargetOptions = HERE) -> int:
             for run, head in done.heads.items()
         )
         print(
-            f"Restored {done.backup.path} of {when(done.backup.created_at)} in "
+            f"Restored {shown} of {when(done.backup.created_at)} in "
             f"{done.seconds:.0f} s: {done.backup.rows:,} rows, {done.backup.blobs:,} blobs; "
             f"{heads or 'no run'}; "
             f"{len(done.breaches) or 'no'} breaches."

@@ -9,6 +9,7 @@ from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.record import meta
 
 KEY = "key"  # fingerprint of the key that signs for this database
+STORE = "store"  # set once a blob store was marked as that of this database
 TOKENS = "tokens"  # number of times that the tokens were made anew
 INVITE = "invite"  # counts the server's invites; the join link has the newest
 RESTORED = "restored"  # signed statement of the last restore, JSON

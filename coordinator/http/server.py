@@ -158,6 +158,9 @@ async def _serve(
     say: Callable[[str], None],
 ) -> int:
     async with opened(settings, exclusive=True, separate=True) as coordinator:
+        await coordinator.server.claim_store()
+        if coordinator.blobs.staging is not None:
+            await coordinator.blobs.staging.try_calls()
         await coordinator.server.set_address(address(settings, listener, certificate))
         server = _Server(uvicorn_config(coordinator, certificate), coordinator, say)
         gc_freeze.settle()

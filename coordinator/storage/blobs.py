@@ -26,7 +26,7 @@ from uuid import uuid4
 import msgspec
 
 from shared.cancel_safe_open import R, opened
-from shared.disk_writes import sync_directory
+from shared.disk_writes import sync_directory, write_private
 from shared.errors import BadRequest, NotFound, StorageFull
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 # A download reads pieces of this size: FileResponse's 64 KiB were 7-11 x slower.
 READ_BYTES = 1 << 20
+OWNER = "owner"  # file or object that names the coordinator of a store
 _NAME = re.compile(r"[0-9a-f]{64}")
 T = TypeVar("T")
 # Reads a file and returns the bytes [start, stop) that are needed.
@@ -107,6 +108,11 @@ class BlobStore(Protocol):
 
     def entries(self) -> AsyncIterator[BlobEntry]:
         """Return all blobs, in no order."""
+
+    async def owner(self) -> str:
+        """Return the name of the coordinator whose store this is; "" for a new store."""
+
+    async def set_owner(self, name: str) -> None: ...
 
     def scratch(self) -> Path:
         """Return a directory on the same filesystem for files on their way into the store."""
@@ -237,6 +243,14 @@ class DiskBlobs:
 
     def scratch(self) -> Path:
         return self._scratch
+
+    async def owner(self) -> str:
+        path = self._root / OWNER
+        return await in_pool(path.read_text) if await in_pool(path.is_file) else ""
+
+    async def set_owner(self, name: str) -> None:
+        with storage_errors():
+            await in_pool(write_private, self._root / OWNER, name.encode())
 
     async def put_file(self, sha256: str, path: Path) -> None:
         await in_pool(self._take, sha256, path)

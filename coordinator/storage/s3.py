@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from datetime import timedelta
@@ -17,6 +18,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from coordinator.storage.blobs import (
+    OWNER,
     READ_BYTES,
     BlobEntry,
     FileStream,
@@ -35,7 +37,17 @@ from shared.installation import lacking
 
 CACHE_BYTES_MAX = 32 << 30
 SIGNED = timedelta(minutes=15)  # validity of a URL
+# call, status and reason in an error that another try does not mend
+_CALL = re.compile(r"performing ([A-Z]+) http")
+_REFUSED = re.compile(r"status code: ((?:4(?!08|29)\d\d|501)[ \w]*)")
+_REASON = re.compile(r"<Code>(\w+)</Code>")
 PUTS_AT_ONCE = 4  # parts of one file, 5 MiB each
+
+
+class StoreRefused(Unavailable):
+    """The object store refuses a call that this program needs."""
+
+    exit_code = 78
 
 
 class S3Blobs:
@@ -86,11 +98,21 @@ class S3Blobs:
     def scratch(self) -> Path:
         return self._cache / "tmp"
 
-    def _key(self, sha256: str) -> str:
+    def key(self, sha256: str) -> str:
         return f"{check_name(sha256)[:2]}/{sha256}"
 
+    async def owner(self) -> str:
+        try:
+            stream = await self.object_range(OWNER, 0, await self.object_size(OWNER))
+        except NotFound:
+            return ""
+        return b"".join([data async for data in stream]).decode()
+
+    async def set_owner(self, name: str) -> None:
+        await self.put_object(OWNER, name.encode(), len(name))
+
     async def put_file(self, sha256: str, path: Path) -> None:
-        await self.put_object(self._key(sha256), path, (await in_pool(path.stat)).st_size)
+        await self.put_object(self.key(sha256), path, (await in_pool(path.stat)).st_size)
         await in_pool(self._keep, sha256, path)
 
     async def put_object(self, key: str, data: Path | bytes, size: int) -> None:
@@ -103,8 +125,10 @@ class S3Blobs:
             try:
                 if await self.object_size(key) == size:
                     return
-            except NotFound:
+            except (NotFound, StoreRefused):
                 pass
+            if isinstance(error, StoreRefused):
+                raise
             raise Unavailable("the object store did not take a file", retry_after_s=5.0) from error
 
     def _keep(self, sha256: str, path: Path) -> None:
@@ -128,7 +152,7 @@ class S3Blobs:
 
     async def put_bytes(self, data: bytes) -> str:
         sha256 = hashlib.sha256(data).hexdigest()
-        await self.put_object(self._key(sha256), data, len(data))
+        await self.put_object(self.key(sha256), data, len(data))
         return sha256
 
     async def local(self, sha256: str) -> Path:
@@ -149,8 +173,8 @@ class S3Blobs:
         path = self._cache / check_name(sha256)
         if await in_pool(path.is_file):
             return path
-        size = await self._stored_size(sha256)
-        await in_pool(self._fill, self._key(sha256), size, spans, into)
+        size = await self.object_size(self.key(sha256))
+        await in_pool(self._fill, self.key(sha256), size, spans, into)
         return into
 
     def _fill(self, key: str, size: int, spans: FindSpans, into: Path) -> None:
@@ -164,7 +188,9 @@ class S3Blobs:
 
     async def _download(self, sha256: str, part: Path) -> str:
         digest = hashlib.sha256()
-        stream = await self._stored_range(sha256, 0, await self._stored_size(sha256))
+        stream = await self.object_range(
+            self.key(sha256), 0, await self.object_size(self.key(sha256))
+        )
         async with aclosing(stream):
             with part.open("xb") as file, storage_errors():
                 async for data in stream:
@@ -175,7 +201,9 @@ class S3Blobs:
 
     async def hash(self, sha256: str) -> str:
         digest = hashlib.sha256()
-        stream = await self._stored_range(sha256, 0, await self._stored_size(sha256))
+        stream = await self.object_range(
+            self.key(sha256), 0, await self.object_size(self.key(sha256))
+        )
         async with aclosing(stream):
             async for data in stream:
                 await in_pool(digest.update, data)
@@ -185,10 +213,7 @@ class S3Blobs:
         try:
             return (await in_pool((self._cache / check_name(sha256)).stat)).st_size
         except FileNotFoundError:
-            return await self._stored_size(sha256)
-
-    async def _stored_size(self, sha256: str) -> int:
-        return await self.object_size(self._key(sha256))
+            return await self.object_size(self.key(sha256))
 
     async def object_size(self, key: str) -> int:
         """Return the bytes of an object. Raises NotFound."""
@@ -200,13 +225,8 @@ class S3Blobs:
         try:
             file = await open_in_pool(lambda: path.open("rb", buffering=0))
         except FileNotFoundError:
-            return await self._stored_range(sha256, start, stop)
+            return await self.object_range(self.key(sha256), start, stop)
         return FileStream(file, start, stop)
-
-    async def _stored_range(
-        self, sha256: str, start: int, stop: int
-    ) -> AsyncGenerator[bytes, None]:
-        return await self.object_range(self._key(sha256), start, stop)
 
     async def object_range(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
         """Return a part of an object as `open_range` does."""
@@ -224,7 +244,7 @@ class S3Blobs:
                 yield bytes(view[start : start + READ_BYTES])
 
     async def url(self, sha256: str) -> str:
-        return await self.signed("GET", self._key(sha256))
+        return await self.signed("GET", self.key(sha256))
 
     async def signed(self, method: Literal["GET", "PUT"], key: str) -> str:
         """Return a URL for one request about one object; "" where volunteers cannot reach the
@@ -236,14 +256,14 @@ class S3Blobs:
 
     async def copy_object(self, key: str, sha256: str) -> None:
         """Copy an object to a blob, within the store."""
-        await self._call(self._obstore.copy_async(self._store, key, self._key(sha256)))
+        await self._call(self._obstore.copy_async(self._store, key, self.key(sha256)))
 
     async def keep(self, sha256: str, path: Path) -> None:
         """Move a file into the cache, once its blob is in the store."""
         await in_pool(self._keep, sha256, path)
 
     async def delete(self, sha256: str) -> None:
-        await self.delete_object(self._key(sha256))
+        await self.delete_object(self.key(sha256))
         await in_pool(lambda: (self._cache / sha256).unlink(missing_ok=True))
 
     async def delete_object(self, key: str) -> None:
@@ -277,9 +297,16 @@ def _store_errors() -> Iterator[None]:
 
     try:
         yield
-    except (NotFoundError, FileNotFoundError) as error:
-        raise NotFound("the blob is not in the object store") from error
     except (BaseError, OSError) as error:
+        call, status, reason = (found.search(str(error)) for found in (_CALL, _REFUSED, _REASON))
+        missing = isinstance(error, NotFoundError | FileNotFoundError)
+        if missing and not (call and call[1] == "PUT"):
+            raise NotFound("the blob is not in the object store") from error
+        if call and status:
+            said = f"{status[1]} ({reason[1]})" if reason else status[1]
+            raise StoreRefused(
+                f"the object store answers {call[1]} with {said}", retry_after_s=5.0
+            ) from error
         raise Unavailable("the object store does not answer", retry_after_s=5.0) from error
 
 

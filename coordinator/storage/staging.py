@@ -5,9 +5,11 @@ uploads/UPLOAD/OFFSET-BYTES    the bytes of one request, or those of them that a
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
 
 from coordinator.storage.blobs import in_pool, storage_errors
 
@@ -30,6 +32,16 @@ class Staging:
 
     def __init__(self, blobs: S3Blobs) -> None:
         self._blobs = blobs
+
+    async def try_calls(self) -> None:
+        """Make each call to the store that a server needs. Raises StoreRefused."""
+        upload_id, data = f"try-{uuid4().hex}", uuid4().bytes
+        sha256, path = hashlib.sha256(data).hexdigest(), self._blobs.scratch() / upload_id
+        await in_pool(path.write_bytes, data)
+        await self.put(upload_id, 0, path, len(data))
+        await self.finish(upload_id, sha256, path)
+        await self._blobs.hash(sha256)
+        await self._blobs.delete(sha256)
 
     async def pieces(self, upload_id: str) -> list[StagedPiece]:
         """Return the consecutive pieces from the beginning.

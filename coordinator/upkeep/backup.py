@@ -17,6 +17,7 @@ import os
 import shutil
 from collections.abc import Container, Iterable, Iterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -112,6 +113,26 @@ async def backup(
     """
     place = place or FolderPlace(blobs, to)
     await in_pool(_make_room, to)
+    try:
+        listed = await _written(db, settings, clock, to, place)
+    except BaseException as error:
+        await in_pool(partial(shutil.rmtree, to, ignore_errors=True))
+        if isinstance(error, StorageFull):
+            raise StorageFull(
+                f"no space is left for {to}: what was there of it is deleted"
+            ) from error
+        raise
+    try:
+        at = str(listed.created_at)
+        await db.write(lambda conn: key_values.put(conn, key_values.BACKUP, at))
+    except VolunteerError as error:  # a database that takes no writes needs its backup most
+        log.warning("the backup is not noted for the alerts", error=error.message)
+    return summary(to, listed)
+
+
+async def _written(
+    db: Database, settings: Settings, clock: Clock, to: Path, place: BackupPlace
+) -> BackupList:
     key = SigningKey.load(settings.signing_key_file)
     wanted, tables = await _consistent(db, to, place)
     keys = await in_pool(_copy_keys, settings, to / "keys")
@@ -127,12 +148,7 @@ async def backup(
     payload = canonical(listed)
     await in_pool(write_private, to / SIGNATURE, key.sign(payload).hex().encode())
     await place.finish(to, listed, payload)
-    try:
-        at = str(listed.created_at)
-        await db.write(lambda conn: key_values.put(conn, key_values.BACKUP, at))
-    except VolunteerError as error:  # a database that takes no writes needs its backup most
-        log.warning("the backup is not noted for the alerts", error=error.message)
-    return summary(to, listed)
+    return listed
 
 
 class BackupPlace(Protocol):
@@ -413,6 +429,7 @@ def _state_restore(conn: Connection, key: SigningKey, saved_at: float, now: floa
     payload = canonical(RestorePayload(heads=heads, tree=tree, saved_at=saved_at))
     signed = SignedRestore(payload=payload.decode(), signature=key.sign(payload).hex())
     key_values.put(conn, key_values.RESTORED, msgspec.json.encode(signed).decode())
+    key_values.remove(conn, key_values.STORE)
 
 
 def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 from contextlib import aclosing
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from coordinator.storage.blobs import BlobStore, DiskBlobs, Pieces, check_name
 from coordinator.storage.open import open_blobs
-from coordinator.storage.s3 import S3Blobs
+from coordinator.storage.s3 import S3Blobs, StoreRefused
 from shared.errors import BadRequest, Configuration, NotFound, Unavailable
 from tests.support.wayward_store import PIECE_BYTES, WaywardStore
 
@@ -45,6 +46,36 @@ async def test_what_is_put_is_there(blobs: BlobStore) -> None:
     assert (await blobs.local(sha)).read_bytes() == data
     assert await whole(await blobs.open_range(sha, 0, len(data))) == data
     assert await blobs.hash(sha) == sha
+
+
+async def test_a_store_names_its_coordinator(blobs: BlobStore) -> None:
+    assert await blobs.owner() == ""
+    await blobs.set_owner("abcd-efgh")
+    assert await blobs.owner() == "abcd-efgh"
+    assert [entry async for entry in blobs.entries()] == []
+
+
+@pytest.mark.parametrize(
+    "denied",
+    ["PUT .*/uploads/", "GET .*list-type", "HEAD", "GET .*/[0-9a-f]{64}", "(POST|DELETE)"],
+)
+async def test_a_call_that_the_store_refuses_is_named(
+    wayward: WaywardStore, s3_url: str, tmp_path: Path, denied: str
+) -> None:
+    staging = S3Blobs(s3_url, tmp_path / "cache", retry_s=1.0).staging
+    assert staging is not None
+    await staging.try_calls()
+    assert not list((tmp_path / "cache" / "tmp").iterdir())
+    wayward.denied = re.compile(denied)
+    method = denied.strip("(")[:3]
+    with pytest.raises(StoreRefused, match=f"answers {method}[A-Z]* with 403 Forbidden"):
+        await staging.try_calls()
+
+
+async def test_a_store_without_its_bucket_says_so(s3_url: str, tmp_path: Path) -> None:
+    absent = S3Blobs("s3://no-such-bucket/x", tmp_path / "cache")
+    with pytest.raises(StoreRefused, match=r"answers PUT with 404 Not Found \(NoSuchBucket\)"):
+        await absent.put_bytes(b"lost")
 
 
 async def test_bytes_are_named_by_their_hash(blobs: BlobStore) -> None:

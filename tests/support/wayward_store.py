@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import secrets
 import threading
 import time
@@ -28,6 +29,7 @@ class WaywardStore(ThreadingHTTPServer):
         self.stall = False  # send the half of a download, then nothing
         self.swallow = 0  # requests that end an upload in parts, done but not answered
         self.refuse = False  # to store anything
+        self.denied = re.compile("(?!)")  # "METHOD /path" of what is answered with 403
         self.seen: list[tuple[str, str]] = []  # method and path
 
     @property
@@ -43,6 +45,9 @@ class _Handler(BaseHTTPRequestHandler):
         store = self.server
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         store.seen.append((self.command, self.path))
+        if store.denied.search(f"{self.command} {self.path}"):
+            self.send_error(403)
+            return
         if store.refuse and self.command in ("PUT", "POST"):
             self.send_error(500)
             return

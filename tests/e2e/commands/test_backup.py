@@ -7,9 +7,11 @@ import contextlib
 import hashlib
 import json
 import os
+import resource
 import sqlite3
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 
@@ -190,6 +192,8 @@ def test_backups_in_a_row_share_blobs_and_are_drilled(
     assert len(listed) == 2
     one = Path(listed[-1]["path"])
     assert json.loads(run("backup", "list", one, "--json").out) == listed[-1:]
+    wrong = run("backup", "gs://bucket/row", "--keep", "1", "--data-dir", busy)
+    assert (wrong.code, "in s3://bucket/prefix" in wrong.err) == (2, True), wrong
     assert f"{one} is a backup itself" in run("backup", one, "--keep", "2", "--data-dir", busy).err
     assert "is whole" in run("backup", "verify", row).out
     drilled = run("backup", "drill", row)
@@ -199,6 +203,48 @@ def test_backups_in_a_row_share_blobs_and_are_drilled(
     (row / "2025-12-31T000000").mkdir()  # of a process that was killed
     assert "2025-12-31" in run("backup", "prune", row, "--keep", "1").out
     assert [str(path) for path in row.iterdir()] == [listed[-1]["path"]]
+
+
+@contextlib.contextmanager
+def small_disk() -> Iterator[None]:
+    """Let no file inside the block grow beyond 4 KiB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_keeps_no_half_of_a_backup(run: Run, busy: Path, tmp_path: Path) -> None:
+    held = sqlite3.connect(busy / "coordinator.sqlite3")
+    held.execute("SELECT count(*) FROM meta").fetchone()  # the files beside the database are there
+    for words in ((tmp_path / "one",), (tmp_path / "row", "--keep", "2")):
+        with small_disk():
+            said = run("backup", *words, "--data-dir", busy)
+        assert (said.code, f"no space is left for {words[0]}" in said.err) == (75, True), said
+    held.close()
+    assert occupied(tmp_path / "row") == 0
+    assert not (tmp_path / "one").exists()
+
+
+def test_a_repeated_backup_outlives_a_full_disk(
+    run: Run, busy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, waits = contextlib.ExitStack(), list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        disk.close()  # somebody made room
+        if len(waits) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", sleep)
+    with disk:
+        disk.enter_context(small_disk())
+        said = run("backup", tmp_path / "row", "--every", "6h", "--json", "--data-dir", busy)
+    assert (said.code, "next try after 6h" in said.err) == (130, True), said
+    assert json.loads(said.out)["rows"] > 0
 
 
 def test_a_shared_blob_is_read_once(
@@ -253,9 +299,10 @@ def test_backups_in_a_store_share_blobs_and_are_drilled(
     listed = json.loads(run("backup", "list", row, "--json").out)
     assert len(listed) == 2
     assert first["path"] not in [each["path"] for each in listed]
-    assert "is whole" in run("backup", "verify", row).out
+    assert f"{row} is whole" in run("backup", "verify", row).out
     drilled = run("backup", "drill", row)
     assert (drilled.code, "no breaches" in drilled.out) == (0, True), drilled
+    assert f"Restored {row} of" in drilled.out
     back = tmp_path / "back"
     assert run("restore", row, "--data-dir", back).code == 0
     assert run("check", "--data-dir", back).code == 0
@@ -344,9 +391,11 @@ def test_a_blob_that_goes_while_a_backup_is_made_is_copied_again(
 
 def test_the_store_of_the_blobs_takes_no_backup(busy: Path, run: Run, s3_url: str) -> None:
     place = ("--data-dir", busy, "--blobs", f"{s3_url}/")
+    owner = (busy / "blobs" / "owner").read_bytes()
+    asyncio.run(put(s3_url, {"owner": owner}))
     said = run("backup", s3_url, *place)
     assert (said.code, "name another prefix" in said.err) == (2, True), said
-    assert asyncio.run(sizes(s3_url)) == {}
+    assert asyncio.run(sizes(s3_url)) == {"owner": len(owner)}
     assert "--keep must be at least 1" in run("backup", s3_url, "--keep", "-1", *place).err
 
 

@@ -15,6 +15,8 @@ import httpx
 import pytest
 
 from coordinator.config import Settings
+from coordinator.database import key_values
+from coordinator.database.engine.open_database import Database
 from coordinator.http.server import welcome
 from coordinator.services import opened
 from shared.errors import Configuration
@@ -64,6 +66,34 @@ async def test_a_replica_without_the_key_or_with_another_ends_with_78(
     refused = commanded("serve", *shared, "--port=0", f"--data-dir={bare}")
     assert refused.returncode == 78
     assert "belongs to the key" in refused.stderr
+
+
+async def test_a_server_or_command_with_another_store_ends_with_78(
+    shared: tuple[str, str], tmp_path: Path, commanded: Commanded, forked: Forked
+) -> None:
+    home, text = f"--data-dir={tmp_path / 'r1'}", tmp_path / "text.txt"
+    text.write_text("one and one is two\n" * 500)
+    add = ("dataset", "add", "sums", f"--text={text}", "--licence=CC0-1.0", "--source=me", home)
+    with forked(tmp_path / "r1", *shared, "--port=0"):
+        pass
+    for command in (("serve", "--port=0", home), add):
+        refused = commanded(*command, shared[0])
+        assert refused.returncode == 78, refused.stderr
+        assert "is not the blob store of this database" in refused.stderr
+    assert commanded(*add, *shared).returncode == 0
+    assert commanded("run", "list", home, shared[0]).returncode == 0
+    (tmp_path / "blobs" / "owner").unlink()  # as with a store that the version before filled
+    database = await Database.open(shared[0].partition("=")[2])
+    await database.write(lambda conn: key_values.remove(conn, key_values.STORE))
+    await database.close()
+    assert commanded("serve", "--port=0", home, shared[0]).returncode == 78
+    with forked(tmp_path / "r1", *shared, "--port=0"):
+        pass
+    with forked(tmp_path / "r2", "--port=0"):
+        pass
+    strange = commanded("serve", "--port=0", f"--data-dir={tmp_path / 'r2'}", shared[1])
+    assert strange.returncode == 78
+    assert "is the blob store of the key" in strange.stderr
 
 
 async def test_the_key_alone_makes_an_equal_replica(
