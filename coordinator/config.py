@@ -17,8 +17,8 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 from msgspec import Meta
 
-from shared.errors import Configuration
-from shared.links import is_loopback
+from shared.errors import BadRequest, Configuration
+from shared.links import is_loopback, parse_link
 from shared.proof_of_work import BITS_MAX
 from shared.settings import SettingsTable
 from shared.units import GIB, MIB
@@ -347,12 +347,11 @@ def _check(settings: Settings) -> None:
             raise Configuration(
                 f"{setting} must be one line of printable characters: it is shown in terminals"
             )
-    if settings.url:
-        parts = urlsplit(settings.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Configuration(
-                f'url must be an address such as https://train.example.org, not "{settings.url}"'
-            )
+    if settings.url and not _fits_a_link(settings.url):
+        raise Configuration(
+            "url must be an address such as https://train.example.org, without a path, and http:// "
+            f'on this machine alone, not "{settings.url}"'
+        )
     scheme = settings.database.partition(":")[0]
     if settings.database and scheme.split("+")[0] not in ("sqlite", "postgresql"):
         raise Configuration(
@@ -415,6 +414,14 @@ def without_password(url: str) -> str:
         return url
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{host}"))
+
+
+def _fits_a_link(url: str) -> bool:
+    """Return True if a volunteer's program finds this address in a join link."""
+    try:
+        return parse_link(url).url == url.rstrip("/").lower()
+    except BadRequest:
+        return False
 
 
 def _reachable(address: str) -> bool:

@@ -28,10 +28,12 @@ class TrafficCounter:
         self.seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     def answered(self) -> tuple[int, int]:
-        """Return the number of answered requests, and the number answered with 5xx."""
-        requests = dict(self.requests)  # copied, since it may grow while it is read
-        failed = sum(count for (_, _, status), count in requests.items() if status >= 500)
-        return sum(requests.values()), failed
+        """Return the number of answered requests, and the number answered with 5xx.
+
+        `/ready` does not count: its 503 is no failure, but takes a stopping server out.
+        """
+        requests = [(key, n) for key, n in list(self.requests.items()) if key[1] != "/ready"]
+        return sum(n for _, n in requests), sum(n for key, n in requests if key[2] >= 500)
 
     def count(self, method: str, path: str, status: int, seconds: float) -> None:
         self.requests[method, path, status] += 1

@@ -80,11 +80,7 @@ class ServerIdentity(PlatformService):
                 f"{here} is the blob store of the key {owner}: name another --blobs"
             )
         known = await self._db.read(lambda conn: key_values.get(conn, key_values.STORE))
-        lacks = known is not None or (
-            await self._db.read(datasets.all_registered)
-            and not [entry async for entry in self._blobs.entries()]
-        )
-        if lacks and not owner:
+        if not owner and (known or await self._lacks_blobs()):
             raise Configuration(
                 f"{here} is not the blob store of this database: give every server and command the "
                 "same --blobs and AWS_ENDPOINT_URL; a copy of the store needs its file `owner`, too"
@@ -92,6 +88,11 @@ class ServerIdentity(PlatformService):
         if not known:
             await self._blobs.set_owner(self.fingerprint)
             await self._db.write(lambda conn: key_values.put_new(conn, key_values.STORE, "marked"))
+
+    async def _lacks_blobs(self) -> bool:
+        """Return True if the store is empty, though the database names blobs."""
+        named = await self._db.read(datasets.all_registered)
+        return bool(named) and not [entry async for entry in self._blobs.entries()]
 
     async def set_address(self, address: ServerAddress) -> None:
         """Store the address of the server that starts, for join links that other processes print,

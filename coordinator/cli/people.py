@@ -329,6 +329,7 @@ def forget(name: Who, *, yes: Yes = False, where: TargetOptions = HERE) -> int:
     nothing is done.
     """
     if not yes:
+        call(where, "volunteer.show", name=name)
         return preview(f"the identity of {name} would be deleted, for good", where.json)
     tell(where, "volunteer.forget", _done, name=name)
     return 0

@@ -162,6 +162,11 @@ def stop(
 ) -> int:
     """End the run for good; accepted work is paid. Without --yes nothing is done."""
     if not yes:
+        state = call(where, "run.show", name=name).run.state
+        if state not in ("running", "paused"):
+            raise BadRequest(
+                f'the run "{name}" is {state}: only a running or paused one is stopped'
+            )
         return preview(f'the run "{name}" would end for good; accepted work is paid', where.json)
     _moved(call(where, "run.stop", name=name, reason=reason), where.json)
     return 0

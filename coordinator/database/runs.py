@@ -117,9 +117,8 @@ def by_name(conn: sa.Connection, name: str) -> RunRow:
     """Find a run by name. Raises NotFound, which lists the five newest runs."""
     row = conn.execute(_BY_NAME, {"its_name": name}).mappings().first()
     if row is None:
-        known = (
-            conn.execute(sa.select(runs.c.name).order_by(runs.c.id.desc()).limit(5)).scalars().all()
-        )
+        newest = sa.select(runs.c.name).where(runs.c.state != "deleted").order_by(runs.c.id.desc())
+        known = conn.execute(newest.limit(5)).scalars().all()
         raise NotFound(f'there is no run called "{name}"; runs: {", ".join(known) or "none yet"}')
     return _row(row)
 

@@ -207,8 +207,14 @@ def fits_a_path(name: str) -> bool:
 
 
 def stop_at(stop: StopSettings) -> datetime:
-    """Return the instant of a `[stop] date`. Raises ValueError for a text that is not a date."""
-    when = datetime.fromisoformat(stop.date)
+    """Return the instant of a `[stop] date`. Raises InvalidRunFile for a text that is no date."""
+    try:
+        when = datetime.fromisoformat(stop.date)
+    except ValueError as error:
+        raise InvalidRunFile(
+            f'[stop] date "{escaped(stop.date, 40)}" is no ISO 8601 date: write it like '
+            "2027-01-31T18:00"
+        ) from error
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
@@ -218,24 +224,13 @@ def check_stop(stop: StopSettings, now: float) -> None:
         raise InvalidRunFile(f"[stop] date {stop.date} (UTC) has passed: choose a later one")
 
 
-def _is_date(stop: StopSettings) -> bool:
-    try:
-        stop_at(stop)
-    except ValueError:
-        return False
-    return True
-
-
 def _check_together(run: RunFile) -> None:
     """Check the keys that depend on each other. Raises InvalidRunFile."""
+    if run.stop.date:
+        stop_at(run.stop)
     task, price = run.task, run.credit.credits_per_step
     rules = [
         (task.min_steps <= task.max_steps, "[task] needs 1 <= min_steps <= max_steps"),
-        (
-            not run.stop.date or _is_date(run.stop),
-            f'[stop] date "{escaped(run.stop.date, 40)}" is no ISO 8601 date: write it like '
-            "2027-01-31T18:00",
-        ),
         (fits_a_path(run.name), f"name must be {NAME_RULE}"),
         (
             price * max(task.local_steps, task.max_steps) <= TASK_CREDITS_MAX,

@@ -82,12 +82,18 @@ class WindDown(PlatformService):
             if run.state == "draft":
                 runs.remove(conn, run.id)
                 return (f'the draft "{name}" goes',)
+            stranded = [
+                f'the draft "{each.name}" begins from it and can start no more'
+                for each in runs.every(conn, ("draft",))
+                if definition(each).file.train.init_from.startswith(f"{name}@")
+            ]
             bytes_ = versions.bytes_kept(conn, run.id)
             evaluations.prune_all(conn, run.id)
             runs.set_values(conn, run.id, state="deleted", name=f"{name}~{run.id}", dataset_id=None)
             return (
                 f'the files of all {run.head + 1} versions of "{name}" go, about {size(bytes_)}',
                 "the run is no longer listed, and its name is free",
+                *stranded,
                 "credits, receipts and the record stay",
             )
 
@@ -135,7 +141,7 @@ class WindDown(PlatformService):
                 runs.move(conn, run, "running", ended_at=None, stop_reason=None)
                 count = tasks.reopen_run(conn, run.id)
                 says.append(
-                    f"it runs again from version {run.head}, with {counted(count, 'cancelled task')}"
+                    f"it runs again from version {run.head}, {counted(count, 'cancelled task')} too"
                 )
             self._note(conn, "run.extend", name, changed)
             return tuple(says)
@@ -221,7 +227,8 @@ def _facts(conn: Connection, run: RunRow) -> dict[str, str]:
     found = dict(_flat("", msgspec.to_builtins(definition(run).file)))
     del found["name"]
     loss = evaluations.newest_loss(conn, run.id)
-    found |= {"(version)": str(run.head), "(tokens)": str(run.tokens), "(state)": run.state}
+    head = "" if run.head < 0 else str(run.head)
+    found |= {"(version)": head, "(tokens)": str(run.tokens), "(state)": run.state}
     return found | {"(loss)": "" if loss is None else f"{loss:.4f}"}
 
 

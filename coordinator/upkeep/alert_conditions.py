@@ -146,12 +146,13 @@ class PublicAddress:
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
-        self._reached = False
+        self._asked = self._reached = False
         self.failure = ""  # the address and what is wrong with its answer; "" = nothing
 
     def look(self) -> None:
-        """Ask the public address once. No reply counts only after a first reply, since not every
-        router leads a machine back to itself.
+        """Ask the public address once. The first failure is ignored, since a balancer may not have
+        seen this server yet, and silence before a reply, since not every router leads a machine
+        back to itself.
         """
         if not self._url:
             return
@@ -167,7 +168,8 @@ class PublicAddress:
         except (OSError, http.client.HTTPException, ValueError) as error:
             said = why(error) if isinstance(error, OSError) else repr(error)
             failure = f"does not answer ({said})" if self._reached else ""
-        self.failure = f"{self._url} {failure}" if failure else ""
+        self.failure = f"{self._url} {failure}" if failure and self._asked else ""
+        self._asked = True
 
     def condition(self, machine: str) -> list[Condition]:
         """Return the condition of an address that fails while `machine` serves."""

@@ -109,6 +109,9 @@ async def test_closed_means_closed(database_url: str) -> None:
         ("nonsense", "is not a database address"),
         ("mysql://a/b", "not supported"),
         ("sqlite://", "needs a file"),
+        ("postgresql://ann:secret@host:port/name", "^this is not a database address"),
+        ("postgresql://[::1/name", "is not a database address"),
+        ("postgresql://host/name?sslmod=require", 'no parameter "sslmod"'),
         ("sqlite:////nonexistent/volunteer.db", "coordinator migrate"),
     ],
 )

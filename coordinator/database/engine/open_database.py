@@ -26,7 +26,7 @@ from coordinator.database.tables.ledger import events
 from coordinator.database.tables.record import meta, record_lines
 from coordinator.traffic import Durations
 from shared.errors import Configuration
-from shared.text import duration
+from shared.text import duration, printable
 
 if TYPE_CHECKING:
     from shared.clock import SystemClock
@@ -159,9 +159,9 @@ def parse(url: str) -> URL:
     try:
         target = make_url(url)
         backend = target.get_backend_name()
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise Configuration(
-            f'"{url}" is not a database address: write sqlite:///path/to/file.db '
+            "this is not a database address: write sqlite:///path/to/file.db "
             "or postgresql://user@host/name"
         ) from error
     if backend == "sqlite":
@@ -171,6 +171,8 @@ def parse(url: str) -> URL:
     if backend in ("postgresql", "postgres"):
         # asyncpg calls the setting "ssl"
         query = {{"sslmode": "ssl"}.get(key, key): value for key, value in target.query.items()}
+        for key in query.keys() - postgres.PARAMETERS:
+            raise Configuration(f'a database address has no parameter "{printable(key, 40)}"')
         return target.set(drivername="postgresql+asyncpg", query=query)
     raise Configuration(f'"{backend}" is not supported: use sqlite or postgresql')
 

@@ -9,6 +9,7 @@ happened. Locks end with their transaction.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import secrets
 import time
@@ -56,6 +57,8 @@ SERVER = {
     "tcp_keepalives_interval": "2s",
     "tcp_keepalives_count": "3",
 }
+# names that asyncpg takes behind the "?" of an address
+PARAMETERS = inspect.signature(asyncpg.connect).parameters.keys()
 PATIENT_S = 120  # longest idle time of a connection that reads all rows
 POOLER = (
     "something between this server and PostgreSQL (PgBouncer in transaction mode?) does not pass "

@@ -19,6 +19,11 @@ def test_nothing_is_done_without_yes(run: Run, here: Run, busy: Path) -> None:
     there = ("--data-dir", busy)
     here("run", "stop", "tiny", "--yes")
     before = here("run", "list").out, actions(here)
+    assert run("run", "stop", "tiny", *there).err.endswith(
+        "only a running or paused one is stopped\n"
+    )
+    assert 'no run called "nobody"' in run("run", "stop", "nobody", *there).err
+    assert run("volunteer", "forget", "nobody", *there).out == ""
     for words in (
         ("run", "delete", "tiny"),
         ("run", "extend", "tiny", "--versions", "900"),
@@ -56,6 +61,8 @@ async def swept(folder: Path) -> int:
 
 def test_a_completed_run_is_extended_and_goes_on(run: Run, here: Run, busy: Path) -> None:
     there = ("--data-dir", busy)
+    wrong = run("run", "extend", "tiny", "--date", "soon", *there)
+    assert (wrong.code, '"soon" is no ISO 8601 date' in wrong.err) == (2, True), wrong
     assert "say what to extend to" in run("run", "extend", "tiny", "--yes", *there).err
     assert "end at once" in run("run", "extend", "tiny", "--versions", "1", "--yes", *there).err
     here("run", "stop", "tiny", "--yes")
@@ -104,6 +111,8 @@ def test_a_fork_begins_from_a_version_with_the_file_of_its_run(
     assert rows.keys() <= {"train.init_from", "(version)", "(tokens)", "(loss)"}
     assert asyncio.run(weights(busy, "tiny", 1)) == asyncio.run(weights(busy, "again", 0))
     draft = here("run", "fork", "third", "--from", "tiny@0", "--yes").out
+    here("run", "stop", "tiny", "--yes")
+    assert 'the draft "third" begins from it' in run("run", "delete", "tiny", *there).out
     assert "run start third" in draft
     assert "goes" in here("run", "delete", "third", "--yes").out
     assert here("check").code == 0

@@ -126,11 +126,12 @@ def test_drip_feeding_connections_are_closed(server: Process) -> None:
     idle = [socket.create_connection(address) for _ in range(20)]
     headers = [socket.create_connection(address) for _ in range(20)]
     for connection in headers:
-        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-slow:")
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-slow:")
     bodies = [socket.create_connection(address) for _ in range(20)]
     for connection in bodies:
         connection.sendall(
-            b"POST /api/v1/workers/register HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
+            b"POST /api/v1/workers/register HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-length: 1000\r\n\r\n{"
         )
     assert health(server.port) == 200
     said = [until_closed(connection) for connection in (*idle, *headers, *bodies)]
@@ -150,7 +151,7 @@ def test_a_giant_chunked_body_is_refused_and_memory_stays_flat(server: Process) 
     before, sent = resident(), 0
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(
-            b"POST /api/v1/workers/register HTTP/1.1\r\nhost: x\r\n"
+            b"POST /api/v1/workers/register HTTP/1.1\r\nhost: localhost\r\n"
             b"transfer-encoding: chunked\r\n\r\n"
         )
         piece = b"10000\r\n" + b"x" * 65536 + b"\r\n"
@@ -310,7 +311,8 @@ def test_a_second_stop_signal_ends_it_at_once_and_nothing_is_lost(
     with forked(tmp_path, "--port", "0", COORDINATOR_SHUTDOWN_S="300") as server:
         token = register(server.port)
         with socket.create_connection(("127.0.0.1", server.port)) as unfinished:
-            head = f"POST /api/v1/claims HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n"
+            head = "POST /api/v1/claims HTTP/1.1\r\nhost: localhost\r\n"
+            head += f"authorization: Bearer {token}\r\n"
             unfinished.sendall(f"{head}content-length: 100\r\n\r\n{{".encode())
             assert health(server.port) == 200
             server.signal(signal.SIGINT)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
+
 import pytest
 
+from coordinator.traffic import TrafficCounter
 from coordinator.upkeep.alert_conditions import (
     PublicAddress,
     is_old,
@@ -18,6 +22,32 @@ def test_a_name_that_nobody_can_look_up_ends_no_alerts(url: str) -> None:
     address = PublicAddress(url)
     address.look()
     assert address.condition("this machine") == []
+
+
+def test_a_balancer_that_does_not_know_the_server_yet_is_no_alert() -> None:
+    class Away(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(503)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Away) as balancer:
+        Thread(target=balancer.serve_forever, args=(0.05,), daemon=True).start()
+        address = PublicAddress(f"http://127.0.0.1:{balancer.server_port}")
+        address.look()
+        assert address.condition("this machine") == []
+        address.look()
+        assert "answers 503" in address.condition("this machine")[0].message
+        balancer.shutdown()
+
+
+def test_a_stopping_server_says_so_and_fails_nothing() -> None:
+    traffic = TrafficCounter()
+    traffic.count("GET", "/ready", 503, 0.0)
+    traffic.count("GET", "/health", 200, 0.0)
+    traffic.count("POST", "/claims", 500, 0.0)
+    assert traffic.answered() == (2, 1)
 
 
 def test_a_backup_is_old_after_the_days_that_the_organiser_sets() -> None:

@@ -64,6 +64,21 @@ def test_the_default_settings_file_and_the_named_one_are_read(tmp_path: Path) ->
         ("", {"COORDINATOR_INVITE_ONYL": "1"}, {}, "COORDINATOR_INVITE_ONLY"),
         ("", {}, {"tls_cert": "a.pem"}, "go together"),
         ("", {}, {"url": "train.example.org"}, "https://train.example.org"),
+        *(
+            ("", {}, {"url": bad}, "without a path")
+            for bad in (
+                "https://h/path",
+                "https://a b",
+                "https://h:99999",
+                "https://h:a",
+                "https://h?a=1",
+                "https://h#a",
+                "https://ann:pw@h",
+                "https://[::1",
+                "https://a'b",
+                "http://h.example",
+            )
+        ),
         ("", {}, {"database": "mysql://x/y"}, "postgresql+asyncpg"),
         ("", {}, {"host": ""}, "127.0.0.1"),
         ("", {}, {"name": "Evil\x1b]0;pwn\x07"}, "name must be one line of printable characters"),
