@@ -105,7 +105,7 @@ async def streamed(port: int, key: str, prompt: str, tokens: int) -> tuple[float
     wish = {"model": "bench", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     body = json.dumps(wish | {"stream": True, "stream_options": {"include_usage": True}}).encode()
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     writer.write(head.encode() + body)

@@ -105,9 +105,7 @@ class TestOnASocket:
         async with AsyncExitStack() as stack:
             dripping = [await self._connect(server, stack) for _ in range(DRIPPING)]
             _, honest = slow = await self._connect(server, stack)
-            head = (
-                "POST /api/v1/workers/register HTTP/1.1\r\nHost: h\r\nContent-Length: 6144\r\n\r\n"
-            )
+            head = "POST /api/v1/workers/register HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6144\r\n\r\n"
             honest.write(head.encode())
             for _, writer in dripping:
                 writer.write(b"POST /api/v1/claims HTTP/1.1\r\n")
