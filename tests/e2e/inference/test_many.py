@@ -119,7 +119,7 @@ async def _ask(house: Answering, slow: socket.socket, tokens: int) -> None:
         b'{"model":"tiny","prompt":"x","n":8,"logprobs":5,"stream":true,"max_tokens":%d}' % tokens
     )
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {house.key}\r\n"
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {house.key}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     slow.sendall(head.encode() + body)

@@ -174,11 +174,12 @@ async def test_the_monitor_names_a_frozen_replica_at_80_columns_and_forgets_it_b
         (tmp_path / name).mkdir()
         shutil.copy(tmp_path / "r1" / "signing.key", tmp_path / name)
     options = (*shared, "--port=0", "--log-level=warning")
+    home = f"--data-dir={tmp_path / 'r1'}"
     with (
         forked(tmp_path / "r1", *options) as one,
         forked(tmp_path / "r2", *options) as two,
         forked(tmp_path / "r3", *options) as three,
-        TmuxScreen([*COORDINATOR, "top", *shared], 80, 24) as screen,
+        TmuxScreen([*COORDINATOR, "top", *shared, home], 80, 24) as screen,
     ):
         screen.see("f forget servers that are gone   q quit")
         screen.see("no run is running")
