@@ -39,7 +39,7 @@ SHARED_S = 1.0
 ANNOUNCED_S = 5.0
 ORDER_S = DAY_S  # an owner's order to an absent machine lapses after this time
 MORE_S = 1.0  # time until the next heartbeat if more unseen verdicts wait
-TOLD_MAX = 4096  # workers whose newest verdict is remembered
+TOLD_MAX = 16_384  # workers whose newest verdict is remembered
 
 
 class VerdictNews(msgspec.Struct, frozen=True, kw_only=True):
