@@ -449,5 +449,5 @@ async def test_the_background_job_flushes_and_expires_until_it_is_stopped(
     while (await house.row(lease.task)).state == "doing":
         await house.clock.advance(30)
     stop.set()
-    await asyncio.wait_for(job, 10)
+    await job
     assert (await house.row(lease.task)).returned

@@ -36,6 +36,7 @@ from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories, Settings
 
 if TYPE_CHECKING:
+    from volunteer.account.join import Connect
     from volunteer.control.commands import Joined, SettingRow
     from volunteer.engine import Engine
     from volunteer.headless import Headless
@@ -417,30 +418,32 @@ async def _join(
     directories: Directories, settings: Settings, link: str, name: str, patience_s: float = 0.0
 ) -> Joined:
     from shared.links import parse_link
-    from volunteer.account.join import Enrolment, join
+    from volunteer.account.join import Enrolment, connector, join
 
     enrolment = Enrolment(
         profile=Profile(directories.profile),
         settings=settings,
-        connect=_connect,
+        connect=announcing(connector(SystemClock())),
         progress=_say_work,
     )
     return await join(parse_link(link), name, enrolment, patience_s)
 
 
-def _connect(address: Address, token: str) -> Client:
-    """Return a client that says once that it retries."""
-    from volunteer.account.join import connector
+def announcing(connect: Connect) -> Connect:
+    """Return a `Connect` whose clients print once that they retry."""
 
-    client = connector(SystemClock())(address, token)
+    def connected(address: Address, token: str) -> Client:
+        client = connect(address, token)
 
-    def say(online: bool, message: str, retry_at: float | None) -> None:
-        if retry_at is not None and not to_machines():
-            client.watch = None
-            remark(_("retrying: {error}", error=message))
+        def say(online: bool, message: str, retry_at: float | None) -> None:
+            if retry_at is not None and not to_machines():
+                client.watch = None
+                remark(_("retrying: {error}", error=message))
 
-    client.watch = say
-    return client
+        client.watch = say
+        return client
+
+    return connected
 
 
 def _say_work(bits: int, done: float) -> None:

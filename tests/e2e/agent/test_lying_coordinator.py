@@ -79,7 +79,7 @@ async def test_no_reply_is_more_than_an_error(name: str) -> None:
                 liar.lies = {each: SHAPELESS.get(name) or shaped(each, name) for each in asked}
                 began = time.monotonic()
                 await asyncio.gather(*(ask(Api(client), each) for each in asked))
-                assert time.monotonic() - began < 10, asked[0].path
+                assert time.monotonic() - began < 60, asked[0].path
         finally:
             await client.close()
     assert psutil.Process().memory_info().rss - before < GROWTH_BYTES

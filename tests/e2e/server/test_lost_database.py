@@ -25,7 +25,7 @@ from tests.support.server_process import Process
 from volunteer.net.reply_errors import refusal
 from volunteer.net.retry import passing
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 PAGE_BYTES = 4096
 
 

@@ -20,7 +20,7 @@ from volunteer.training.job import Finished, Interrupted, Spent, TrainingJob, Tr
 from volunteer.training.step_meter import StepFigures, StepMeter
 from volunteer.training.trainer import Handle, ThreadDied, Trainer
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 class Ticking:
