@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 from shared.clock import Clock, SystemClock
-from shared.copying import copying
 from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
 from shared.links import JoinLink, format_link, parse_link
 from shared.proof_of_work import work_words
@@ -323,7 +322,12 @@ class Engine:
 def setting_rows_of(loaded: LoadedSettings) -> tuple[SettingRow, ...]:
     """Return every setting with its value and its source."""
     return tuple(
-        copying(SettingRow, row)(
+        SettingRow(
+            name=row.name,
+            type=row.type,
+            default=row.default,
+            unit=row.unit,
+            help=row.help,
             value=config.TABLE.value(loaded.settings, row.name),
             source=loaded.sources[row.name],
         )

@@ -29,7 +29,6 @@ from coordinator.rules import codes, networks, nicknames
 from coordinator.rules import reports as machines
 from coordinator.signals import Signals
 from coordinator.ttl_cache import REST, KeyedCache
-from shared.copying import copying
 from shared.errors import BadRequest, Banned, Forbidden, NotFound, VolunteerError
 from shared.protocol.accounts import (
     BenchmarkRequest,
@@ -283,15 +282,29 @@ class Volunteers:
                 continue
             row, has, old = found.volunteer, found.balances, looks[who].old
             done = statistics.joined(old.work, new[who])
-            me = copying(Me, done, has, row)(
+            me = Me(
                 volunteer_id=who,
+                nickname=row.nickname,
+                public=row.public,
                 state="active" if row.state == "active" else "banned",
+                trust=row.trust,
                 earned_micro=has.total_micro,
+                pending_micro=has.pending_micro,
+                spent_micro=has.spent_micro,
+                escrow_micro=has.escrow_micro,
+                debt_micro=has.debt_micro,
+                held_micro=has.held_micro,
+                accepted=done.accepted,
+                merged=done.merged,
+                device_s=done.device_s,
+                invited=row.invited,
+                standing=row.standing,
                 today_micro=old.today_micro + found.earned_micro,
                 rank=rank,
                 rejected=done.refused,
                 workers=tuple(machines[who]),
-                **proving[who],
+                proving=proving[who].count,
+                proved_in_s=proving[who].until_s,
                 standing_reason=self._explained(row),
                 at=now,
             )
@@ -517,12 +530,20 @@ def _forget(conn: Connection, volunteer_id: str, actor: str, now: float) -> str:
     return name
 
 
-def _proving(conn: Connection, whose: Sequence[str], now: float) -> dict[str, dict[str, Any]]:
-    """Return how many recomputes each account waits for, and in how many seconds they may end."""
-    found: dict[str, dict[str, Any]] = {w: {"proving": 0, "proved_in_s": None} for w in whose}
-    counts = recomputes.open_counts(conn, whose)
+class _Proving(msgspec.Struct, frozen=True, kw_only=True):
+    """Open recomputes of an account, and the seconds until all may have a result."""
+
+    count: int = 0
+    until_s: float | None = None
+
+
+def _proving(conn: Connection, owners: Sequence[str], now: float) -> dict[str, _Proving]:
+    """Return the open recomputes of each account."""
+    counts = recomputes.open_counts(conn, owners)
     served = recomputes.served(conn, now) if counts else frozenset[str]()
-    for who, count in counts.items():
-        until = recomputes.backlog_s(conn, now, served, who)
-        found[who] = {"proving": count, "proved_in_s": until}
-    return found
+    return {
+        owner: _Proving(count=counts[owner], until_s=recomputes.backlog_s(conn, now, served, owner))
+        if owner in counts
+        else _Proving()
+        for owner in owners
+    }

@@ -17,7 +17,6 @@ from coordinator.database.inference.api_key_rows import KeyRow
 from coordinator.database.ledger import gifts, payments
 from coordinator.rules import codes, nicknames
 from coordinator.rules.reports import line
-from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound, TooManyRequests, Unauthorized
 from shared.protocol.inference import (
@@ -224,7 +223,14 @@ def _runs(row: KeyRow) -> tuple[str, ...]:
 
 def _info(row: KeyRow, now: float) -> KeyInfo:
     state: KeyState = "active" if row.works(now) else "expired"
-    return copying(KeyInfo, row)(
+    return KeyInfo(
+        id=row.id,
+        name=row.name,
+        prefix=row.prefix,
+        spent_micro=row.spent_micro,
+        cap_micro=row.cap_micro,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
         state="revoked" if row.revoked_at is not None else state,
         runs=_runs(row),
     )

@@ -10,7 +10,6 @@ import msgspec
 from coordinator.database import invite_rows as store
 from coordinator.database import key_values, record
 from coordinator.rules import codes, nicknames, reports
-from shared.copying import copying
 from shared.errors import BadRequest, Forbidden
 from shared.units import DAY_S
 
@@ -182,7 +181,12 @@ def _info(row: CodeRow, joined: tuple[str, ...], now: float) -> InviteInfo:
         state = "used"
     elif row.expires_at is not None and row.expires_at <= now:
         state = "expired"
-    return copying(InviteInfo, row)(
+    return InviteInfo(
+        id=row.id,
+        label=row.label,
+        uses_left=row.uses_left,
+        created_at=row.created_at,
+        expires_at=row.expires_at,
         state=state,
         joined=joined,
     )

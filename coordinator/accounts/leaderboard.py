@@ -18,7 +18,6 @@ from coordinator.database import runs, statistics
 from coordinator.database.ledger.payments import last_event
 from coordinator.database.statistics import LeaderboardStanding
 from coordinator.ttl_cache import REST, KeyedCache
-from shared.copying import copying
 from shared.errors import BadRequest
 from shared.protocol.listings import LeaderRow
 from shared.units import DAY_S, HOUR_S
@@ -85,7 +84,12 @@ class Leaderboard:
             rows = found.raised(me, await self._earned_since(me, found.event, run))
         shown = self._places(rows, me)
         return tuple(
-            copying(LeaderRow, s)(
+            LeaderRow(
+                nickname=s.nickname,
+                earned_micro=s.earned_micro,
+                accepted=s.accepted,
+                device_s=s.device_s,
+                workers=s.workers,
                 rank=place,
                 me=s.volunteer_id == me,
             )

@@ -13,7 +13,6 @@ from msgspec import Meta
 
 from coordinator.admin.command import CommandRequest, Nothing, Sure, organiser_command
 from coordinator.runs.wind_down import Deed
-from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, why
 from shared.text_file import unmarked
@@ -91,7 +90,12 @@ class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
 
 def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetShown:
     every = (*manifest.chunks, *manifest.heldout, *manifest.assets.values())
-    return copying(DatasetShown, manifest)(
+    return DatasetShown(
+        name=manifest.name,
+        kind=manifest.kind,
+        licence=manifest.licence,
+        source=manifest.source,
+        meta=manifest.meta,
         items=sum(chunk.items for chunk in manifest.chunks),
         heldout=sum(chunk.items for chunk in manifest.heldout),
         chunks=len(manifest.chunks),

@@ -21,7 +21,6 @@ from coordinator.admin.command import (
 )
 from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import VolunteerSummary
-from shared.copying import copying
 from shared.links import format_link
 from shared.protocol.heartbeat import Announcement
 
@@ -97,7 +96,12 @@ class BanDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _link(coordinator: Coordinator, code: NewCode) -> InviteLink:
-    return copying(InviteLink, code)(link=format_link(coordinator.server.link(code.code)))
+    return InviteLink(
+        id=code.id,
+        label=code.label,
+        expires_at=code.expires_at,
+        link=format_link(coordinator.server.link(code.code)),
+    )
 
 
 class Announce(CommandRequest, frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ from coordinator.database.tables.trust import escrow, recomputes
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.checks import unprovable
 from coordinator.rules.overview import Backlog, DrawCounts
-from shared.copying import copying
 
 LISTING_MAX = 1000
 REASONS_MAX = 100
@@ -91,7 +90,13 @@ def report(conn: Connection, now: float) -> TrustReport:
         drawn=_checked(sum(drawn.values(), Counter())),
         backlog=backlog(conn, now),
         accounts=tuple(
-            copying(AccountTrust, row)(
+            AccountTrust(
+                nickname=row["nickname"],
+                standing=row["standing"],
+                invited=row["invited"],
+                trust=row["trust"],
+                accepted=row["accepted"],
+                proofs=row["proofs"],
                 volunteer_id=row["id"],
                 stake_micro=stakes.get(row["id"], 0),
                 drawn=_checked(drawn[row["id"]]),

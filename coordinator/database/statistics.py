@@ -25,7 +25,6 @@ from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.volunteers import VolunteerRow, worker_state
-from shared.copying import copying
 from shared.protocol.accounts import WorkerInfo
 from shared.units import DAY_S
 
@@ -315,7 +314,14 @@ def people(conn: sa.Connection, who: Iterable[str] | None = None) -> list[Volunt
     if who is not None:
         query = query.where(volunteers.c.id.in_(list(who)))
     return [
-        copying(VolunteerSummary, row)(
+        VolunteerSummary(
+            nickname=row["nickname"],
+            state=row["state"],
+            public=row["public"],
+            trust=row["trust"],
+            last_seen=row["last_seen"],
+            standing=row["standing"],
+            proofs=row["proofs"],
             volunteer_id=row["id"],
             label=row["label"] or "",
             machines=int(row["machines"]),

@@ -33,7 +33,9 @@ from shared.decoding import decode
 from shared.errors import Cancelled, Gone, NotFound, Unavailable, VolunteerError
 from shared.protocol.base import TaskState
 from shared.protocol.limits import AUDIT_BYTES
+from shared.workloads.base import TaskKind, UpdateKind
 
+StoredKind = TaskKind | Literal["audit"]
 FailureKind = Literal["failure", "timeout"]
 
 # A task is also discarded after this many times `max_failures` failures of one volunteer, if nobody
@@ -59,7 +61,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 
     id: int
     run_id: int
-    kind: str
+    kind: StoredKind
     pass_no: int
     start: int
     stop: int
@@ -85,7 +87,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     ended_at: float | None
     options: str
-    update_kind: str = ""
+    update_kind: UpdateKind | Literal[""] = ""
     part_steps: int = 0
     contribution_id: int | None = None
 

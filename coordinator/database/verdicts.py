@@ -16,7 +16,6 @@ from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.trust import recomputes
-from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import Conflict
 from shared.protocol.base import ContributionState
@@ -181,7 +180,15 @@ _VERDICT = (
 
 
 def _verdict(row: Any) -> Verdict:
-    return copying(Verdict, row)(
+    return Verdict(
+        run=row["run"],
+        state=row["state"],
+        reason=row["reason"],
+        message=row["message"],
+        weight=row["weight"],
+        version=row["version"],
+        credits_micro=row["credits_micro"],
+        at=row["at"],
         contribution=row["contribution_id"],
         task=row["task_id"],
         reveal=decode(row["reveal"], tuple[str, ...]),

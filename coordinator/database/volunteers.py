@@ -17,7 +17,6 @@ from coordinator.database.tables.record import reasons
 from coordinator.database.tables.tasks import failures
 from coordinator.database.tables.trust import recomputes
 from coordinator.rules.standing import State, moved
-from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import NotFound
 from shared.protocol.accounts import Device, Hardware
@@ -119,7 +118,13 @@ def credentials(conn: Connection, worker_id: str) -> Credentials | None:
     row = conn.execute(query).first()
     if row is None:
         return None
-    return copying(Credentials, row)(
+    return Credentials(
+        worker_id=row.worker_id,
+        secret_hash=row.secret_hash,
+        volunteer_id=row.volunteer_id,
+        nickname=row.nickname,
+        state=row.state,
+        trust=row.trust,
         revoked=row.revoked_at is not None,
         left=row.machine == "left",
     )

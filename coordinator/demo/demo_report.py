@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from shared.copying import copying
 from shared.decoding import MALFORMED, decode
 from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo
@@ -83,7 +82,15 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Process
     breaches = await services.ledger.check()
     measured = [row for row in await services.runs.queries.versions(name) if row.loss is not None]
     handed_in = decided.accepted + decided.rejected
-    return copying(Report, said, run, decided)(
+    return Report(
+        workload=said.workload,
+        seconds=said.seconds,
+        tokens=run.tokens,
+        items=run.items,
+        measure=run.measure,
+        accepted=decided.accepted,
+        rejected=decided.rejected,
+        data_dir=said.data_dir,
         run=name,
         versions=run.version,
         loss_first=measured[0].loss if measured else None,

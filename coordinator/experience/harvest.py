@@ -42,7 +42,6 @@ from coordinator.runs.definition import definition, price_of_flops
 from coordinator.runs.settlement import put_back
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
-from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import InvalidRunFile, NotFound
 from shared.protocol.base import Reason
@@ -241,7 +240,11 @@ class Harvest(PlatformService):
             against = next(v.number for v in case.known if v.number != row.base_version)
             experience.add_match(
                 conn,
-                copying(experience.MatchRow, found, row)(
+                experience.MatchRow(
+                    run_id=row.run_id,
+                    wins=found.wins,
+                    draws=found.draws,
+                    losses=found.losses,
                     contribution_id=row.id,
                     version=row.base_version,
                     against=against,
@@ -252,8 +255,15 @@ class Harvest(PlatformService):
         datasets.register(conn, [(sha256, len(found.data), "experience")], now)
         experience.add_harvest(
             conn,
-            copying(experience.HarvestRow, found, row)(
-                contribution_id=row.id, sha256=sha256, size=len(found.data), chunk=None, at=now
+            experience.HarvestRow(
+                run_id=row.run_id,
+                episodes=found.episodes,
+                samples=found.samples,
+                contribution_id=row.id,
+                sha256=sha256,
+                size=len(found.data),
+                chunk=None,
+                at=now,
             ),
         )
 

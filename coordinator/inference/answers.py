@@ -31,7 +31,6 @@ from coordinator.rate_limit import PerMinute
 from coordinator.rules import serving
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.runs.definition import definition
-from shared.copying import copying
 from shared.errors import BadRequest, Forbidden, NotFound, Unavailable
 from shared.nearest import nearest
 from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
@@ -267,7 +266,12 @@ class Answers:
                 count(scored)
             sequences = [
                 engine.generate(
-                    copying(Generation, wish, prepared)(
+                    Generation(
+                        temperature=wish.temperature,
+                        top_p=wish.top_p,
+                        ends=prepared.ends,
+                        logprobs=wish.logprobs,
+                        vocabulary=prepared.vocabulary,
                         id=f"{metered.id}-{number}",
                         model=model.version,
                         prompt=prepared.tokens,
@@ -335,7 +339,13 @@ async def _prepared(
 
 
 def _order(model: Servable, kind: str, tokens_in: int, most: int) -> MeteredRequest:
-    return copying(MeteredRequest, model.version, model)(
+    return MeteredRequest(
+        asker=model.asker,
+        run_id=model.version.run_id,
+        version=model.version.version,
+        serve=model.serve,
+        tier=model.tier,
+        unit_nano=model.unit_nano,
         model=model.name,
         kind=kind,
         tokens_in=tokens_in,

@@ -30,7 +30,6 @@ from coordinator.inference.inference_engine import (
 )
 from coordinator.runs.definition import definition
 from shared.clock import Clock
-from shared.copying import copying
 from shared.errors import BY_CODE, Internal, Unavailable
 from shared.workloads.base import ChunkRef
 from shared.workloads.data.chat_template import TEMPLATE
@@ -258,7 +257,16 @@ _Events = asyncio.Queue[messages.Event | None]
 
 
 def _sequence(request: Generation) -> Wanted:
-    return copying(Wanted, request)(
+    return Wanted(
+        prompt=request.prompt,
+        max_tokens=request.max_tokens,
+        seed=request.seed,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        stop=request.stop,
+        ends=request.ends,
+        logprobs=request.logprobs,
+        place=request.place,
         id=_id(),  # a new id, since two callers may name their requests alike
     )
 

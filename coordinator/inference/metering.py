@@ -28,7 +28,6 @@ from coordinator.inference.stream_log import FOLDER, OrphanStreams, StreamLog
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.rules.serving import cost_micro
 from coordinator.traffic import SLOW_S, Durations
-from shared.copying import copying
 from shared.errors import (
     BadRequest,
     Forbidden,
@@ -182,7 +181,15 @@ class Meter:
     def _hold(self, conn: Connection, order: MeteredRequest, request_id: str, now: float) -> None:
         account = store.locked(conn, order.asker.volunteer_id)
         free, worst = self._price(conn, order, account, now)
-        row = copying(OpenRow, order)(
+        row = OpenRow(
+            run_id=order.run_id,
+            version=order.version,
+            model=order.model,
+            kind=order.kind,
+            unit_nano=order.unit_nano,
+            tokens_in=order.tokens_in,
+            tokens_max=order.tokens_max,
+            house_share=order.house_share,
             id=request_id,
             volunteer_id=account.id,
             key_id=order.asker.key_id,

@@ -27,7 +27,6 @@ from coordinator.inference.inference_engine import (
     TokenPrompt,
     Turns,
 )
-from shared.copying import copying
 from shared.protocol.inference import AnswerTask
 from shared.workloads.generation.prompt_text import PromptText
 from shared.workloads.generation.text_stream import TextStream
@@ -130,7 +129,13 @@ class VolunteerEngine:
     async def _begin(self, answer: _Answer, text: PromptText, tried: set[str]) -> AnswerPart | None:
         rest = answer.rest()
         model = rest.model
-        task = copying(AnswerTask, rest)(
+        task = AnswerTask(
+            prompt=rest.prompt,
+            max_tokens=rest.max_tokens,
+            seed=rest.seed,
+            place=rest.place,
+            temperature=rest.temperature,
+            top_p=rest.top_p,
             id="",
             manifest=await self._manifest(model.run, model.version),
             end=rest.ends[0] if rest.ends else text.end,

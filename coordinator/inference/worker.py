@@ -33,7 +33,6 @@ from coordinator.inference.inference_engine import (
     check_length,
 )
 from shared import gc_freeze
-from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import BadRequest, Internal, VolunteerError
 from shared.machine_limits import memory_bytes
@@ -141,7 +140,14 @@ class Worker:
         try:
             self._carry_out(order)
         except VolunteerError as error:
-            self._tell(copying(messages.OrderFailed, error)(id=its_id))
+            self._tell(
+                messages.OrderFailed(
+                    message=error.message,
+                    retry_after_s=error.retry_after_s,
+                    code=error.code,
+                    id=its_id,
+                )
+            )
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
             if _too_large(error):

@@ -31,7 +31,6 @@ from coordinator.rules.sizing import evidence_bytes_max
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
 from coordinator.storage.staging import end
-from shared.copying import copying
 from shared.errors import (
     BadRequest,
     Conflict,
@@ -245,7 +244,13 @@ class Uploads(PlatformService):
             until = now + 2 * REVEAL_MAX_S
         else:
             tasks.may_submit(task, principal.worker_id, request.attempt)
-        return copying(UploadRow, request, principal)(
+        return UploadRow(
+            attempt=request.attempt,
+            part=request.part,
+            tries=request.tries,
+            worker_id=principal.worker_id,
+            sha256=request.sha256,
+            size=request.size,
             id=secrets.token_hex(16),
             task_id=request.task,
             complete=False,

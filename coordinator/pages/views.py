@@ -16,7 +16,6 @@ from coordinator.pages.templates import render
 from coordinator.runs.definition import definition
 from coordinator.runs.public import HISTORY_REST, News, PublicRuns, may_be_had
 from coordinator.ttl_cache import KeyedCache
-from shared.copying import copying
 from shared.errors import NotFound, VolunteerError
 from shared.links import format_link
 from shared.protocol.limits import process_on
@@ -275,7 +274,11 @@ class Views:
         leaders = await board(name, seldom=True)
         rated = await self._public.strength(row)
         marks = [(phase.version, phase.plan) for phase in sums.phases]
-        return copying(RunPage, sums)(
+        return RunPage(
+            figures=sums.figures,
+            checks=sums.checks,
+            phases=sums.phases,
+            news=sums.news,
             info=info,
             live=live(info, sums.figures, sums.checks.work_s),
             curve=charts.line([_point(each, info.measure) for each in losses], marks),

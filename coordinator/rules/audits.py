@@ -15,12 +15,14 @@ An auditor's answer alone changes nothing of another account.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from coordinator.rules.checks import HERE, Likeness, Redone
 from coordinator.rules.likeness import LOOSE, bound, difference
 
-AUDIT = "audit"  # kind of the tasks in which a volunteer repeats another's task
+AUDIT: Final = "audit"  # kind of the tasks in which a volunteer repeats another's task
 OPEN_MAX = 16  # audits offered at once
 # Age from which a waiting recompute is offered; one that is too large for the server is offered at
 # once.

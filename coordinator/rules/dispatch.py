@@ -28,7 +28,6 @@ from coordinator.rules.sizing import (
     task_seed,
     work_of,
 )
-from shared.copying import copying
 from shared.protocol.base import Reason
 
 HALF_LIFE_S = 900.0  # half-life of given work: older work counts less
@@ -345,7 +344,14 @@ def _audits(waiter: Waiter, task: Todo) -> bool:
 
 def _beside(run: Run, index: int, waiter: Waiter, task: Todo) -> Assignment:
     """Return the assignment of a task outside the pass, which is never split."""
-    return copying(Assignment, task)(
+    return Assignment(
+        run_id=task.run_id,
+        pass_no=task.pass_no,
+        start=task.start,
+        stop=task.stop,
+        steps=task.steps,
+        price_micro=task.price_micro,
+        beside=task.beside,
         waiter=index,
         task_id=task.id,
         rest_stop=task.stop,

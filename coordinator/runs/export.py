@@ -34,7 +34,6 @@ from coordinator.runs.model_card import PICTURE, CardFacts, card
 from coordinator.runs.queries import suite_courses
 from coordinator.runs.version_files import read_weights
 from coordinator.storage import folders
-from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, NotFound, StorageFull
 from shared.protocol.versions import SuiteCourse
@@ -315,7 +314,19 @@ def _facts(
 ) -> CardFacts:
     data = source.dataset.manifest if source.dataset else None
     traits = about.workload.traits
-    return copying(CardFacts, source.version, source.measured, about.file, source.run, traits)(
+    return CardFacts(
+        version=source.version.version,
+        description=about.file.description,
+        workload=about.file.workload,
+        workload_version=source.run.workload_version,
+        measure=traits.measure,
+        unit=traits.unit,
+        loss=source.measured.loss,
+        global_step=source.version.global_step,
+        items=traits.items,
+        licence=about.file.licence,
+        contact=about.file.contact,
+        sample=source.measured.sample,
         run=source.run.name,
         parameters=about.parameters,
         trained_on=_data(data.name, data.licence, data.source) if data else "self-play",

@@ -21,7 +21,6 @@ import msgspec
 
 from coordinator.database import datasets
 from coordinator.runs.version_files import Content
-from shared.copying import copying
 from shared.decoding import decode
 from shared.protocol.limits import MIRROR_PIECE_BYTES
 from shared.protocol.versions import BlobRef, Downlink, Link, Snapshot, VersionManifest
@@ -184,7 +183,12 @@ def content_of(conn: Connection, row: VersionRow) -> Content:
     named = [sha for sha in (row.master_sha256, row.state_sha256) if sha]
     sizes = datasets.blob_sizes(conn, named)
     manifest = decode(row.manifest, VersionManifest)
-    return copying(Content, row, manifest)(
+    return Content(
+        master_sha256=row.master_sha256,
+        published_sha256=row.published_sha256,
+        size=row.size,
+        downlink=manifest.downlink,
+        state_sha256=row.state_sha256,
         master_size=sizes[row.master_sha256],
         pieces=manifest.weights.pieces,
         state_size=sizes[row.state_sha256] if row.state_sha256 else 0,

@@ -28,7 +28,6 @@ from coordinator.runs.phases import PhaseStart
 from coordinator.runs.version_files import MANIFEST_LIFE_S, renewed
 from coordinator.ttl_cache import REST, KeyedCache
 from shared.clock import Clock
-from shared.copying import copying
 from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, RunInfo, WorkerInfo
 from shared.protocol.heartbeat import RunBeat
@@ -110,7 +109,29 @@ class RunQueries:
         about = definition(run)
         dataset = datasets.of_run(conn, run)
         beat = self._beat(conn, run)
-        return copying(RunInfo, run, about.file, beat, about.workload.traits)(
+        origin = about.workload.origin(about.file.model)
+        origin_files = about.workload.files(about.file.model) if origin else {}
+        bits = _bits(conn, run, about)
+        return RunInfo(
+            name=run.name,
+            state=run.state,
+            workload=run.workload,
+            workload_version=run.workload_version,
+            parameters=run.parameters,
+            step_flops=run.step_flops,
+            tokens=run.tokens,
+            description=about.file.description,
+            licence=about.file.licence,
+            contact=about.file.contact,
+            loss=beat.loss,
+            workers=beat.workers,
+            items=about.workload.traits.items,
+            measure=beat.measure,
+            origin=origin.name if origin else "",
+            origin_licence=origin.licence if origin else "",
+            origin_bytes=sum(file.size for file in origin_files.values()),
+            bits_first=bits.first,
+            bits=bits.newest,
             dataset=dataset.name if dataset else "",
             dataset_licence=dataset.manifest.licence if dataset else "",
             version=run.head,
@@ -123,8 +144,6 @@ class RunQueries:
             merging=merging_text(beat.needs, beat.merge_in_s) if run.state == "running" else "",
             outer_scale=versions.outer_scale(conn, run.id, run.head),
             suites=suite_courses(conn, run),
-            **_bits(conn, run, about),
-            **_origin(about),
         )
 
     def readiness(self, conn: Connection, run: RunRow) -> tuple[Ready, int]:
@@ -369,26 +388,20 @@ def _suite_score(row: evaluations.SuiteScoreRow) -> SuiteScore:
     )
 
 
-def _bits(conn: Connection, run: RunRow, about: Definition) -> dict[str, Any]:
-    """Return the fields of a run's description about its loss in bits a byte, for runs on text."""
+class _Bits(msgspec.Struct, frozen=True, kw_only=True):
+    """Loss in bits for each byte of held-out text, at version 0 and the newest."""
+
+    first: float | None = None
+    newest: float | None = None
+
+
+def _bits(conn: Connection, run: RunRow, about: Definition) -> _Bits:
+    """Return the loss of a run on text in bits a byte."""
     if about.workload.traits.items != "tokens":
-        return {}
+        return _Bits()
     ends = evaluations.metrics_of_ends(conn, run.id)
     first, newest = [decode(each, dict[str, float]).get("bits_per_byte") for each in ends]
-    return {"bits_first": first, "bits": newest}
-
-
-def _origin(about: Definition) -> dict[str, Any]:
-    """Return the fields of a run's description about the model that it starts from."""
-    found = about.workload.origin(about.file.model)
-    if found is None:
-        return {}
-    fetched = sum(file.size for file in about.workload.files(about.file.model).values())
-    return {
-        "origin": found.name,
-        "origin_licence": found.licence,
-        "origin_bytes": fetched,
-    }
+    return _Bits(first=first, newest=newest)
 
 
 def _progress(run: RunRow, about: Definition) -> float | None:
@@ -431,7 +444,18 @@ def _version_info(
     rated: Mapping[int, Mapping[str, float]],
 ) -> VersionInfo:
     metrics = decode(seen.metrics, dict[str, float])
-    return copying(VersionInfo, row, seen)(
+    return VersionInfo(
+        version=row.version,
+        kind=row.kind,
+        created_at=row.created_at,
+        global_step=row.global_step,
+        tokens=row.tokens,
+        published_sha256=row.published_sha256,
+        loss=seen.loss,
+        sample=seen.sample,
+        update_norm=row.update_norm,
+        heading=row.heading,
+        outer_scale=row.outer_scale,
         contributions=len(decode(row.contributions)),
         evaluation=seen.state,
         best=run.best == row.version,

@@ -10,7 +10,6 @@ import msgspec
 
 from coordinator.rules.sizing import Reached
 from coordinator.runs.definition import Definition, definition
-from shared.copying import copying
 from shared.decoding import decode
 from shared.protocol.transparency import TreeHead
 from shared.protocol.versions import (
@@ -109,7 +108,15 @@ def sign(
     about = definition(run)
     tokenizer = dataset.manifest.assets.get("tokenizer") if dataset else None
     whole = about.total_steps(run, Reached(progress.global_step, progress.tokens))
-    manifest = copying(VersionManifest, progress, content, around, run)(
+    manifest = VersionManifest(
+        version=progress.version,
+        workload=run.workload,
+        workload_version=run.workload_version,
+        master_sha256=content.master_sha256,
+        global_step=progress.global_step,
+        tokens=progress.tokens,
+        downlink=content.downlink,
+        tree=around.tree,
         run=run.name,
         config=about.file.model,
         weights=BlobRef(sha256=content.published_sha256, size=content.size, pieces=content.pieces),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +29,17 @@ from coordinator.rules.sizing import (
     upload_bytes_max,
 )
 from coordinator.runs.definition import price_of_flops
-from shared.copying import copying
 from shared.decoding import convert, decode
 from shared.protocol.leases import Grant, Lease
 from shared.protocol.limits import AUDIT_BYTES
-from shared.workloads.base import DatasetManifest, Job, TrainSettings, installed, load
+from shared.workloads.base import (
+    DatasetManifest,
+    Job,
+    TrainSettings,
+    UpdateKind,
+    installed,
+    load,
+)
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.training.lr_schedule import warmup
 
@@ -44,11 +51,10 @@ if TYPE_CHECKING:
     from coordinator.database.versions import VersionRow
     from shared.workloads.experience import Pacing
 
-UPDATES = {
+UPDATES: Mapping[str, UpdateKind] = {
     "selfplay": "experience",
     "evaluate": "evaluation",
     "learn": "delta",
-    AUDIT: AUDIT,
 }  # the plan decides the kind for "train"
 
 
@@ -132,7 +138,16 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
     named = datasets.by_id(conn, row.dataset_id).name if row.dataset_id is not None else ""
     here = load(row.workload) if row.workload in installed() else None
     experience = here.experience if here else None
-    return copying(Spec, row)(
+    return Spec(
+        id=row.id,
+        name=row.name,
+        workload=row.workload,
+        workload_version=row.workload_version,
+        seed=row.seed,
+        step_flops=row.step_flops,
+        price_micro=row.price_micro,
+        parameters=row.parameters,
+        sample_size=row.sample_size,
         fixed_bytes=here.fixed_bytes(file.model) if here else 0,
         libraries=tuple(here.libraries(file.model)) if here else (),
         counts=decode(row.samples_per_chunk, tuple[int, ...]),
@@ -152,7 +167,20 @@ def phase(spec: Spec, line: LiveRun) -> Plan:
 def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) -> Run:
     """Return a run in the form that dispatching reads."""
     plan, play = phase(spec, line), spec.play
-    run = copying(Run, spec, line)(
+    run = Run(
+        id=spec.id,
+        name=spec.name,
+        workload=spec.workload,
+        kind=spec.kind,
+        weight=line.weight,
+        step_flops=spec.step_flops,
+        price_micro=spec.price_micro,
+        seed=spec.seed,
+        pass_no=line.pass_no,
+        cursor=line.cursor,
+        samples_total=line.samples_total,
+        workload_version=spec.workload_version,
+        libraries=spec.libraries,
         codec=plan.codec,
         memory_bytes=memory_bytes(spec.parameters, spec.fixed_bytes),
         settings=spec.file.task,
@@ -250,9 +278,18 @@ def job(base: JobBase, task: TaskRow) -> Job:
     options: dict[str, Any] = decode(task.options)
     options.pop(DATA, None)
     update = UPDATES.get(task.kind) or task.update_kind or base.plan.update
-    return copying(Job, task, base, spec)(
+    return Job(
+        workload=spec.workload,
+        train=base.train,
+        start=task.start,
+        stop=task.stop,
+        seed=task.seed,
+        steps=task.steps,
+        batch_size=task.batch_size,
+        global_step=base.global_step,
+        total_steps=base.total_steps,
         run=spec.name,
-        kind=task.kind,
+        kind="train" if task.kind == AUDIT else task.kind,  # an audit gets the audited job
         update=update,
         config=spec.file.model,
         order_seed=pass_seed(spec.seed, task.pass_no),

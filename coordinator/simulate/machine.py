@@ -23,7 +23,6 @@ from coordinator.database import contributions
 from coordinator.simulate.labour import SETTLED, Handed, Labour
 from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.scenario import Server, Workers
-from shared.copying import copying
 from shared.decoding import decode
 from shared.download_plan import routes
 from shared.errors import Cancelled, Gone, VolunteerError
@@ -119,7 +118,12 @@ class SimulatedMachine:
             workloads=(workload,),
         )
         done = await self._world.coordinator.volunteers.register(register)
-        self._principal = copying(Principal, done)(trust=1.0)
+        self._principal = Principal(
+            volunteer_id=done.volunteer_id,
+            worker_id=done.worker_id,
+            nickname=done.nickname,
+            trust=1.0,
+        )
         speed = Benchmark(
             device=DEVICE,
             fp32_flops=0.0,
@@ -290,9 +294,11 @@ class SimulatedMachine:
         if data is None:
             return
         for index in lease.chunks:
-            await self._fetch(copying(BlobRef, data.chunks[index])(), 1.0)
+            await self._fetch(
+                BlobRef(sha256=data.chunks[index].sha256, size=data.chunks[index].size), 1.0
+            )
         for weights in data.assets.values() if lease.data else ():  # of the other side of a match
-            await self._fetch(copying(BlobRef, weights)(), self._world.scale)
+            await self._fetch(BlobRef(sha256=weights.sha256, size=weights.size), self._world.scale)
 
     async def _fetch_weights(self, manifest: VersionManifest) -> None:
         """Fetch the weights by the route with the fewest bytes, like volunteers."""
@@ -374,12 +380,26 @@ class SimulatedMachine:
     ) -> Verdict:
         coordinator, who = self._world.coordinator, self._who
         await self._request()
-        announced = copying(UploadRequest, turn, made, lease)()
+        announced = UploadRequest(
+            task=lease.task,
+            attempt=lease.attempt,
+            part=turn.part,
+            tries=turn.tries,
+            sha256=made.sha256,
+            size=made.size,
+        )
         upload = await coordinator.uploads.create(who, announced)
         await self._move("up", made.size * self._world.scale)
         await coordinator.uploads.write(who, upload.upload_id, upload.offset, _read(made))
         await self._request()
-        request = copying(SubmitRequest, turn, made, lease)(
+        request = SubmitRequest(
+            attempt=lease.attempt,
+            part=turn.part,
+            tries=turn.tries,
+            sha256=made.sha256,
+            size=made.size,
+            loss_first=made.loss_first,
+            loss_last=made.loss_last,
             base_version=begun.version,
             codec=lease.grant.codec,
             steps=lease.job.steps,

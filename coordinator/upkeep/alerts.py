@@ -32,7 +32,6 @@ from coordinator.upkeep.alert_conditions import (
     span,
 )
 from shared.clock import Clock, pause
-from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError, why
 from shared.text import printable
@@ -318,10 +317,28 @@ def advance(
 def _seen(condition: Condition, known: StandingAlert | None, now: float) -> StandingAlert:
     """Return the alert of a condition that a check has found, in the words of that check."""
     if known is None:
-        return copying(StandingAlert, condition)(since=now, seen_at=now)
+        return StandingAlert(
+            kind=condition.kind,
+            about=condition.about,
+            level=condition.level,
+            message=condition.message,
+            todo=condition.todo,
+            newest_at=condition.newest_at,
+            since=now,
+            seen_at=now,
+        )
     bad = known.said_bad or (known.said_at is not None and known.level == "bad")
-    return copying(StandingAlert, condition, known)(
-        seen_at=now, newest_at=known.newest_at, said_bad=bad
+    return StandingAlert(
+        kind=condition.kind,
+        about=condition.about,
+        level=condition.level,
+        message=condition.message,
+        todo=condition.todo,
+        since=known.since,
+        said_at=known.said_at,
+        seen_at=now,
+        newest_at=known.newest_at,
+        said_bad=bad,
     )
 
 
@@ -345,7 +362,15 @@ def _stands(unseen: StandingAlert, now: float, machine: str) -> bool:
 def _alert(
     each: StandingAlert, state: Literal["on", "over"], message: str, server: str, now: float
 ) -> Alert:
-    return copying(Alert, each)(state=state, message=message, server=server, at=now)
+    return Alert(
+        kind=each.kind,
+        about=each.about,
+        since=each.since,
+        state=state,
+        message=message,
+        server=server,
+        at=now,
+    )
 
 
 async def deliver(webhook: str, alert: Alert) -> str:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import msgspec
 
 from shared.clock import Clock
-from shared.copying import copying
 from shared.errors import (
     BadRequest,
     BadSignature,
@@ -146,7 +145,13 @@ async def join(link: JoinLink, name: str, enrolment: Enrolment, patience_s: floa
                     error=error.message,
                 )
             ) from error
-    return copying(Joined, server, link, identity)(server=server.name, created=created)
+    return Joined(
+        url=link.url,
+        fingerprint=server.fingerprint,
+        nickname=identity.nickname,
+        server=server.name,
+        created=created,
+    )
 
 
 async def register(
@@ -240,7 +245,14 @@ def _registered(identity: Identity, reply: RegisterReply, profile: Profile) -> I
 
 
 def _request(identity: Identity, settings: Settings, proof: _WorkProof) -> RegisterRequest:
-    return copying(RegisterRequest, identity, proof)(
+    return RegisterRequest(
+        volunteer_id=identity.volunteer_id,
+        worker_id=identity.worker_id,
+        secret=identity.secret,
+        nickname=identity.nickname,
+        code=identity.code,
+        challenge=proof.challenge,
+        nonce=proof.nonce,
         public=settings.public,
         software=software(),
         hardware=hardware(),

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shared.clock import Clock
-from shared.copying import copying
 from shared.workloads.base import Job
 from volunteer.account.profile import Home
 from volunteer.control import events
@@ -69,7 +68,12 @@ class ModelSteps:
 
 def step_of(measured: StepFigures, job: Job, device: str, key: str, now: float) -> ModelStep:
     """Return a measured step with its run and device."""
-    return copying(ModelStep, measured)(
+    return ModelStep(
+        step_s=measured.step_s,
+        steps=measured.steps,
+        peak_bytes=measured.peak_bytes,
+        micro_batch=measured.micro_batch,
+        halved=measured.halved,
         run=job.run,
         device=device,
         key=key,

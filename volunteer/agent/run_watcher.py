@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from shared.clock import Clock
-from shared.copying import copying
 from shared.errors import NotFound, VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import VisibilityRequest
@@ -219,7 +218,11 @@ class RunWatcher:
                 continue
             self._measured[run] = max(row.version, self._measured.get(run, 0))
             self.place.hub.emit(
-                copying(events.LossMeasured, row)(
+                events.LossMeasured(
+                    version=row.version,
+                    loss=row.loss,
+                    mine=row.mine,
+                    sample=row.sample,
                     at=self.place.server_clock.local(row.created_at) if after is None else 0.0,
                     run=run,
                     measure=measure,

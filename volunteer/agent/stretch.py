@@ -19,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 
-from shared.copying import copying
 from shared.errors import VolunteerError
 from shared.protocol.leases import Lease
 from shared.protocol.versions import VersionManifest
@@ -147,7 +146,15 @@ class StretchRunner:
     def _announce(self, held: LeaseInWork, report: TrainingReport, task: LocalTask) -> None:
         lease, begun = held.lease, held.stored.begun
         self.place.hub.emit(
-            copying(events.Training, report)(
+            events.Training(
+                step=report.step,
+                steps=report.steps,
+                samples=report.samples,
+                loss=report.loss,
+                steps_per_s=report.steps_per_s,
+                eta_s=report.eta_s,
+                preview=report.preview,
+                counted=report.counted,
                 task=lease.task,
                 run=lease.run,
                 device=self.device.id,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.copying import copying
 from shared.errors import Cancelled, Gone, OffsetMismatch, Unreachable, VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.contributions import SubmitReply, UploadRequest
@@ -77,7 +76,12 @@ class Submitter:
 
     async def _send(self, entry: QueuedResult) -> SubmitReply:
         submit, remote = entry.submit, self.place.remote
-        request = copying(UploadRequest, submit)(
+        request = UploadRequest(
+            attempt=submit.attempt,
+            part=submit.part,
+            tries=submit.tries,
+            sha256=submit.sha256,
+            size=submit.size,
             task=entry.task,
         )
         payload = self.place.store.outbox.payload(entry.name)

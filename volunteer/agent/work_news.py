@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.copying import copying
 from shared.sentences import Sentence
 from volunteer.agent.claimer import IdleReason
 from volunteer.agent.collaborators import Workplace
@@ -54,7 +53,12 @@ class WorkNews:
         """Announce a lease."""
         lease, job = held.lease, held.lease.job
         self.place.hub.emit(
-            copying(events.Claimed, lease)(
+            events.Claimed(
+                task=lease.task,
+                attempt=lease.attempt,
+                run=lease.run,
+                price_micro=lease.price_micro,
+                counted=lease.counted,
                 workload=job.workload,
                 device=self.device,
                 steps=job.steps,

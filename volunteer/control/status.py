@@ -6,7 +6,6 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from shared.copying import copying
 from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import Announcement, RunBeat
@@ -280,8 +279,17 @@ def _worked(status: Status, event: events.Trained) -> Status:
     before = next((w for w in reversed(status.work) if w.device == task.device), None)
     whole = before is not None and before.at >= status.broken_at
     since_s = event.at - before.at if before is not None and whole else 0.0
-    work = copying(WorkDone, event, task)(
-        seconds=max(event.train_s, since_s), priced=task.kind not in GAMES, kind=task.kind
+    work = WorkDone(
+        task=event.task,
+        run=event.run,
+        device=task.device,
+        steps=event.steps,
+        price_micro=task.price_micro,
+        train_s=event.train_s,
+        at=event.at,
+        seconds=max(event.train_s, since_s),
+        priced=task.kind not in GAMES,
+        kind=task.kind,
     )
     return PLAIN(status, work=(*status.work, work)[-WORK_MAX:])
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.copying import copying
 from shared.errors import InvalidFrame
 from shared.protocol.inference import AnswerTask
 from shared.sentences import Sentence
@@ -55,7 +54,17 @@ class AnswerModel:
             )
         decoder.end = task.end
         batch = Batch(decoder)
-        batch.add(copying(Sequence, task)())
+        batch.add(
+            Sequence(
+                id=task.id,
+                prompt=task.prompt,
+                max_tokens=task.max_tokens,
+                seed=task.seed,
+                temperature=task.temperature,
+                top_p=task.top_p,
+                place=task.place,
+            )
+        )
         while len(batch):
             yield from batch.step()
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shared.copying import copying
 from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
 from shared.local_data import LocalData
 from shared.machine_limits import free_memory_bytes
@@ -321,14 +320,34 @@ class LocalTask:
                     most=figure(f"{lease.grant.bytes_max:,}"),
                 )
             )
-        submit = copying(SubmitRequest, result, spent, place, files.held)(
+        submit = SubmitRequest(
+            part=place.part,
+            tries=place.tries,
+            base_version=place.base_version,
+            steps=result.steps,
+            samples=result.samples,
+            loss_first=result.loss_first,
+            loss_last=result.loss_last,
+            device=files.held.device,
+            train_s=spent.train_s,
+            paused_s=spent.paused_s,
+            metrics=result.metrics,
+            halved=result.halved,
             attempt=lease.attempt,
             codec=EXACT if played else lease.grant.codec,
             sha256=sha256,
             size=size,
             commitment=self._commitment(made),
         )
-        return copying(QueuedResult, lease, place, files.held)(submit=submit, at=files.now())
+        return QueuedResult(
+            task=lease.task,
+            run=lease.run,
+            device=files.held.device,
+            price_micro=lease.price_micro,
+            last=place.last,
+            submit=submit,
+            at=files.now(),
+        )
 
     def _answer(self, made: PartResult, audit: AuditWork) -> bytes:
         """Return the sums of an audit's update, which are submitted in its place."""

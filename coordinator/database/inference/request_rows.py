@@ -17,7 +17,6 @@ from coordinator.database.inference import api_key_rows
 from coordinator.database.ledger import answer_pay, spending
 from coordinator.database.tables.inference import api_keys, usage
 from coordinator.rules.serving import cost_micro
-from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import NotFound
 from shared.protocol.inference import UsageRow
@@ -243,7 +242,16 @@ def listing(conn: Connection, volunteer_id: str, key_id: int | None) -> list[Usa
 
 def _row(row: Any) -> UsageRow:
     ended = row["ended_at"]
-    return copying(UsageRow, row)(
+    return UsageRow(
+        id=row["id"],
+        at=row["at"],
+        model=row["model"],
+        kind=row["kind"],
+        tokens_in=row["tokens_in"],
+        tokens_out=row["tokens_out"],
+        cost_micro=row["cost_micro"],
+        free=row["free"],
+        first_token_s=row["first_token_s"],
         key=row["prefix"] or "",
         latency_s=None if ended is None else max(0.0, ended - row["at"]),
     )

@@ -19,7 +19,6 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import answer_stakes
 from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.trust import escrow
-from shared.copying import copying
 
 BREACHES_MAX = 100
 READ_BATCH = 2000
@@ -61,7 +60,12 @@ def _events(conn: Connection) -> Iterator[str]:
 def _event(row: Row[Any], moves: list[Move]) -> Iterator[str]:
     if (total := sum(move.amount_micro for move in moves)) != 0:
         yield f"event {row.id} ({row.key}): its postings sum to {total} instead of 0"
-    draft = copying(EventDraft, row)(
+    draft = EventDraft(
+        key=row.key,
+        kind=row.kind,
+        run_id=row.run_id,
+        contribution_id=row.contribution_id,
+        memo=row.memo,
         moves=tuple(moves),
     )
     if digest(draft) != row.digest:

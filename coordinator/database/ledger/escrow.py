@@ -29,7 +29,6 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.trust import escrow
 from coordinator.rules.standing import TRUST_MIN
-from shared.copying import copying
 from shared.errors import Conflict
 
 SUSPENDED = "not paid: this account is suspended"
@@ -198,4 +197,9 @@ def _remove(conn: Connection, rows: Sequence[Payment]) -> None:
 
 
 def _payment(row: Any) -> Payment:
-    return copying(Payment, row)(amount_micro=int(row.amount_micro))
+    return Payment(
+        volunteer_id=row.volunteer_id,
+        contribution_id=row.contribution_id,
+        run_id=row.run_id,
+        amount_micro=int(row.amount_micro),
+    )

@@ -23,7 +23,6 @@ from coordinator.database.tables.record import RECORD_SEALED, meta, record_lines
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.transparency import merkle_leaves, merkle_nodes
 from shared import merkle
-from shared.copying import copying
 from shared.decoding import decode
 from shared.errors import Internal, NotFound
 from shared.protocol.transparency import PAID, LedgerEntry, TreeHead, leaf_hash
@@ -155,7 +154,14 @@ def paid(conn: Connection, volunteer_id: str, after: int, limit: int) -> list[Pa
     moves = _moves(conn, [row.id for row in rows])
     return [
         Paid(
-            entry=copying(LedgerEntry, row)(
+            entry=LedgerEntry(
+                id=row.id,
+                key=row.key,
+                kind=row.kind,
+                run_id=row.run_id,
+                contribution_id=row.contribution_id,
+                memo=row.memo,
+                at=row.at,
                 moves=tuple(moves[row.id]),
             ),
             run=row.run,

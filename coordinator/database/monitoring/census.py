@@ -32,7 +32,6 @@ from coordinator.rules.overview import (
     RefusalCount,
     WorkerLine,
 )
-from shared.copying import copying
 
 WINDOW_S = 3600.0
 WINDOW_MAX = 2000  # newest contributions that are read
@@ -298,7 +297,11 @@ def failed_tasks(conn: Connection) -> tuple[FailedLine, ...]:
         .limit(FAILED_MAX)
     )
     return tuple(
-        copying(FailedLine, row)(
+        FailedLine(
+            id=row.id,
+            kind=row.kind,
+            failures=row.failures,
+            timeouts=row.timeouts,
             run=row.name,
             message=row.message[:TEXT_MAX],
         )

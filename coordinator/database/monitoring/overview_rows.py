@@ -24,7 +24,6 @@ from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import evaluations, versions
 from coordinator.database.versions import PACE_VERSIONS
 from coordinator.rules.overview import Flow, MergeLine, RunLine, TaskCount
-from shared.copying import copying
 from shared.decoding import decode
 
 RUNS_MAX = 100  # listed runs, the open ones first
@@ -96,7 +95,14 @@ def listing(conn: sa.Connection, now: float) -> tuple[list[OpenRun], tuple[TaskC
     found = []
     for row in map(dict, conn.execute(_RUNS).mappings()):
         mine = [each for each in opened if each[0] == row["id"]]
-        line = copying(RunLine, row)(
+        line = RunLine(
+            name=row["name"],
+            state=row["state"],
+            workload=row["workload"],
+            loss=row["loss"],
+            started_at=row["started_at"],
+            head_at=row["head_at"],
+            tokens=row["tokens"],
             version=row["head"],
             versions_an_hour=_pace(row, now),
             workers=max((int(each[4]) for each in mine if each[2] == "doing"), default=0),

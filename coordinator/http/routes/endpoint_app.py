@@ -33,7 +33,6 @@ from coordinator.request_body import (
 )
 from coordinator.rules.networks import address_key
 from coordinator.storage.blobs import Pieces
-from shared.copying import copying
 from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
 from shared.links import is_loopback
 from shared.protocol.base import ErrorBody
@@ -209,7 +208,12 @@ def json_reply(value: Any, status: int = 200, headers: tuple[tuple[str, str], ..
 
 def error_reply(error: VolunteerError, request_id: str) -> Reply:
     """Return a refusal in the form that all endpoints share, except for the /v1 ones."""
-    body = copying(ErrorBody, error)(request_id=request_id)
+    body = ErrorBody(
+        message=error.message,
+        retry_after_s=error.retry_after_s,
+        code=error.code,
+        request_id=request_id,
+    )
     headers: tuple[tuple[str, str], ...] = ()
     if error.retry_after_s is not None:
         headers = (("retry-after", str(max(1, math.ceil(error.retry_after_s)))),)

@@ -18,7 +18,6 @@ from coordinator.request_body import (
 )
 from coordinator.scheduling.heartbeat_replies import MORE_S
 from coordinator.storage.disk_space import RETRY_S
-from shared.copying import copying
 from shared.errors import BadRequest, Unavailable
 from shared.links import format_link
 from shared.protocol.accounts import (
@@ -45,7 +44,11 @@ STOPPING_S = 3.0  # about the time that a restart takes
 async def register(call: Call[RegisterRequest]) -> RegisterReply:
     coordinator = call.coordinator
     registered = await coordinator.volunteers.register(call.body, call.address)
-    return copying(RegisterReply, registered)(
+    return RegisterReply(
+        volunteer_id=registered.volunteer_id,
+        worker_id=registered.worker_id,
+        nickname=registered.nickname,
+        created=registered.created,
         server=await coordinator.server.info(),
     )
 
@@ -113,7 +116,12 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
     task = call.number("task")
     beginning = coordinator.queue.begin(call.principal, task, body.attempt, newest=body.newest)
     begun = await _while_wanted(beginning, call.receive, coordinator.stopping)
-    return copying(BeginReply, begun)(
+    return BeginReply(
+        version=begun.version,
+        global_step=begun.global_step,
+        finish_by=begun.finish_by,
+        part=begun.part,
+        tries=begun.tries,
         manifest=None
         if begun.version == body.known
         else await coordinator.runs.queries.manifest(begun.run, begun.version),

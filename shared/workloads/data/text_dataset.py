@@ -17,7 +17,6 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from shared.copying import copying
 from shared.errors import InvalidRunFile
 from shared.text import counted
 from shared.workloads.base import ChunkRef, DatasetManifest
@@ -85,7 +84,16 @@ def build_text(
         parts, counts = _spool(documents, spool, settings.heldout_share, tell)
         built = _build(_TextScratch(spool, parts), put, settings, tell)
     built.meta.update(counts, skipped=skipped.count)
-    return copying(DatasetManifest, built, settings)(name=name, kind="tokens")
+    return DatasetManifest(
+        name=name,
+        kind="tokens",
+        licence=settings.licence,
+        source=settings.source,
+        chunks=built.chunks,
+        heldout=built.heldout,
+        assets=built.assets,
+        meta=built.meta,
+    )
 
 
 class _TextScratch:

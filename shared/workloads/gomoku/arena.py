@@ -15,7 +15,6 @@ from time import perf_counter
 import msgspec
 import numpy as np
 
-from shared.copying import copying
 from shared.workloads.gomoku.randomness import dirichlet, draw
 from shared.workloads.gomoku.records import GameRecord, Manner, flat
 from shared.workloads.gomoku.rules import BoardRules, Boards, Position
@@ -42,7 +41,12 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
     def record(self, version: int, weights: str, device: str, against: int = -1) -> GameRecord:
         """Return the record that is submitted."""
-        return copying(GameRecord, self.plan, self)(
+        return GameRecord(
+            game=self.plan.game,
+            seed=self.plan.seed,
+            moves=self.moves,
+            visits=self.visits,
+            outcome=self.outcome,
             version=version,
             weights=weights,
             opening=len(self.plan.opening),

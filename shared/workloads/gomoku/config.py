@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from shared.copying import copying
 from shared.errors import InvalidRunFile
 from shared.settings import Table
 from shared.tensors.spec import Schema, TensorSpec
@@ -119,7 +118,12 @@ class GomokuOptions(Table, frozen=True, kw_only=True):
 
     def manner(self) -> Manner:
         """Return the rules of self-play games."""
-        return copying(Manner, self)()
+        return Manner(
+            simulations=self.simulations,
+            temperature_plies=self.temperature_plies,
+            noise=self.noise,
+            opening_plies=self.opening_plies,
+        )
 
     def match_manner(self) -> Manner:
         """Return the rules of matches: always the most visited move, without randomness."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.copying import copying
 from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Config, Job, Weights
 from shared.workloads.elo import MatchScore
@@ -30,7 +29,16 @@ class GomokuGames(Games):
     def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:
         checked, how = GomokuConfig.from_dict(config), GomokuOptions.from_dict(options)
         one = forward_flops(checked)
-        return copying(Pacing, how)(
+        return Pacing(
+            chunk=how.chunk,
+            window=how.window,
+            window_min=how.window_min,
+            reuse=how.reuse,
+            queue=how.queue,
+            lag=how.lag,
+            learners=how.learners,
+            match_games=how.match_games,
+            match_every=how.match_every,
             episodes=how.games,
             episode_flops=one * how.simulations * max(2 * checked.win, checked.cells * _FILLED),
             evaluation_flops=one,

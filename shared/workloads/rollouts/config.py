@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from shared.copying import copying
 from shared.errors import InvalidRunFile
 from shared.settings import read_table
 from shared.tensors.spec import Schema
@@ -127,7 +126,10 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def network(self) -> GptConfig:
-        return copying(GptConfig, self)(
+        return GptConfig(
+            n_layer=self.n_layer,
+            n_head=self.n_head,
+            n_embd=self.n_embd,
             vocab_size=BYTES.vocabulary,
             block_size=self.context,
             dropout=0.0,

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from shared.copying import copying
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Config, Job
 from shared.workloads.experience import (
@@ -40,7 +39,16 @@ class RolloutExperience(Experience):
     def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:
         checked, how = RolloutsConfig.from_dict(config), RolloutsOptions.from_dict(options)
         _check_warm(checked, how)
-        return copying(Pacing, how)(
+        return Pacing(
+            chunk=how.chunk,
+            window=how.window,
+            window_min=how.window_min,
+            reuse=how.reuse,
+            queue=how.queue,
+            lag=how.lag,
+            learners=how.learners,
+            warm_steps=how.warm_steps,
+            warm_lr=how.warm_lr,
             episodes=how.problems,
             episode_flops=checked.token_flops * how.group * checked.answer,
             evaluation_flops=checked.token_flops,

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from shared.copying import copying
 from shared.decoding import decoded_line
 from shared.errors import InvalidRunFile, why
 from shared.text_file import unmarked
@@ -61,7 +60,10 @@ def build(wanted: DatasetWanted, put: Put) -> DatasetManifest:
     held = min(len(every) - 1, max(1, round(wanted.heldout_share * len(every))))
     known = [solution(problem) for problem, _ in every]
     longest, place = max(every, key=lambda each: len(encoded(each[0].prompt)))
-    return copying(DatasetManifest, wanted)(
+    return DatasetManifest(
+        name=wanted.name,
+        licence=wanted.licence,
+        source=wanted.source,
         kind=KIND,
         chunks=(_stored([every[at][0] for at in order[held:]], put),),
         heldout=(_stored([every[at][0] for at in order[:held]], put),),
