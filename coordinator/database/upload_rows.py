@@ -38,7 +38,8 @@ _ADD = sa.insert(uploads)
 _GET = sa.select(uploads).where(among(_U.id, "ids"))
 _OF_TASKS = sa.select(uploads).where(among(_U.task_id, "tasks"))
 _FINISH = sa.update(uploads).where(among(_U.id, "ids")).values(complete=True)
-_REMOVE = sa.delete(uploads).where(among(_U.id, "ids"))
+_REMOVE = sa.delete(uploads).where(among(_U.id, "ids")).returning(_U.id)
+_REMOVE_INCOMPLETE = _REMOVE.where(~_U.complete)
 _UNVETTED = (
     sa.select(sa.func.coalesce(sa.func.sum(_U.size), 0))
     .join_from(uploads, workers, workers.c.id == _U.worker_id)
@@ -126,6 +127,9 @@ def expired(conn: sa.Connection, now: float, limit: int) -> list[str]:
     return list(conn.execute(query).scalars())
 
 
-def remove(conn: sa.Connection, upload_ids: Sequence[str]) -> None:
-    if upload_ids:
-        conn.execute(_REMOVE, {"ids": upload_ids})
+def remove(
+    conn: sa.Connection, upload_ids: Sequence[str], *, incomplete: bool = False
+) -> list[str]:
+    """Delete uploads, or only those that are `incomplete`; return the ids of the deleted ones."""
+    statement = _REMOVE_INCOMPLETE if incomplete else _REMOVE
+    return list(conn.execute(statement, {"ids": upload_ids}).scalars()) if upload_ids else []

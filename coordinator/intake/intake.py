@@ -53,6 +53,7 @@ from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.settlement import put_back
 from coordinator.scheduling.lease_message import UPDATES
+from coordinator.storage.blobs import DamagedBlob
 from coordinator.traffic import SLOW_S, Durations
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound, OffsetMismatch, VolunteerError
@@ -82,6 +83,11 @@ LOST = Judgement(
     state="rejected",
     reason=Reason.CANCELLED.value,
     message="its task was taken back meanwhile: nothing is counted against you",
+)
+DAMAGED = Judgement(
+    state="rejected",
+    reason=Reason.CANCELLED.value,
+    message="the object store does not give its bytes back: nothing is counted against you",
 )
 
 
@@ -227,17 +233,22 @@ class Intake(PlatformService):
             about = self._abouts[row.run_id] = definition(run)
         granted = codec_choice.grantable(about.plan)
         if row.codec in granted:
-            path = await self._blobs.local(row.sha256)
-            loop = asyncio.get_running_loop()
-            measured = await loop.run_in_executor(
-                self._threads, validation.measure, path, about.schema, row.codec
-            )
+            measured = await self._measurement(row, about)
         else:
             measured = Measurement(
                 problem=f'the update is encoded as "{row.codec}", which this run does not accept; '
                 f"accepted: {', '.join(sorted(granted))}"
             )
         await self._deciding[row.run_id].ask((row, measured))
+
+    async def _measurement(self, row: ContributionRow, about: Definition) -> Measurement:
+        try:
+            path = await self._blobs.local(row.sha256)
+        except DamagedBlob:
+            return Measurement(damaged=True)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, validation.measure, path, about.schema, row.codec
+        )
 
     def _decider(self) -> Joiner[_Measured, None]:
         """Return a joiner that decides the contributions of a run, those of an account one after
@@ -274,6 +285,8 @@ class Intake(PlatformService):
         for row in rows:
             its = found[row.id]
             judgement = _judge(row, its, measured[row.id], peers[row.run_id, row.kind])
+            if measured[row.id].damaged:
+                judgement = DAMAGED
             is_out = its.standing == "suspended" or row.volunteer_id in suspended
             if judgement.state != "rejected" and is_out:
                 judgement = validation.SUSPENDED

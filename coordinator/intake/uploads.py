@@ -41,6 +41,7 @@ from shared.errors import (
     StorageFull,
     TooLarge,
     TooManyRequests,
+    Unavailable,
     VolunteerError,
 )
 from shared.machine_limits import disk_bytes
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.accounts.accounts import Principal
+    from coordinator.storage.staging import Staging
 
 BATCH_BYTES = 2 << 20
 # an upload, or its rest, up to this size is received whole before it is written
@@ -303,6 +305,9 @@ class Uploads(PlatformService):
 
     async def _info(self, row: UploadRow) -> UploadInfo:
         offset = row.size if row.complete else await self._there(row)
+        if self._blobs.staging is not None and offset < row.size:
+            row = await self._reading.ask(row.id) or row  # another replica may have finished it
+            offset = row.size if row.complete else offset
         if offset == row.size and not row.complete and row.id not in self._writers:
             async with self._alone(row.id):  # an earlier request or process received all bytes
                 return await self._finish(row)
@@ -486,24 +491,48 @@ class Uploads(PlatformService):
     # --- finish ---
 
     async def _finish(self, row: UploadRow) -> UploadInfo:
+        """Store a complete upload as a blob. Raises InvalidFrame for other bytes than announced.
+
+        Another replica may do the same at this moment; whatever fails here because it was faster is
+        no failure.
+        """
         path, staging = self._path(row.id), self._blobs.staging
-        in_pieces = staging is not None and not await in_pool(path.exists)
-        if staging is not None and in_pieces:
-            await staging.collect(row.id, path)
-        offset, digest = self._hashes.pop(row.id, (-1, hashlib.sha256()))
-        if offset != row.size:
-            digest = await in_pool(_hash_file, path, row.size)
-        if digest.hexdigest() != row.sha256:
-            await self._drop([row.id])
-            raise InvalidFrame(
-                "the bytes do not have the hash that was announced; upload them again"
-            )
-        if staging is not None and in_pieces:
-            await staging.finish(row.id, row.sha256, path)
+        in_pieces = staging is not None and await in_pool(self._offset, row.id) != row.size
+        try:
+            await self._make_blob(row, staging if in_pieces else None)
+        except (InvalidFrame, Unavailable):
+            current = await self._reading.ask(row.id)
+            if current is None or not current.complete:
+                raise
+            await in_pool(lambda: path.unlink(missing_ok=True))
         else:
-            await self._blobs.put_file(row.sha256, path)
-        await self._finishing.ask(row)
+            await self._finishing.ask(row)
+            if staging is not None and in_pieces:
+                await staging.drop(row.id)
         return self._view(row, row.size, complete=True)
+
+    async def _make_blob(self, row: UploadRow, staging: Staging | None) -> None:
+        """Make a blob of the bytes whose hash was checked: of the file here, or with `staging` of
+        the pieces in the store.
+        """
+        path = self._path(row.id)
+        copy = "" if staging is None else await staging.collect(row.id, row.size, path)
+        try:
+            offset, digest = self._hashes.pop(row.id, (-1, hashlib.sha256()))
+            if offset != row.size:
+                digest = await in_pool(_hash_file, path, row.size)
+            if digest.hexdigest() != row.sha256:
+                await self._drop([row.id], incomplete=True)
+                raise InvalidFrame(
+                    "the bytes do not have the hash that was announced; upload them again"
+                )
+            if staging is not None:
+                await staging.store(row.sha256, path, copy)
+            else:
+                await self._blobs.put_file(row.sha256, path)
+        finally:
+            if staging is not None:
+                await staging.release(copy)
 
     async def _store_all(self, rows: Sequence[UploadRow]) -> list[None]:
         """Mark uploads complete and announce complete evidence, even if their senders have left."""
@@ -520,13 +549,17 @@ class Uploads(PlatformService):
         proofs = sorted({row.evidence_of for row in rows if row.evidence_of is not None})
         return sum(recomputes.arrive(conn, number) for number in proofs) > 0
 
-    async def _drop(self, upload_ids: list[str]) -> None:
-        await self._db.write(lambda conn: upload_rows.remove(conn, upload_ids))
+    async def _drop(self, upload_ids: list[str], *, incomplete: bool = False) -> None:
+        """Delete uploads, or those of them that no replica has completed."""
+        dropped = await self._db.write(
+            lambda conn: upload_rows.remove(conn, upload_ids, incomplete=incomplete)
+        )
         for upload_id in upload_ids:
             self._hashes.pop(upload_id, None)
-            if self._blobs.staging is not None:
-                await self._blobs.staging.drop(upload_id)
             await in_pool(lambda path: path.unlink(missing_ok=True), self._path(upload_id))
+        if self._blobs.staging is not None:
+            for upload_id in dropped:
+                await self._blobs.staging.drop(upload_id)
 
     async def expire(self) -> int:
         """Delete uploads past their time or lease, and files unchanged for two days; return the

@@ -17,7 +17,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import structlog
@@ -49,13 +49,22 @@ from coordinator.rules import steadiness
 from coordinator.runs import phases, publishing, settlement
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import Content
+from coordinator.storage.blobs import DamagedBlob
 from coordinator.traffic import SLOW_S, Durations
-from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
+from shared.errors import (
+    Conflict,
+    InvalidFrame,
+    NotFound,
+    StorageFull,
+    Unavailable,
+    VolunteerError,
+)
 from shared.workloads.training.lr_schedule import learning_rate
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from coordinator.database.tasks import FailureKind
     from coordinator.merging.evaluation import Evaluation
     from coordinator.runs.runs import Runs
 
@@ -65,6 +74,13 @@ FAILURES_MAX = 2  # failures after which each contribution is tried alone
 GATE_RATIO = 1.5
 
 log = structlog.get_logger("merger")
+
+
+class Culprit(NamedTuple):
+    """Contribution that fails a merge, and the failure."""
+
+    row: ContributionRow
+    cause: Exception
 
 
 class MergeJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,8 +163,10 @@ class Merger(PlatformService):
         started = self._clock.monotonic()
         try:
             content, draft = await self._build(job)
-        except (StorageFull, Unavailable):  # not the fault of a contribution
-            await self._abandon(job)
+        except DamagedBlob as error:
+            return await self._damaged(job, error)
+        except (StorageFull, Unavailable, NotFound) as error:  # not the fault of a contribution
+            await self._abandon(job, error.message)
             raise
         except Conflict as error:
             return await self._overtaken(job, error)
@@ -180,9 +198,24 @@ class Merger(PlatformService):
         await self._abandon(job)
         return False
 
-    async def _abandon(self, job: MergeJob) -> None:
-        now = self._clock.now()
-        await self._db.write(partial(merges.end, merge=job.merge, state="abandoned", now=now))
+    async def _damaged(self, job: MergeJob, error: DamagedBlob) -> bool:
+        """Set aside the contributions whose bytes the store does not give back; raise the error
+        where the bytes are those of the base version.
+        """
+        culprits = [Culprit(row, error) for row in job.rows if row.sha256 == error.sha256]
+        if not culprits:
+            await self._abandon(job, error.message)
+            raise error
+        log.warning("bytes in the store changed", run=job.run.name, error=error.message)
+        await self._set_aside(job, culprits, error.message, job.merge.failures)
+        return False
+
+    async def _abandon(self, job: MergeJob, message: str = "") -> None:
+        """End a merge that will be tried again; a message is shown until it succeeds."""
+        now, state = self._clock.now(), "abandoned"
+        await self._db.write(
+            partial(merges.end, merge=job.merge, state=state, now=now, message=message[:2000])
+        )
 
     def _look(self, conn: Connection) -> tuple[list[RunRow], list[RunRow]]:
         """Return the running runs, and the runs with a due merge that no other process makes. Reads
@@ -385,16 +418,29 @@ class Merger(PlatformService):
             error=str(error),
         )
         culprits = await self._culprits(job) if failures >= FAILURES_MAX else []
+        await self._set_aside(job, culprits, str(error), failures)
+
+    async def _set_aside(
+        self,
+        job: MergeJob,
+        culprits: list[Culprit],
+        message: str,
+        failures: int,
+    ) -> None:
+        """End a merge without a version; its next try leaves out the culprits."""
 
         def note(conn: Connection) -> list[PartRow]:
             now = self._clock.now()
             ours = merges.end(
-                conn, job.merge, "failed", now, failures=failures, message=str(error)[:2000]
+                conn, job.merge, "failed", now, failures=failures, message=message[:2000]
             )
             if not ours:  # the process that took over finds the culprit itself
                 return []
-            for row, why in culprits:
-                settlement.set_aside(conn, job.run, row, why, now)
+            for row, cause in culprits:
+                kind: FailureKind | None = "failure"
+                if isinstance(cause, DamagedBlob):  # the store is at fault
+                    kind = None
+                settlement.set_aside(conn, job.run, row, str(cause), now, kind)
             left = part_rows.of_merge(conn, job.merge.id)
             part_rows.drop(conn, job.merge.id)
             return left
@@ -402,7 +448,7 @@ class Merger(PlatformService):
         await self._parts.discard(part_rows.files_of(await self._db.write(note)))
         self._signals.notify("queue")
 
-    async def _culprits(self, job: MergeJob) -> list[tuple[ContributionRow, str]]:
+    async def _culprits(self, job: MergeJob) -> list[Culprit]:
         """Return the contributions that fail a merge when tried alone.
 
         A failure of disk or network, or a stop, is no contribution's fault.
@@ -413,10 +459,13 @@ class Merger(PlatformService):
                 await self._try_alone(job.recipe.alone(row))
             except StorageFull:
                 raise
-            except (OSError, Unavailable) as error:
+            except DamagedBlob as error:
+                if error.sha256 == row.sha256:
+                    found.append(Culprit(row, error))
+            except (OSError, Unavailable, NotFound) as error:
                 log.warning("merge not blamed on anybody", run=job.run.name, error=str(error))
             except (VolunteerError, ValueError) as error:
-                found.append((row, str(error)))
+                found.append(Culprit(row, error))
         return found
 
     async def _try_alone(self, recipe: MergeRecipe) -> None:

@@ -42,11 +42,14 @@ COHORT_LEAST = 0.02  # share of the cohort's median that every honest update rea
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """Measurement of an uploaded file. `problem` is set for an unusable file."""
+    """Measurement of an uploaded file. `problem` is set for an unusable file, `damaged` where the
+    store does not give the uploaded bytes back.
+    """
 
     norm: float = 0.0
     finite: bool = True
     problem: str = ""
+    damaged: bool = False
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +65,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     def stored(self, of: Measurement) -> dict[str, Any]:
         """Return the columns to store; the norm is None if it is of no use for comparisons."""
         columns = ("state", "reason", "message", "weight", "clip")
-        norm = of.norm if of.finite and not of.problem else None
+        norm = of.norm if of.finite and not (of.problem or of.damaged) else None
         return {name: getattr(self, name) for name in columns} | {"norm": norm}
 
 

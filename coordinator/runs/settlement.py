@@ -21,9 +21,16 @@ if TYPE_CHECKING:
     from coordinator.database.tasks import FailureKind
 
 
-def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now: float) -> None:
+def set_aside(
+    conn: Connection,
+    run: RunRow,
+    row: ContributionRow,
+    why: str,
+    now: float,
+    kind: FailureKind | None = "failure",
+) -> None:
     """Set aside a contribution that makes merges fail: requeue its task and void its pending
-    credit.
+    credit. With `kind` None no failure counts.
     """
     message = f"set aside: the merge failed with it ({why})"[:500]
     verdicts.decide(
@@ -31,7 +38,7 @@ def set_aside(conn: Connection, run: RunRow, row: ContributionRow, why: str, now
     )
     payments.post_step(conn, "void", [payments.Payment.of(row)], now)
     row = msgspec.structs.replace(row, task_id=submissions.task_of(conn, row))
-    put_back(conn, row, run, "failure", message, now)
+    put_back(conn, row, run, kind, message, now)
 
 
 def put_back(

@@ -27,7 +27,7 @@ import msgspec
 
 from shared.cancel_safe_open import R, opened
 from shared.disk_writes import sync_directory, write_private
-from shared.errors import BadRequest, NotFound, StorageFull
+from shared.errors import BadRequest, NotFound, StorageFull, Unavailable
 
 if TYPE_CHECKING:
     from coordinator.storage.staging import Staging
@@ -45,6 +45,14 @@ _BROKEN = {errno.EROFS, errno.EIO}  # errors after which a disk takes no more wr
 
 # A pool of its own, so that downloads never wait for a long merge in the default pool.
 _POOL = ThreadPoolExecutor(max_workers=8, thread_name_prefix="blob")
+
+
+class DamagedBlob(Unavailable):
+    """The store gives other bytes than those that a blob is named by."""
+
+    def __init__(self, sha256: str) -> None:
+        super().__init__(f"the store gives other bytes than those of {sha256}", retry_after_s=60.0)
+        self.sha256 = sha256
 
 
 class BlobEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from coordinator.storage.blobs import (
     OWNER,
     READ_BYTES,
     BlobEntry,
+    DamagedBlob,
     FileStream,
     FindSpans,
     Pieces,
@@ -41,6 +42,7 @@ SIGNED = timedelta(minutes=15)  # validity of a URL
 _CALL = re.compile(r"performing ([A-Z]+) http")
 _REFUSED = re.compile(r"status code: ((?:4(?!08|29)\d\d|501)[ \w]*)")
 _REASON = re.compile(r"<Code>(\w+)</Code>")
+READS = 2  # of a blob whose bytes have another hash, before it is damaged
 PUTS_AT_ONCE = 4  # parts of one file, 5 MiB each
 
 
@@ -162,8 +164,11 @@ class S3Blobs:
             return path
         part = self.scratch() / f"{uuid4().hex}.part"
         try:
-            if await self._download(sha256, part) != sha256:
-                raise Unavailable(f"the object store returned other bytes than those of {sha256}")
+            for _ in range(READS):
+                if await self._download(sha256, part) == sha256:
+                    break
+            else:
+                raise DamagedBlob(sha256)
             await in_pool(self._keep, sha256, part)
         finally:
             await in_pool(lambda: part.unlink(missing_ok=True))
@@ -192,7 +197,7 @@ class S3Blobs:
             self.key(sha256), 0, await self.object_size(self.key(sha256))
         )
         async with aclosing(stream):
-            with part.open("xb") as file, storage_errors():
+            with part.open("wb") as file, storage_errors():
                 async for data in stream:
                     await in_pool(file.write, data)
                     await in_pool(digest.update, data)
@@ -254,9 +259,9 @@ class S3Blobs:
             return ""
         return str(await self._call(self._obstore.sign_async(self._signing, method, key, SIGNED)))
 
-    async def copy_object(self, key: str, sha256: str) -> None:
-        """Copy an object to a blob, within the store."""
-        await self._call(self._obstore.copy_async(self._store, key, self.key(sha256)))
+    async def copy_object(self, key: str, to: str) -> None:
+        """Copy an object within the store. Raises NotFound."""
+        await self._call(self._obstore.copy_async(self._store, key, to))
 
     async def keep(self, sha256: str, path: Path) -> None:
         """Move a file into the cache, once its blob is in the store."""

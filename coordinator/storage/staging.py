@@ -1,6 +1,10 @@
 """Uploads in progress in an object store: pieces as objects, so that any replica can continue them.
 
 uploads/UPLOAD/OFFSET-BYTES    the bytes of one request, or those of them that arrived
+checked/NAME                   a copy of a piece, which is hashed: no signed URL leads to it
+
+The holder of a signed URL may write its piece at any instant, so a blob is made of the copy that was
+hashed, or of a local file, never of a piece.
 """
 
 from __future__ import annotations
@@ -12,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
 from coordinator.storage.blobs import in_pool, storage_errors
+from shared.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
     from coordinator.storage.s3 import S3Blobs
 
-FOLDER = "uploads"
+FOLDER, CHECKED = "uploads", "checked"
 
 
 class StagedPiece(NamedTuple):
@@ -39,7 +44,10 @@ class Staging:
         sha256, path = hashlib.sha256(data).hexdigest(), self._blobs.scratch() / upload_id
         await in_pool(path.write_bytes, data)
         await self.put(upload_id, 0, path, len(data))
-        await self.finish(upload_id, sha256, path)
+        copy = await self.collect(upload_id, len(data), path)
+        await self.store(sha256, path, copy)
+        await self.release(copy)
+        await self.drop(upload_id)
         await self._blobs.hash(sha256)
         await self._blobs.delete(sha256)
 
@@ -69,27 +77,49 @@ class Staging:
         """Return the address to which a volunteer uploads a piece itself; "" if there is none."""
         return await self._blobs.signed("PUT", _key(upload_id, offset, size))
 
-    async def finish(self, upload_id: str, sha256: str, path: Path) -> None:
-        """Make a blob of a complete upload: from its single piece, or from the file that holds all
-        pieces.
+    async def collect(self, upload_id: str, size: int, into: Path) -> str:
+        """Write a complete upload into a file. Return the key of a copy in the store with the same
+        bytes, "" where several pieces make the upload; `release` deletes the copy.
+
+        Raises Unavailable where the store lacks bytes that it listed or confirmed before.
         """
         pieces = await self.pieces(upload_id)
-        if len(pieces) == 1:
-            await self._blobs.copy_object(pieces[0].key, sha256)
+        if end(pieces) != size:
+            raise _absent()
+        copy = f"{CHECKED}/{uuid4().hex}" if len(pieces) == 1 else ""
+        try:
+            if copy:
+                await self._blobs.copy_object(pieces[0].key, copy)
+                pieces = [StagedPiece(0, size, copy)]
+            await self._write(pieces, into)
+        except NotFound as error:
+            await self.release(copy)
+            raise _absent() from error
+        except BaseException:
+            await self.release(copy)
+            raise
+        return copy
+
+    async def _write(self, pieces: list[StagedPiece], into: Path) -> None:
+        with storage_errors(), into.open("wb") as file:
+            for piece in pieces:
+                stream = await self._blobs.object_range(piece.key, 0, piece.bytes)
+                async with aclosing(stream):
+                    async for data in stream:
+                        await in_pool(file.write, data)
+
+    async def store(self, sha256: str, path: Path, copy: str) -> None:
+        """Make a blob of a file that was hashed, or of its copy in the store."""
+        if copy:
+            await self._blobs.copy_object(copy, self._blobs.key(sha256))
             await self._blobs.keep(sha256, path)
         else:
             await self._blobs.put_file(sha256, path)
-        await self.drop(upload_id)
 
-    async def collect(self, upload_id: str, into: Path) -> None:
-        """Write the stored pieces into one file."""
-        with storage_errors(), into.open("wb") as file:
-            for piece in await self.pieces(upload_id):
-                async with aclosing(
-                    await self._blobs.object_range(piece.key, 0, piece.bytes)
-                ) as stream:
-                    async for data in stream:
-                        await in_pool(file.write, data)
+    async def release(self, copy: str) -> None:
+        """Delete a copy that `collect` made; "" is none."""
+        if copy:
+            await self._blobs.delete_object(copy)
 
     async def drop(self, upload_id: str) -> None:
         """Delete all pieces of an upload."""
@@ -97,10 +127,11 @@ class Staging:
             await self._blobs.delete_object(found["path"])
 
     async def sweep(self, before: float) -> None:
-        """Delete pieces stored before an instant: their uploads are abandoned."""
-        for found in await self._stored(f"{FOLDER}/"):
-            if found["last_modified"].timestamp() < before:
-                await self._blobs.delete_object(found["path"])
+        """Delete pieces and copies stored before an instant: their uploads are abandoned."""
+        for folder in (FOLDER, CHECKED):
+            for found in await self._stored(f"{folder}/"):
+                if found["last_modified"].timestamp() < before:
+                    await self._blobs.delete_object(found["path"])
 
     async def _stored(self, prefix: str) -> list[Any]:
         return [found async for found in self._blobs.objects(prefix)]
@@ -113,3 +144,7 @@ def _key(upload_id: str, offset: int, size: int) -> str:
 def end(pieces: list[StagedPiece]) -> int:
     """Return the number of stored bytes."""
     return pieces[-1].offset + pieces[-1].bytes if pieces else 0
+
+
+def _absent() -> Unavailable:
+    return Unavailable("the object store does not give all bytes of this upload", retry_after_s=5.0)

@@ -224,8 +224,9 @@ def _of_runs(conn: Connection, least_s: float, now: float) -> Iterator[Condition
         yield Condition(kind="database", about=name, message=message, todo="restore a backup")
     for run in runs.every(conn, ("running",)):
         merge = merges.of_base(conn, run.id, run.head)
-        if merge is not None and merge.failures:
+        if merge is not None and (merge.failures or merge.message):
             message = f"the merge of {run.name} to version {run.head + 1} failed"
+            message += f": {merge.message}" if merge.message else ""
             todo = f"`coordinator run show {run.name}`; the log says more"
             yield Condition(kind="merge", about=run.name, message=message, todo=todo)
         if not runs.live_workers(conn, run.id, now - LIVE_S):

@@ -8,7 +8,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -30,7 +30,20 @@ class WaywardStore(ThreadingHTTPServer):
         self.swallow = 0  # requests that end an upload in parts, done but not answered
         self.refuse = False  # to store anything
         self.denied = re.compile("(?!)")  # "METHOD /path" of what is answered with 403
+        self.absent = re.compile("(?!)")  # "METHOD /path" of what is answered with 404
         self.seen: list[tuple[str, str]] = []  # method and path
+        self._before: list[tuple[re.Pattern[str], Callable[[], None]]] = []
+
+    def before(self, pattern: str, action: Callable[[], None]) -> None:
+        """Act once, before a request "METHOD /path" that matches is passed on."""
+        self._before.append((re.compile(pattern), action))
+
+    def act(self, line: str) -> None:
+        """Do what is to be done before this request."""
+        due = [each for each in self._before if each[0].search(line)]
+        self._before = [each for each in self._before if each not in due]
+        for _, action in due:
+            action()
 
     @property
     def url(self) -> str:
@@ -45,6 +58,10 @@ class _Handler(BaseHTTPRequestHandler):
         store = self.server
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         store.seen.append((self.command, self.path))
+        store.act(f"{self.command} {self.path}")
+        if store.absent.search(f"{self.command} {self.path}"):
+            self.send_error(404)
+            return
         if store.denied.search(f"{self.command} {self.path}"):
             self.send_error(403)
             return
