@@ -3,8 +3,8 @@
 uploads/UPLOAD/OFFSET-BYTES    the bytes of one request, or those of them that arrived
 checked/NAME                   a copy of a piece, which is hashed: no signed URL leads to it
 
-The holder of a signed URL may write its piece at any instant, so a blob is made of the copy that was
-hashed, or of a local file, never of a piece.
+The holder of a signed URL may write its piece at any instant, so a blob is made of the copy that
+was hashed, or of a local file, never of a piece.
 """
 
 from __future__ import annotations
