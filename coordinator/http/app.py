@@ -197,7 +197,7 @@ def create_app(coordinator: Coordinator) -> Starlette:
     routes: list[Any] = [
         Route(
             endpoint.full_path,
-            Served(endpoint, coordinator, HANDLERS.get(endpoint)),
+            Served(endpoint, coordinator, HANDLERS[endpoint]),
             methods=[endpoint.method],
         )
         for endpoint in ENDPOINTS

@@ -41,10 +41,7 @@ class Parameter:
 class Endpoint(Generic[R]):
     """One endpoint. `path` is below /api/v1, or at the `root`.
 
-    `operation` names a service of the coordinator and its method, as "run_queries.workers". The
-    method gets the principal if its first parameter has that name, then the path's parameters, the
-    request, and the query parameters by name. If `operation` is empty, a handler answers, in
-    `coordinator.http` or `coordinator.v1`.
+    Its handler is in `coordinator.http`, or in `coordinator.v1`.
     """
 
     path: str
@@ -53,7 +50,6 @@ class Endpoint(Generic[R]):
     reply: type[R]
     method: Literal["GET", "POST", "PUT"] = "GET"
     request: type[msgspec.Struct] | None = None
-    operation: str = ""
     auth: Auth = "worker"
     query: tuple[Parameter, ...] = ()
     headers: tuple[str, ...] = ()  # request headers that are read

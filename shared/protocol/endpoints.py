@@ -54,7 +54,6 @@ REGISTER = Endpoint(
 )
 CHALLENGE = Endpoint(
     path="/workers/challenge",
-    operation="volunteers.challenge",
     summary="Proof of work for a registration without a code, where the coordinator is open",
     auth="none",
     reply=accounts.Challenge,
@@ -67,21 +66,18 @@ CHALLENGE = Endpoint(
 BENCHMARK = Endpoint(
     method="POST",
     path="/workers/benchmark",
-    operation="volunteers.set_benchmark",
     summary="Store what a worker measured of itself",
     request=accounts.BenchmarkRequest,
     reply=NOTHING,
 )
 ME = Endpoint(
     path="/workers/me",
-    operation="volunteers.me",
     summary="My account, credits, rank and machines",
     reply=accounts.Me,
 )
 LEAVE = Endpoint(
     method="POST",
     path="/workers/leave",
-    operation="volunteers.leave",
     summary="Remove this machine; with `forget` the whole account is wiped",
     request=accounts.LeaveRequest,
     reply=NOTHING,
@@ -126,7 +122,6 @@ BEGIN = Endpoint(
 RELEASE = Endpoint(
     method="POST",
     path="/tasks/{task}/release",
-    operation="queue.release",
     summary="Give a task back",
     request=leases.ReleaseRequest,
     reply=NOTHING,
@@ -134,7 +129,6 @@ RELEASE = Endpoint(
 FORFEIT = Endpoint(
     method="POST",
     path="/me/forfeit",
-    operation="recomputes.forfeit",
     summary="Give up all that is at stake, where a machine cannot reveal what it is asked for",
     reply=accounts.Forfeited,
 )
@@ -148,7 +142,6 @@ SUBMIT = Endpoint(
 UPLOAD = Endpoint(
     method="POST",
     path="/uploads",
-    operation="uploads.create",
     summary="Begin an upload for a lease; the same again finds it, or 410 once submitted",
     request=contributions.UploadRequest,
     reply=contributions.UploadInfo,
@@ -180,18 +173,14 @@ BLOB_URL = Endpoint(
 
 RUNS = Endpoint(
     path="/runs",
-    operation="run_queries.listing",
     summary="Every run",
     reply=tuple[accounts.RunInfo, ...],
     bytes_max=LISTING_BYTES_MAX,
 )
-RUN = Endpoint(
-    path="/runs/{run}", operation="run_queries.info", summary="One run", reply=accounts.RunInfo
-)
+RUN = Endpoint(path="/runs/{run}", summary="One run", reply=accounts.RunInfo)
 CONSENT = Endpoint(
     method="POST",
     path="/runs/{run}/consent",
-    operation="volunteers.consent",
     summary="I have seen the licence of this run and agree",
     reply=NOTHING,
 )
@@ -216,21 +205,18 @@ VERSION = Endpoint(
 )
 LOSS = Endpoint(
     path="/runs/{run}/loss",
-    operation="run_queries.loss_history",
     summary="Measured losses, oldest first; of more than 2,000 about so many, evenly spread",
     reply=tuple[listings.LossPoint, ...],
     bytes_max=LISTING_BYTES_MAX,
 )
 WORKERS = Endpoint(
     path="/runs/{run}/workers",
-    operation="run_queries.workers",
     summary="Machines at work on a run, without names",
     reply=tuple[accounts.WorkerInfo, ...],
     bytes_max=LISTING_BYTES_MAX,
 )
 DATASET = Endpoint(
     path="/datasets/{dataset}",
-    operation="datasets.manifest",
     summary="The manifest of a dataset, without its held-out split",
     reply=DatasetManifest,
     bytes_max=MANIFEST_BYTES_MAX,
@@ -262,7 +248,6 @@ LEDGER = Endpoint(
 
 RECEIPTS = Endpoint(
     path="/me/receipts",
-    operation="transparency.receipts",
     summary="Signed receipts of my payments, oldest first; `cursor` is the last entry I have",
     reply=tuple[transparency.SignedReceipt, ...],
     query=_CURSOR,
@@ -272,14 +257,12 @@ RECEIPTS = Endpoint(
 
 KEYS = Endpoint(
     path="/me/keys",
-    operation="api_keys.listing",
     summary="My keys of the OpenAI-compatible interface, without their secrets",
     reply=tuple[inference.KeyInfo, ...],
 )
 KEY_CREATE = Endpoint(
     method="POST",
     path="/me/keys",
-    operation="api_keys.create",
     summary="A new key, shown this once",
     request=inference.KeyRequest,
     reply=inference.NewKey,
@@ -288,13 +271,11 @@ KEY_CREATE = Endpoint(
 KEY_REVOKE = Endpoint(
     method="POST",
     path="/me/keys/{key}/revoke",
-    operation="api_keys.revoke",
     summary="Revoke a key",
     reply=inference.KeyInfo,
 )
 USAGE = Endpoint(
     path="/me/usage",
-    operation="api_keys.usage",
     summary="My newest 500 requests, newest first, or those of one key",
     reply=tuple[inference.UsageRow, ...],
     query=(Parameter(name="key", kind=int, help="Only requests with this key."),),
@@ -303,7 +284,6 @@ USAGE = Endpoint(
 GIVE = Endpoint(
     method="POST",
     path="/me/give",
-    operation="api_keys.give",
     summary="Give earned credits to another volunteer; the same id again gives nothing more",
     request=inference.GiveRequest,
     reply=inference.Given,
@@ -314,14 +294,12 @@ GIVE = Endpoint(
 
 TREE_HEAD = Endpoint(
     path="/record/head",
-    operation="transparency.head",
     summary="The signed head of the record: its size and the root of its Merkle tree",
     auth="none",
     reply=transparency.SignedHead,
 )
 CONSISTENCY = Endpoint(
     path="/record/consistency",
-    operation="transparency.consistency",
     summary="Proof that the record of a size begins with that of a smaller one",
     auth="none",
     reply=transparency.TreeProof,
@@ -335,7 +313,6 @@ CONSISTENCY = Endpoint(
 
 SERVER = Endpoint(
     path="/server",
-    operation="server.info",
     summary="Name, protocol, public key and runs of this coordinator",
     auth="none",
     reply=accounts.ServerInfo,

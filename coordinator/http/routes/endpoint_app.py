@@ -1,14 +1,12 @@
 """Endpoint as an ASGI application: authentication, limits, decoding, encoding and counting for all
 routes.
 
-Most endpoints name the method of a service that answers them; a handler gets a `Call` and returns
-the reply.
+A handler gets a `Call` and returns the reply.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
 import re
 from collections.abc import Awaitable, Callable
@@ -136,45 +134,14 @@ class Call(Generic[Body]):
 Handler = Callable[[Call[Any]], Awaitable[Any]]
 
 
-def service_handler(endpoint: Endpoint[Any], coordinator: Coordinator) -> Handler:
-    """Return a handler that calls the service method that `operation` names.
-
-    The method gets the principal if its first parameter is `principal`, then the parameters of the
-    path, the body, and those of the query by name. A wrong `operation` raises AttributeError or
-    ValueError when the server starts.
-    """
-    subject, method = endpoint.operation.split(".")
-    service = getattr(coordinator, subject)
-    signed = next(iter(inspect.signature(getattr(service, method)).parameters), "") == "principal"
-    takes_body = endpoint.request is not None
-
-    async def handle(call: Call[Any]) -> Any:
-        args: list[Any] = [call.principal] if signed else []
-        for name in endpoint.parameters:
-            args += [call.number(name) if name in NUMBERS else call.text(name)]
-        if takes_body:
-            args.append(call.body)
-        options: dict[str, Any] = {
-            query.name: call.query_number(query.name)
-            if query.kind is int
-            else call.query(query.name)
-            for query in endpoint.query
-        }
-        return await getattr(service, method)(*args, **options)
-
-    return handle
-
-
 class Served:
-    """Endpoint as an ASGI application; without a handler the named service answers."""
+    """Endpoint as an ASGI application."""
 
-    def __init__(
-        self, endpoint: Endpoint[Any], coordinator: Coordinator, handler: Handler | None = None
-    ) -> None:
+    def __init__(self, endpoint: Endpoint[Any], coordinator: Coordinator, handler: Handler) -> None:
         self._endpoint = endpoint
         self._coordinator = coordinator
         self._path = endpoint.full_path
-        self._handler = handler or service_handler(endpoint, coordinator)
+        self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         endpoint, coordinator = self._endpoint, self._coordinator

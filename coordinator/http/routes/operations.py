@@ -1,4 +1,4 @@
-"""Organiser's commands and files; health and metrics."""
+"""Organiser's commands and files; identity, health and metrics of the server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from coordinator.http.routes.endpoint_app import Call, Reply, check_metrics, jso
 from coordinator.http.routes.metrics import exposition
 from coordinator.request_body import body_stream, read_body, read_json
 from shared.errors import NotFound, Unavailable
+from shared.protocol.accounts import ServerInfo
 from shared.protocol.base import Health, StoredFile
 from shared.protocol.endpoint import BYTES
 
@@ -33,6 +34,10 @@ async def get_file(call: Call[None]) -> Reply:
     size, stream = await call.coordinator.boxes.get(call.text("box"), call.text("name"))
     headers = (("content-type", BYTES),)
     return Reply(headers=headers, stream=stream, size=size)
+
+
+async def server(call: Call[None]) -> ServerInfo:
+    return await call.coordinator.server.info(call.query("nonce"))
 
 
 async def wheel(call: Call[None]) -> Reply:

@@ -1,12 +1,34 @@
-"""Versions, figures and rankings of runs; verdicts and credits of a volunteer."""
+"""Runs, their versions, figures, rankings and data; verdicts and credits of a volunteer."""
 
 from __future__ import annotations
 
 from coordinator.http.routes.endpoint_app import Call, Reply, json_reply
 from shared.decoding import decode
+from shared.protocol.accounts import RunInfo, WorkerInfo
 from shared.protocol.endpoint import INTEGER_MAX
-from shared.protocol.listings import LeaderRow, LedgerRow
+from shared.protocol.listings import LeaderRow, LedgerRow, LossPoint
 from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
+from shared.workloads.base import DatasetManifest
+
+
+async def listing(call: Call[None]) -> tuple[RunInfo, ...]:
+    return await call.coordinator.runs.queries.listing()
+
+
+async def info(call: Call[None]) -> RunInfo:
+    return await call.coordinator.runs.queries.info(call.text("run"))
+
+
+async def loss(call: Call[None]) -> tuple[LossPoint, ...]:
+    return await call.coordinator.runs.queries.loss_history(call.text("run"))
+
+
+async def workers(call: Call[None]) -> tuple[WorkerInfo, ...]:
+    return await call.coordinator.runs.queries.workers(call.text("run"))
+
+
+async def dataset(call: Call[None]) -> DatasetManifest:
+    return await call.coordinator.datasets.manifest(call.text("dataset"))
 
 
 async def versions(call: Call[None]) -> tuple[VersionInfo, ...]:

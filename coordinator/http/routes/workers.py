@@ -1,4 +1,4 @@
-"""Workers: registration, visibility, link codes; claims, begin of work, uploaded bytes."""
+"""Workers: registration, account, link codes; claims, begin of work, uploaded bytes."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ from coordinator.storage.disk_space import RETRY_S
 from shared.errors import BadRequest, Unavailable
 from shared.links import format_link
 from shared.protocol.accounts import (
+    BenchmarkRequest,
+    Challenge,
+    Forfeited,
+    LeaveRequest,
     LinkCode,
     MachineOrder,
     Me,
@@ -29,10 +33,23 @@ from shared.protocol.accounts import (
     VisibilityRequest,
 )
 from shared.protocol.base import Reason
-from shared.protocol.contributions import SubmitReply, SubmitRequest, UploadInfo, Verdict
+from shared.protocol.contributions import (
+    SubmitReply,
+    SubmitRequest,
+    UploadInfo,
+    UploadRequest,
+    Verdict,
+)
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest
 from shared.protocol.inference import AnswerGoOn, AnswerOffer, AnswerTokens, AnswerWork
-from shared.protocol.leases import BeginReply, BeginRequest, ClaimReply, ClaimRequest, IdleReply
+from shared.protocol.leases import (
+    BeginReply,
+    BeginRequest,
+    ClaimReply,
+    ClaimRequest,
+    IdleReply,
+    ReleaseRequest,
+)
 from shared.protocol.limits import NEWS_MAX
 
 T = TypeVar("T")
@@ -51,6 +68,28 @@ async def register(call: Call[RegisterRequest]) -> RegisterReply:
         created=registered.created,
         server=await coordinator.server.info(),
     )
+
+
+async def challenge(call: Call[None]) -> Challenge:
+    return await call.coordinator.volunteers.challenge(
+        call.query("volunteer"), call.query("nickname")
+    )
+
+
+async def benchmark(call: Call[BenchmarkRequest]) -> None:
+    await call.coordinator.volunteers.set_benchmark(call.principal, call.body)
+
+
+async def me(call: Call[None]) -> Me:
+    return await call.coordinator.volunteers.me(call.principal)
+
+
+async def leave(call: Call[LeaveRequest]) -> None:
+    await call.coordinator.volunteers.leave(call.principal, call.body)
+
+
+async def consent(call: Call[None]) -> None:
+    await call.coordinator.volunteers.consent(call.principal, call.text("run"))
 
 
 async def visibility(call: Call[VisibilityRequest]) -> None:
@@ -128,6 +167,14 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
     )
 
 
+async def release(call: Call[ReleaseRequest]) -> None:
+    await call.coordinator.queue.release(call.principal, call.number("task"), call.body)
+
+
+async def forfeit(call: Call[None]) -> Forfeited:
+    return await call.coordinator.recomputes.forfeit(call.principal)
+
+
 async def submit(call: Call[SubmitRequest]) -> SubmitReply:
     """Return the verdict and the state of the account at the same instant."""
     coordinator, principal = call.coordinator, call.principal
@@ -170,6 +217,10 @@ async def heartbeat(call: Call[HeartbeatRequest]) -> HeartbeatReply:
         pending_micro=found.pending_micro,
         me=me,
     )
+
+
+async def create_upload(call: Call[UploadRequest]) -> UploadInfo:
+    return await call.coordinator.uploads.create(call.principal, call.body)
 
 
 async def upload(call: Call[None]) -> UploadInfo:
