@@ -287,7 +287,6 @@ class Volunteers:
                 nickname=row.nickname,
                 public=row.public,
                 state="active" if row.state == "active" else "banned",
-                trust=row.trust,
                 earned_micro=has.total_micro,
                 pending_micro=has.pending_micro,
                 spent_micro=has.spent_micro,
@@ -397,7 +396,7 @@ class Volunteers:
         return await self._shut_out(change)
 
     async def unsuspend(self, who: str, reason: str) -> str:
-        """Let a suspended or distrusted account work again; forfeited pay stays forfeited. Raises
+        """Let a suspended account work again; forfeited pay stays forfeited. Raises
         NotFound, BadRequest, Conflict.
         """
         now, why = self._clock.now(), suspension.reason_of(reason)

@@ -38,7 +38,6 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     volunteer_id: str
     worker_id: str
     nickname: str
-    trust: float
 
 
 class _Remembered(msgspec.Struct, frozen=True):
@@ -95,7 +94,6 @@ class Tokens:
             volunteer_id=known.volunteer_id,
             worker_id=worker_id,
             nickname=known.nickname,
-            trust=known.trust,
         )
 
     def forget(self, worker_id: str = "") -> None:

@@ -17,7 +17,7 @@ from coordinator.database import volunteers as store
 from coordinator.database.invite_rows import CodeRow
 from coordinator.database.volunteers import Credentials, VolunteerRow, WorkerRow
 from coordinator.rules import codes, networks, nicknames, reports, run_file
-from coordinator.rules.standing import PROBATION_MACHINES, TRUST_START
+from coordinator.rules.standing import PROBATION_MACHINES
 from shared.errors import (
     BadRequest,
     Banned,
@@ -161,7 +161,6 @@ def _opened(
         nickname_key=key,
         state="active",
         public=request.public,
-        trust=TRUST_START,
         invite_id=None if code is None else code.id,
         created_at=now,
         standing="vetted" if invited else "probation",

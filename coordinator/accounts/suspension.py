@@ -13,7 +13,6 @@ from coordinator.database.ledger import answer_pay, escrow
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.ledger.reversal import TakenBack, take_back
 from coordinator.rules import reports
-from coordinator.rules.standing import TRUST_MIN, TRUST_START
 from shared.errors import BadRequest, Conflict, Forbidden
 
 if TYPE_CHECKING:
@@ -94,20 +93,14 @@ def suspend(
 
 
 def unsuspend(conn: Connection, volunteer_id: str, reason: str, now: float) -> None:
-    """Let a suspended or distrusted account work again: with a new account's trust, on probation
-    unless vouched for. Forfeited pay stays forfeited. Raises NotFound, Conflict.
+    """Let a suspended account work again, on probation unless vouched for. Forfeited pay stays
+    forfeited. Raises NotFound, Conflict.
     """
     row = store.existing(conn, volunteer_id)
-    if row.standing != "suspended" and row.trust >= TRUST_MIN:
+    if row.standing != "suspended":
         raise Conflict(f"{row.nickname} is not suspended")
-    store.set_volunteer(
-        conn,
-        row.id,
-        standing="probation",
-        suspended_reason="",
-        trust=max(row.trust, TRUST_START),
-    )
-    if row.standing == "vetted" or row.invited:
+    store.set_volunteer(conn, row.id, standing="probation", suspended_reason="")
+    if row.invited:
         store.vet(conn, row.id)
     detail = {"reason": record.reason(conn, row.id, reason)}
     record.append(conn, "organiser", "volunteer.unsuspend", row.id, detail, now)

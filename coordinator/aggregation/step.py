@@ -62,7 +62,7 @@ class Input:
 
     path: Path
     codec: str
-    weight: float  # work x staleness x trust
+    weight: float  # work x staleness
     clip: float = 1.0
     steps: int = STEPS_MAX  # steps of its task
     volunteer: str = ""  # all contributions of a volunteer are one voice

@@ -67,7 +67,7 @@ def settle(
             _charge(conn, account, contribution, share, now)
         release(conn, account, now)
         if contribution.unproven and contribution.state == "accepted":
-            _admit(conn, contribution, account, now)
+            _admit(conn, contribution, now)
     return True
 
 
@@ -95,13 +95,13 @@ def _charge(
     debts.charge(conn, account.id, row.id, owed, why, now)
 
 
-def _admit(conn: Connection, row: ContributionRow, account: VolunteerRow, now: float) -> None:
+def _admit(conn: Connection, row: ContributionRow, now: float) -> None:
     """Release a proven update for merging, unless it is too old by now."""
     run = runs.by_id(conn, row.run_id)
     plan = phases.at_head(run)
     weight = 0.0
     if row.kind == plan.update:
-        weight = staleness_weight(plan, run.head - row.base_version) * account.trust
+        weight = staleness_weight(plan, run.head - row.base_version)
     if weight > 0.0:
         contributions.proved(conn, row.id, weight)
         return

@@ -118,7 +118,6 @@ def volunteer_list(*, where: TargetOptions = HERE) -> None:
         "accepted": lambda p: p.work.accepted,
         "rejected": lambda p: p.work.refused,
         "credits": lambda p: credit(p.earned_micro),
-        "trust": lambda p: f"{p.trust:.2f}",
         "id": lambda p: p.volunteer_id,
     }
     listed(where, "volunteer.list", columns, "No volunteer yet.")
@@ -144,7 +143,6 @@ def trust(*, where: TargetOptions = HERE) -> None:
     columns = {
         "nickname": lambda a: a.nickname,
         "standing": lambda a: f"{a.standing}{', vouched for' if a.invited else ''}",
-        "trust": lambda a: f"{a.trust:.2f}",
         "accepted": lambda a: a.accepted,
         "proofs": lambda a: a.proofs,
         "draws": lambda a: a.drawn.words or "none",
@@ -183,7 +181,6 @@ def show(name: Who, *, where: TargetOptions = HERE) -> None:
             ("invited as", person.label),
             ("state", person.state),
             ("standing", _standing(person)),
-            ("trust", f"{person.trust:.2f}"),
             ("first seen", when(person.first_seen)),
             ("last seen", when(person.last_seen)),
             ("accepted", person.work.accepted),
@@ -296,7 +293,7 @@ def suspend(
 
 @volunteers.command
 def unsuspend(name: Who, *, reason: Why, where: TargetOptions = HERE) -> None:
-    """Let a suspended or distrusted account work again; forfeited pay stays forfeit."""
+    """Let a suspended account work again; forfeited pay stays forfeit."""
     tell(where, "volunteer.unsuspend", _done, name=name, reason=reason)
 
 

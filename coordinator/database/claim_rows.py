@@ -139,7 +139,7 @@ _ASKED = (
 )
 _RIGHTS = (
     select(workers.c.id, workers.c.revoked_at, workers.c.rest_until)
-    .add_columns(_V.state, _V.standing, _V.invited, _V.trust, _V.suspended_reason)
+    .add_columns(_V.state, _V.standing, _V.invited, _V.suspended_reason)
     .add_columns(_ASKED.label("asked"))
     .join_from(workers, volunteers, _V.id == workers.c.volunteer_id)
     .where(among(workers.c.id, "workers"))
@@ -160,7 +160,6 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     revoked: bool  # the machine's secret was withdrawn
     standing: State
     invited: bool
-    trust: float
     suspended_reason: str
     rest_until: float  # no task is leased before this time; 0 = none
     asked: int  # contribution that the machine must prove first; 0 = none
@@ -188,7 +187,6 @@ def rights(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Rights]:
             revoked=row.revoked_at is not None,
             standing=row.standing,
             invited=bool(row.invited),
-            trust=row.trust,
             suspended_reason=row.suspended_reason,
             rest_until=row.rest_until or 0.0,
             asked=row.asked or 0,

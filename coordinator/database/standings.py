@@ -29,7 +29,6 @@ class AccountTrust(msgspec.Struct, frozen=True, kw_only=True):
     nickname: str
     standing: str  # probation, vetted, suspended
     invited: bool
-    trust: float
     accepted: int
     proofs: int  # passed draws of different tasks since the last one that did not pass
     stake_micro: int  # pay that is not free yet
@@ -94,7 +93,6 @@ def report(conn: Connection, now: float) -> TrustReport:
                 nickname=row["nickname"],
                 standing=row["standing"],
                 invited=row["invited"],
-                trust=row["trust"],
                 accepted=row["accepted"],
                 proofs=row["proofs"],
                 volunteer_id=row["id"],

@@ -77,7 +77,6 @@ class VolunteerSummary(msgspec.Struct, frozen=True, kw_only=True):
     label: str  # name that the organiser gave the invite
     state: str  # active, banned, forgotten; "invited" for an unused invite
     public: bool
-    trust: float
     machines: int
     first_seen: float | None
     last_seen: float | None
@@ -318,7 +317,6 @@ def people(conn: sa.Connection, who: Iterable[str] | None = None) -> list[Volunt
             nickname=row["nickname"],
             state=row["state"],
             public=row["public"],
-            trust=row["trust"],
             last_seen=row["last_seen"],
             standing=row["standing"],
             proofs=row["proofs"],
@@ -394,7 +392,6 @@ def _invited(conn: sa.Connection) -> list[VolunteerSummary]:
             label=label,
             state="invited",
             public=False,
-            trust=0.0,
             machines=0,
             first_seen=None,
             last_seen=None,

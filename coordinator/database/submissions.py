@@ -140,7 +140,6 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
     run: RunRow
     loss: float | None  # the newest loss of the run
-    trust: float  # trust in the account
     standing: State
     global_step: int  # optimiser steps of the run at its base version
     phase: int
@@ -158,7 +157,6 @@ _RUN = (
 _BACKGROUNDS = (
     sa.select(
         _C.id,
-        _V.trust,
         _V.standing,
         _V.invited,
         _V.lost_to,

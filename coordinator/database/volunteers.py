@@ -16,7 +16,7 @@ from coordinator.database.tables.inference import api_keys
 from coordinator.database.tables.record import reasons
 from coordinator.database.tables.tasks import failures
 from coordinator.database.tables.trust import recomputes
-from coordinator.rules.standing import State, moved
+from coordinator.rules.standing import State
 from shared.decoding import decode
 from shared.errors import NotFound
 from shared.protocol.accounts import Device, Hardware
@@ -24,8 +24,6 @@ from shared.protocol.heartbeat import OwnOrder
 from shared.protocol.limits import RENEW_S
 from shared.units import DAY_S
 
-# account, change of trust, pay of its accepted contribution if there is one
-TrustChange = tuple[str, float, int | None]
 VolunteerState = Literal["active", "banned", "forgotten"]
 WorkerState = Literal["online", "training", "paused", "offline", "left"]
 
@@ -45,7 +43,6 @@ class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
     nickname_key: str
     state: VolunteerState
     public: bool
-    trust: float
     invite_id: int | None
     created_at: float
     standing: State = "vetted"
@@ -91,7 +88,6 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     volunteer_id: str
     nickname: str
     state: VolunteerState
-    trust: float
 
 
 def worker_state(stored: str, last_seen_at: float, now: float) -> WorkerState:
@@ -111,7 +107,7 @@ def credentials(conn: Connection, worker_id: str) -> Credentials | None:
     v, w = volunteers.c, workers.c
     query = (
         select(w.id.label("worker_id"), w.secret_hash, w.revoked_at, w.state.label("machine"))
-        .add_columns(v.id.label("volunteer_id"), v.nickname, v.state, v.trust)
+        .add_columns(v.id.label("volunteer_id"), v.nickname, v.state)
         .join(volunteers, v.id == w.volunteer_id)
         .where(w.id == worker_id)
     )
@@ -124,7 +120,6 @@ def credentials(conn: Connection, worker_id: str) -> Credentials | None:
         volunteer_id=row.volunteer_id,
         nickname=row.nickname,
         state=row.state,
-        trust=row.trust,
         revoked=row.revoked_at is not None,
         left=row.machine == "left",
     )
@@ -354,7 +349,7 @@ def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now:
     conn.execute(insert_new(conn, consents, ""), given)  # the same consent may arrive twice at once
 
 
-# --- trust ---
+# --- standing ---
 
 
 _HARDWARE = select(workers.c.hardware).where(its(workers.c.id))
@@ -371,8 +366,8 @@ def is_suspended(conn: Connection, volunteer_id: str) -> bool:
     return existing(conn, volunteer_id).standing == "suspended"
 
 
-_TRUST = (
-    select(_V.id, _V.standing, _V.trust, _V.accepted, _V.accepted_micro, _V.lost_to)
+_STANDING = (
+    select(_V.id, _V.standing, _V.accepted, _V.accepted_micro, _V.lost_to)
     .where(among(_V.id, "ids"))
     .order_by(_V.id)
     .with_for_update(key_share=True)
@@ -385,37 +380,30 @@ def lock(conn: Connection, ids: Collection[str]) -> frozenset[str]:
     """
     if not ids or conn.dialect.name != "postgresql":
         return frozenset()
-    rows = conn.execute(_TRUST, {"ids": sorted(ids)})
+    rows = conn.execute(_STANDING, {"ids": sorted(ids)})
     return frozenset(row.id for row in rows if row.standing == "suspended")
 
 
-def set_trusts(conn: Connection, changes: Sequence[TrustChange]) -> dict[str, int]:
-    """Move the trust of volunteers. Return the contributions up to which the accounts have lost
-    their pay.
+def count_accepted(conn: Connection, accepted: Sequence[tuple[str, int]]) -> dict[str, int]:
+    """Count accepted contributions, each given by its account and pay, since draws depend on the
+    mean pay. Return the contributions up to which the accounts have lost their pay.
 
-    The pay of an accepted contribution is counted with it, since draws depend on the mean. The
-    rows are locked, so that simultaneous verdicts all count.
+    The rows are locked, so that simultaneous verdicts all count.
     """
-    if not changes:
+    if not accepted:
         return {}
-    found = conn.execute(_TRUST, {"ids": sorted({who for who, _, _ in changes})})
-    known = {row.id: row for row in found}
-    new = {who: (row.trust, row.accepted, row.accepted_micro) for who, row in known.items()}
-    for who, change, accepted_micro in changes:
-        trust, count, paid = new[who]
-        if accepted_micro is not None:
-            count, paid = count + 1, paid + accepted_micro
-        new[who] = moved(float(trust), change), count, paid
-    columns = ("its_id", "trust", "accepted", "accepted_micro")
+    found = conn.execute(_STANDING, {"ids": sorted({account for account, _ in accepted})})
+    rows = {row.id: row for row in found}
+    totals = {account: (row.accepted, row.accepted_micro) for account, row in rows.items()}
+    for account, price_micro in accepted:
+        count, total_micro = totals[account]
+        totals[account] = count + 1, total_micro + price_micro
+    columns = ("its_id", "accepted", "accepted_micro")
     conn.execute(
         _SET_VOLUNTEER,
-        [dict(zip(columns, (who, *to), strict=True)) for who, to in sorted(new.items())],
+        [
+            dict(zip(columns, (account, *values), strict=True))
+            for account, values in sorted(totals.items())
+        ],
     )
-    return {who: int(row.lost_to) for who, row in known.items()}
-
-
-def set_trust(
-    conn: Connection, volunteer_id: str, change: float, *, accepted_micro: int | None = None
-) -> int:
-    """Move the trust of one volunteer, see `set_trusts`."""
-    return set_trusts(conn, [(volunteer_id, change, accepted_micro)])[volunteer_id]
+    return {account: int(row.lost_to) for account, row in rows.items()}

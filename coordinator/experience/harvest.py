@@ -36,7 +36,6 @@ from coordinator.database.runs import RunRow
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.checks import Result
-from coordinator.rules.standing import GAIN, LOSS
 from coordinator.rules.validation import SUSPENDED, TOO_LATE, Judgement
 from coordinator.runs.definition import definition, price_of_flops
 from coordinator.runs.settlement import put_back
@@ -182,13 +181,14 @@ class Harvest(PlatformService):
             price_micro=price,
         )
         if judgement.state == "rejected":
-            self._reject(conn, row, run, judgement, now)
+            kind: FailureKind | None = None if judgement.reason == Reason.STALE else "failure"
+            put_back(conn, row, run, kind, judgement.message, now)
             if case.drawn and judgement.reason == Reason.EXPERIENCE.value:
                 self._proved(conn, row, found, "unproven", judgement.message)
             return
         tasks.finish_all(conn, [row.task_id], now)
         if judgement.state == "accepted":
-            accounts.set_trust(conn, row.volunteer_id, GAIN, accepted_micro=price)
+            accounts.count_accepted(conn, [(row.volunteer_id, price)])
             self._keep(conn, row, case, found, sha256)
         payments.post_step(conn, "pending", [payments.Payment.of(row)], now)
         (escrow.withhold if judgement is SUSPENDED else escrow.pay)(conn, [row], now)
@@ -266,15 +266,6 @@ class Harvest(PlatformService):
                 at=now,
             ),
         )
-
-    def _reject(
-        self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
-    ) -> None:
-        at_fault = judgement.reason != Reason.STALE.value
-        kind: FailureKind | None = "failure" if at_fault else None
-        put_back(conn, row, run, kind, judgement.message, now)
-        if at_fault:
-            accounts.set_trust(conn, row.volunteer_id, LOSS)
 
 
 def experience_of(run: RunRow) -> Experience:

@@ -39,7 +39,6 @@ from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
 from coordinator.database.submissions import Arrival, Background
 from coordinator.database.tasks import FailureKind, TaskRow
-from coordinator.database.volunteers import TrustChange
 from coordinator.experience.harvest import Harvest
 from coordinator.joiner import Joiner
 from coordinator.plan.plan import in_phase
@@ -47,7 +46,6 @@ from coordinator.plan.plan_tables import Plan
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import codec_choice, validation
 from coordinator.rules.audits import AUDIT
-from coordinator.rules.standing import GAIN, LOSS
 from coordinator.rules.validation import Evidence, Judgement, Measurement
 from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
@@ -76,7 +74,7 @@ RECHECK_MAX = 100
 JOINED_MAX = 64  # contributions in one transaction
 REDO_MAX = 3  # times that a late gradient may be computed again; then its task fails
 COHORT_ROWS = 4  # rows that are read for each volunteer of the cohort
-# Reasons that are not the volunteer's fault, which do not count against it.
+# Reasons that do not count against the task.
 NO_FAULT = frozenset({Reason.STALE.value, Reason.CANCELLED.value, Reason.RUN_ENDED.value})
 
 LOST = Judgement(
@@ -252,7 +250,7 @@ class Intake(PlatformService):
 
     def _decider(self) -> Joiner[_Measured, None]:
         """Return a joiner that decides the contributions of a run, those of an account one after
-        the other, since trust and draws depend on those before.
+        the other, since draws depend on those before.
         """
         return Joiner(self._decide_all, JOINED_MAX, key=lambda each: each[0].volunteer_id)
 
@@ -273,7 +271,7 @@ class Intake(PlatformService):
         if steady:  # read again, since a merge may have ended while this waited for the locks
             found = submissions.backgrounds(conn, rows)
         held = submissions.held(conn, rows)
-        # locked before draws and trust change; the wait may have been for a suspension
+        # locked before draws are counted; the wait may have been for a suspension
         suspended = accounts.lock(conn, {row.volunteer_id for row in rows})
         judged: list[tuple[ContributionRow, Judgement]] = []
         peers = {
@@ -296,12 +294,12 @@ class Intake(PlatformService):
                 judged.append((row, judgement if row.id in held else LOST))
         decided = [(row, each.stored(measured[row.id])) for row, each in judged]
         verdicts.decide_all(conn, decided, now)
-        changes, taken = list[TrustChange](), list[_Taken]()
+        taken = list[_Taken]()
         for row, judgement in judged:
             if row.id not in held:
                 continue
             if judgement.state == "rejected":
-                changes += self._reject(conn, row, found[row.id].run, judgement, now)
+                self._reject(conn, row, found[row.id].run, judgement, now)
                 continue
             drawn: Drawn = ""
             # the recompute must be ordered before the part is split off its task
@@ -309,19 +307,17 @@ class Intake(PlatformService):
                 drawn = self._recomputes.order(conn, row, found[row.id].run)
             taken.append(_Taken(row, found[row.id], judgement, drawn))
         submissions.through(conn, [(each.row, held[each.row.id]) for each in taken], now)
-        self._take(conn, taken, changes)
+        self._take(conn, taken)
 
-    def _take(
-        self, conn: Connection, taken: Sequence[_Taken], changes: Sequence[TrustChange]
-    ) -> None:
-        """Post the pending credit of contributions that were not rejected, and change trust;
-        superseded ones are paid at once.
+    def _take(self, conn: Connection, taken: Sequence[_Taken]) -> None:
+        """Count the accepted contributions, and post the pending credit of all that were not
+        rejected; superseded ones are paid at once.
         """
         now = self._clock.now()
-        gains = [
-            (each.row.volunteer_id, GAIN, each.row.price_micro) for each in taken if each.accepted
+        accepted = [
+            (each.row.volunteer_id, each.row.price_micro) for each in taken if each.accepted
         ]
-        lost_to = accounts.set_trusts(conn, [*changes, *gains])
+        lost_to = accounts.count_accepted(conn, accepted)
         payments.post_step(conn, "pending", [payments.Payment.of(each.row) for each in taken], now)
         withheld: dict[str, list[ContributionRow]] = {}
         paid: list[ContributionRow] = []
@@ -365,14 +361,10 @@ class Intake(PlatformService):
 
     def _reject(
         self, conn: Connection, row: ContributionRow, run: RunRow, judgement: Judgement, now: float
-    ) -> list[TrustChange]:
-        """Requeue the task of a rejected contribution; only bad content counts as a failure.
-        Return the loss of trust, if any.
-        """
-        at_fault = judgement.reason not in NO_FAULT
-        kind: FailureKind | None = "failure" if at_fault else None
+    ) -> None:
+        """Requeue the task of a rejected contribution; only bad content counts as a failure."""
+        kind: FailureKind | None = None if judgement.reason in NO_FAULT else "failure"
         put_back(conn, row, run, kind, judgement.message, now)
-        return [(row.volunteer_id, LOSS, None)] if at_fault and judgement.certain else []
 
     async def recheck(self) -> int:
         """Decide the contributions that an earlier process left unchecked; return their number."""
@@ -462,7 +454,6 @@ def _judge(
         task_samples=row.samples,
         head=run.head,
         base_version=row.base_version,
-        trust=found.trust,
         effort=effort,
         cohort=validation.voices(peers, validation.COHORT, norm),
         loss=found.loss if about.workload.traits.loss_is_measured else None,

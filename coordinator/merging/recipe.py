@@ -112,9 +112,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> list[float]:
-        """Return the weights of the contributions: work x staleness x trust, within the limits on
-        shares.
-        """
+        """Return the weights of the contributions, work x staleness, within the limits."""
         update = self.plan.update
         return shares(
             [

@@ -186,7 +186,6 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
 
     work: float  # steps or samples, fixed by the task
     gap: int = 0  # versions between its base and the head
-    trust: float = 1.0
 
 
 class Weighing(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,16 +197,16 @@ class Weighing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def weigh(plan: Plan, terms: Sequence[Term], live_workers: int = 1) -> Weighing:
-    """Return work x staleness x trust for each contribution.
+    """Return work x staleness for each contribution.
 
-    Raises ValueError for work or trust that is no finite number >= 0.
+    Raises ValueError for work that is no finite number >= 0.
 
     A single late contribution is the whole mean whatever its weight, so with `damping` staleness
     shortens the step too.
     """
-    plain = [term.work * term.trust for term in terms]
+    plain = [term.work for term in terms]
     if not all(math.isfinite(value) and value >= 0 for value in plain):
-        raise ValueError("the work or trust of a contribution is negative or not finite")
+        raise ValueError("the work of a contribution is negative or not finite")
     weights = [
         value * staleness_weight(plan, term.gap) for value, term in zip(plain, terms, strict=True)
     ]

@@ -6,7 +6,8 @@
 
 An account that fakes half of its work is vetted with a probability of 2 ** -10, below one in a
 thousand. The organiser vouches for an invited account: it is paid at once, but drawn like the
-others.
+others. Only a recompute moves a standing: no refusal and no failed task does. A machine whose tasks
+fail rests.
 """
 
 from __future__ import annotations
@@ -18,12 +19,6 @@ import msgspec
 State = Literal["probation", "vetted", "suspended"]
 
 PROOFS_MIN = 10
-# Trust, 0 to 1, multiplies the weight of a contribution in a merge; ten good results outweigh a bad
-# one. Late, overtaken or cancelled work does not change it.
-TRUST_START = 1.0
-GAIN, LOSS = 0.01, -0.1  # change for accepted work, and for work refused for its content
-LOSS_FAILED = -0.02  # change for a task given back as failed
-TRUST_MIN = 0.3  # an account with less gets no leases and no pay
 PROBATION_LEASES = 2  # most leases at once, over all machines
 PROBATION_MACHINES = 3
 FAILURES_FREE = 3  # recent failures after which a machine still needs no rest
@@ -49,13 +44,6 @@ def after_draw(account: Account, result: str, *, fresh: bool = True) -> Account:
         return msgspec.structs.replace(account, proofs=proofs, state=state)
     state = "vetted" if account.invited else "probation"
     return msgspec.structs.replace(account, proofs=0, state=state)
-
-
-def moved(trust: float, change: float) -> float:
-    """Return trust after a verdict, in whole thousandths, so that a hundred small steps add up to
-    one.
-    """
-    return min(1.0, max(0.0, round(trust + change, 3)))
 
 
 def rest_s(failures: int) -> float:

@@ -58,9 +58,8 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     state: ContributionState
     reason: str = ""
     message: str = ""
-    weight: float = 0.0  # staleness x trust
+    weight: float = 0.0  # by staleness
     clip: float = 1.0  # factor that scales the update to its cohort
-    certain: bool = True  # False: refused by comparison with others, which proves nothing
 
     def stored(self, of: Measurement) -> dict[str, Any]:
         """Return the columns to store; the norm is None if it is of no use for comparisons."""
@@ -89,7 +88,6 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     task_samples: int
     head: int
     base_version: int  # bound by the lease, not by the client
-    trust: float
     effort: float  # see `effort`
     cohort: Sequence[float]  # norm by effort of each volunteer, see `voices`
     loss: float | None  # loss of the newest evaluated version
@@ -176,8 +174,8 @@ def least(train: TrainSettings, effort: float, steps: int, parameters: int) -> f
     return ADAM_LEAST * train.lr * effort / math.sqrt(max(1, steps)) * math.sqrt(parameters)
 
 
-def _rejected(reason: Reason, message: str, *, certain: bool = True) -> Judgement:
-    return Judgement(state="rejected", reason=reason.value, message=message, certain=certain)
+def _rejected(reason: Reason, message: str) -> Judgement:
+    return Judgement(state="rejected", reason=reason.value, message=message)
 
 
 def _content(evidence: Evidence) -> Judgement | None:
@@ -256,7 +254,6 @@ def _norm(
             Reason.NORM,
             f"the norm a step, {per_step:.3g}, is far below that of other volunteers "
             f"({median(evidence.cohort):.3g})",
-            certain=False,
         )
     if per_step <= limit:
         return 1.0
@@ -265,7 +262,6 @@ def _norm(
             Reason.NORM,
             f"the norm a step, {per_step:.3g}, is far above that of other volunteers (limit "
             f"{limit:.3g})",
-            certain=False,
         )
     return limit / per_step
 
@@ -298,6 +294,4 @@ def judge(
         if bounded == 1.0
         else f"accepted, scaled by {bounded:.2f} to the size of its cohort"
     )
-    return Judgement(
-        state="accepted", message=message, weight=weight * evidence.trust, clip=bounded
-    )
+    return Judgement(state="accepted", message=message, weight=weight, clip=bounded)

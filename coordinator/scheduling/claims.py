@@ -38,7 +38,7 @@ from coordinator.rules.dispatch import (
 from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.placement import Machines
 from coordinator.rules.sizing import Reached, RunPace, work_of
-from coordinator.rules.standing import PROBATION_LEASES, TRUST_MIN
+from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import JobBase, Spec
 from coordinator.traffic import Durations
@@ -451,13 +451,6 @@ def _no_right(has: Rights, now: float, contact: str) -> Refusal | None:
     if has.standing == "suspended":
         why = suspension.explained(has.suspended_reason or "a check failed", contact)
         message = f"this account is suspended: {why}"
-        return Refusal(reason=Reason.BANNED, message=message, retry_after_s=SUSPENDED_S)
-    if not has.invited and has.trust < TRUST_MIN:
-        message = (
-            f"too much of this account's work was refused: its trust is {has.trust:.2f}, work is"
-            f" given from {TRUST_MIN:g} on. Test the memory and the drivers of its machines, then"
-            f" write to {contact or 'the organiser'}, who can let it work again"
-        )
         return Refusal(reason=Reason.BANNED, message=message, retry_after_s=SUSPENDED_S)
     if has.rest_until > now:
         left_s = has.rest_until - now

@@ -25,7 +25,7 @@ from coordinator.database.tasks import Begun, TaskLine, TaskRow
 from coordinator.joiner import Joiner
 from coordinator.plan.plan import in_phase
 from coordinator.rules.audits import AUDIT
-from coordinator.rules.standing import LOSS_FAILED, REST_MAX_S, rest_s
+from coordinator.rules.standing import REST_MAX_S, rest_s
 from shared.clock import Clock, pause
 from shared.errors import NotFound, VolunteerError
 from shared.protocol.leases import ReleaseRequest
@@ -158,8 +158,7 @@ class Queue:
         """Release a lease: nothing is counted, unless the task itself failed.
 
         Failures count against the task once for each volunteer. The machine gets no work for a
-        while, longer each time, and an uninvited account loses a little trust. Releasing twice has
-        the effect of once.
+        while, longer each time. Releasing twice has the effect of once.
         """
         now = self._clock.now()
 
@@ -183,8 +182,8 @@ class Queue:
             if row.kind == AUDIT:
                 audits.decline(conn, task_id, principal.volunteer_id)
             if request.failed:
-                rest = rest_s(self._failures(principal.worker_id, now) + 1)
-                self._punish(conn, principal, now + rest)
+                until = now + rest_s(self._failures(principal.worker_id, now) + 1)
+                volunteers.set_worker(conn, principal.worker_id, rest_until=until)
             return request.failed
 
         if await self._db.write(give_back):
@@ -204,13 +203,6 @@ class Queue:
         """
         count, until = self._failed_lately.get(worker_id, (0, 0.0))
         return count if now < until + REST_MAX_S else 0
-
-    def _punish(self, conn: Connection, principal: Principal, rest_until: float) -> None:
-        account = volunteers.existing(conn, principal.volunteer_id)
-        worker = principal.worker_id
-        if not account.invited:
-            volunteers.set_trust(conn, account.id, LOSS_FAILED)
-        volunteers.set_worker(conn, worker, rest_until=rest_until)
 
     async def expire(self) -> int:
         """Requeue tasks of expired leases, none soon after a restart; return their number."""

@@ -122,7 +122,6 @@ class SimulatedMachine:
             volunteer_id=done.volunteer_id,
             worker_id=done.worker_id,
             nickname=done.nickname,
-            trust=1.0,
         )
         speed = Benchmark(
             device=DEVICE,

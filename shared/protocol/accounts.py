@@ -168,7 +168,6 @@ class Me(Message):
     nickname: str
     public: bool
     state: Literal["active", "banned"]
-    trust: float
     earned_micro: int
     pending_micro: int
     spent_micro: int

@@ -32,7 +32,7 @@ PRICE = 10
 def add(conn: Connection, who: str, **values: object) -> None:
     row = {
         "id": who, "nickname": who, "nickname_key": who, "state": "active", "public": True,
-        "trust": 1.0, "created_at": 0.0, "standing": "probation", "invited": False,
+        "created_at": 0.0, "standing": "probation", "invited": False,
     }  # fmt: skip
     conn.execute(insert(tables.volunteers).values(**(row | values)))
 
@@ -41,7 +41,7 @@ def merged(conn: Connection, run: int, who: str, now: float, weight: float = 1.0
     """A contribution that is accepted, counted and merged; its number."""
     number = add_contribution(conn, run, who, "merged", PRICE, weight=weight, version=1)
     row = contributions.by_id(conn, number)
-    volunteers.set_trust(conn, who, 0.0, accepted_micro=PRICE)
+    volunteers.count_accepted(conn, [(who, PRICE)])
     payments.post_step(conn, "pending", [Payment.of(row)], now)
     merged = {"state": "merged", "message": "merged into version 1"}
     verdicts.record(conn, [(row, merged)], now)
@@ -223,12 +223,8 @@ async def test_a_suspended_account_forfeits_and_is_not_paid_for_what_is_under_wa
     assert await breaches(database) == []
 
 
-async def test_nothing_is_paid_for_weight_zero_or_without_trust(database: Database) -> None:
-    run = await setting(database, trust=0.2)
-    number = await database.write(lambda conn: merged(conn, run, NEW, 1.0))
-    assert await have(database) == (0, 0, 0)
-    said = (await verdict(database, number)).message
-    assert said.endswith("; not paid: the trust in this account is below 0.3")
+async def test_nothing_is_paid_for_weight_zero(database: Database) -> None:
+    run = await setting(database)
     number = await database.write(lambda conn: merged(conn, run, FRIEND, 1.0, weight=0.0))
     assert await have(database, FRIEND) == (0, 0, 0)
     assert (await verdict(database, number)).message.endswith("it counts nothing in a merge")
@@ -246,15 +242,14 @@ async def test_the_organiser_suspends_with_a_reason_and_vouches(
     with pytest.raises(Conflict, match="is not suspended"):
         await people.unsuspend(NEW, "a mistake")
     await people.suspend(NEW, "copies of others")
-    me = await people.me(Principal(worker_id="worker", volunteer_id=NEW, nickname=NEW, trust=1.0))
+    me = await people.me(Principal(worker_id="worker", volunteer_id=NEW, nickname=NEW))
     assert (me.standing, me.standing_reason) == (
         "suspended", "copies of others; write to ann@example.org",
     )  # fmt: skip
     assert await have(database) == (0, 0, 0)
-    await database.write(lambda conn: volunteers.set_volunteer(conn, NEW, trust=0.0))
     await people.unsuspend(NEW, "a mistake")
     row = await database.read(lambda conn: volunteers.existing(conn, NEW))
-    assert (row.standing, row.suspended_reason, row.trust) == ("probation", "", 1.0)
+    assert (row.standing, row.suspended_reason) == ("probation", "")
     lines = await database.read(lambda conn: record.entries(conn))
     assert [(line.action, json.loads(line.detail)["reason"]) for line in lines] == [
         ("volunteer.unsuspend", "a mistake"), ("volunteer.suspend", "copies of others"),

@@ -80,7 +80,7 @@ async def books(home: LocalCoordinator) -> list[tuple[Any, ...]]:
     queries = (
         contributions_table.select().with_only_columns(c.sha256, c.state, c.reason, c.price_micro),
         tasks.select().with_only_columns(t.state, t.start, t.failures).where(t.attempt > 0),
-        volunteers.select().with_only_columns(v.nickname, v.trust, v.accepted, v.accepted_micro),
+        volunteers.select().with_only_columns(v.nickname, v.standing, v.accepted, v.accepted_micro),
     )
 
     def read(conn: Any) -> list[tuple[Any, ...]]:
@@ -235,8 +235,8 @@ async def test_of_one_account_each_is_decided_after_the_other(
         with counted() as statements:
             replies = await asyncio.gather(*map(submit, work))
         assert {decode(reply, Verdict).state for reply in replies} == {"accepted"}
-        trusted = [each for each in statements if each.startswith("UPDATE volunteers SET trust")]
-        assert len(trusted) == len(work)
+        counts = [each for each in statements if "UPDATE volunteers SET accepted=" in each]
+        assert len(counts) == len(work)
         await books(home)
 
 

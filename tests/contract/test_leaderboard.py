@@ -110,7 +110,7 @@ async def test_what_a_volunteer_sees_of_itself(
     me = await people.me(mia)
     assert (me.earned_micro, me.pending_micro, me.spent_micro, me.today_micro) == (58, 9, 4, 8)
     assert (me.accepted, me.merged, me.rejected, me.device_s) == (4, 3, 1, 10.0)
-    assert (me.rank, me.trust) == (2, 1.0)  # spending costs no place
+    assert me.rank == 2  # spending costs no place
 
 
 async def test_my_own_row_is_of_now_though_the_others_are_remembered(

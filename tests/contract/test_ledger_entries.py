@@ -548,7 +548,6 @@ def person(conn: Connection, name: str, **values: Any) -> str:
         "nickname_key": name,
         "state": "active",
         "public": True,
-        "trust": 1.0,
         "created_at": 0.0,
         "standing": "probation",
         "invited": False,
@@ -566,9 +565,6 @@ def person(conn: Connection, name: str, **values: Any) -> str:
         ({}, 0.0, "void", escrow.WEIGHTLESS),
         ({"invited": True}, 0.0, "void", escrow.WEIGHTLESS),
         ({"standing": "suspended", "invited": True}, 1.0, "void", escrow.SUSPENDED),
-        ({"trust": 0.29}, 1.0, "void", escrow.DISTRUSTED),
-        ({"trust": 0.3}, 1.0, "escrow", ""),
-        ({"trust": 0.29, "invited": True}, 1.0, "earn", ""),
     ],
 )
 async def test_the_account_and_the_weight_say_where_the_pay_of_finished_work_goes(

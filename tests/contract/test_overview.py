@@ -88,7 +88,7 @@ def lived(conn: Connection, run_id: int, count: int) -> None:
 
 def crowd(conn: Connection, count: int) -> None:
     """So many workers, each of a volunteer of its own."""
-    person = {"state": "active", "public": True, "trust": 1.0, "created_at": 0.0}
+    person = {"state": "active", "public": True, "created_at": 0.0}
     machine = {
         "secret_hash": "", "hostname": "host", "hardware": "x" * 300, "benchmark": "[]",
         "software": "", "state": "training", "step_flops": 1e9, "protocol": 1, "workloads": "[]",

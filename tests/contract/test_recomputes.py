@@ -382,7 +382,7 @@ async def test_who_commits_to_nothing_earns_nothing_and_is_not_vetted(database: 
         for _ in range(60):
             merged(conn, run, NEW, 2.0)
         account = volunteers.existing(conn, NEW)
-        assert (account.standing, account.trust) == ("probation", 1.0)
+        assert account.standing == "probation"
 
     await database.write(silent)
     assert (await have(database))[2] == 0

@@ -46,7 +46,7 @@ async def test_a_newcomer_is_let_in_and_known(people: Volunteers) -> None:
     assert done.created
     assert (done.volunteer_id, done.worker_id) == (request.volunteer_id, request.worker_id)
     principal = await people.authenticate(request.worker_id, request.secret)
-    assert (principal.nickname, principal.trust) == ("Mia", 1.0)
+    assert principal.nickname == "Mia"
     me = await people.me(principal)
     assert (me.state, me.earned_micro, me.rank) == ("active", 0, None)
     assert [(w.hostname, w.state) for w in me.workers] == [("desk", "online")]

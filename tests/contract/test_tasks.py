@@ -184,12 +184,10 @@ async def test_machines_of_one_account_are_one_voice(house: VirtualQueue) -> Non
     assert await house.queue.lines("run", failed=True) == []
 
 
-async def test_failing_costs_a_stranger_trust_and_time(house: VirtualQueue) -> None:
+async def test_failing_costs_a_stranger_time_and_no_standing(house: VirtualQueue) -> None:
     await set_standing(house, house.a, standing="vetted", invited=False)
     for _ in range(4):  # three are nobody's fault
         await give_up(house, house.a, await house.lease(house.a))
-    trust = await house.db.read(lambda conn: store.existing(conn, house.a.volunteer_id).trust)
-    assert trust == 0.92
     assert await house.idle(house.a) == Reason.IN_FLIGHT
     lease = await house.lease(house.b)  # others go on
     await house.clock.advance(11)
@@ -200,13 +198,8 @@ async def test_failing_costs_a_stranger_trust_and_time(house: VirtualQueue) -> N
     assert await house.idle(house.a) == Reason.IN_FLIGHT
     await house.clock.advance(2)
     assert (await house.lease(house.a)).task != lease.task
-    assert await house.db.read(lambda conn: store.existing(conn, house.b.volunteer_id).trust) == 1.0
-
-
-async def test_a_vouched_for_volunteer_keeps_its_trust_when_it_fails(house: VirtualQueue) -> None:
-    for _ in range(2):
-        await give_up(house, house.a, await house.lease(house.a))
-    assert await house.db.read(lambda conn: store.existing(conn, house.a.volunteer_id).trust) == 1.0
+    account = await house.db.read(lambda conn: store.existing(conn, house.a.volunteer_id))
+    assert (account.standing, account.state) == ("vetted", "active")
 
 
 async def test_a_newcomer_holds_two_leases_over_all_its_machines(house: VirtualQueue) -> None:
@@ -226,19 +219,6 @@ async def test_a_suspended_account_gets_no_work_and_the_reason(house: VirtualQue
     assert (idle.reason, idle.message) == (
         Reason.BANNED, "this account is suspended: it was noise; write to the organiser",
     )  # fmt: skip
-
-
-async def test_a_stranger_without_trust_gets_no_work_and_reads_what_to_do(
-    house: VirtualQueue,
-) -> None:
-    await set_standing(house, house.a, trust=0.2, invited=False)
-    idle = (await claim(house.queue, house.a)).idle
-    assert idle is not None
-    assert idle.reason == Reason.BANNED
-    assert "its trust is 0.20, work is given from 0.3 on" in idle.message
-    assert "write to the organiser, who can let it work again" in idle.message
-    await set_standing(house, house.a, trust=0.2, invited=True)  # vouched for
-    assert (await house.lease(house.a)).task
 
 
 @pytest.mark.parametrize("told", [1e-3, 1e18, 0.0])

@@ -124,7 +124,7 @@ async def test_each_payment_has_a_receipt_that_stands_alone(
     for at in range(3):
         await database.write(partial(merged, run=run, who=FRIEND, now=float(at)))
     await database.write(lambda conn: merged(conn, run, NEW, 4.0))
-    friend = Principal(worker_id="w", volunteer_id=FRIEND, nickname="F", trust=1.0)
+    friend = Principal(worker_id="w", volunteer_id=FRIEND, nickname="F")
     assert await record.receipts(friend) == ()  # not sealed yet
     await record.seal()
     found = receipts_of(await record.receipts(friend), key)
@@ -135,7 +135,7 @@ async def test_each_payment_has_a_receipt_that_stands_alone(
     assert {receipt.version for receipt in found} != set()
     behind = await record.receipts(friend, found[1].entry.id)
     assert [r.entry.id for r in receipts_of(behind, key)] == [found[2].entry.id]
-    new = Principal(worker_id="w", volunteer_id=NEW, nickname="N", trust=1.0)
+    new = Principal(worker_id="w", volunteer_id=NEW, nickname="N")
     (waiting,) = receipts_of(await record.receipts(new), key)
     assert waiting.entry.kind == "escrow"
     assert includes(waiting)

@@ -20,7 +20,6 @@ from coordinator.database.tables.accounts import codes, volunteers, workers
 from coordinator.database.tables.contributions import contributions as work
 from coordinator.database.tables.schema import metadata
 from coordinator.database.tables.tasks import failures
-from coordinator.rules.standing import GAIN, LOSS
 from shared.decoding import decode
 from shared.errors import (
     Banned,
@@ -109,11 +108,11 @@ async def test_who_asks_is_remembered_from_one_heartbeat_to_the_next(
     people: Volunteers, database: Database, clock: VirtualClock
 ) -> None:
     mia = await join(people, "Mia")
-    await database.write(lambda conn: store.set_volunteer(conn, mia.volunteer_id, trust=0.25))
+    await database.write(lambda conn: store.set_volunteer(conn, mia.volunteer_id, nickname="M."))
     await clock.advance(HEARTBEAT_S)
     assert await people.authenticate(mia.worker_id, SECRET) == mia
     await clock.advance(AGAIN_S)
-    assert (await people.authenticate(mia.worker_id, SECRET)).trust == 0.25
+    assert (await people.authenticate(mia.worker_id, SECRET)).nickname == "M."
 
 
 async def test_only_the_very_same_header_is_recalled(
@@ -174,18 +173,6 @@ async def test_renaming_keeps_the_rules(people: Volunteers) -> None:
     with pytest.raises(NotFound, match="volunteer list"):
         await people.ban("nobody")
     assert (await people.show("mia m")).person.nickname == "MIA M"
-
-
-async def test_trust_moves_with_verdicts(people: Volunteers, database: Database) -> None:
-    mia = await join(people, "Mia")
-    volunteer = mia.volunteer_id
-
-    def judge(conn: Connection) -> None:
-        for change in (LOSS, GAIN, GAIN, GAIN, GAIN):
-            store.set_trust(conn, volunteer, change)
-
-    await database.write(judge)
-    assert await database.read(lambda conn: store.existing(conn, volunteer).trust) == 0.94
 
 
 async def test_a_forgotten_volunteer_leaves_only_true_books(

@@ -269,7 +269,6 @@ class Arena:
             task_samples=self._subject.samples,
             head=0,
             base_version=0,
-            trust=1.0,
             effort=float(STEPS),
             cohort=self._norms[-COHORT:],
             loss=None,

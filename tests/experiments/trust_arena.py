@@ -19,7 +19,6 @@ from coordinator.plan.plan_tables import Plan
 from coordinator.rules import checks, likeness, standing, validation
 from coordinator.rules.checks import Redone
 from coordinator.rules.run_file import ValidationSettings
-from coordinator.rules.standing import TRUST_START
 from coordinator.rules.validation import Evidence, judge, measure
 from coordinator.rules.voices import Voice, shares
 from shared.protocol.base import Reason
@@ -100,7 +99,6 @@ class Account:
     """One volunteer as the server knows it."""
 
     state: standing.Account
-    trust: float = TRUST_START
     draws: int = 0
     stake: int = 0  # micro-credits
     freed: int = 0
@@ -109,11 +107,6 @@ class Account:
     @property
     def suspended(self) -> bool:
         return self.state.state == "suspended"
-
-    @property
-    def works(self) -> bool:
-        """Return True if the account gets leases."""
-        return not self.suspended and self.trust >= standing.TRUST_MIN
 
     @property
     def vetted(self) -> bool:
@@ -193,14 +186,9 @@ class Arena:
         chosen = sorted(self._rng.permutation(VOLUNTEERS)[: self._cell.part].tolist())
         chosen = [who for who in chosen if not self._accounts[who].suspended]
         bad = self._cell.hostile if self._number >= self._cell.honest_rounds else 0
-        able = [who for who in chosen if self._accounts[who].works]
-        split = [who for who in able if who >= bad], [who for who in able if who < bad]
+        split = [who for who in chosen if who >= bad], [who for who in chosen if who < bad]
         refused = self._subject.gather(weights, *split)
-        for who in refused:
-            account = self._accounts[who]
-            account.trust = standing.moved(account.trust, standing.LOSS)
         self.refused_games += len(refused.difference(range(bad)))
-        chosen = [who for who in able if self._accounts[who].works]
         jobs = {who: self._subject.task() for who in chosen}
         updates = {w: self._subject.learn(weights, jobs[w], w) for w in chosen if w >= bad}
         honest = [self._trained(update) for update in updates.values()]
@@ -275,16 +263,13 @@ class Arena:
     def _judge(self, weights: Weights, sent: Sent) -> str:
         account, subject = self._accounts[sent.who], self._subject
         measured = measure(sent.path, subject.schema, self._cell.codec)
-        judged = judge(
-            self._evidence(sent, measured, account), self._settings, subject.train, self._plan
-        )
+        judged = judge(self._evidence(sent, measured), self._settings, subject.train, self._plan)
         if sent.vetted and (judged.state == "accepted" or judged.reason == Reason.NORM):
             account.norms.append(measured.norm / subject.steps)
         if judged.state != "accepted":
             return judged.reason
         sent.clip = judged.clip
         account.stake += PRICE
-        account.trust = standing.moved(account.trust, standing.GAIN)
         if self._cell.recompute and self._drawn(sent, account):
             account.draws += 1
             result = self._redone(weights, sent)
@@ -293,7 +278,7 @@ class Arena:
                 return result
         return "accepted" if judged.clip == 1.0 else "scaled"
 
-    def _evidence(self, sent: Sent, measured: Any, account: Account) -> Evidence:
+    def _evidence(self, sent: Sent, measured: Any) -> Evidence:
         subject = self._subject
         return Evidence(
             submit=SubmitRequest(
@@ -312,7 +297,6 @@ class Arena:
             task_samples=subject.samples,
             head=0,
             base_version=0,
-            trust=account.trust,
             effort=float(subject.steps),
             cohort=self._cohort(),
             loss=None,
@@ -357,7 +341,7 @@ class Arena:
             return
         voices = [
             Voice(
-                weight=self._accounts[one.who].trust * self._subject.steps,
+                weight=float(self._subject.steps),
                 volunteer=str(one.who),
                 vetted=one.vetted,
             )

@@ -136,7 +136,7 @@ def add_worker(
             "state": "active",
             "public": True,
         }
-        conn.execute(insert(volunteers_table).values(**person, trust=1.0, created_at=0.0))
+        conn.execute(insert(volunteers_table).values(**person, created_at=0.0))
     machine = {"id": f"worker-{number}", "volunteer_id": name, "secret_hash": "", "hostname": ""}
     machine |= {"hardware": "{}", "benchmark": "[]", "software": "", "state": "online"}
     conn.execute(
@@ -149,7 +149,7 @@ def add_worker(
             created_at=0.0,
         )
     )
-    return Principal(volunteer_id=name, worker_id=f"worker-{number}", nickname=name, trust=1.0)
+    return Principal(volunteer_id=name, worker_id=f"worker-{number}", nickname=name)
 
 
 def add_contribution(conn: Connection, task: TaskRow) -> int:

@@ -121,9 +121,9 @@ class Player:
         reply = await self.worker.post(f"/tasks/{lease.task}/submit", said)
         return decode(reply, Verdict)
 
-    async def trust(self) -> float:
-        def read(conn: Connection) -> float:
+    async def standing(self) -> str:
+        def read(conn: Connection) -> str:
             mine = volunteers.c.id == self.worker.volunteer_id
-            return float(conn.execute(select(volunteers.c.trust).where(mine)).scalar_one())
+            return str(conn.execute(select(volunteers.c.standing).where(mine)).scalar_one())
 
         return await self.home.coordinator.db.read(read)

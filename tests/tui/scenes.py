@@ -53,7 +53,6 @@ ME = Me(
     nickname="ada",
     public=True,
     state="active",
-    trust=0.8,
     earned_micro=1_240_500_000,
     pending_micro=50_000_000,
     spent_micro=0,

@@ -3,7 +3,7 @@
     vouched for       pending -> earned
     not vouched for   pending -> escrow; a later draw that passes: escrow -> earned,
                       one that does not pass: escrow -> mint
-    suspended, distrusted, or of no weight in a merge: pending -> mint
+    suspended, or of no weight in a merge: pending -> mint
 
 Besides the ledger's events, which stay, each stake has a row in `escrow` until it is freed or
 forfeited. Earned credit settles the debt of its account first.
@@ -28,11 +28,9 @@ from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.trust import escrow
-from coordinator.rules.standing import TRUST_MIN
 from shared.errors import Conflict
 
 SUSPENDED = "not paid: this account is suspended"
-DISTRUSTED = f"not paid: the trust in this account is below {TRUST_MIN:g}"
 WEIGHTLESS = "not paid: it counts nothing in a merge"
 LOST = "not paid: a draw of this account proved nothing, and all that was at stake is given up"
 
@@ -45,7 +43,7 @@ _SETTLED = exists().where(
 )
 _WHOSE = (
     select(_C.id.label("contribution"), _SETTLED.label("settled"))
-    .add_columns(_V.standing, _V.invited, _V.trust)
+    .add_columns(_V.standing, _V.invited)
     .join(volunteers, _V.id == _C.volunteer_id)
     .where(among(_C.id, "ids"))
 )
@@ -62,9 +60,9 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     """Pay contributions that are merged, or need no merge. Each must be pending, and its verdict
     recorded.
 
-    Hundreds of contributions take a few statements. No credit is paid for weight 0, to a suspended
-    account, or to an uninvited one below the least trust; pay that was posted or taken back before
-    stays so. Raises Conflict if an account is suspended at this moment.
+    Hundreds of contributions take a few statements. No credit is paid for weight 0, or to a
+    suspended account; pay that was posted or taken back before stays so. Raises Conflict if an
+    account is suspended at this moment.
     """
     if not rows:
         return
@@ -149,8 +147,6 @@ def _why_unpaid(account: Any, row: ContributionRow) -> str:
     """Return why a contribution is not paid; "" if it is."""
     if account.standing == "suspended":
         return SUSPENDED
-    if not account.invited and account.trust < TRUST_MIN:
-        return DISTRUSTED
     return WEIGHTLESS if row.weight == 0.0 else ""
 
 

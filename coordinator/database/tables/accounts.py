@@ -15,7 +15,6 @@ volunteers = sa.Table(
     sa.Column("nickname_key", sa.String(128), nullable=False, unique=True),
     sa.Column("state", sa.String(16), nullable=False),  # active, banned, forgotten
     sa.Column("public", sa.Boolean, nullable=False),
-    sa.Column("trust", sa.Double, nullable=False),
     sa.Column("invite_id", Key, nullable=True),
     sa.Column("created_at", sa.Double, nullable=False),
     # probation, vetted, suspended; see rules/standing.py

@@ -53,7 +53,7 @@ contributions = sa.Table(
     sa.Column("train_s", sa.Double, nullable=False),
     sa.Column("norm", sa.Double, nullable=True),  # norm as measured
     sa.Column("clip", sa.Double, nullable=False),  # factor <= 1 that scales it to its cohort
-    sa.Column("weight", sa.Double, nullable=True),  # staleness x trust, used at the merge
+    sa.Column("weight", sa.Double, nullable=True),  # by staleness, used at the merge
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("reason", sa.String(32), nullable=False),
     sa.Column("message", sa.Text, nullable=False),

@@ -94,9 +94,7 @@ async def answers_paid(made: Answering, name: str) -> list[Receipt]:
     """Return the receipts of answers, each of them verified as the volunteer does."""
     who, record = await id_of(made, name), made.coordinator.transparency
     await record.seal()
-    signed = await record.receipts(
-        Principal(volunteer_id=who, worker_id="", nickname=name, trust=1.0)
-    )
+    signed = await record.receipts(Principal(volunteer_id=who, worker_id="", nickname=name))
     key = (await made.coordinator.server.info()).public_key
     found = [check_receipt(each, key, who) for each in signed]
     assert [each.problem for each in found] == [""] * len(found)

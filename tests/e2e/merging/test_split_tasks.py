@@ -202,7 +202,7 @@ async def test_after_so_many_recomputations_the_task_fails(home: LocalCoordinato
     ]
     found = {row[0]: row[1:] for row in await rows(home, t.id, t.state, t.failures)}
     assert found[mine.task] == ("todo", 1)
-    assert (await me(ann)).trust == 1.0
+    assert (await me(ann)).standing == "vetted"
     refused(await ann.announce(mine, b"x"), 410)
     assert await sound(home)
 

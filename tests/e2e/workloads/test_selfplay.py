@@ -136,7 +136,7 @@ async def test_fake_games_cost_trust_and_the_task_goes_to_somebody_else(
     assert (verdict.state, verdict.reason) == ("rejected", "experience")
     assert "4 of 4 games were refused: game 0: its outcome is" in verdict.message
     assert FLIPPED in verdict.message
-    assert await eve.trust() == pytest.approx(0.9)
+    assert await eve.standing() == "vetted"
     again = await ann.claim("selfplay")
     assert (again.task, again.job.seed) == (lease.task, lease.job.seed)
     assert (await ann.do(again)).state == "accepted"
@@ -221,7 +221,7 @@ async def test_games_are_judged_by_when_they_began(home: LocalCoordinator) -> No
     verdict = await slow.hand_in(other, stale, await slow.result(other, stale, late))
     assert (verdict.state, verdict.reason) == ("rejected", "stale")
     assert "began with version 5 when version 8 was out" in verdict.message
-    assert await slow.trust() == 1.0
+    assert await slow.standing() == "vetted"
 
 
 async def test_without_a_learner_no_more_games_are_handed_out(home: LocalCoordinator) -> None:

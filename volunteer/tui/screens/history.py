@@ -344,7 +344,6 @@ def total_lines(scene: Scene, cells: int, height: int) -> list[Line]:
             ),
         )
     )
-    lines.append(_fact(_("trust"), percent(me.trust)))
     for said in (
         escrow_words(me),
         debt_words() if me.debt_micro else "",

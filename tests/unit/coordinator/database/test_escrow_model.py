@@ -121,7 +121,7 @@ class Books(RuleBasedStateMachine):
                 received_at=self.clock.now(),
             )  # fmt: skip
             row = contributions.by_id(conn, number)
-            volunteers.set_trust(conn, row.volunteer_id, 0.0, accepted_micro=price)
+            volunteers.count_accepted(conn, [(row.volunteer_id, price)])
             payments.post_step(conn, "pending", [Payment.of(row)], self.clock.now())
             if drawn:
                 draw(conn, number)

@@ -78,7 +78,7 @@ class Histories(RuleBasedStateMachine):
                 order = DrawTerms(wanted=["f"], work="{}", flops=flops, kind="cpu", due_at=1e12)
                 recomputes.add(conn, row, order)
                 volunteers.count_draw(conn, row.volunteer_id)
-            volunteers.set_trust(conn, row.volunteer_id, 0.0, accepted_micro=price)
+            volunteers.count_accepted(conn, [(row.volunteer_id, price)])
             payments.post_step(conn, "pending", [Payment.of(row)], self.now)
             return number
 

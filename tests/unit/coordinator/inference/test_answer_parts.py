@@ -16,7 +16,7 @@ from coordinator.rules.serving import is_other_model
 from shared.protocol.inference import AnswerTask, AnswerTokens
 from shared.protocol.versions import SignedManifest
 
-ANN = Principal(volunteer_id="ann", worker_id="box", nickname="Ann", trust=1.0)
+ANN = Principal(volunteer_id="ann", worker_id="box", nickname="Ann")
 TASK = AnswerTask(
     id="a",
     manifest=SignedManifest(payload="", signature=""),

@@ -50,17 +50,17 @@ def test_a_base_that_does_not_exist_yet_is_refused() -> None:
 
 
 def test_work_of_nothing_counts_nothing_and_half_a_step_half() -> None:
-    found = weigh(plan({}), [Term(work=0.0), Term(work=0.5), Term(work=0.25, trust=0.0)])
-    assert (list(found.weights), found.work) == ([0.0, 0.5, 0.0], 0.5)
+    found = weigh(plan({}), [Term(work=0.0), Term(work=0.5)])
+    assert (list(found.weights), found.work) == ([0.0, 0.5], 0.5)
 
 
-def test_weight_is_work_times_staleness_times_trust() -> None:
+def test_weight_is_work_times_staleness() -> None:
     found = weigh(
         plan({"max_staleness": 3}),
-        [Term(work=50), Term(work=10, gap=1), Term(work=50, trust=0.5), Term(work=50, gap=9)],
+        [Term(work=50), Term(work=10, gap=1), Term(work=25), Term(work=50, gap=9)],
     )
     assert list(found.weights) == [50, 7.5, 25, 0]
-    assert (found.scale, found.work) == (1, 110)
+    assert (found.scale, found.work) == (1, 85)
 
 
 def test_with_damping_a_single_late_arrival_moves_less() -> None:
@@ -96,11 +96,9 @@ def test_arrivals_may_move_by_their_share_of_the_workers() -> None:
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_impossible_work_or_trust_is_refused(value: float) -> None:
+def test_impossible_work_is_refused(value: float) -> None:
     with pytest.raises(ValueError, match="negative or not finite"):
         weigh(Plan(), [Term(work=value)])
-    with pytest.raises(ValueError, match="negative or not finite"):
-        weigh(Plan(), [Term(work=1, trust=value)])
 
 
 def test_when_all_are_too_late_nothing_counts() -> None:
