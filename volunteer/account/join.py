@@ -101,8 +101,10 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = 0.0) -> Se
     try:
         key = bytes.fromhex(server.public_key)
     except ValueError as error:
-        said = Sentence("the coordinator's key cannot be read: ask your organiser for a new link")
-        raise BadSignature(said) from error
+        sentence = Sentence(
+            "the coordinator's key cannot be read: ask your organiser for a new link"
+        )
+        raise BadSignature(sentence) from error
     if link.fingerprint and not fits(key, link.fingerprint):
         raise BadSignature(
             Sentence(
@@ -120,14 +122,19 @@ async def join(link: JoinLink, name: str, enrolment: Enrolment, patience_s: floa
     """
     profile, connect = enrolment.profile, enrolment.connect
     server = await probe(link, connect, patience_s)
-    known = profile.known(server)
-    if known is not None and known.registered and link.code and await _withdrawn(known, connect):
-        known = None
-    if known is not None:
-        identity = msgspec.structs.replace(known, url=link.url, tls_pin=link.tls_pin)
-        if not known.registered:
+    previous = profile.known(server)
+    if (
+        previous is not None
+        and previous.registered
+        and link.code
+        and await _withdrawn(previous, connect)
+    ):
+        previous = None
+    if previous is not None:
+        identity = msgspec.structs.replace(previous, url=link.url, tls_pin=link.tls_pin)
+        if not previous.registered:
             identity = msgspec.structs.replace(
-                identity, nickname=name or known.nickname, code=link.code
+                identity, nickname=name or previous.nickname, code=link.code
             )
     else:
         identity = new_identity(
@@ -214,21 +221,21 @@ async def _proof(api: Api, identity: Identity, progress: Progress, patience_s: f
     if not (server.open and server.proof_of_work_bits):
         return NO_PROOF
     newcomer = {"volunteer": identity.volunteer_id, "nickname": identity.nickname}
-    given = await api.call(endpoints.CHALLENGE, newcomer, patience_s=patience_s)
+    challenge = await api.call(endpoints.CHALLENGE, newcomer, patience_s=patience_s)
     loop, over = asyncio.get_running_loop(), threading.Event()
-    progress(given.bits, 0.0)
+    progress(challenge.bits, 0.0)
 
     def tried(count: int) -> bool:
         if not over.is_set():
-            loop.call_soon_threadsafe(progress, given.bits, likely_done(count, given.bits))
+            loop.call_soon_threadsafe(progress, challenge.bits, likely_done(count, challenge.bits))
         return not over.is_set()
 
     try:
-        nonce = await asyncio.to_thread(solve, given.challenge, given.bits, tried)
+        nonce = await asyncio.to_thread(solve, challenge.challenge, challenge.bits, tried)
     finally:
         over.set()
-    progress(given.bits, 1.0)
-    return _WorkProof(given.challenge, f"{nonce or 0:x}")
+    progress(challenge.bits, 1.0)
+    return _WorkProof(challenge.challenge, f"{nonce or 0:x}")
 
 
 def _registered(identity: Identity, reply: RegisterReply, profile: Profile) -> Identity:

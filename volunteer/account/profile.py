@@ -114,11 +114,11 @@ class Home:
 
     def remember_verdicts(self, verdicts: tuple[Verdict, ...], until: int) -> None:
         """Add verdicts; a later one on the same contribution replaces the earlier."""
-        kept = {verdict.contribution: verdict for verdict in self._memory.verdicts}
+        by_contribution = {verdict.contribution: verdict for verdict in self._memory.verdicts}
         for verdict in verdicts:
-            kept.pop(verdict.contribution, None)
-            kept[verdict.contribution] = verdict
-        newest = tuple(kept.values())[-VERDICTS_KEPT:]
+            by_contribution.pop(verdict.contribution, None)
+            by_contribution[verdict.contribution] = verdict
+        newest = tuple(by_contribution.values())[-VERDICTS_KEPT:]
         self.remember(verdicts=newest, news_until=max(until, self._memory.news_until))
 
     def _read_memory(self) -> ProfileState:

@@ -97,17 +97,17 @@ class RecordCheck:
         Raises NotFound if the coordinator is too old to give receipts, Unreachable.
         """
         for _ in range(FETCHES_MAX):
-            found = await self._api.query(endpoints.RECEIPTS, cursor=self._book.last)
-            for signed in found:
+            receipts = await self._api.query(endpoints.RECEIPTS, cursor=self._book.last)
+            for signed in receipts:
                 checked = check_receipt(signed, self._key, self._volunteer)
                 if checked.problem:
                     return Sentence(
                         "the coordinator sent a wrong receipt: {problem}", problem=checked.problem
                     )
-            added = self._book.add(found)
-            if added and (problem := await self.observe(_head_of(found[-1]))):
+            added = self._book.add(receipts)
+            if added and (problem := await self.observe(_head_of(receipts[-1]))):
                 return problem
-            if not added or len(found) < RECEIPTS_MAX:
+            if not added or len(receipts) < RECEIPTS_MAX:
                 break
         return ""
 
@@ -129,30 +129,30 @@ class RecordCheck:
         Returns a sentence if history was rewritten, else "".
         """
         heard, self._book.heard = self._book.heard, None
-        if heard is not None and (said := await self.observe(heard)):
-            return said
+        if heard is not None and (problem := await self.observe(heard)):
+            return problem
         return await self.observe(await self.present())
 
     async def check_all(self) -> str:
         """Compare stored heads of all ages with the present one, as `check`."""
-        kept = self._book.seen
+        record = self._book.seen
         now = await self.present()
-        heads = [*kept.heads, *((kept.broken,) if kept.broken else ())]
-        if said := contradiction([each.tree for each in [*heads, now]]):
+        heads = [*record.heads, *((record.broken,) if record.broken else ())]
+        if problem := contradiction([head.tree for head in [*heads, now]]):
             self._book.accuse(now)
-            return said
+            return problem
         for old in spread(heads, CHECKED_MAX):
-            if said := await self._compare(old, now):
+            if problem := await self._compare(old, now):
                 self._book.accuse(now)
-                return said
+                return problem
         return await self.observe(now)
 
     async def observe(self, new: KeptHead) -> str:
         """Store a signed head if it is larger than the newest stored one and continues it. Return
         "", or a sentence if it contradicts that one; then it is kept as evidence.
         """
-        kept = self._book.seen.heads
-        newest = kept[-1] if kept else None
+        heads = self._book.seen.heads
+        newest = heads[-1] if heads else None
         if newest is None:
             if new.tree.size:
                 self._book.keep(new)
@@ -161,9 +161,9 @@ class RecordCheck:
             old, late = new, newest  # an older head arrived late
         else:
             old, late = newest, new
-        if said := await self._compare(old, late):
+        if problem := await self._compare(old, late):
             self._book.accuse(new)
-            return said
+            return problem
         if new.tree.size > newest.tree.size:
             self._book.keep(new)
         return ""
@@ -212,7 +212,7 @@ class RecordCheck:
 
 def _words(old: KeptHead, now: TreeHead) -> str:
     """Return the sentence about a record that does not continue its older head."""
-    said = Sentence(
+    sentence = Sentence(
         "the record of {size} entries that it signed on {day}",
         size=old.tree.size,
         day=day(old.tree.at),
@@ -220,11 +220,12 @@ def _words(old: KeptHead, now: TreeHead) -> str:
     if now.size < old.tree.size:
         return Sentence(
             "the coordinator rewrote its history: {said} has only {size} now",
-            said=said,
+            said=sentence,
             size=now.size,
         )
     return Sentence(
-        "the coordinator rewrote its history: its record no longer begins with {said}", said=said
+        "the coordinator rewrote its history: its record no longer begins with {said}",
+        said=sentence,
     )
 
 

@@ -37,8 +37,8 @@ def measure(directories: Directories, device: str, *, quick: bool, json: bool) -
     trainer.start()
     devices = trainer.call(detect).result()
     results = [
-        _one(trainer, chosen, directories, quick=quick, now=clock.now())
-        for chosen in choose(device, devices)
+        _one(trainer, candidate, directories, quick=quick, now=clock.now())
+        for candidate in choose(device, devices)
     ]
     trainer.close()
     if json:
@@ -56,8 +56,10 @@ def _one(
 
     def report(stage: str, done: float) -> None:
         if tty:
-            said = left(f"{device.id}: {100 * done:3.0f} % {_(STAGES.get(stage, stage))}", LINE)
-            print(f"\r{said}", end="", file=sys.stderr, flush=True)
+            progress_line = left(
+                f"{device.id}: {100 * done:3.0f} % {_(STAGES.get(stage, stage))}", LINE
+            )
+            print(f"\r{progress_line}", end="", file=sys.stderr, flush=True)
 
     measured = trainer.call(
         lambda: benchmark(
@@ -103,9 +105,9 @@ def _remember(
         return
     machine = hardware(devices)
     home = profile.home(identity)
-    others = home.memory.benchmarks if home.memory.torch == machine.torch else ()
+    older = home.memory.benchmarks if home.memory.torch == machine.torch else ()
     fresh = {b.device for b in results}
-    benchmarks = (*(b for b in others if b.device not in fresh), *results)
+    benchmarks = (*(b for b in older if b.device not in fresh), *results)
     home.remember(benchmarks=benchmarks, torch=machine.torch)
     if identity.registered:
         request = BenchmarkRequest(benchmarks=benchmarks, hardware=machine)

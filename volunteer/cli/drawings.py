@@ -73,5 +73,7 @@ def _show(png: bytes) -> None:
 def _coloured(text: str, role: str) -> str:
     """Return a cell in its two colours, "#rrggbb/#rrggbb"."""
     ink, _, paper = role.partition("/")
-    inks, papers = (";".join(str(each) for each in bytes.fromhex(c[1:])) for c in (ink, paper))
+    inks, papers = (
+        ";".join(str(channel) for channel in bytes.fromhex(c[1:])) for c in (ink, paper)
+    )
     return f"\x1b[38;2;{inks};48;2;{papers}m{text}"

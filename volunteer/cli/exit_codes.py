@@ -55,10 +55,10 @@ def agreed(question: str) -> bool:
 
     yes, choice = pgettext("answer", "yes"), pgettext("answer", "[y/N]")
     try:
-        said = input(f"{_(question)} {choice} ")
+        line = input(f"{_(question)} {choice} ")
     except EOFError as error:
         raise BadRequest(Sentence("no terminal to confirm in: add --yes")) from error
-    answer = unicodedata.normalize("NFD", said.strip().lower())
+    answer = unicodedata.normalize("NFD", line.strip().lower())
     plain = unicodedata.normalize("NFD", yes)
     # also without its accent: not every keyboard has one
     bare = "".join(sign for sign in plain if not unicodedata.combining(sign))

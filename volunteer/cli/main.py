@@ -82,9 +82,9 @@ def start(
 ) -> int:
     """Train. Joins first where VOLUNTEER_JOIN holds a link."""
     flags: dict[str, Any] = dict(_pair(text) for text in set_)
-    given = {"device": device, "threads": threads, "runs": run, "max_tasks": max_tasks}
-    given |= {"ascii": ascii, "language": language}
-    flags |= {name: value for name, value in given.items() if value is not None}
+    overrides = {"device": device, "threads": threads, "runs": run, "max_tasks": max_tasks}
+    overrides |= {"ascii": ascii, "language": language}
+    flags |= {name: value for name, value in overrides.items() if value is not None}
     from volunteer.cli.start import StartOptions, work
 
     return work(
@@ -126,10 +126,10 @@ def join(
     )
     print(printable(where))
     if name.strip() not in ("", joined.nickname):
-        kept = _(
+        notice = _(
             "the nickname stays: ask your organiser for another (`coordinator volunteer rename`)"
         )
-        print(kept)
+        print(notice)
     print(hinted(_("next: `volunteer`, or `volunteer --no-ui`"), profile))
     return 0
 
@@ -177,10 +177,10 @@ def status(*, json: Json = False, profile: Profile = "") -> int:
     """Show what the running volunteer does, or why it is idle."""
     from volunteer.headless import status_lines
 
-    found = _run(_with_control(profile, _status))
+    report = _run(_with_control(profile, _status))
     if json:
-        return print_json(found)
-    print(hinted("\n".join(status_lines(found)), profile))
+        return print_json(report)
+    print(hinted("\n".join(status_lines(report)), profile))
     return 0
 
 
@@ -226,13 +226,13 @@ def pause(
         )
     )
     if json:
-        told: dict[str, Any] = {"ordered": "pause", "device": device}
-        told["ends_at"] = ends_at if ends_at > 0 else None
-        return print_json(told | ({"until": "login"} if login else {}))
-    said = _("{device} paused", device=device) if device else _("paused")
+        order: dict[str, Any] = {"ordered": "pause", "device": device}
+        order["ends_at"] = ends_at if ends_at > 0 else None
+        return print_json(order | ({"until": "login"} if login else {}))
+    sentence = _("{device} paused", device=device) if device else _("paused")
     if ends_at:
-        said = _("{paused} until {time}", paused=said, time=_(words))
-    print(hinted(_("{pause}; continue with `volunteer resume`", pause=said), profile))
+        sentence = _("{paused} until {time}", paused=sentence, time=_(words))
+    print(hinted(_("{pause}; continue with `volunteer resume`", pause=sentence), profile))
     return 0
 
 
@@ -264,12 +264,12 @@ def finish(
     _run(_with_control(profile, lambda control: control.do(order)))
     if json:
         return print_json({"ordered": "finish", "then_stop": then_stop})
-    said = (
+    sentence = (
         _("the current task is completed, then volunteer exits")
         if then_stop
         else _("the current task is completed; no new one is taken until `volunteer resume`")
     )
-    print(hinted(said, profile))
+    print(hinted(sentence, profile))
     return 0
 
 
@@ -344,7 +344,7 @@ def _parsed(argv: list[str]) -> object:
         raise
 
 
-def _speak(given: Mapping[str, Any]) -> None:
+def _speak(arguments: Mapping[str, Any]) -> None:
     """Set the language from the command line, else the settings, else the environment.
     Machine-readable output is never translated. The command that needs the settings reports their
     errors.
@@ -352,14 +352,16 @@ def _speak(given: Mapping[str, Any]) -> None:
     from volunteer.i18n.catalogue import AUTO, LanguageChoice, choose, use
     from volunteer.settings.settings import load
 
-    exit_codes.for_machines(given.get("json", False))
-    if given.get("json"):
+    exit_codes.for_machines(arguments.get("json", False))
+    if arguments.get("json"):
         use(LanguageChoice())
         return
-    language = given.get("language") or AUTO
+    language = arguments.get("language") or AUTO
     with suppress(VolunteerError, OSError):
-        path = _directories(given.get("profile", "")).config / "config.toml"
-        language = load({"language": given.get("language")}, path=path).settings.display.language
+        path = _directories(arguments.get("profile", "")).config / "config.toml"
+        language = load(
+            {"language": arguments.get("language")}, path=path
+        ).settings.display.language
     use(choose(language))
 
 

@@ -123,16 +123,16 @@ def update(*, json: Json = False, profile: Profile = "") -> int:
     from volunteer.settings import settings
 
     public_key = identity_of(settings.directories(profile=profile)).public_key
-    found = ask_account(profile, lambda api: self_update.newer(api, public_key))
+    download = ask_account(profile, lambda api: self_update.newer(api, public_key))
     if json:
-        if found is not None:
-            self_update.replace(*found)
-        return print_json({"installed": found is not None})
-    if found is None:
+        if download is not None:
+            self_update.replace(*download)
+        return print_json({"installed": download is not None})
+    if download is None:
         print(_("this is the version that the coordinator runs with"))
         return 0
     done = _("the new version is installed; a running volunteer uses the old one until it ends")
-    self_update.replace(*found)
+    self_update.replace(*download)
     print(done)
     return 0
 
@@ -160,7 +160,7 @@ def uninstall(
     places = directories(profile=profile)
     described = _removable(profile)
     files = tuple(f.path for f in described.files if f.path.exists()) if described else ()
-    items = belongings(places, files, everything=all_)
+    items = belongings(places, files, whole=all_)
     if json and not yes:
         raise BadRequest(ASKS_NOTHING)
     if not json:
@@ -171,15 +171,15 @@ def uninstall(
     if described and files:
         remove_service(described)
     clock = SystemClock()
-    handed = shown(
+    tasks_line = shown(
         asyncio.run(hand_back(ProfileDirectory(places.profile), connector(clock), clock))
     )
     trouble = remove_files(items)
     if json:
         paths = [str(item.path) for item in items if item.goes]
-        print_json({"removed": paths, "tasks": handed, "trouble": list(map(str, trouble))})
+        print_json({"removed": paths, "tasks": tasks_line, "trouble": list(map(str, trouble))})
         return EXIT_FAILURE if trouble else 0
-    print(handed)
+    print(tasks_line)
     for sentence in trouble:
         remark(shown(sentence))
     if MACHINE_UNIT.exists():

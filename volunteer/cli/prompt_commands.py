@@ -87,10 +87,10 @@ def create(
         runs=run,
     )
     # not retried, because a retry could make a second key
-    made = call_account(profile, KEY_CREATE, body=request, patience_s=0)
+    key = call_account(profile, KEY_CREATE, body=request, patience_s=0)
     if json:
-        return print_json(made)
-    print(made.key)
+        return print_json(key)
+    print(key.key)
     remark(_("keep this key: it is not shown again"))
     return 0
 
@@ -100,14 +100,14 @@ def key_list(*, json: Json = False, profile: Profile = "") -> int:
     """Every key of your account, without its secret."""
     from shared.protocol.endpoints import KEYS
 
-    found = call_account(profile, KEYS)
+    keys = call_account(profile, KEYS)
     if json:
-        return print_json(found)
-    if not found:
+        return print_json(keys)
+    if not keys:
         print(hinted(_("no key yet: `volunteer key create`"), profile))
         return 0
     names = [_("number"), _("key"), _("state"), _("credits spent"), _("name"), _("only for")]
-    print_table(names, [_key_cells(each) for each in found], {0})
+    print_table(names, [_key_cells(key) for key in keys], {0})
     return 0
 
 
@@ -153,24 +153,24 @@ def runs(*, json: Json = False, profile: Profile = "") -> int:
     """List the runs of the coordinator, to help, ask or play against."""
     from shared.protocol.endpoints import RUNS
 
-    found = call_account(profile, RUNS)
+    infos = call_account(profile, RUNS)
     if json:
-        return print_json(found)
-    if not found:
+        return print_json(infos)
+    if not infos:
         print(_("no run yet"))
         return 0
     print_table(
         [_("run"), _("state"), _("workload"), _("version"), _("loss"), _("workers")],
         [
             [
-                each.name,
-                _(each.state),
-                each.workload,
-                str(each.version) if each.version >= 0 else "-",
-                "-" if each.loss is None else number(each.loss, ".4f"),
-                number(each.workers, ","),
+                info.name,
+                _(info.state),
+                info.workload,
+                str(info.version) if info.version >= 0 else "-",
+                "-" if info.loss is None else number(info.loss, ".4f"),
+                number(info.workers, ","),
             ]
-            for each in found
+            for info in infos
         ],
         {3, 4, 5},
     )
@@ -196,9 +196,9 @@ def generate(
     from shared.protocol.endpoints import MODEL
     from shared.protocol.inference import ImageReply
 
-    given = {"seed": seed, "max_tokens": max_tokens}
+    sampling = {"seed": seed, "max_tokens": max_tokens}
     body = {"model": model, "temperature": temperature}
-    body |= {name: value for name, value in given.items() if value is not None}
+    body |= {name: value for name, value in sampling.items() if value is not None}
     body |= {"answered_by": "organiser"} if private else {}
 
     async def asked(api: Api) -> tuple[str, Usage | None] | ImageReply:
@@ -212,16 +212,16 @@ def generate(
                 )
             )
         text = await asyncio.to_thread(_standard_input) if prompt == "-" else prompt
-        told = {**body, "prompt": text}
-        return await _said(api, COMPLETIONS, told, show=stream and not json)
+        payload = {**body, "prompt": text}
+        return await _said(api, COMPLETIONS, payload, show=stream and not json)
 
-    found = ask_account(profile, asked)
-    if isinstance(found, ImageReply):
-        return _drawn(found, model, None if json else output, json=json)
-    said, used = found
+    reply = ask_account(profile, asked)
+    if isinstance(reply, ImageReply):
+        return _drawn(reply, model, None if json else output, json=json)
+    completion, used = reply
     if json:
-        return print_json({"model": model, "text": said, "usage": used})
-    print("" if stream else _safe(said))
+        return print_json({"model": model, "text": completion, "usage": used})
+    print("" if stream else _safe(completion))
     print(_price(used), file=sys.stderr)
     return 0
 
@@ -251,9 +251,9 @@ def chat(
     """Talk with the model, one line at a time; an empty line ends it. Nothing is kept."""
     from shared.protocol.endpoints import MODEL
 
-    given = {"seed": seed, "max_tokens": max_tokens}
+    sampling = {"seed": seed, "max_tokens": max_tokens}
     options = {"model": model, "temperature": temperature}
-    options |= {name: value for name, value in given.items() if value is not None}
+    options |= {name: value for name, value in sampling.items() if value is not None}
     options |= {"answered_by": "organiser"} if private else {}
 
     async def talk(api: Api) -> int:
@@ -263,8 +263,8 @@ def chat(
         turns: list[dict[str, str]] = []
         while words := await asyncio.to_thread(_line):
             turns.append({"role": "user", "content": words})
-            said, used = await _said(api, CHAT, {**options, "messages": turns}, show=True)
-            turns.append({"role": "assistant", "content": said})
+            reply, used = await _said(api, CHAT, {**options, "messages": turns}, show=True)
+            turns.append({"role": "assistant", "content": reply})
             print()
             print(_price(used), file=sys.stderr)
         return 0
@@ -291,13 +291,13 @@ def give(
     done = call_account(profile, GIVE, body=request)
     if json:
         return print_json(done)
-    said = _(
+    sentence = _(
         "{to} got {amount} credits; you have {left}",
         to=done.to,
         amount=credit(done.amount_micro),
         left=credit(done.left_micro),
     )
-    print(printable(said))
+    print(printable(sentence))
     return 0
 
 
@@ -318,8 +318,8 @@ def forfeit(
         raise BadRequest(ASKS_NOTHING)
     me = call_account(profile, ME)
     stake = 0 if me.invited else me.escrow_micro + me.pending_micro
-    asked = _("Give up the pay at stake, at most {amount} credits?", amount=credit(stake))
-    if me.proving and stake and not yes and not agreed(asked):
+    question = _("Give up the pay at stake, at most {amount} credits?", amount=credit(stake))
+    if me.proving and stake and not yes and not agreed(question):
         return 1
     done = call_account(profile, FORFEIT, patience_s=0)  # a retry would say that nothing was given
     if json:
@@ -434,27 +434,27 @@ def _price(used: Usage | None) -> str:
     )
 
 
-def _key_cells(found: KeyInfo) -> list[str]:
+def _key_cells(key: KeyInfo) -> list[str]:
     from volunteer.i18n.formats import credit
     from volunteer.text import key_state
 
-    spent = credit(found.spent_micro)
-    if found.cap_micro is not None:
-        spent = _("{spent} of {cap}", spent=spent, cap=credit(found.cap_micro))
-    state, only = key_state(found.state), ", ".join(found.runs)
-    return [str(found.id), f"{found.prefix}...", state, spent, found.name, only]
+    spent = credit(key.spent_micro)
+    if key.cap_micro is not None:
+        spent = _("{spent} of {cap}", spent=spent, cap=credit(key.cap_micro))
+    state, only = key_state(key.state), ", ".join(key.runs)
+    return [str(key.id), f"{key.prefix}...", state, spent, key.name, only]
 
 
 def _usage_cells(row: UsageRow) -> list[str]:
     from volunteer.account.record_check import day
     from volunteer.i18n.formats import credit
 
-    made = number(row.tokens_out, ",")
+    output = number(row.tokens_out, ",")
     return [
         _(day(row.at)),
         row.model,
         number(row.tokens_in, ","),
-        _("{made} images", made=made) if row.kind == "image" else made,
+        _("{made} images", made=output) if row.kind == "image" else output,
         _("free") if row.free else credit(row.cost_micro, 6),
         _("under way") if row.latency_s is None else number(row.latency_s, ".1f"),
         row.key or _("this account"),

@@ -52,16 +52,20 @@ def verify(
     except VolunteerError as error:
         unknown = _("the present record was not checked: {error}", error=shown(error.message))
         code = error.exit_code
-    found = _checked(identity, book)
-    heads = [each.receipt.tree for each in found if each.receipt is not None]
-    kept = [each.tree for each in book.seen.heads]
-    history = history or contradiction([*kept, *heads])
-    problems = [_named(each) for each in found if each.problem]
+    results = _checked(identity, book)
+    heads = [result.receipt.tree for result in results if result.receipt is not None]
+    trees = [head.tree for head in book.seen.heads]
+    history = history or contradiction([*trees, *heads])
+    problems = [_named(result) for result in results if result.problem]
     if history or problems:
         code = EXIT_FAILURE
     if json:
-        said: dict[str, Any] = {"receipts": len(found), "problems": problems, "history": history}
-        print_json(said | {"heads": len(kept), "online": not offline, "unknown": unknown})
+        report: dict[str, Any] = {
+            "receipts": len(results),
+            "problems": problems,
+            "history": history,
+        }
+        print_json(report | {"heads": len(trees), "online": not offline, "unknown": unknown})
         return code
     for problem in problems:
         print(_("wrong: {problem}", problem=problem))
@@ -72,7 +76,7 @@ def verify(
             folder=book.folder,
         )
         print(_("wrong: {problem}", problem=evidence))
-    print(_summary(len(found), len(problems), online=not (offline or unknown or history)))
+    print(_summary(len(results), len(problems), online=not (offline or unknown or history)))
     if unknown:
         remark(unknown)
     return code
@@ -127,11 +131,11 @@ async def _ask(directories: Directories, identity: Identity, book: ReceiptBook) 
 
     async def ask(api: Any) -> str:
         check = RecordCheck(api, book, identity.public_key, identity.volunteer_id)
-        said = await _fetched(profile, check) or await check.check_all()
-        if said and (restored := await check.restored()):
+        problem = await _fetched(profile, check) or await check.check_all()
+        if problem and (restored := await check.restored()):
             print(restored, file=sys.stderr)
             return await check.check_all()
-        return said
+        return problem
 
     return await ask_coordinator(directories, ask)
 
@@ -167,5 +171,9 @@ def _summary(receipts: int, wrong: int, *, online: bool) -> str:
             receipts,
             wrong=number(wrong, ","),
         )
-    said = ngettext("{n} receipt verified", "{n} receipts verified", receipts)
-    return _("{said}; the coordinator's record still holds them", said=said) if online else said
+    sentence = ngettext("{n} receipt verified", "{n} receipts verified", receipts)
+    return (
+        _("{said}; the coordinator's record still holds them", said=sentence)
+        if online
+        else sentence
+    )

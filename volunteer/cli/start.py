@@ -102,21 +102,21 @@ def work(options: StartOptions) -> int:
         remark(spoken.problem)
     logging.basicConfig(stream=sys.stderr, level=settings.log_level.upper())
     profile = Profile(directories.profile)
-    until, told = time.monotonic() + MOMENT_S, False
+    until, announced = time.monotonic() + MOMENT_S, False
     while True:
-        with ExitStack() as held:
-            if _is_ours(profile, held, options):
+        with ExitStack() as stack:
+            if _is_ours(profile, stack, options):
                 if not options.screen and settings.priority == "low":
                     priority.lower_process()
                 listener = _confine(settings, directories, screen=options.screen)
                 gc_freeze.spare()
                 return asyncio.run(_work(options, directories, settings, listener))
-        found = asyncio.run(_attach(options, profile, settings)) if options.screen else ""
-        if isinstance(found, int):
-            return found
-        if not told:
-            remark(found or _("another one is starting or exiting on this profile: waiting"))
-            told = True
+        outcome = asyncio.run(_attach(options, profile, settings)) if options.screen else ""
+        if isinstance(outcome, int):
+            return outcome
+        if not announced:
+            remark(outcome or _("another one is starting or exiting on this profile: waiting"))
+            announced = True
         elif time.monotonic() > until:
             raise Unavailable(
                 Sentence(
@@ -127,12 +127,12 @@ def work(options: StartOptions) -> int:
         time.sleep(TRY_S)
 
 
-def _is_ours(profile: Profile, held: ExitStack, options: StartOptions) -> bool:
+def _is_ours(profile: Profile, stack: ExitStack, options: StartOptions) -> bool:
     """Return True if this process now holds the profile's lock. Raises Configuration if another
     instance holds it and there is no screen to show that instance.
     """
     try:
-        held.enter_context(profile.lock())
+        stack.enter_context(profile.lock())
     except Configuration:
         if profile.endpoint.exists() and not options.screen:
             raise
@@ -154,16 +154,16 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> s
         from volunteer.machine import outside
 
         listener = listen(Profile(directories.profile).endpoint)
-        own = [directories.profile, directories.cache, Path(listener.getsockname()).parent]
+        writable = [directories.profile, directories.cache, Path(listener.getsockname()).parent]
         with suppress(OSError):  # without a writable home there are no exports
             if screen:
                 exports().mkdir(exist_ok=True)
-                own.append(exports())
+                writable.append(exports())
         temporary = directories.cache / "tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         outside.begin(_outside(directories.config / "config.toml"))
         ports = _ports(directories, settings)
-        sandbox.confine(own, directories.config, private_directory(temporary), ports)
+        sandbox.confine(writable, directories.config, private_directory(temporary), ports)
     memory_limit.limit(settings.memory_gb)
     return listener
 
@@ -258,12 +258,12 @@ async def _work(
 
     if options.screen:
         return await _with_screen(engine, _look(settings, first=first), settings.priority == "low")
-    made = engine()
+    program = engine()
     from volunteer.headless import Headless
 
-    now = made.world.clock.now()
-    front = Headless(made.control, sys.stdout, json=options.json, since=now)
-    return await _without_screen(made, front)
+    now = program.world.clock.now()
+    front = Headless(program.control, sys.stdout, json=options.json, since=now)
+    return await _without_screen(program, front)
 
 
 async def _without_screen(engine: Engine, front: Headless) -> int:
@@ -374,13 +374,13 @@ def _last_words(text: str) -> None:
 
 def _obey_signals(engine: Engine) -> None:
     """End in order at the first signal, at once at the second."""
-    asked = False
+    interrupted = False
 
     def obey(name: str) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal interrupted
+        if interrupted:
             os._exit(1)
-        asked = True
+        interrupted = True
         remark(
             _(
                 "{signal}: finishing or giving the task back, then exiting; a second signal exits "

@@ -36,7 +36,7 @@ def diagnostics(
     lines = [
         f"volunteer {version}, Python {machine.python}, torch {machine.torch or 'none'}",
         f"{machine.system}, {machine.cores} cores, {size(machine.memory_bytes)} of memory",
-        *(f"confined: {said}" for said in sandbox),
+        *(f"confined: {line}" for line in sandbox),
         f"coordinator: {status.server or '-'}, {online} {status.connection}",
     ]
     lines += [
@@ -56,8 +56,8 @@ def diagnostics(
         for row in settings
         if row.source != "default"
     ]
-    told = [said for event in events if (said := words(event)) is not None]
-    lines += ["", *told[-EVENTS_MAX:]]
+    sentences = [sentence for event in events if (sentence := words(event)) is not None]
+    lines += ["", *sentences[-EVENTS_MAX:]]
     return "\n".join(harmless(printable(line)) for line in lines) + "\n"
 
 

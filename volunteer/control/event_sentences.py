@@ -57,11 +57,11 @@ def _started(e: events.Started) -> str:
     )
 
 
-def announcement_words(found: Announcement) -> str:
+def announcement_words(announcement: Announcement) -> str:
     """Return an announcement with its subject."""
-    if found.run:
-        return _("announcement about {run}: {text}", run=found.run, text=found.text)
-    return _("announcement: {text}", text=found.text)
+    if announcement.run:
+        return _("announcement about {run}: {text}", run=announcement.run, text=announcement.text)
+    return _("announcement: {text}", text=announcement.text)
 
 
 def _announced(e: events.Announced) -> str | None:
@@ -76,24 +76,24 @@ def _connection(e: events.Connection) -> str | None:
         if e.since is None:
             return _("the coordinator answers")
         return _("the coordinator answers again, after {time}", time=duration(e.at - e.since))
-    said = [_("coordinator unreachable: {message}", message=e.message)]
+    clauses = [_("coordinator unreachable: {message}", message=e.message)]
     if e.queued:
-        said.append(ngettext("{n} result queued", "{n} results queued", e.queued))
+        clauses.append(ngettext("{n} result queued", "{n} results queued", e.queued))
     if e.retry_at is not None and e.retry_at - e.at >= 1.0:  # later retries are not reported
-        said.append(_("next try in {time}", time=duration(e.retry_at - e.at)))
-    return "; ".join(said)
+        clauses.append(_("next try in {time}", time=duration(e.retry_at - e.at)))
+    return "; ".join(clauses)
 
 
 def _devices(e: events.DevicesFound) -> str:
     parts = []
     for device in e.devices:
-        what = f"{device.id} {device.name} ({size(device.memory_bytes)})"
+        label = f"{device.id} {device.name} ({size(device.memory_bytes)})"
         unusable = _(
             "{device} cannot be used: {problem}",
-            device=what,
+            device=label,
             problem=e.problems.get(device.id, device.problem),
         )
-        parts.append(what if device.usable else unusable)
+        parts.append(label if device.usable else unusable)
     return _("devices: {devices}", devices="; ".join(parts))
 
 
@@ -109,15 +109,15 @@ def _benchmarked(e: events.Benchmarked) -> str:
 def _step_measured(e: events.StepMeasured) -> str | None:
     if e.known:
         return None
-    said = _(
+    sentence = _(
         '{device}: a step of "{run}" takes {time}',
         device=e.step.device,
         run=printable(e.step.run, 64),
         time=duration_words(e.step.step_s),
     )
     if not e.step.peak_bytes:
-        return said
-    return _("{said}, {size} of memory at the most", said=said, size=size(e.step.peak_bytes))
+        return sentence
+    return _("{said}, {size} of memory at the most", said=sentence, size=size(e.step.peak_bytes))
 
 
 def _idle(e: events.Idle) -> str | None:
@@ -125,14 +125,14 @@ def _idle(e: events.Idle) -> str | None:
         return None
     if e.reason == "asking":
         return shown(e.message)
-    said = _("idle ({reason}): {message}", reason=e.reason, message=e.message)
+    sentence = _("idle ({reason}): {message}", reason=e.reason, message=e.message)
     if e.until is None:
-        return said
-    return f"{said}; {_('next poll in {time}', time=duration(e.until - e.at))}"
+        return sentence
+    return f"{sentence}; {_('next poll in {time}', time=duration(e.until - e.at))}"
 
 
 def _claimed(e: events.Claimed) -> str:
-    told = {"task": e.task, "run": e.run, "device": e.device, "credits": credit(e.price_micro)}
+    fields = {"task": e.task, "run": e.run, "device": e.device, "credits": credit(e.price_micro)}
     if e.kind == events.AUDIT:
         return ngettext(
             "task {task} of {run} on {device} checks another's work: {n} step, pays {credits} "
@@ -140,20 +140,20 @@ def _claimed(e: events.Claimed) -> str:
             "task {task} of {run} on {device} checks another's work: {n} steps, pays {credits} "
             "credits",
             e.steps,
-            **told,
+            **fields,
         )
     if e.counted:  # paid by the work done, so the price is an estimate
         return _(
             "task {task} of {run} on {device}: {n} {things}, pays about {credits} credits",
             n=e.steps,
             things=_(e.counted),
-            **told,
+            **fields,
         )
     return ngettext(
         "task {task} of {run} on {device}: {n} step, pays {credits} credits",
         "task {task} of {run} on {device}: {n} steps, pays {credits} credits",
         e.steps,
-        **told,
+        **fields,
     )
 
 
@@ -162,12 +162,12 @@ def _training(e: events.Training) -> str:
     if e.counted:
         done = _("{done} of {all} {things}", done=e.step, all=e.steps, things=_(e.counted))
         return f"{_('task {number}', number=e.task)}  {done}{left}"
-    said = _("task {number} step {step}/{steps}", number=e.task, step=e.step, steps=e.steps)
+    sentence = _("task {number} step {step}/{steps}", number=e.task, step=e.step, steps=e.steps)
     if e.loss is not None:
-        said += f"  {_('loss {loss}', loss=loss(e.loss))}"
+        sentence += f"  {_('loss {loss}', loss=loss(e.loss))}"
     if e.tokens_per_s > 0:  # the first step has no rate yet
-        said += f"  {number(e.tokens_per_s, ',.0f')} {_(e.items)}/s"
-    return f"{said}{left}"
+        sentence += f"  {number(e.tokens_per_s, ',.0f')} {_(e.items)}/s"
+    return f"{sentence}{left}"
 
 
 def _halved(e: events.Halved) -> str:
@@ -183,10 +183,10 @@ def _halved(e: events.Halved) -> str:
 
 
 def _trained(e: events.Trained) -> str:
-    said = _("task {number} trained in {time}", number=e.task, time=duration(e.train_s))
+    sentence = _("task {number} trained in {time}", number=e.task, time=duration(e.train_s))
     if e.loss_last is None:
-        return said
-    return f"{said}: {_('loss {loss}', loss=loss(e.loss_first))} -> {loss(e.loss_last)}"
+        return sentence
+    return f"{sentence}: {_('loss {loss}', loss=loss(e.loss_first))} -> {loss(e.loss_last)}"
 
 
 def _judged(e: events.Judged) -> str:
@@ -194,23 +194,25 @@ def _judged(e: events.Judged) -> str:
     state, why = _(v.state), shown(judged(v))
     about = {"task": v.task, "run": v.run, "state": state}
     if v.version is None:
-        said = _("task {task} of {run} {state}", **about)
+        sentence = _("task {task} of {run} {state}", **about)
     else:
-        said = _("task {task} of {run} {state} into version {version}", **about, version=v.version)
+        sentence = _(
+            "task {task} of {run} {state} into version {version}", **about, version=v.version
+        )
     if v.credits_micro:
-        said += f", {_('{credits} credits', credits=credit(v.credits_micro))}"
-    return f"{said}: {why}" if v.message not in ("", v.state) and why else said
+        sentence += f", {_('{credits} credits', credits=credit(v.credits_micro))}"
+    return f"{sentence}: {why}" if v.message not in ("", v.state) and why else sentence
 
 
 def _measured(e: events.LossMeasured) -> str:
     held_out = e.measure.removeprefix("held-out ") in ("", "loss")
-    said = f"{_('{run} version {version}', run=e.run, version=e.version)}: "
-    said += (
+    sentence = f"{_('{run} version {version}', run=e.run, version=e.version)}: "
+    sentence += (
         _("loss {loss} on held-out data", loss=loss(e.loss))
         if held_out
         else f"{measure_name(e.measure)} {loss(e.loss, e.measure)}"
     )
-    return f"{said}, {_('{n} of yours in it', n=e.mine)}" if e.mine else said
+    return f"{sentence}, {_('{n} of yours in it', n=e.mine)}" if e.mine else sentence
 
 
 def escrow_words(me: Me) -> str:
@@ -236,10 +238,10 @@ def held_words(me: Me) -> list[str]:
     """Describe pay at stake and a debt, a line each; empty if there are none."""
     lines: list[str] = []
     if me.escrow_micro:
-        held = _("at stake: {credits}", credits=credit(me.escrow_micro))
-        lines.append(f"{held}; {escrow_words(me)}")
-    elif said := escrow_words(me):
-        lines.append(said)
+        stake = _("at stake: {credits}", credits=credit(me.escrow_micro))
+        lines.append(f"{stake}; {escrow_words(me)}")
+    elif wait := escrow_words(me):
+        lines.append(wait)
     if me.debt_micro:
         owed = _("owed: {credits}", credits=credit(me.debt_micro))
         lines.append(f"{owed}; {debt_words()}")
@@ -249,39 +251,39 @@ def held_words(me: Me) -> list[str]:
 def credits_words(e: events.Credits) -> str:
     """Describe the account's credits in one sentence."""
     me = e.me
-    said = _(
+    sentence = _(
         "credits: {earned} earned, {pending} pending",
         earned=credit(me.earned_micro),
         pending=credit(me.pending_micro),
     )
     if me.escrow_micro:
-        said += f", {_('{credits} at stake', credits=credit(me.escrow_micro))}"
+        sentence += f", {_('{credits} at stake', credits=credit(me.escrow_micro))}"
     if me.debt_micro:
-        said += f", {_('{credits} owed', credits=credit(me.debt_micro))}"
+        sentence += f", {_('{credits} owed', credits=credit(me.debt_micro))}"
     if me.standing == "suspended":
         return _(
-            "this account is suspended: {why}; {credits}", why=me.standing_reason, credits=said
+            "this account is suspended: {why}; {credits}", why=me.standing_reason, credits=sentence
         )
-    return f"{said}, {_('rank {rank}', rank=me.rank)}" if me.rank else said
+    return f"{sentence}, {_('rank {rank}', rank=me.rank)}" if me.rank else sentence
 
 
 def _paused(e: events.Paused) -> str:
     if e.by == YOU:
-        what = _("{device} paused", device=e.device) if e.device else _("paused")
+        subject = _("{device} paused", device=e.device) if e.device else _("paused")
         if e.message == START:  # plain output has no key to press
             return _("paused: `volunteer resume` starts it")
         by_you = _("{device} paused by you", device=e.device) if e.device else _("paused by you")
-        said = by_you if e.message in ("", "paused") else f"{what}: {_(e.message)}"
+        sentence = by_you if e.message in ("", "paused") else f"{subject}: {_(e.message)}"
         if e.until in OPEN_ENDED:
-            return said
-        return _("{paused} until {time}", paused=said, time=_(e.until))
-    said = _(
+            return sentence
+        return _("{paused} until {time}", paused=sentence, time=_(e.until))
+    sentence = _(
         "{device} paused by {rule}: {message}",
         device=e.device or _("everything"),
         rule=_(e.by),
         message=e.message,
     )
-    return f"{said}; {_('until {time}', time=e.until)}" if e.until else said
+    return f"{sentence}; {_('until {time}', time=e.until)}" if e.until else sentence
 
 
 def _resumed(e: events.Resumed) -> str:
@@ -291,13 +293,13 @@ def _resumed(e: events.Resumed) -> str:
 def _ended(e: events.Stopped) -> str:
     if e.code and not e.tasks:
         return _("ended: {message}", message=e.message)
-    said = _("ended after {time}", time=duration(e.seconds))
+    sentence = _("ended after {time}", time=duration(e.seconds))
     why = "" if e.message == "ended" else f"{shown(e.message)}; "
     tasks = ngettext("{n} task submitted", "{n} tasks submitted", e.tasks)
     sent = _(
         "{sent} sent, {received} received", sent=size(e.sent_bytes), received=size(e.received_bytes)
     )
-    return f"{said}: {why}{tasks}, {sent}"
+    return f"{sentence}: {why}{tasks}, {sent}"
 
 
 def _submitted(e: events.Submitted) -> str:

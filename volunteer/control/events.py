@@ -62,8 +62,10 @@ class DevicesFound(Event):
 
 def devices_found(devices: tuple[Device, ...], lent: dict[str, int]) -> DevicesFound:
     """Return the event of found devices; only in `problems` their problems stay translatable."""
-    plain = tuple(msgspec.structs.replace(each, problem=str(each.problem)) for each in devices)
-    problems = {each.id: each.problem for each in devices if each.problem}
+    plain = tuple(
+        msgspec.structs.replace(device, problem=str(device.problem)) for device in devices
+    )
+    problems = {device.id: device.problem for device in devices if device.problem}
     return DevicesFound(devices=plain, lent_bytes=lent, problems=problems)
 
 

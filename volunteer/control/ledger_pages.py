@@ -21,22 +21,22 @@ class Asks(Protocol):
 
 
 async def ledger(
-    control: Asks, since: float = 0.0, known: Sequence[LedgerRow] = ()
+    control: Asks, since: float = 0.0, older: Sequence[LedgerRow] = ()
 ) -> tuple[LedgerRow, ...]:
     """Return ledger rows from `since` (epoch seconds) on, newest first; pages older than the newest
-    `known` row are not fetched.
+    `older` row are not fetched.
 
-    `known` is the complete result of an earlier call. Raises VolunteerError if the coordinator does
+    `older` is the complete result of an earlier call. Raises VolunteerError if the coordinator does
     not answer.
     """
-    newest = known[0].id if known else -1
-    found: list[LedgerRow] = []
+    newest = older[0].id if older else -1
+    fresh: list[LedgerRow] = []
     below: int | None = None
     for _ in range(PAGES_MAX):
-        told = await control.query(endpoints.LEDGER, cursor="" if below is None else str(below))
-        rows = [row for row in told if below is None or row.id < below]
-        found += [row for row in rows if row.id > newest and row.at >= since]
+        page = await control.query(endpoints.LEDGER, cursor="" if below is None else str(below))
+        rows = [row for row in page if below is None or row.id < below]
+        fresh += [row for row in rows if row.id > newest and row.at >= since]
         if not rows or rows[-1].id <= newest or rows[-1].at < since:
             break
         below = rows[-1].id
-    return (*found, *(row for row in known if row.at >= since))
+    return (*fresh, *(row for row in older if row.at >= since))

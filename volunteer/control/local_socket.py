@@ -126,8 +126,8 @@ class ControlServer:
         await _send(writer, StatusSnapshot(status=self._hub.status))
         telling = asyncio.create_task(self._tell(writer, events))
         try:
-            while (asked := await _line(reader, Asked)) is not None:
-                await _send(writer, await self._answer(asked))
+            while (request := await _line(reader, Asked)) is not None:
+                await _send(writer, await self._answer(request))
         finally:
             telling.cancel()
             await asyncio.gather(telling, return_exceptions=True)
@@ -137,12 +137,14 @@ class ControlServer:
             await _send(writer, EventLine(event=event))
         writer.close()  # the volunteer has ended
 
-    async def _answer(self, asked: Asked) -> Answered:
+    async def _answer(self, request: Asked) -> Answered:
         try:
-            value = await self._execute(asked.command)
+            value = await self._execute(request.command)
         except VolunteerError as error:
-            return Answered(id=asked.id, code=error.code, message=error.message)
-        return Answered(id=asked.id, value=msgspec.Raw(msgspec.json.encode(value, enc_hook=parts)))
+            return Answered(id=request.id, code=error.code, message=error.message)
+        return Answered(
+            id=request.id, value=msgspec.Raw(msgspec.json.encode(value, enc_hook=parts))
+        )
 
 
 class RemoteVolunteer:

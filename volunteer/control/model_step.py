@@ -32,16 +32,16 @@ class ModelStep(msgspec.Struct, frozen=True, kw_only=True):
 def key_of(job: Job, workload_version: int, machine: Iterable[str]) -> str:
     """Return the hash of job, device and software, which determine a step's time and memory."""
     train = job.train
-    what = (job.workload, str(workload_version), job.update, str(job.batch_size))
+    kind = (job.workload, str(workload_version), job.update, str(job.batch_size))
     how = (train.optimizer, train.precision, str(train.prox_mu > 0))
-    return digest(canonical([[*what, *how, *machine], job.config]))
+    return digest(canonical([[*kind, *how, *machine], job.config]))
 
 
 def newest(steps: Iterable[ModelStep], now: float) -> tuple[ModelStep, ...]:
     """Return the newest step of each run and device, oldest first, without outdated ones."""
-    found: dict[tuple[str, str], ModelStep] = {}
+    latest: dict[tuple[str, str], ModelStep] = {}
     for step in sorted(steps, key=lambda step: step.at):
-        found.pop((step.run, step.device), None)
+        latest.pop((step.run, step.device), None)
         if now - step.at <= AGE_MAX_S:
-            found[step.run, step.device] = step
-    return tuple(found.values())[-KEPT_MAX:]
+            latest[step.run, step.device] = step
+    return tuple(latest.values())[-KEPT_MAX:]

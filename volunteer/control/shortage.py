@@ -45,33 +45,37 @@ def of_run(info: RunInfo | None) -> str:
     return " ".join((info.workload, str(info.workload_version), *map(str, sizes)))
 
 
-def with_new(known: Iterable[Shortage], new: Shortage) -> tuple[Shortage, ...]:
+def with_new(shortages: Iterable[Shortage], new: Shortage) -> tuple[Shortage, ...]:
     """Return the shortages with a new one; it replaces the older one of its run and device."""
-    kept = [each for each in known if (each.run, each.device) != (new.run, new.device)]
-    return (*kept, new)[-KEPT_MAX:]
+    rest = [
+        shortage
+        for shortage in shortages
+        if (shortage.run, shortage.device) != (new.run, new.device)
+    ]
+    return (*rest, new)[-KEPT_MAX:]
 
 
 def shortage_words(short: Shortage) -> Sentence:
     """Return the sentence about a model's need, the device's memory, and the next try."""
-    run, had = printable(short.run, 64), figure(size(short.had_bytes))
+    run, capacity = printable(short.run, 64), figure(size(short.had_bytes))
     if short.needed_bytes > short.had_bytes:
-        said = Sentence(
+        sentence = Sentence(
             'the run "{run}" needs more than {needed} of memory, and {device} has {had} for it',
             run=run,
             needed=figure(size(short.needed_bytes)),
             device=short.device,
-            had=had,
+            had=capacity,
         )
     else:
-        said = Sentence(
+        sentence = Sentence(
             'the run "{run}" did not fit into the memory of {device}, {had}',
             run=run,
             device=short.device,
-            had=had,
+            had=capacity,
         )
     if short.fitted:
-        return Sentence("{said}; it did fit before, so it is tried again in an hour", said=said)
+        return Sentence("{said}; it did fit before, so it is tried again in an hour", said=sentence)
     return Sentence(
         "{said}; it is tried again when its model, the setting memory_gb or torch has changed",
-        said=said,
+        said=sentence,
     )

@@ -27,15 +27,15 @@ Phase: TypeAlias = Literal["claimed", "fetch", "train", "upload", "checking"]
 _STATES = ("received", "checking", "accepted", "merged", "superseded", "rejected")
 
 
-def is_news(verdict: Verdict, known: Verdict | None) -> bool:
+def is_news(verdict: Verdict, previous: Verdict | None) -> bool:
     """Return True if a verdict is newer than the known one of the same contribution.
 
     The coordinator repeats recent verdicts, so an "accepted" may arrive again after the "merged"
     that followed it.
     """
-    if known is None:
+    if previous is None:
         return True
-    return (verdict.at, _STATES.index(verdict.state)) > (known.at, _STATES.index(known.state))
+    return (verdict.at, _STATES.index(verdict.state)) > (previous.at, _STATES.index(previous.state))
 
 
 class TaskStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,8 +143,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         for pause in self.pauses:
             if pause.device in ("", device):
                 return pause
-        each = [] if device else [self.paused(one) for one in self.lent_bytes]
-        return each[0] if each and all(each) else None
+        pauses = [] if device else [self.paused(one) for one in self.lent_bytes]
+        return pauses[0] if pauses and all(pauses) else None
 
 
 def fold(status: Status, event: AnyEvent) -> Status:
@@ -159,8 +159,8 @@ def _of_program(status: Status, event: AnyEvent) -> Status:
     """Return the status after an event about the program or its connection."""
     match event:
         case events.Started():
-            told = _shared(event, Status)
-            return PLAIN(status, since=event.at, joined=True, stopped=False, **told)
+            fields = _shared(event, Status)
+            return PLAIN(status, since=event.at, joined=True, stopped=False, **fields)
         case events.Connection():
             return PLAIN(
                 status,
@@ -219,8 +219,8 @@ def _of_machine(status: Status, event: AnyEvent) -> Status:
         case events.DevicesFound():
             return PLAIN(status, **_shared(event, Status))
         case events.Benchmarked(benchmark=new):
-            kept = tuple(b for b in status.benchmarks if b.device != new.device)
-            return PLAIN(status, benchmarks=(*kept, new))
+            rest = tuple(b for b in status.benchmarks if b.device != new.device)
+            return PLAIN(status, benchmarks=(*rest, new))
         case events.StepMeasured(step=step):
             return PLAIN(status, steps=newest((*status.steps, step), event.at))
         case events.ShortOfMemory(shortage=short):
@@ -239,9 +239,9 @@ def _of_task(status: Status, event: AnyEvent) -> Status:
         case events.Fetching(task=task):
             return _change(status, task, phase="fetch", **_shared(event, TaskStatus))
         case events.Training(task=task):
-            told = _shared(event, TaskStatus)
-            del told["steps"], told["samples"]  # the totals of the claim stay
-            return _change(status, task, phase="train", **told)
+            fields = _shared(event, TaskStatus)
+            del fields["steps"], fields["samples"]  # the totals of the claim stay
+            return _change(status, task, phase="train", **fields)
         case events.Uploading(task=task):
             return _change(status, task, phase="upload", **_shared(event, TaskStatus))
         case events.Trained(task=task):
@@ -265,11 +265,11 @@ def _listed(beat: RunBeat, runs: tuple[RunInfo, ...]) -> RunBeat:
     return beat
 
 
-def _newer(known: Me | None, told: Me) -> Me:
+def _newer(previous: Me | None, current: Me) -> Me:
     """Return the later of two states of an account: replies may arrive out of order."""
-    if known is None or known.volunteer_id != told.volunteer_id:
-        return told
-    return max(told, known, key=_asked_at)
+    if previous is None or previous.volunteer_id != current.volunteer_id:
+        return current
+    return max(current, previous, key=_asked_at)
 
 
 def _worked(status: Status, event: events.Trained) -> Status:
@@ -299,8 +299,8 @@ def _asked_at(me: Me) -> float:
 
 
 def _judged(status: Status, verdict: Verdict) -> Status:
-    known = next((v for v in status.verdicts if v.contribution == verdict.contribution), None)
-    if known is not None and is_news(known, verdict):
+    previous = next((v for v in status.verdicts if v.contribution == verdict.contribution), None)
+    if previous is not None and is_news(previous, verdict):
         return status  # a credits event brought a newer verdict
     older = tuple(v for v in status.verdicts if v.contribution != verdict.contribution)
     judged = PLAIN(
@@ -326,22 +326,22 @@ def _pauses(status: Status, event: events.Paused | events.Resumed) -> Status:
         over = (event.device, event.by)
         return PLAIN(status, pauses=tuple(p for p in status.pauses if (p.device, p.by) != over))
     if isinstance(event, events.Resumed):
-        kept = tuple(
+        pauses = tuple(
             p
             for p in status.pauses
             if event.device not in ("", p.device) or event.by not in ("", p.by)
         )
         finishing = status.finishing and event.by not in ("", "you")
-        return PLAIN(status, pauses=kept, finishing=finishing)
+        return PLAIN(status, pauses=pauses, finishing=finishing)
     pause = PauseStatus(**_shared(event, PauseStatus))
-    others = tuple(p for p in status.pauses if (p.device, p.by) != (pause.device, pause.by))
-    return PLAIN(status, pauses=(*others, pause))
+    rest = tuple(p for p in status.pauses if (p.device, p.by) != (pause.device, pause.by))
+    return PLAIN(status, pauses=(*rest, pause))
 
 
 def _claimed(status: Status, event: events.Claimed) -> Status:
     task = TaskStatus(phase="claimed", **_shared(event, TaskStatus))
-    others = _without(status, event.task).tasks
-    return PLAIN(status, tasks=(*others, task), idle="", idle_message="", idle_until=None)
+    rest = _without(status, event.task).tasks
+    return PLAIN(status, tasks=(*rest, task), idle="", idle_message="", idle_until=None)
 
 
 def _shared(event: AnyEvent, kind: type[msgspec.Struct]) -> dict[str, Any]:

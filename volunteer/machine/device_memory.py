@@ -41,8 +41,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 def refused_bytes(error: BaseException) -> int:
     """Return the bytes of a failed allocation; 0 if the error does not say."""
-    said = _REFUSED.search(str(error))
-    return int(float(said[1]) * _UNITS[said[2].lower()]) if said else 0
+    match = _REFUSED.search(str(error))
+    return int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
 
 
 def device_lost(error: BaseException) -> bool:

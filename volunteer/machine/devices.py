@@ -79,11 +79,11 @@ def _nvidia() -> list[DriverGpu]:
         return []
     try:
         newest = int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
-        found = []
+        gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             name = pynvml.nvmlDeviceGetName(handle)
-            found.append(
+            gpus.append(
                 DriverGpu(
                     vendor="nvidia",
                     name=name if isinstance(name, str) else name.decode(errors="replace"),
@@ -91,7 +91,7 @@ def _nvidia() -> list[DriverGpu]:
                     cuda=(newest // 1000, newest % 1000 // 10),
                 )
             )
-        return found
+        return gpus
     except pynvml.NVMLError:
         return []
     finally:
@@ -99,7 +99,7 @@ def _nvidia() -> list[DriverGpu]:
 
 
 def _amd() -> list[DriverGpu]:
-    found = []
+    gpus = []
     for node in sorted(KFD_NODES.glob("*")) if KFD_NODES.is_dir() else []:
         try:
             lines = (node / "properties").read_text(encoding="ascii").splitlines()
@@ -117,8 +117,8 @@ def _amd() -> list[DriverGpu]:
             for line in bank.splitlines()
             if line.startswith("size_in_bytes")
         ]
-        found.append(DriverGpu(vendor="amd", name="AMD GPU", memory_bytes=max(sizes, default=0)))
-    return found
+        gpus.append(DriverGpu(vendor="amd", name="AMD GPU", memory_bytes=max(sizes, default=0)))
+    return gpus
 
 
 def look_at_torch() -> TorchView:
@@ -132,30 +132,30 @@ def look_at_torch() -> TorchView:
         build = f"cuda {torch.version.cuda}"
     else:
         build = "cpu"
-    found: list[Device] = []
+    devices: list[Device] = []
     problem = ""
     try:
         if torch.cuda.is_available():
             kind: Literal["cuda", "rocm"] = "rocm" if torch.version.hip else "cuda"
             for index in range(torch.cuda.device_count()):
-                seen = torch.cuda.get_device_properties(index)
-                found.append(
+                properties = torch.cuda.get_device_properties(index)
+                devices.append(
                     Device(
                         id=f"cuda:{index}",
                         kind=kind,
-                        name=seen.name,
-                        memory_bytes=seen.total_memory,
+                        name=properties.name,
+                        memory_bytes=properties.total_memory,
                     )
                 )
     except RuntimeError as error:  # outdated driver, or a GPU that was lost
         problem = str(error).splitlines()[0][:300]
     if torch.backends.mps.is_available():
         memory = memory_bytes()
-        found.append(Device(id="mps", kind="mps", name="Apple GPU", memory_bytes=memory))
+        devices.append(Device(id="mps", kind="mps", name="Apple GPU", memory_bytes=memory))
     if torch.xpu.is_available():
         for index in range(torch.xpu.device_count()):
             intel = torch.xpu.get_device_properties(index)
-            found.append(
+            devices.append(
                 Device(
                     id=f"xpu:{index}",
                     kind="xpu",
@@ -163,7 +163,7 @@ def look_at_torch() -> TorchView:
                     memory_bytes=intel.total_memory,
                 )
             )
-    return TorchView(version=version, build=build, devices=tuple(found), problem=problem)
+    return TorchView(version=version, build=build, devices=tuple(devices), problem=problem)
 
 
 def match(view: TorchView, gpus: tuple[DriverGpu, ...]) -> tuple[Device, ...]:
@@ -173,10 +173,10 @@ def match(view: TorchView, gpus: tuple[DriverGpu, ...]) -> tuple[Device, ...]:
     usable = sorted(view.devices, key=lambda device: -device.memory_bytes)
     broken = []
     for vendor in ("nvidia", "amd"):
-        theirs = [gpu for gpu in gpus if gpu.vendor == vendor]
+        vendor_gpus = [gpu for gpu in gpus if gpu.vendor == vendor]
         kind: Literal["cuda", "rocm"] = "cuda" if vendor == "nvidia" else "rocm"
         working = [device for device in usable if device.kind == kind]
-        for index, gpu in enumerate(theirs[len(working) :]):
+        for index, gpu in enumerate(vendor_gpus[len(working) :]):
             broken.append(
                 Device(
                     id=f"{vendor}:{len(working) + index}",
@@ -207,9 +207,10 @@ def _remedy(view: TorchView, gpu: DriverGpu) -> str:
         return _reinstall(view, ROCM_BUILD)
     build = next((name for least, name in CUDA_BUILDS if gpu.cuda >= least), "")
     if not build:
-        had = ".".join(map(str, gpu.cuda))
+        version = ".".join(map(str, gpu.cuda))
         return Sentence(
-            "its driver supports CUDA {had}, torch needs 12.6: update the NVIDIA driver", had=had
+            "its driver supports CUDA {had}, torch needs 12.6: update the NVIDIA driver",
+            had=version,
         )
     if view.build.startswith("cuda"):
         why = view.problem or Sentence(
@@ -233,24 +234,24 @@ def detect() -> tuple[Device, ...]:
     return match(look_at_torch(), (*_nvidia(), *_amd()))
 
 
-def ranked(chosen: tuple[Device, ...]) -> tuple[tuple[Device, tuple[str, ...]], ...]:
+def ranked(devices: tuple[Device, ...]) -> tuple[tuple[Device, tuple[str, ...]], ...]:
     """Return the devices that take tasks, each with the ids of its further ranks: NVIDIA cards of
     the same name train together.
     """
-    alike: dict[tuple[str, str], list[Device]] = {}
-    for device in chosen:
+    groups: dict[tuple[str, str], list[Device]] = {}
+    for device in devices:
         key = ("cuda", device.name) if device.kind == "cuda" else ("", device.id)
-        alike.setdefault(key, []).append(device)
+        groups.setdefault(key, []).append(device)
     return tuple(
         (
             msgspec.structs.replace(
                 first,
                 name=f"{1 + len(more)} x {first.name}" if more else first.name,
-                memory_bytes=min(each.memory_bytes for each in (first, *more)),
+                memory_bytes=min(twin.memory_bytes for twin in (first, *more)),
             ),
-            tuple(each.id for each in more),
+            tuple(twin.id for twin in more),
         )
-        for first, *more in alike.values()
+        for first, *more in groups.values()
     )
 
 
@@ -263,7 +264,7 @@ def choose(setting: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
         gpus = tuple(device for device in usable if device.kind != "cpu")
         return gpus or tuple(usable[:1])
     by_id = {device.id: device for device in devices}
-    chosen = []
+    selection = []
     for name in dict.fromkeys(part.strip() for part in setting.split(",") if part.strip()):
         device = by_id.get(name) or by_id.get(f"{name}:0")
         if device is None:
@@ -277,7 +278,7 @@ def choose(setting: str, devices: tuple[Device, ...]) -> tuple[Device, ...]:
                     "{name} cannot be used: {problem}", name=device.name, problem=device.problem
                 )
             )
-        chosen.append(device)
-    if not chosen:
+        selection.append(device)
+    if not selection:
         raise Configuration(Sentence('the setting "device" names no device'))
-    return tuple(chosen)
+    return tuple(selection)

@@ -35,20 +35,20 @@ _helper: socket.socket | None = None  # None: not confined, jobs run in this pro
 def begin(jobs: Mapping[Job, Job]) -> None:
     """Start the helper for these jobs, each with the variant that checks its arguments."""
     global _helper
-    ours, theirs = socket.socketpair()
+    near, far = socket.socketpair()
     if os.fork():
-        theirs.close()
-        _helper = ours
+        far.close()
+        _helper = near
         return
     os.setsid()  # protects the helper from signals of the terminal's keys
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    nothing = os.open(os.devnull, os.O_RDWR)
+    null = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
-        os.dup2(nothing, stream)
-    os.closerange(3, theirs.fileno())
-    os.closerange(theirs.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+        os.dup2(null, stream)
+    os.closerange(3, far.fileno())
+    os.closerange(far.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
     with suppress(BaseException):
-        _serve(theirs, {job.__name__: checked for job, checked in jobs.items()})
+        _serve(far, {job.__name__: checked for job, checked in jobs.items()})
     os._exit(0)
 
 
@@ -56,14 +56,14 @@ def do(job: Callable[..., T], *arguments: Any) -> T:
     """Do a job outside of the sandbox. Raises the job's errors, Unreachable."""
     if _helper is None:
         return job(*arguments)
-    ours, theirs = socket.socketpair()
+    near, far = socket.socketpair()
     try:
-        with ours:
-            with theirs:
-                socket.send_fds(_helper, [b"."], [theirs.fileno()])
-            ours.sendall(msgspec.json.encode([job.__name__, arguments], enc_hook=str))
-            ours.shutdown(socket.SHUT_WR)
-            reply = decode(_all(ours), Answered)
+        with near:
+            with far:
+                socket.send_fds(_helper, [b"."], [far.fileno()])
+            near.sendall(msgspec.json.encode([job.__name__, arguments], enc_hook=str))
+            near.shutdown(socket.SHUT_WR)
+            reply = decode(_all(near), Answered)
     except (OSError, *MALFORMED) as error:
         raise Unreachable(
             Sentence("the part of the program outside its sandbox has ended: start it again")

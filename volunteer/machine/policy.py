@@ -91,7 +91,7 @@ def decide(
 ) -> Decision:
     """Apply the rules to the facts; `now` is the local wall clock, without a zone."""
     standing = standing or PolicyState()
-    found = [
+    checks = [
         _schedule(rules, now),
         _in_use(rules, facts),
         _battery(rules, facts),
@@ -99,14 +99,14 @@ def decide(
         _metered(rules, facts),
         _disk(rules, facts),
     ]
-    holds = [hold for hold in found if hold is not None]
+    holds = [hold for hold in checks if hold is not None]
     heat = _temperature(rules, facts, devices, standing.hot)
     lifted = standing.lifted & {
         hold.rule for hold in holds
     }  # a lifted rule whose reason has ended holds again next time
-    kept = [hold for hold in holds if hold.rule not in lifted]
+    active = [hold for hold in holds if hold.rule not in lifted]
     return Decision(
-        holds=(*kept, *heat),
+        holds=(*active, *heat),
         shares=_shares(rules, facts),
         unknown=_unknown(rules, facts, devices),
         standing=PolicyState(hot=frozenset(hold.device for hold in heat), lifted=frozenset(lifted)),
@@ -172,11 +172,11 @@ def _battery(rules: WorkRules, facts: MachineFacts) -> Hold | None:
 
 
 def _program(rules: WorkRules, facts: MachineFacts) -> Hold | None:
-    wanted = {_bare(name): name for name in rules.programs}
-    running = next((name for name in facts.programs or () if _bare(name) in wanted), None)
+    programs = {_bare(name): name for name in rules.programs}
+    running = next((name for name in facts.programs or () if _bare(name) in programs), None)
     if running is None:
         return None
-    name = wanted[_bare(running)]
+    name = programs[_bare(running)]
     return Hold(
         rule=Rule.PROGRAM,
         message=Sentence("{name} is running", name=name),
@@ -243,9 +243,9 @@ def _shares(rules: WorkRules, facts: MachineFacts) -> dict[str, float]:
 
 
 def _unknown(rules: WorkRules, facts: MachineFacts, devices: Sequence[str]) -> tuple[str, ...]:
-    said = []
+    notes = []
     if rules.in_use != "work" and facts.unused_s is None:
-        said.append(
+        notes.append(
             Sentence(
                 "use of keyboard and mouse cannot be measured on this system: in_use = "
                 '"{in_use}" has no effect',
@@ -253,19 +253,19 @@ def _unknown(rules: WorkRules, facts: MachineFacts, devices: Sequence[str]) -> t
             )
         )
     if rules.programs and facts.programs is None:
-        said.append(
+        notes.append(
             Sentence("running programs cannot be listed on this system: programs has no effect")
         )
     blind = [device for device in devices if device not in facts.temperatures]
     if rules.temperature_max and blind:
-        said.append(
+        notes.append(
             Sentence(
                 "the temperature of {devices} cannot be read here: temperature_max has no "
                 "effect on it",
                 devices=", ".join(blind),
             )
         )
-    return tuple(said)
+    return tuple(notes)
 
 
 def _bare(program: str) -> str:

@@ -71,10 +71,10 @@ class PolicyGuard:
     def go_on(self) -> None:
         """Lift the holds that a person may lift, until their condition has ended once."""
         before = self.decision
-        standing, kept = lift(before)
+        standing, remaining = lift(before)
         self.decision = msgspec.structs.replace(before, standing=standing)
         for hold in before.holds:
-            if hold not in kept:
+            if hold not in remaining:
                 self._watched.say(
                     Sentence(
                         "working although {message}, until {until}",
@@ -82,7 +82,7 @@ class PolicyGuard:
                         until=hold.until,
                     )
                 )
-        for hold in kept:
+        for hold in remaining:
             self._watched.say(
                 Sentence(
                     "still paused: {message}, until {until}", message=hold.message, until=hold.until

@@ -59,8 +59,8 @@ def unused_s(system: str, run: Run) -> float | None:
     if system == "linux":
         return _linux_unused_s(run)
     if system == "darwin":
-        found = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', run(MAC_IDLE))
-        return int(found[1]) / 1e9 if found else None
+        match = re.search(r'"HIDIdleTime"\s*=\s*(\d+)', run(MAC_IDLE))
+        return int(match[1]) / 1e9 if match else None
     return _windows_unused_s()
 
 
@@ -82,8 +82,8 @@ def _linux_unused_s(run: Run) -> float | None:
 def _gnome_s(run: Run) -> float | None:
     if not os.environ.get("DBUS_SESSION_BUS_ADDRESS"):
         return None
-    found = re.search(r"uint64 (\d+)", run(GNOME_IDLE))
-    return int(found[1]) / 1000 if found else None
+    match = re.search(r"uint64 (\d+)", run(GNOME_IDLE))
+    return int(match[1]) / 1000 if match else None
 
 
 def terminals_s(root: Path = Path("/dev")) -> float:
@@ -126,8 +126,8 @@ def x11_s() -> float | None:
     try:
         info = Info()
         root = ctypes.c_ulong(x11.XDefaultRootWindow(display))
-        asked = xss.XScreenSaverQueryInfo(display, root, ctypes.byref(info))
-        return info.idle / 1000 if asked else None
+        status = xss.XScreenSaverQueryInfo(display, root, ctypes.byref(info))
+        return info.idle / 1000 if status else None
     finally:
         x11.XCloseDisplay(display)
 

@@ -32,9 +32,9 @@ def lower_process() -> None:
 
 def lower_thread(nice: int = LOW) -> None:
     """Lower the calling thread, and threads it starts, to `nice`, unless it is lower already."""
-    own = threading.get_native_id()
-    if OF_THREADS and os.getpriority(os.PRIO_PROCESS, own) < nice:
-        os.setpriority(os.PRIO_PROCESS, own, nice)
+    thread = threading.get_native_id()
+    if OF_THREADS and os.getpriority(os.PRIO_PROCESS, thread) < nice:
+        os.setpriority(os.PRIO_PROCESS, thread, nice)
 
 
 def lower_behind_screen() -> None:

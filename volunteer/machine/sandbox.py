@@ -71,11 +71,11 @@ def offered() -> str:
 
 
 def confine(
-    own: Iterable[Path], settings: Path, temporary: Path, ports: Iterable[int] | None
+    writable: Iterable[Path], settings: Path, temporary: Path, ports: Iterable[int] | None
 ) -> bool:
     """Confine this process and all its children; call it before other threads begin.
 
-    The process may write to the folders `own` and `temporary` (for temporary files), only read
+    The process may write to the folders `writable` and `temporary` (for temporary files), only read
     `settings`, and connect by TCP only to `ports` (None: any, and it may listen). Return False
     if the system cannot confine the process, or only in part.
     """
@@ -95,7 +95,7 @@ def confine(
         for path in (*_readable(), settings):
             _allow(ruleset, path, _READ & files)
         drivers = (Path(place).expanduser() for place in DRIVERS)
-        for path in (*own, temporary, *drivers, Path("/dev")):
+        for path in (*writable, temporary, *drivers, Path("/dev")):
             _allow(ruleset, path, files)
         _allow(ruleset, _threads(), (_READ | _WRITE_FILE | _TRUNCATE) & files)
         for port in set(ports or ()) if net else ():
@@ -116,17 +116,17 @@ def _forget_paths() -> None:
     places = {Path.home(), *Path.home().parents}
     with contextlib.suppress(OSError):  # a path may have been deleted
         places.add(Path.cwd())
-    kept = [entry for entry in sys.path if entry and Path(entry) not in places]
-    sys.path[:] = dict.fromkeys([*kept, str(_PACKAGE)])
+    entries = [entry for entry in sys.path if entry and Path(entry) not in places]
+    sys.path[:] = dict.fromkeys([*entries, str(_PACKAGE)])
 
 
 def _readable() -> Sequence[Path]:
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, *sys.path]
     libraries = [path for path in os.environ.get("LD_LIBRARY_PATH", "").split(":") if path]
-    found = [Path(place) for place in (*SYSTEM, *python, *libraries)]
+    places = [Path(place) for place in (*SYSTEM, *python, *libraries)]
     with contextlib.suppress(OSError):
-        found += [place for place in Path("/run").iterdir() if place.name != "user"]
-    return found
+        places += [place for place in Path("/run").iterdir() if place.name != "user"]
+    return places
 
 
 def _threads() -> Path:
@@ -188,8 +188,8 @@ def held() -> int:
     """Return Landlock's version; 0 if it is missing or cannot allow moving files."""
     if platform.system() != "Linux":
         return 0
-    found = _call(_CREATE, None, 0, _VERSION)
-    return found if found >= _MOVES else 0
+    version = _call(_CREATE, None, 0, _VERSION)
+    return version if version >= _MOVES else 0
 
 
 def _call(number: int, *arguments: object) -> int:

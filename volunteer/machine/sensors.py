@@ -33,22 +33,22 @@ class Sensors:
     def read(self, devices: Sequence[str]) -> tuple[Sensed, ...]:
         """Return one reading a device; devices without sensors are left out."""
         hot = temperatures([d for d in devices if not d.startswith("cuda")])
-        found = []
+        readings = []
         for device in devices:
             if device == "cpu":
-                told: Sensed | None = Sensed(
+                reading: Sensed | None = Sensed(
                     device=device,
                     utilisation=self._load(),
                     memory_bytes=self._process.memory_info().rss,
                     celsius=hot.get(device),
                 )
             elif device.startswith("cuda"):
-                told = self._cuda(device)
+                reading = self._cuda(device)
             else:
-                told = Sensed(device=device, celsius=hot[device]) if device in hot else None
-            if told is not None:
-                found.append(told)
-        return tuple(found)
+                reading = Sensed(device=device, celsius=hot[device]) if device in hot else None
+            if reading is not None:
+                readings.append(reading)
+        return tuple(readings)
 
     def _load(self) -> float | None:
         """Return the share of all cores in use since the last reading. psutil's own figure is per

@@ -75,15 +75,15 @@ class Senses:
             disk_free_bytes=self._lately("disk", self._free) if rules.disk_free_gb else None,
         )
 
-    def _lately(self, what: str, ask: Callable[[], T]) -> T:
+    def _lately(self, topic: str, ask: Callable[[], T]) -> T:
         """Return a cached answer unless it is too old."""
         now = self._monotonic()
-        at, answer = self._known.get(what, (float("-inf"), None))
-        if now - at >= FRESH_S[what]:
+        at, answer = self._known.get(topic, (float("-inf"), None))
+        if now - at >= FRESH_S[topic]:
             answer = ask()
-            self._known[what] = (now, answer)
-        found: T = answer
-        return found
+            self._known[topic] = (now, answer)
+        result: T = answer
+        return result
 
     def _metered(self) -> bool | None:
         return metered(self._system, self._run)
@@ -98,12 +98,12 @@ class Senses:
 def _battery() -> tuple[bool | None, float] | None:
     """Return whether the machine runs on battery, and its charge; None without a battery."""
     try:
-        found = psutil.sensors_battery()
+        battery = psutil.sensors_battery()
     except (AttributeError, OSError, RuntimeError):  # systems without such a sensor
         return None
-    if found is None:
+    if battery is None:
         return None
-    return (None if found.power_plugged is None else not found.power_plugged), found.percent
+    return (None if battery.power_plugged is None else not battery.power_plugged), battery.percent
 
 
 def _programs() -> tuple[str, ...] | None:
@@ -118,18 +118,18 @@ def metered(system: str, run: Run) -> bool | None:
     """Return whether the connection to the internet costs by the byte; None if unknown."""
     if system == "linux":
         # 1 yes, 2 no, 3 probably, 4 probably not, 0 unknown
-        found = re.fullmatch(r"u (\d)", run(LINUX_METERED).strip())
-        return {"1": True, "3": True, "2": False, "4": False}.get(found[1] if found else "")
+        match = re.fullmatch(r"u (\d)", run(LINUX_METERED).strip())
+        return {"1": True, "3": True, "2": False, "4": False}.get(match[1] if match else "")
     if system == "win32":
-        said = run(WINDOWS_METERED).strip()
-        return {"Fixed": True, "Variable": True, "Unrestricted": False}.get(said)
+        cost = run(WINDOWS_METERED).strip()
+        return {"Fixed": True, "Variable": True, "Unrestricted": False}.get(cost)
     return None
 
 
 def temperatures(devices: Sequence[str]) -> dict[str, float]:
     """Return the °C of every device with a sensor."""
     sensors = _sensors()
-    found: dict[str, float] = {}
+    hottest: dict[str, float] = {}
     for device in devices:
         kind, _, index = device.partition(":")
         degrees = None
@@ -142,8 +142,8 @@ def temperatures(devices: Sequence[str]) -> dict[str, float]:
             chips = [t for name in _CPU_CHIPS for t in sensors.get(name, [])]
             degrees = max(chips, default=None)
         if degrees is not None:
-            found[device] = degrees
-    return found
+            hottest[device] = degrees
+    return hottest
 
 
 _CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "soc_thermal")
@@ -180,5 +180,5 @@ def _nvidia(number: int) -> float | None:
 def physical(number: int) -> int:
     """Return the driver's number of torch's device `cuda:number`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    chosen = visible[number].strip() if number < len(visible) else ""
-    return int(chosen) if chosen.isdigit() else number
+    index = visible[number].strip() if number < len(visible) else ""
+    return int(index) if index.isdigit() else number

@@ -37,10 +37,10 @@ class Stall:
 
     def __init__(
         self,
-        told: Callable[[float], None] = complain,
+        report: Callable[[float], None] = complain,
         ended: Callable[[float], None] = end,
     ) -> None:
-        self._told = told
+        self._told = report
         self._ended = ended
         self._turned_at: float | None = None
         self._looked_at: float | None = None
@@ -67,13 +67,13 @@ class Stall:
 
 def watch(loop: asyncio.AbstractEventLoop, stall: Stall | None = None) -> None:
     """Watch a loop until the process ends."""
-    seen = stall or Stall()
+    monitor = stall or Stall()
 
     def run() -> None:
         while not loop.is_closed():
-            seen.look(time.monotonic())
+            monitor.look(time.monotonic())
             try:
-                loop.call_soon_threadsafe(lambda: seen.turned(time.monotonic()))
+                loop.call_soon_threadsafe(lambda: monitor.turned(time.monotonic()))
             except RuntimeError:
                 return  # the loop was closed just now
             time.sleep(LOOK_S)

@@ -107,9 +107,9 @@ def _run(command: tuple[str, ...], *, must: bool = True) -> None:
         raise Configuration(_failed(command, (done.stderr or done.stdout).strip().splitlines()))
 
 
-def _failed(command: tuple[str, ...], said: list[str]) -> Sentence:
+def _failed(command: tuple[str, ...], output: list[str]) -> Sentence:
     """Return the system's error, with the remedy if it is known."""
-    reason = of(said[-1].rstrip(".")) if said else Sentence("no reason was given")
+    reason = of(output[-1].rstrip(".")) if output else Sentence("no reason was given")
     failed = Sentence("`{command}` failed: {why}", command=shlex.join(command), why=reason)
     if "--user" not in command or "bus" not in reason:
         return failed

@@ -132,7 +132,7 @@ RemoveIPC=yes
 
 def _systemd_user(target: Target) -> Service:
     path = target.home / ".config" / "systemd" / "user" / f"{NAME}.service"
-    unit = _unit(target, wanted="default.target")
+    unit = _unit(target, wanted_by="default.target")
     control = ("systemctl", "--user")
     return Service(
         files=(ServiceFile(path=path, data=unit.encode()),),
@@ -175,7 +175,7 @@ def _systemd_machine(target: Target) -> Service:
     )
     unit = _unit(
         target,
-        wanted="multi-user.target",
+        wanted_by="multi-user.target",
         after="After=network-online.target\nWants=network-online.target\n",
         hardening=_MACHINE_HARDENING.format(groups=groups),
         secret=secret,
@@ -198,7 +198,7 @@ def _systemd_machine(target: Target) -> Service:
 def _unit(
     target: Target,
     *,
-    wanted: str,
+    wanted_by: str,
     after: str = "",
     hardening: str = "",
     secret: Path | None = None,
@@ -215,7 +215,7 @@ def _unit(
         stop=STOP_S,
         no_restart=" ".join(map(str, NO_RESTART)),
         hardening=hardening,
-        wanted=wanted,
+        wanted=wanted_by,
     )
 
 
@@ -253,7 +253,7 @@ def _launchd(target: Target) -> Service:
     path = target.home / "Library" / "LaunchAgents" / f"{LABEL}.plist"
     log = str(target.home / "Library" / "Logs" / f"{NAME}.log")
     script = _LAUNCHD_SCRIPT.format(no_restart="|".join(map(str, NO_RESTART)))
-    wanted = {
+    plist = {
         "Label": LABEL,
         "ProgramArguments": ["/bin/sh", "-c", script, NAME, *target.program],
         "EnvironmentVariables": dict(target.environment),
@@ -269,7 +269,7 @@ def _launchd(target: Target) -> Service:
     }
     place = f"gui/{target.uid}"
     return Service(
-        files=(ServiceFile(path=path, data=plistlib.dumps(wanted)),),
+        files=(ServiceFile(path=path, data=plistlib.dumps(plist)),),
         start=(("launchctl", "bootstrap", place, str(path)),),
         stop=(("launchctl", "bootout", f"{place}/{LABEL}"),),
         hints=(

@@ -39,27 +39,27 @@ class Belonging(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def belongings(
-    directories: Directories, service: tuple[Path, ...], *, everything: bool
+    directories: Directories, service: tuple[Path, ...], *, whole: bool
 ) -> tuple[Belonging, ...]:
     """Return this profile's files and folders; account and settings are deleted only with
-    `everything`.
+    `whole`.
 
     Settings that other profiles use as well stay.
     """
-    found = [Belonging(what=N_("service"), path=p, size=_size(p), goes=True) for p in service]
-    found.append(_belonging(N_("downloads"), directories.cache, goes=True))
+    items = [Belonging(what=N_("service"), path=p, size=_size(p), goes=True) for p in service]
+    items.append(_belonging(N_("downloads"), directories.cache, goes=True))
     profile = directories.profile
     places = (home / name for home in sorted(profile.glob("*/")) for name in ("inner", "tasks"))
     listed = [_belonging(N_("half-done training"), place, goes=True) for place in places]
     half_done = [item for item in listed if item.size]  # of any coordinator
-    found += half_done
+    items += half_done
     inside = _size(profile) - sum(item.size for item in half_done)
-    what = N_("account, results not yet submitted")
-    found.append(Belonging(what=what, path=profile, size=inside, goes=everything))
+    label = N_("account, results not yet submitted")
+    items.append(Belonging(what=label, path=profile, size=inside, goes=whole))
     settings = directories.config / "config.toml"
     alone = not other_profiles(directories)
-    found.append(_belonging(N_("settings"), settings, goes=everything and alone))
-    return tuple(item for item in found if item.path.exists())
+    items.append(_belonging(N_("settings"), settings, goes=whole and alone))
+    return tuple(item for item in items if item.path.exists())
 
 
 def other_profiles(directories: Directories) -> tuple[str, ...]:
@@ -107,17 +107,17 @@ async def _ended(profile: Profile, clock: Clock) -> None:
 async def _release(profile: Profile, identity: Identity, connect: Connect) -> str:
     leases = Leases(profile.home(identity).tasks)
     client = connect(identity.address, identity.token)
-    api, given = Api(client), 0
+    api, count = Api(client), 0
     try:
-        for held in leases.stored():
-            request = ReleaseRequest(attempt=held.lease.attempt, reason="uninstalled")
+        for entry in leases.stored():
+            request = ReleaseRequest(attempt=entry.lease.attempt, reason="uninstalled")
             try:
-                task = {"task": held.lease.task}
+                task = {"task": entry.lease.task}
                 await api.call(endpoints.RELEASE, task, request, patience_s=SHORT_S)
-                given += 1
+                count += 1
             except VolunteerError:
                 pass  # the lease expires by itself
-            leases.drop(held.lease)
+            leases.drop(entry.lease)
         # last: any later request would register this machine again
         await api.call(endpoints.LEAVE, body=LeaveRequest(), patience_s=ASK_S)
     except VolunteerError as error:
@@ -127,9 +127,9 @@ async def _release(profile: Profile, identity: Identity, connect: Connect) -> st
         )
     finally:
         await client.close()
-    if not given:
+    if not count:
         return Sentence("no task was left to give back")
-    return plural("{n} task given back", "{n} tasks given back", given)
+    return plural("{n} task given back", "{n} tasks given back", count)
 
 
 def remove(items: tuple[Belonging, ...]) -> list[str]:
@@ -162,8 +162,8 @@ def _prune(place: Path) -> None:
         place = place.parent
 
 
-def _belonging(what: str, path: Path, *, goes: bool) -> Belonging:
-    return Belonging(what=what, path=path, size=_size(path), goes=goes)
+def _belonging(label: str, path: Path, *, goes: bool) -> Belonging:
+    return Belonging(what=label, path=path, size=_size(path), goes=goes)
 
 
 def _size(path: Path) -> int:

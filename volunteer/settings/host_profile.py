@@ -28,10 +28,10 @@ def profile_directory(data: Path, name: str, host: str, mark: str | None = None)
     if (here / CURRENT).exists():
         return here
     mark = machine_mark() if mark is None else mark
-    known = [path.parent for path in sorted(data.glob(f"{name}@*/{CURRENT}"))]
-    ours = [path for path in known if mark and _read(path / MARK) == mark]
-    if len(ours) > 1:
-        names = ", ".join(path.name for path in ours)
+    profiles = [path.parent for path in sorted(data.glob(f"{name}@*/{CURRENT}"))]
+    matches = [path for path in profiles if mark and _read(path / MARK) == mark]
+    if len(matches) > 1:
+        names = ", ".join(path.name for path in matches)
         raise Configuration(
             Sentence(
                 "this machine had other names, and several have an account: {names}; rename the "
@@ -41,7 +41,7 @@ def profile_directory(data: Path, name: str, host: str, mark: str | None = None)
                 data=data,
             )
         )
-    return ours[0] if ours else here
+    return matches[0] if matches else here
 
 
 def keep_mark(profile: Path, mark: str | None = None) -> None:
@@ -53,11 +53,13 @@ def keep_mark(profile: Path, mark: str | None = None) -> None:
 
 def machine_mark() -> str:
     """Return a hashed mark that stays when the machine is renamed; "" if there is none."""
-    found = ""
+    identifier = ""
     if sys.platform == "darwin":
         with suppress(OSError, subprocess.SubprocessError):
-            said = subprocess.run(_MAC, capture_output=True, text=True, timeout=5, check=False)
-            found = next((line for line in said.stdout.splitlines() if "PlatformUUID" in line), "")
+            process = subprocess.run(_MAC, capture_output=True, text=True, timeout=5, check=False)
+            identifier = next(
+                (line for line in process.stdout.splitlines() if "PlatformUUID" in line), ""
+            )
     elif sys.platform == "win32":
         import winreg
 
@@ -65,12 +67,12 @@ def machine_mark() -> str:
             suppress(OSError),
             winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"SOFTWARE\Microsoft\Cryptography") as key,
         ):
-            found = str(winreg.QueryValueEx(key, "MachineGuid")[0])
+            identifier = str(winreg.QueryValueEx(key, "MachineGuid")[0])
     else:
-        found = next(filter(None, map(_read, _LINUX)), "")
-    if not found and any(path.exists() for path in _CONTAINER):
-        found = "container"  # a container's directories are a volume of its own
-    return hashlib.sha256(f"volunteer {found}".encode()).hexdigest()[:32] if found else ""
+        identifier = next(filter(None, map(_read, _LINUX)), "")
+    if not identifier and any(path.exists() for path in _CONTAINER):
+        identifier = "container"  # a container's directories are a volume of its own
+    return hashlib.sha256(f"volunteer {identifier}".encode()).hexdigest()[:32] if identifier else ""
 
 
 def _read(path: Path) -> str:

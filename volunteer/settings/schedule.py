@@ -59,8 +59,8 @@ def end_of_pause(length: str, until: str, now: datetime) -> datetime | None:
     if length and until:
         raise BadRequest(Sentence("give either --for or --until, not both"))
     if length:
-        found = _LENGTH.fullmatch(length.strip().lower())
-        days, hours, minutes = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
+        match = _LENGTH.fullmatch(length.strip().lower())
+        days, hours, minutes = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
         wait = timedelta(days=days, hours=hours, minutes=minutes)
         if not timedelta() < wait <= LONGEST_PAUSE:
             raise BadRequest(
@@ -129,14 +129,14 @@ def _entry(entry: str) -> tuple[Sequence[int], int, int]:
         days = _days(words.pop(0), entry)
     if not words:
         return days, 0, DAY_MIN
-    found = _HOURS.fullmatch(words.pop(0))
-    if found is None or words:
+    match = _HOURS.fullmatch(words.pop(0))
+    if match is None or words:
         raise ValueError(
             Sentence(
                 '"{entry}" is not a time of the week: {example}', entry=entry, example=_EXAMPLE
             )
         )
-    hour, minute, to_hour, to_minute = map(int, found.groups())
+    hour, minute, to_hour, to_minute = map(int, match.groups())
     start, stop = hour * 60 + minute, to_hour * 60 + to_minute
     if max(minute, to_minute) > 59 or start >= DAY_MIN or stop > DAY_MIN:
         raise ValueError(
@@ -157,8 +157,8 @@ def _entry(entry: str) -> tuple[Sequence[int], int, int]:
 
 def _days(word: str, entry: str) -> Sequence[int]:
     """Return `fri`, `Friday` and `fri-mon` as numbers of days."""
-    found = _SPAN.fullmatch(word)
-    names = [name for name in (found.groups() if found else (word,)) if name]
+    match = _SPAN.fullmatch(word)
+    names = [name for name in (match.groups() if match else (word,)) if name]
     numbers = [
         number
         for name in names

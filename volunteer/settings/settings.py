@@ -177,14 +177,14 @@ def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> 
         data = user_data_path("volunteer", appauthor=False) / "profiles"
         cache = user_cache_path("volunteer", appauthor=False)
     place = profile_directory(data, name, _host()).name
-    found = Directories(
+    places = Directories(
         config=private_directory(config),
         profile=private_directory(data / place),
         cache=private_directory(cache / place),
         before="" if place == f"{name}@{_host()}" else place.partition("@")[2],
     )
-    keep_mark(found.profile)
-    return found
+    keep_mark(places.profile)
+    return places
 
 
 def load(
@@ -214,18 +214,18 @@ def save(path: Path, changes: Mapping[str, Any]) -> None:
     before = read_file(path) if path.exists() else {}
     text = unmarked(path.read_bytes()).decode() if path.exists() else ""
     document = tomlkit.parse(text)
-    for name, wanted in values.items():
-        known = document.get(name)
-        if isinstance(wanted, dict) and isinstance(known, MutableMapping):
-            for key in set(known) - set(wanted):
-                del known[key]
-            known.update(wanted)
-        elif isinstance(wanted, dict):
+    for name, value in values.items():
+        current = document.get(name)
+        if isinstance(value, dict) and isinstance(current, MutableMapping):
+            for key in set(current) - set(value):
+                del current[key]
+            current.update(value)
+        elif isinstance(value, dict):
             table = tomlkit.inline_table()
-            table.update(wanted)
+            table.update(value)
             document[name] = table
         else:
-            plain = list(wanted) if isinstance(wanted, tuple) else wanted
+            plain = list(value) if isinstance(value, tuple) else value
             if name not in before or before[name] != plain:
                 document[name] = plain
     write_whole(path, tomlkit.dumps(document).encode())

@@ -148,14 +148,16 @@ class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         for device, text in self.device_roles.items():
             wrong = [word for word in text.split() if word not in KINDS]
             if wrong or not text.split():
-                said = (
+                complaint = (
                     Sentence('"{wrong}" is not a role', wrong=wrong[0][:40])
                     if wrong
                     else Sentence("a role is missing")
                 )
                 raise ValueError(
                     Sentence(
-                        "{device}: {said}; they are play, learn and train", device=device, said=said
+                        "{device}: {said}; they are play, learn and train",
+                        device=device,
+                        said=complaint,
                     )
                 )
 
@@ -165,8 +167,8 @@ class WorkRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def roles_of(self, device: str) -> tuple[str, ...]:
         """Return the roles of a device."""
-        own = self.device_roles.get(device)
-        return tuple(dict.fromkeys(own.split())) if own else self.roles
+        roles = self.device_roles.get(device)
+        return tuple(dict.fromkeys(roles.split())) if roles else self.roles
 
     def kinds(self, device: str) -> tuple[str, ...]:
         """Return the kinds of tasks that a device takes."""

@@ -62,7 +62,7 @@ async def test_what_is_known_is_not_asked_for_again() -> None:
     known = await ledger(books.control)
     books.grow(7)
     books.asked = 0
-    found = await ledger(books.control, since=100.0, known=known)
+    found = await ledger(books.control, since=100.0, older=known)
     assert [row.id for row in found] == list(range(506, 99, -1))
     assert books.asked == 1
 

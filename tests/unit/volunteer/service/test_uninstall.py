@@ -46,7 +46,7 @@ def test_the_account_and_the_settings_stay_unless_all_is_to_go(tmp_path: Path) -
     places = home(tmp_path / "volunteer")
     unit = tmp_path / "volunteer.service"
     unit.write_text("[Unit]\n")
-    found = belongings(places, (unit,), everything=False)
+    found = belongings(places, (unit,), whole=False)
     sizes = {item.what: sum(i.size for i in found if i.what == item.what) for item in found}
     listed = {item.what: (sizes[item.what], item.goes) for item in found}
     mark = len(machine_mark())
@@ -57,12 +57,12 @@ def test_the_account_and_the_settings_stay_unless_all_is_to_go(tmp_path: Path) -
         "account, results not yet submitted": (16 + mark, False),
         "settings": (12, False),
     }
-    assert all(item.goes for item in belongings(places, (unit,), everything=True))
+    assert all(item.goes for item in belongings(places, (unit,), whole=True))
 
 
 def test_what_is_not_there_is_not_listed(tmp_path: Path) -> None:
     places = directories({"VOLUNTEER_HOME": str(tmp_path)})
-    listed = [item.what for item in belongings(places, (), everything=True)]
+    listed = [item.what for item in belongings(places, (), whole=True)]
     assert listed == [
         "downloads",
         "account, results not yet submitted",
@@ -71,20 +71,20 @@ def test_what_is_not_there_is_not_listed(tmp_path: Path) -> None:
 
 def test_removing_keeps_the_account_and_all_leaves_nothing(tmp_path: Path) -> None:
     places = home(tmp_path / "volunteer")
-    assert remove(belongings(places, (), everything=False)) == []
+    assert remove(belongings(places, (), whole=False)) == []
     assert not places.cache.exists()
     assert (places.profile / "abc" / "identity.json").read_text() == "secret"
     assert not list(places.profile.rglob("inner/*")) + list(places.profile.rglob("tasks/*"))
     assert list(places.profile.rglob("outbox/*"))
     assert (places.config / "config.toml").exists()
-    assert remove(belongings(places, (), everything=True)) == []
+    assert remove(belongings(places, (), whole=True)) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_profile_and_the_settings_it_shares_are_left_alone(tmp_path: Path) -> None:
     places, night = home(tmp_path / "volunteer"), home(tmp_path / "volunteer", "night")
     assert other_profiles(places) == (night.profile.name,)
-    assert remove(belongings(places, (), everything=True)) == []
+    assert remove(belongings(places, (), whole=True)) == []
     assert not places.profile.exists()
     assert (night.profile / "abc" / "identity.json").exists()
     assert (night.config / "config.toml").exists()
