@@ -141,14 +141,14 @@ class VolunteerApp(App[int]):
         """Return the newest state, perhaps not drawn yet."""
         return self._feed.view if self._feed is not None else self.view
 
-    def set_timer(self, *given: Any, **named: Any) -> Timer:
+    def set_timer(self, *args: Any, **named: Any) -> Timer:
         """Set a timer that always fires, however late.
 
         Textual skips ticks that a busy machine has missed, even the only tick of a one-shot timer.
         The timer that lets a new page be drawn was skipped once, which froze the screen for good
         (seen after 40 minutes on a machine with 20 busy processes).
         """
-        timer = super().set_timer(*given, **named)
+        timer = super().set_timer(*args, **named)
         timer._skip = False
         return timer
 
@@ -227,12 +227,14 @@ class VolunteerApp(App[int]):
         return themes.DARK if self.current_theme.dark else themes.LIGHT
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        found = super().get_line_filters()
+        filters = super().get_line_filters()
         if self.no_color:
-            kept = [each for each in found if not isinstance(each, Monochrome | DimFilter)]
-            found = [*kept, COLOURLESS]
+            rest = [
+                filter_ for filter_ in filters if not isinstance(filter_, Monochrome | DimFilter)
+            ]
+            filters = [*rest, COLOURLESS]
         ascii_only = self.appearance.filter
-        return [*found, ascii_only] if ascii_only.enabled else found
+        return [*filters, ascii_only] if ascii_only.enabled else filters
 
     # --------------------------------------------------------------------------- actions
 

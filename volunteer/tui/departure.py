@@ -81,8 +81,8 @@ class Departure:
         failure, and after the end of a volunteer of another process.
         """
         control, ended = self._app.control, self._app.latest.ended
-        ours = control is not None and not control.remote
-        if self.how is not None or (ours and ended is not None and not ended.code):
+        local = control is not None and not control.remote
+        if self.how is not None or (local and ended is not None and not ended.code):
             self._app.exit(self.exit_code)
 
     def _exit(self) -> None:

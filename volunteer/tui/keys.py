@@ -196,15 +196,15 @@ _NAMES = {
 
 def shown(key: str) -> str:
     """Return a key's name for the footer: of several, the first; `?` for "question_mark"."""
-    held, plus, name = key.split(",")[0].strip().rpartition("+")
-    return (held + plus).replace("ctrl+", "^") + _(_NAMES.get(name, name))
+    modifiers, plus, name = key.split(",")[0].strip().rpartition("+")
+    return (modifiers + plus).replace("ctrl+", "^") + _(_NAMES.get(name, name))
 
 
 def load(info: PageInfo) -> type[Page]:
     """Import the module of a page and return its class."""
     module, _, name = info.source.partition(":")
-    found: Any = getattr(import_module(module), name)
-    page: type[Page] = found
+    page_class: Any = getattr(import_module(module), name)
+    page: type[Page] = page_class
     return page
 
 
@@ -216,5 +216,5 @@ def told(screen: object) -> tuple[KeyCommand, ...]:
 
 def page_commands(screen: object) -> tuple[KeyCommand, ...]:
     """Return the commands that a page adds to the footer: its class attribute `ACTIONS`."""
-    own: tuple[KeyCommand, ...] = getattr(screen, "ACTIONS", ())
-    return own
+    actions: tuple[KeyCommand, ...] = getattr(screen, "ACTIONS", ())
+    return actions

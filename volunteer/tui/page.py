@@ -124,5 +124,5 @@ class Page(Screen[None]):
 
 def commands(pages: Sequence[type[Page]]) -> list[tuple[str, keys.KeyCommand]]:
     """Return the commands of several pages, for help and palette."""
-    found: list[tuple[str, Any]] = [(page.NAME, c) for page in pages for c in page.ACTIONS]
-    return found
+    pairs: list[tuple[str, Any]] = [(page.NAME, c) for page in pages for c in page.ACTIONS]
+    return pairs

@@ -82,15 +82,15 @@ class QueryPage(Page):
     def shown(self, scene: Scene) -> None:
         if self.volunteer.control is None or self.volunteer.view.ended is not None:
             return
-        due: dict[str, PageQuery] = {}
+        overdue: dict[str, PageQuery] = {}
         for name, question in self.queries().items():
-            known = self.answer(name)
+            answer = self.answer(name)
             moved = self._asked_for.get(name) != scene.view.status.me
             wait_s = NEWS_S if moved else EVERY_S
-            if not known.asking and scene.now - known.tried_at >= wait_s:
-                due[name] = question
-        if due:
-            self.query_now(due)
+            if not answer.asking and scene.now - answer.tried_at >= wait_s:
+                overdue[name] = question
+        if overdue:
+            self.query_now(overdue)
 
     def query_now(self, queries: Mapping[str, PageQuery]) -> None:
         """Send queries now, even if the reply is fresh. All new replies replace the old ones
@@ -102,8 +102,8 @@ class QueryPage(Page):
         now = self.volunteer.clock.now()
         for name in queries:
             self._asked_for[name] = self.volunteer.view.status.me
-            known = self.answer(name)
-            self._answers[name] = msgspec.structs.replace(known, asking=True, tried_at=now)
+            answer = self.answer(name)
+            self._answers[name] = msgspec.structs.replace(answer, asking=True, tried_at=now)
         work = {name: question(control) for name, question in queries.items()}
         self.run_worker(self._ask(work), group=" ".join(work), exclusive=True)
 
@@ -112,20 +112,22 @@ class QueryPage(Page):
         self._publish(dict(zip(work, replies, strict=True)))
 
     async def _reply(self, name: str, work: Awaitable[Any]) -> QueryReply[Any]:
-        known = self.answer(name)
+        earlier = self.answer(name)
         try:
             value = await work
         except VolunteerError as error:
-            return msgspec.structs.replace(known, asking=False, error=shown(error.message))
-        reply = QueryReply(value=value, at=self.volunteer.clock.now(), tried_at=known.tried_at)
-        if known.value is None:  # a first reply contradicts no older one
+            return msgspec.structs.replace(earlier, asking=False, error=shown(error.message))
+        reply = QueryReply(value=value, at=self.volunteer.clock.now(), tried_at=earlier.tried_at)
+        if earlier.value is None:  # a first reply contradicts no older one
             self._publish({name: reply})
         return reply
 
     def _publish(self, replies: Mapping[str, QueryReply[Any]]) -> None:
         for name, reply in replies.items():
-            known = self.answer(name)
-            if reply is not known and reply.tried_at >= known.tried_at:  # else it was sent again
+            earlier = self.answer(name)
+            if (
+                reply is not earlier and reply.tried_at >= earlier.tried_at
+            ):  # else it was sent again
                 self._answers[name] = reply
                 self.answered(name)
         if self.is_current:

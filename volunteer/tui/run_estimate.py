@@ -74,9 +74,9 @@ def pace(
     tasks, since their pay differs.
     """
     paces = []
-    known = [w for w in status.work if w.priced and run in ("", w.run)]
-    for device in dict.fromkeys(done.device for done in known):
-        last = [w for w in known if w.device == device][-TASKS_MAX:]
+    work = [w for w in status.work if w.priced and run in ("", w.run)]
+    for device in dict.fromkeys(done.device for done in work):
+        last = [w for w in work if w.device == device][-TASKS_MAX:]
         steps, seconds = sum(w.steps for w in last), sum(w.seconds for w in last)
         if devices is not None and device not in devices:
             continue
@@ -94,7 +94,7 @@ def pace(
                     credits_per_hour=3600 * rate,
                 )
             )
-    return max(paces, key=lambda found: found.credits_per_hour, default=None)
+    return max(paces, key=lambda speed: speed.credits_per_hour, default=None)
 
 
 def _rate(work: Sequence[WorkDone]) -> float:
@@ -104,17 +104,17 @@ def _rate(work: Sequence[WorkDone]) -> float:
 
 def time_to(micro: int, status: Status) -> str:
     """Return the time in which this machine earns an amount at its present pace; "" if unknown."""
-    found = pace(status)
-    if found is None or found.credits_per_hour <= 0 or micro <= 0:
+    speed = pace(status)
+    if speed is None or speed.credits_per_hour <= 0 or micro <= 0:
         return ""
-    return _("about {time}", time=duration(micro / MICRO / found.credits_per_hour * 3600))
+    return _("about {time}", time=duration(micro / MICRO / speed.credits_per_hour * 3600))
 
 
 def estimate(
     info: RunInfo, status: Status, workloads: Collection[str], device: str = ""
 ) -> RunEstimate:
     """Return the estimate of a run for the best device here, or for one device."""
-    devices = [found for found in status.devices if device in ("", found.id)]
+    devices = [candidate for candidate in status.devices if device in ("", candidate.id)]
     if info.state != "running":
         return RunEstimate(
             fits=False, sentence=_("the run is {state}", state=_(STATES[info.state]))
@@ -138,22 +138,22 @@ def estimate(
     able, why = _fitting(info, usable, status)
     if not able:
         return RunEstimate(fits=False, sentence=why)
-    ids = {found.id for found in able}
-    if seen := pace(status, info.name, ids):
+    ids = {fit.id for fit in able}
+    if speed := pace(status, info.name, ids):
         words = _(
-            "{time} per step on {device}", time=duration_words(seen.step_s), device=seen.device
+            "{time} per step on {device}", time=duration_words(speed.step_s), device=speed.device
         )
         return RunEstimate(
             fits=True,
             sentence=ngettext(
                 "{pace}, in your last {n} task",
                 "{pace}, in your last {n} tasks",
-                seen.tasks,
+                speed.tasks,
                 pace=words,
             ),
-            step_s=seen.step_s,
-            credits_per_hour=seen.credits_per_hour,
-            tasks=seen.tasks,
+            step_s=speed.step_s,
+            credits_per_hour=speed.credits_per_hour,
+            tasks=speed.tasks,
         )
     return _stepped(info, able, status) or _measured(info, able, status.benchmarks)
 
@@ -161,24 +161,31 @@ def estimate(
 def _fitting(info: RunInfo, usable: Sequence[Device], status: Status) -> tuple[list[Device], str]:
     """Return the devices whose memory holds a task of a run; if there are none, the reason."""
     needs = {device.id: memory_on(device.id, info.memory_bytes) for device in usable}
-    lent = {found.id: status.lent_bytes.get(found.id) or found.memory_bytes for found in usable}
-    able = [found for found in usable if not lent[found.id] or lent[found.id] >= needs[found.id]]
+    lent = {
+        candidate.id: status.lent_bytes.get(candidate.id) or candidate.memory_bytes
+        for candidate in usable
+    }
+    able = [
+        candidate
+        for candidate in usable
+        if not lent[candidate.id] or lent[candidate.id] >= needs[candidate.id]
+    ]
     if not able:
-        most = max(usable, key=lambda found: lent[found.id])
+        most = max(usable, key=lambda candidate: lent[candidate.id])
         need, have = size(needs[most.id]), size(lent[most.id])
         whole = lent[most.id] >= most.memory_bytes
-        said = (
+        room = (
             _("your devices have {have}", have=have)
             if whole
             else _("a task may use {have} here", have=have)
         )
-        return [], _("needs {need} of memory, {said}", need=need, said=said)
+        return [], _("needs {need} of memory, {said}", need=need, said=room)
     short = {
-        each.device: each
-        for each in status.shortages
-        if each.run == info.name and each.stands((info,), status.lent_bytes, status.at)
+        shortage.device: shortage
+        for shortage in status.shortages
+        if shortage.run == info.name and shortage.stands((info,), status.lent_bytes, status.at)
     }
-    fitting = [found for found in able if found.id not in short]
+    fitting = [candidate for candidate in able if candidate.id not in short]
     return fitting, "" if fitting else shown(shortage_words(short[able[-1].id]))
 
 
@@ -228,7 +235,7 @@ def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> s
     does = [_(word) for role, word in parts.items() if role in roles or not roles]
     if not does:
         return _("This device takes no part in it: its roles are for other runs.")
-    said = _(
+    sentence = _(
         "This device {does}.",
         does=_("{one} and {other}", one=does[0], other=does[1]) if len(does) > 1 else does[0],
     )
@@ -238,12 +245,12 @@ def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> s
     seconds = status.at - played[0].at + played[0].seconds if played else 0.0
     here = sum(work.steps for work in played) * 3600 / seconds if seconds > 0 else None
     # after hours without games, the coordinator's figure may be older than the first games here
-    made = number(max(beat.episodes_per_hour, here or 0.0), ",.0f")
-    whole = _("{n} {things} an hour by all machines", n=made, things=_(beat.episodes))
+    amount = number(max(beat.episodes_per_hour, here or 0.0), ",.0f")
+    whole = _("{n} {things} an hour by all machines", n=amount, things=_(beat.episodes))
     return (
-        f"{said} {whole}."
+        f"{sentence} {whole}."
         if here is None
-        else _("{said} {here} of {whole}.", said=said, here=number(here, ",.0f"), whole=whole)
+        else _("{said} {here} of {whole}.", said=sentence, here=number(here, ",.0f"), whole=whole)
     )
 
 

@@ -45,21 +45,21 @@ class SampleHistory:
         none.
         """
         way = 1 if by > 0 else -1
-        wanted, pages = at + by, 0
-        wanted = min(max(wanted, 0), self.head) if abs(by) > 1 else wanted
-        while 0 <= wanted <= self.head:
-            row = self.rows.get(wanted)
+        target, pages = at + by, 0
+        target = min(max(target, 0), self.head) if abs(by) > 1 else target
+        while 0 <= target <= self.head:
+            row = self.rows.get(target)
             if row is None:
                 pages += 1
                 if pages > PAGES_MAX:
                     return None
-                await self._load(control, wanted - 1 if way > 0 else max(-1, wanted - PAGE))
-                if wanted not in self.rows:  # dropped meanwhile
-                    wanted += way
+                await self._load(control, target - 1 if way > 0 else max(-1, target - PAGE))
+                if target not in self.rows:  # dropped meanwhile
+                    target += way
                 continue
             if row.sample:
-                return wanted if wanted != at else None
-            wanted += way
+                return target if target != at else None
+            target += way
         return None
 
     async def _load(self, control: Control, after: int) -> None:

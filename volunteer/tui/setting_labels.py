@@ -87,11 +87,11 @@ SOURCES = {  # the short form for tables, and the long one
 def grouped(rows: Sequence[SettingRow]) -> list[tuple[str, list[SettingRow]]]:
     """Return all settings under their headings, ungrouped ones last."""
     by_name = {row.name: row for row in rows}
-    found: list[tuple[str, list[SettingRow]]] = []
+    groups: list[tuple[str, list[SettingRow]]] = []
     for title, group in GROUPS.items():
-        found.append((_(title), [by_name.pop(name) for name in group if name in by_name]))
-    found[-1][1].extend(by_name.values())
-    return [(title, members) for title, members in found if members]
+        groups.append((_(title), [by_name.pop(name) for name in group if name in by_name]))
+    groups[-1][1].extend(by_name.values())
+    return [(title, members) for title, members in groups if members]
 
 
 def label(row: SettingRow) -> str:

@@ -54,8 +54,8 @@ LEAVING: dict[How, str] = {
 def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> Activity:
     """Return the first state that applies to this machine, or to one of its devices."""
     looked_at = Looked(view=view, now=now, glyphs=glyphs, device=device)
-    found = (state(looked_at) for state in (_ended, _paused, _measured, _at_work, _idle))
-    return next((each for each in found if each is not None), None) or Activity(
+    activities = (state(looked_at) for state in (_ended, _paused, _measured, _at_work, _idle))
+    return next((candidate for candidate in activities if candidate is not None), None) or Activity(
         sign=glyphs.wait, word=_("starting"), role="dim", sentence=_("looking for work")
     )
 
@@ -73,10 +73,12 @@ def _ended(at: Looked) -> Activity | None:
     end = at.view.ended
     if end is None and not at.view.status.stopped:
         return None
-    code, said = (end.code, end.message) if end else (0, "")
-    said = _("the volunteer has ended; q quits") if said in ("", "ended") else shown(said)
+    code, sentence = (end.code, end.message) if end else (0, "")
+    sentence = (
+        _("the volunteer has ended; q quits") if sentence in ("", "ended") else shown(sentence)
+    )
     sign, role = (at.glyphs.cross, "bad") if code else (at.glyphs.off, "dim")
-    return Activity(sign=sign, word=_("stopped"), role=role, sentence=said)
+    return Activity(sign=sign, word=_("stopped"), role=role, sentence=sentence)
 
 
 def _paused(at: Looked) -> Activity | None:
@@ -92,17 +94,17 @@ def _measured(at: Looked) -> Activity | None:
     benchmark = at.view.benchmark
     if benchmark is None or at.device not in ("", benchmark.device):
         return None
-    said = stage_words(benchmark)
-    return Activity(sign=at.glyphs.run, word=_("measuring"), role="info", sentence=said)
+    sentence = stage_words(benchmark)
+    return Activity(sign=at.glyphs.run, word=_("measuring"), role="info", sentence=sentence)
 
 
 def _at_work(at: Looked) -> Activity | None:
     status, task = at.view.status, at.view.task(at.device)
     if task is None:
         return None
-    said = f"{task.run} {at.glyphs.dot} {_('task {number}', number=task.task)}"
+    sentence = f"{task.run} {at.glyphs.dot} {_('task {number}', number=task.task)}"
     if task.phase == "upload" and not status.online and status.connection:
-        return Activity(sign=at.glyphs.wait, word=_("waiting"), role="info", sentence=said)
+        return Activity(sign=at.glyphs.wait, word=_("waiting"), role="info", sentence=sentence)
     if task.phase == "claimed" and status.idle:
         return None
     word = _("starting") if fetched(task) else _(_PHASES[task.phase])
@@ -111,20 +113,20 @@ def _at_work(at: Looked) -> Activity | None:
         sign=at.glyphs.on,
         word=_("finishing") if status.finishing else word,
         role=role,
-        sentence=said,
+        sentence=sentence,
     )
 
 
 def _idle(at: Looked) -> Activity | None:
     status, glyphs = at.view.status, at.glyphs
     if status.finishing:
-        said = _("no more tasks are taken")
-        return Activity(sign=glyphs.off, word=_("finished"), role="info", sentence=said)
+        sentence = _("no more tasks are taken")
+        return Activity(sign=glyphs.off, word=_("finished"), role="info", sentence=sentence)
     if not (status.idle or status.idle_message):
         return None
     wait = f" ({countdown(status.idle_until - at.now)})" if status.idle_until else ""
-    said = f"{shown(status.idle_message)}{wait}"
-    return Activity(sign=glyphs.wait, word=_("waiting"), role="info", sentence=said)
+    sentence = f"{shown(status.idle_message)}{wait}"
+    return Activity(sign=glyphs.wait, word=_("waiting"), role="info", sentence=sentence)
 
 
 def window_title(view: AgentView, now: float) -> str:
@@ -136,9 +138,9 @@ def window_title(view: AgentView, now: float) -> str:
     return f"volunteer{done} · {activity(view, now, UNICODE).word}"
 
 
-def stage_words(told: BenchmarkProgress) -> str:
+def stage_words(progress: BenchmarkProgress) -> str:
     """Return the stage of a benchmark in words."""
-    return _(STAGES.get(told.stage, "")) or printable(told.stage, 40)
+    return _(STAGES.get(progress.stage, "")) or printable(progress.stage, 40)
 
 
 def fetched(task: TaskStatus) -> bool:
@@ -149,10 +151,10 @@ def fetched(task: TaskStatus) -> bool:
 def why_paused(pause: PauseStatus) -> str:
     """Return the cause and the end of a pause in one sentence."""
     if pause.by == YOU:
-        own = _(pause.message) if pause.message not in ("", "paused") else _("by you")
+        cause = _(pause.message) if pause.message not in ("", "paused") else _("by you")
         if pause.until not in OPEN_ENDED:
-            own = _("{paused} until {time}", paused=own, time=_(pause.until))
-        return own if pause.message == START else f"{own}; {_('press space to resume')}"
+            cause = _("{paused} until {time}", paused=cause, time=_(pause.until))
+        return cause if pause.message == START else f"{cause}; {_('press space to resume')}"
     return (
         _("{message}, until {until}", message=pause.message, until=pause.until)
         if pause.until
@@ -221,7 +223,7 @@ def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> st
     reason = (
         shown(status.connection).removeprefix(status.coordinator).strip()
     )  # the header names the coordinator
-    said = fit(reason.partition("; ")[0].rstrip("."), min(cells, REASON_CELLS), ellipsis)
+    sentence = fit(reason.partition("; ")[0].rstrip("."), min(cells, REASON_CELLS), ellipsis)
     parts = []
     if status.retry_at:
         parts.append(_("next try in {time}", time=soon(status.retry_at - now)))
@@ -230,9 +232,9 @@ def banner(view: AgentView, now: float, cells: int, ellipsis: str = "…") -> st
     if any(task.phase == "train" for task in status.tasks):
         parts.append(_("training goes on"))
     for part in parts:
-        if cell_len(said) + 2 + len(part) <= cells:
-            said = f"{said}; {part}"
-    return said
+        if cell_len(sentence) + 2 + len(part) <= cells:
+            sentence = f"{sentence}; {part}"
+    return sentence
 
 
 def traffic(view: AgentView, glyphs: Glyphs) -> str:

@@ -211,9 +211,11 @@ def wrap(text: str, cells: int, rows: int, ellipsis: str = "…") -> list[str]:
 
 def blank(sentence: str, cells: int, rows: int, ellipsis: str = "…") -> list[Line]:
     """Return a sentence in the middle of an empty panel."""
-    said = wrap(sentence, min(cells, 48), rows, ellipsis) if sentence else []
-    lines: list[Line] = [()] * ((rows - len(said)) // 2)
-    return lines + [((" " * ((cells - cell_len(text)) // 2) + text, "dim"),) for text in said]
+    rows_of_text = wrap(sentence, min(cells, 48), rows, ellipsis) if sentence else []
+    lines: list[Line] = [()] * ((rows - len(rows_of_text)) // 2)
+    return lines + [
+        ((" " * ((cells - cell_len(text)) // 2) + text, "dim"),) for text in rows_of_text
+    ]
 
 
 def printable_lines(text: str, limit: int = FOREIGN_CHARS_MAX) -> list[str]:
@@ -311,12 +313,12 @@ def bar(share: float, cells: int, glyphs: Glyphs = UNICODE) -> Line:
 def spark(values: Sequence[float], cells: int, glyphs: Glyphs = UNICODE) -> str:
     """Return the newest values as a row of small columns, scaled from zero to the highest value."""
     finite = [v for v in values if v == v and 0 <= v < float("inf")]
-    shown = finite[-cells:] if cells > 0 else []
-    top = max(shown, default=0.0)
+    tail = finite[-cells:] if cells > 0 else []
+    top = max(tail, default=0.0)
     if top <= 0:
         return ""
     last = len(glyphs.columns) - 1  # full height is left for a later, higher value
-    return "".join(glyphs.columns[round(v / top * (last - 2))] for v in shown)
+    return "".join(glyphs.columns[round(v / top * (last - 2))] for v in tail)
 
 
 # Digits three cells wide and three lines high, for the most important number of a screen.

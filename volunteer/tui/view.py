@@ -241,14 +241,14 @@ def add(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
 
 def thin(points: tuple[Point, ...]) -> tuple[Point, ...]:
     """Return about half of the points: the lowest and highest of each four, and the last."""
-    kept: list[Point] = []
+    thinned: list[Point] = []
     for start in range(0, len(points) - 1, 4):
         group = points[start : min(start + 4, len(points) - 1)]
         finite = [p for p in group if abs(p[1]) < float("inf")]  # false for NaN too
         if finite:
             ends = {min(finite, key=lambda p: p[1]), max(finite, key=lambda p: p[1])}
-            kept += sorted(ends)
-    return (*kept, points[-1])
+            thinned += sorted(ends)
+    return (*thinned, points[-1])
 
 
 def _ends(info: RunInfo) -> tuple[Point, ...]:
@@ -280,20 +280,22 @@ def _measured(view: AgentView, event: events.LossMeasured) -> AgentView:
         ends = _outer(model.first_sample, model.last_sample, (event.version, event.sample))
         changes |= zip(("first_sample", "last_sample"), ends, strict=True)
     if event.picture is not None:
-        shown = _outer(model.first_picture, model.last_picture, (event.version, event.picture))
-        changes |= zip(("first_picture", "last_picture"), shown, strict=True)
+        outermost = _outer(model.first_picture, model.last_picture, (event.version, event.picture))
+        changes |= zip(("first_picture", "last_picture"), outermost, strict=True)
     if event.mine:
         changes["mine"] = model.mine | {event.version}
     return _with(view, replace(model, **changes))
 
 
 def _outer(
-    first: tuple[int, Shown] | None, last: tuple[int, Shown] | None, shown: tuple[int, Shown]
+    first: tuple[int, Shown] | None,
+    last: tuple[int, Shown] | None,
+    shown_picture: tuple[int, Shown],
 ) -> tuple[tuple[int, Shown], tuple[int, Shown]]:
     """Return the samples of the oldest and the newest version, for any order of arrival."""
     return (
-        shown if first is None or shown[0] <= first[0] else first,
-        shown if last is None or shown[0] >= last[0] else last,
+        shown_picture if first is None or shown_picture[0] <= first[0] else first,
+        shown_picture if last is None or shown_picture[0] >= last[0] else last,
     )
 
 
@@ -309,8 +311,8 @@ def insert(points: tuple[Point, ...], point: Point) -> tuple[Point, ...]:
     """Return a curve with a point inserted at its place, for any order of arrival."""
     if not points or point[0] > points[-1][0]:
         return add(points, point)
-    others = tuple(p for p in points if p[0] != point[0])
-    joined = tuple(sorted((*others, point), key=lambda p: p[0]))
+    rest = tuple(p for p in points if p[0] != point[0])
+    joined = tuple(sorted((*rest, point), key=lambda p: p[0]))
     return joined if len(joined) <= POINTS_MAX else thin(joined)
 
 
@@ -326,7 +328,7 @@ def _listed(view: AgentView, event: events.RunsListed) -> AgentView:
         model = _model(view, info.name)
         points = model.points
         for point in _ends(info):
-            if all(known[0] != point[0] for known in points):
+            if all(point_before[0] != point[0] for point_before in points):
                 points = insert(points, point)
         view = _with(view, replace(model, points=points))
     return view

@@ -148,11 +148,11 @@ class JoinStep(Step):
 def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> list[Line]:
     """Return name, key, version and runs of the coordinator that answered."""
     parsed = parse_link(link)
-    known = parsed.fingerprint
+    linked = parsed.fingerprint
     key = printable(server.fingerprint, 64)
-    proof = _("as your link says") if known else _("compare it with your organiser")
+    proof = _("as your link says") if linked else _("compare it with your organiser")
     if cell_len(key) + len(proof) + 13 > cells:
-        proof = _("as linked") if known else _("compare it")
+        proof = _("as linked") if linked else _("compare it")
     runs = [run.name for run in server.runs if run.state == "running"]
     wrong = clock_words(server.now - scene.now)
     lines: list[Line] = [
@@ -180,8 +180,8 @@ def server_lines(server: ServerInfo, link: str, scene: Scene, cells: int) -> lis
     if server.contact:
         lines.append(_fact(_("contact"), printable(server.contact, 100), cells))
     if wrong:  # the error comes first where there is little room
-        told: list[Line] = [(("  " + text, "warn"),) for text in wrap(wrong, cells - 2, 3)]
-        return [lines[0], *told, *lines[1:]]
+        warning: list[Line] = [(("  " + text, "warn"),) for text in wrap(wrong, cells - 2, 3)]
+        return [lines[0], *warning, *lines[1:]]
     return [*lines, (("  " + _("enter: next"), "dim"),)]
 
 

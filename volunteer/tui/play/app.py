@@ -132,8 +132,8 @@ class PlayApp(App[int]):
         return themes.DARK if self.current_theme.dark else themes.LIGHT
 
     def get_line_filters(self) -> Sequence[LineFilter]:
-        found = super().get_line_filters()
-        return [*found, self._ascii] if self._ascii.enabled else found
+        filters = super().get_line_filters()
+        return [*filters, self._ascii] if self._ascii.enabled else filters
 
     # --------------------------------------------------------------------------- the game
 
@@ -154,11 +154,11 @@ class PlayApp(App[int]):
         else:
             self._begin(self.game.mine)
 
-    def _begin(self, mine: int) -> None:
+    def _begin(self, colour: int) -> None:
         """Start a new game."""
         self._asked += 1
         self._cursor = self.game.size * (self.game.size // 2) + self.game.size // 2
-        self.game = replace(self.game, mine=mine, value=None, thinking=False)
+        self.game = replace(self.game, mine=colour, value=None, thinking=False)
         self._place(())
 
     def _place(self, moves: tuple[int, ...]) -> None:
@@ -177,9 +177,9 @@ class PlayApp(App[int]):
 
     async def _answer(self) -> None:
         self._asked += 1
-        asked = self._asked
+        request = self._asked
         reply = await self._partner.reply(self.game.moves, self.game.level)
-        if asked == self._asked:
+        if request == self._asked:
             self.game = replace(self.game, value=reply.value, thinking=False)
             self._place((*self.game.moves, reply.move))
 
@@ -214,8 +214,8 @@ class PlayApp(App[int]):
 
     # --------------------------------------------------------------------------- actions
 
-    def on_board_chosen(self, chosen: Board.Chosen) -> None:
-        self._cursor = chosen.field
+    def on_board_chosen(self, event: Board.Chosen) -> None:
+        self._cursor = event.field
         self.action_lay()
 
     def action_move(self, down: int, right: int) -> None:
@@ -238,11 +238,11 @@ class PlayApp(App[int]):
     def action_take_back(self) -> None:
         """Take back the user's last stone and the moves after it."""
         moves = self.game.moves
-        mine = [n for n in range(len(moves)) if (n % 2 == 0) == (self.game.mine == 1)]
-        if mine:
+        moves_of_person = [n for n in range(len(moves)) if (n % 2 == 0) == (self.game.mine == 1)]
+        if moves_of_person:
             self._asked += 1
             self.game = replace(self.game, thinking=False, value=None)
-            self._place(moves[: mine[-1]])
+            self._place(moves[: moves_of_person[-1]])
 
     def action_new(self) -> None:
         """Start a new game."""
@@ -256,23 +256,23 @@ class PlayApp(App[int]):
 
     def action_level(self, level: int | None = None) -> None:
         """Set the opponent's search depth, from its next move on."""
-        chosen = (self.game.level + 1) % len(LEVELS) if level is None else level
-        self.game = replace(self.game, level=chosen)
+        next_level = (self.game.level + 1) % len(LEVELS) if level is None else level
+        self.game = replace(self.game, level=next_level)
         self._draw()
 
     def action_version(self, by: int) -> None:
         """Continue the game against a neighbouring version."""
-        wanted = self.game.version + by
-        if self.game.size and not self.game.thinking and 0 <= wanted <= self.game.newest:
+        version = self.game.version + by
+        if self.game.size and not self.game.thinking and 0 <= version <= self.game.newest:
             self._asked += 1
             self.game = replace(self.game, trouble="")
-            self._run(self._sit(wanted))
+            self._run(self._sit(version))
 
     def action_help(self) -> None:
         """Show the help of the keys, until the next key."""
-        said = [f"{keys.shown(command.key)}  {_(command.help)}" for command in ACTIONS]
+        sentences = [f"{keys.shown(command.key)}  {_(command.help)}" for command in ACTIONS]
         self.clear_notifications()
-        self.notify("\n".join([_("The arrow keys move."), *said]), timeout=30, markup=False)
+        self.notify("\n".join([_("The arrow keys move."), *sentences]), timeout=30, markup=False)
 
     def action_leave(self) -> None:
         self.exit(0)

@@ -123,14 +123,14 @@ def verdict(game: Game) -> tuple[str, str]:
 
 def state_line(game: Game, cells: int, ellipsis: str) -> Line:
     """Return the row above the board, which even the smallest terminal shows."""
-    said, role = verdict(game)
+    sentence, role = verdict(game)
     rest = "   " + _(
         "{stones} against version {version}, {level}",
         stones=STONES[game.mine][0],
         version=game.version,
         level=_(LEVEL_WORDS[game.level]),
     )
-    text = fit(f" {said}", cells, ellipsis)
+    text = fit(f" {sentence}", cells, ellipsis)
     return ((text, role), (fit(rest if game.size else "", cells - len(text), ellipsis), "dim"))
 
 
@@ -141,7 +141,7 @@ def facts(game: Game, width: int, height: int) -> list[Line]:
         lines += [*(((text, "bad"),) for text in wrap(game.trouble, width, 6)), ()]
     if not game.size:
         return lines
-    mine, theirs = STONES[game.mine][0], STONES[-game.mine][0]
+    stone, other_stone = STONES[game.mine][0], STONES[-game.mine][0]
     order = pgettext("player", "first") if game.mine == 1 else pgettext("player", "second")
     newest = (
         " " + _("(the newest)")
@@ -149,12 +149,12 @@ def facts(game: Game, width: int, height: int) -> list[Line]:
         else " " + _("of {newest}", newest=game.newest)
     )
     rows = [
-        (_("you"), f"{mine}, {order}"),
+        (_("you"), f"{stone}, {order}"),
         (
             _("against"),
             _(
                 "{theirs}, version {version}{newest}",
-                theirs=theirs,
+                theirs=other_stone,
                 version=game.version,
                 newest=newest,
             ),

@@ -30,8 +30,8 @@ CHOICES: tuple[tuple[How, str, str], ...] = (
 
 def in_hand(view: AgentView) -> tuple[TaskStatus, ...]:
     """Return the tasks that the dialog asks about; prefetched tasks are released in any case."""
-    begun = tuple(t for t in view.status.tasks if t.phase not in ("claimed", "fetch"))
-    return begun or view.status.tasks
+    working = tuple(t for t in view.status.tasks if t.phase not in ("claimed", "fetch"))
+    return working or view.status.tasks
 
 
 def consequences(view: AgentView) -> dict[How, str]:
@@ -76,24 +76,24 @@ def choice_lines(view: AgentView, at: int, cells: int, glyphs: Glyphs) -> list[L
     """Return the tasks in hand, three rows a choice, and the key to stay."""
     tasks = in_hand(view)
     if len(tasks) == 1:
-        said = _(
+        sentence = _(
             "Task {task} of {run} is {share} done.",
             task=tasks[0].task,
             run=tasks[0].run,
             share=percent(share(tasks[0])),
         )
     else:
-        said = ngettext("{n} task is in hand.", "{n} tasks are in hand.", len(tasks))
-    lines: list[Line] = [((fit(said, cells, glyphs.ellipsis), "text"),), ()]
-    told = consequences(view)
+        sentence = ngettext("{n} task is in hand.", "{n} tasks are in hand.", len(tasks))
+    lines: list[Line] = [((fit(sentence, cells, glyphs.ellipsis), "text"),), ()]
+    effects = consequences(view)
     for number, (how, key, title) in enumerate(CHOICES):
-        chosen = number == at
-        pointer = f"{glyphs.run} " if chosen else "  "
-        role = "here" if chosen else "value"
+        current = number == at
+        pointer = f"{glyphs.run} " if current else "  "
+        role = "here" if current else "value"
         lines.append(
             ((pointer, "info"), (f" {key} ", "key"), (f" {left(_(title), TITLE_CELLS)}", role))
         )
-        lines.append(((fit(f"      {told[how]}", cells, glyphs.ellipsis), "dim"),))
+        lines.append(((fit(f"      {effects[how]}", cells, glyphs.ellipsis), "dim"),))
         lines.append(())
     lines.append((("   " + _("esc") + " ", "key"), (_("stay"), "dim")))
     return lines

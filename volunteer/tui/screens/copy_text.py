@@ -47,10 +47,10 @@ class CopyText(ModalScreen[None]):
         Binding("c", "copy", "copy", show=False),
     ]
 
-    def __init__(self, title: str, what: str, text: str, *, code: bool = True) -> None:
+    def __init__(self, title: str, sentence: str, text: str, *, code: bool = True) -> None:
         super().__init__()
         self._title = title
-        self._what = what
+        self._what = sentence
         self._text = text
         self._code = qr_rows(text) if code else ()
 
@@ -64,8 +64,8 @@ class CopyText(ModalScreen[None]):
     def on_resize(self, event: Resize) -> None:
         """Show the code only if it fits, perhaps without title and margins, and never in ASCII."""
         width, height = event.size
-        said = 2 + sum(len(text) // max(1, width) + 1 for text in (self._what, self._text))
-        tall = len(self._code) + said
+        rows = 2 + sum(len(text) // max(1, width) + 1 for text in (self._what, self._text))
+        tall = len(self._code) + rows
         if not self._code:
             self.query_one("#code").display = False
             return

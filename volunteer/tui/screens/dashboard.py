@@ -61,8 +61,8 @@ def arrange(width: int, height: int, turn: int) -> Arrangement:
     if width < NARROW:
         return _turned(("brief",), EACH, turn, low=None)
     if height < MIDDLE:
-        both = (("task-curve", "model-curve"), *EACH[2:]) if width >= NORMAL else EACH
-        return _turned(("task",), both, turn, low=None)
+        screens = (("task-curve", "model-curve"), *EACH[2:]) if width >= NORMAL else EACH
+        return _turned(("task",), screens, turn, low=None)
     curves = ("task", "task-curve", "model-curve")
     if width < NORMAL:
         groups = (*EACH[2:3], *EACH[1:2], *EACH[3:])
@@ -74,9 +74,9 @@ def arrange(width: int, height: int, turn: int) -> Arrangement:
         left = ("device", "credits", "run") if height >= RUN_TOO else ("device", "credits")
         groups = (("contributions",), ("sample",), ("low-run",))[: 2 if "run" in left else 3]
         return _turned((*curves, *left), groups, turn, low=7)
-    everything = (*curves, "device", "credits", "run", "contributions", "sample")
+    names = (*curves, "device", "credits", "run", "contributions", "sample")
     # the lowest row takes a third of a screen taller than usual: two pictures need the height
-    return Arrangement(cards=frozenset(everything), task=8, low=max(10, height // 3))
+    return Arrangement(cards=frozenset(names), task=8, low=max(10, height // 3))
 
 
 def _turned(
@@ -86,10 +86,10 @@ def _turned(
 
     A sample takes the room of the curves too: four rows hold no picture, and only one line of text.
     """
-    shown = groups[turn % len(groups)]
-    if shown == ("sample",):
+    group = groups[turn % len(groups)]
+    if group == ("sample",):
         top, low = tuple(card for card in top if not card.endswith("-curve")), None
-    return Arrangement(cards=frozenset((*top, *shown)), low=low, turns=len(groups))
+    return Arrangement(cards=frozenset((*top, *group)), low=low, turns=len(groups))
 
 
 class Dashboard(Page):
@@ -145,19 +145,19 @@ class Dashboard(Page):
         self._arrange(event.size.width, event.size.height)
 
     def _arrange(self, width: int, height: int) -> None:
-        found = arrange(width, height - 3, self.turn)
-        self._turns = found.turns
+        arrangement = arrange(width, height - 3, self.turn)
+        self._turns = arrangement.turns
         for panel in panels(self.query_one("#body")):
-            panel.display = panel.id in found.cards
-        self.set_class("brief" in found.cards, "brief")
+            panel.display = panel.id in arrangement.cards
+        self.set_class("brief" in arrangement.cards, "brief")
         for name in ("left", "curves", "low", "main", "cards"):
             box = self.query_one(f"#{name}")
             box.display = any(child.display for child in box.children)
-        alone = found.cards == {"brief"}
+        alone = arrangement.cards == {"brief"}
         self.query_one("#brief").styles.height = "1fr" if alone else BRIEF_ROWS
-        self.query_one("#task").styles.height = found.task
-        self.query_one("#low").styles.height = "1fr" if found.low is None else found.low
-        credits_last = "run" not in found.cards
+        self.query_one("#task").styles.height = arrangement.task
+        self.query_one("#low").styles.height = "1fr" if arrangement.low is None else arrangement.low
+        credits_last = "run" not in arrangement.cards
         self.query_one("#credits").styles.height = "1fr" if credits_last else 9
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:

@@ -143,12 +143,12 @@ class DevicePage(QueryPage):
 
     def queries(self) -> dict[str, PageQuery]:
         run = self.volunteer.view.run()
-        asked: dict[str, PageQuery] = {
+        queries: dict[str, PageQuery] = {
             "settings": lambda control: control.do(commands.GetSettings()),
         }
         if run:
-            asked["workers"] = lambda control: control.query(endpoints.WORKERS, run=run)
-        return asked
+            queries["workers"] = lambda control: control.query(endpoints.WORKERS, run=run)
+        return queries
 
     def shown(self, scene: Scene) -> None:
         """Request fresh sensor readings while this page is visible."""
@@ -173,9 +173,9 @@ class DevicePage(QueryPage):
     def _duty(self, device: str) -> int | None:
         """Return a device's share of working time in percent; None while it is unknown."""
         whole = self._setting("duty_percent")
-        own = {**(self._setting("device_duty") or {}), **self._wanted_duty}
-        found = own.get(device, whole)
-        return None if found is None else int(found)
+        duties = {**(self._setting("device_duty") or {}), **self._wanted_duty}
+        duty = duties.get(device, whole)
+        return None if duty is None else int(duty)
 
     # Drawing.
 
@@ -229,8 +229,8 @@ class DevicePage(QueryPage):
     def _roles(self) -> tuple[str, ...]:
         """Return the roles of the device under the cursor."""
         device = self._device()
-        own = (self._setting("device_roles") or {}).get(device.id if device else "")
-        return tuple(own.split()) if own else tuple(self._setting("roles") or ())
+        role_words = (self._setting("device_roles") or {}).get(device.id if device else "")
+        return tuple(role_words.split()) if role_words else tuple(self._setting("roles") or ())
 
     @on(Listing.Moved)
     def _moved(self) -> None:
@@ -259,21 +259,21 @@ class DevicePage(QueryPage):
         control, device = self.volunteer.control, self._device()
         if control is None or device is None:
             return
-        mine = [p for p in self.volunteer.view.status.pauses if p.device == device.id]
+        pauses = [p for p in self.volunteer.view.status.pauses if p.device == device.id]
         self.volunteer.command(
             control.do(commands.Resume(device=device.id))
-            if mine
+            if pauses
             else control.do(commands.Pause(device=device.id))
         )
 
     def action_duty(self, change: int) -> None:
         """Change the share of working time of the device under the cursor."""
         control, device = self.volunteer.control, self._device()
-        known = self._duty(device.id) if device else None
-        if control is None or device is None or known is None:
+        duty = self._duty(device.id) if device else None
+        if control is None or device is None or duty is None:
             return
         # Multiples of ten, but `DUTY_MIN` at the bottom.
-        step = (known + change) // 10 * 10 if change > 0 else -(-(known + change) // 10) * 10
+        step = (duty + change) // 10 * 10 if change > 0 else -(-(duty + change) // 10) * 10
         self._wanted_duty[device.id] = max(DUTY_MIN, min(100, step))
         self.query_one("#now", FunctionPanel).draw()
         self.run_worker(self._save_duty(control), group="duty", exclusive=True)
@@ -289,8 +289,8 @@ class DevicePage(QueryPage):
 
     def answered(self, name: str) -> None:
         """Drop the wanted shares once the settings contain them all."""
-        stored = self._setting("device_duty") or {}
-        if name == "settings" and self._wanted_duty.items() <= stored.items():
+        setting = self._setting("device_duty") or {}
+        if name == "settings" and self._wanted_duty.items() <= setting.items():
             self._wanted_duty.clear()
 
     def action_machines(self) -> None:
@@ -308,8 +308,8 @@ class DevicePage(QueryPage):
             words = _(
                 "On the other machine, within ten minutes: volunteer join '<link>' with this link."
             )
-            said = for_others(code.link, words)
-            self.app.push_screen(CopyText(_("Add a machine to your account"), said, code.link))
+            text = for_others(code.link, words)
+            self.app.push_screen(CopyText(_("Add a machine to your account"), text, code.link))
 
         self.volunteer.command(tell())
 
@@ -318,13 +318,13 @@ def device_row(device: Device, speed: Benchmark | None, scene: Scene) -> Row:
     """Return a device as a row of the table."""
     glyphs = scene.glyphs
     unusable: Line = ((f"{glyphs.cross} {_('unusable')}", "bad"),)
-    shown = (device_state(device, scene, 0)[0],) if device.usable else unusable
+    state = (device_state(device, scene, 0)[0],) if device.usable else unusable
     return Row(
         key=device.id,
         cells=(
             ((device.id, "value"),),
             ((printable(device.name, 80), "text"),),
-            shown,
+            state,
             ((size(device.memory_bytes), "text"),),
             ((flops(speed.step_flops) if speed else "-", "value"),),
             ((flops(speed.fp32_flops) if speed else "-", "text"),),
@@ -342,12 +342,12 @@ def benchmark_lines(
     """Return the figures of a device, their age, and the comparison with other machines."""
     glyphs, room = scene.glyphs, cells - NAME_CELLS
     if not device.usable:
-        said = shown(scene.view.status.problem(device)) or _("torch cannot use this device")
-        return [((text, "bad"),) for text in wrap(said, cells, 8)]
+        sentence = shown(scene.view.status.problem(device)) or _("torch cannot use this device")
+        return [((text, "bad"),) for text in wrap(sentence, cells, 8)]
     speed = next((b for b in scene.view.status.benchmarks if b.device == device.id), None)
     if speed is None:
-        said = _("not measured: b measures it (a few seconds; b again stops)")
-        return [((text, "dim"),) for text in wrap(said, cells, 3)]
+        sentence = _("not measured: b measures it (a few seconds; b again stops)")
+        return [((text, "dim"),) for text in wrap(sentence, cells, 3)]
     status = scene.view.status
     products = " " + _("in matrix products") if room > 36 else ""
     lines = [
@@ -372,15 +372,15 @@ def _compared(
     rates = list({worker.worker_id: worker.rate for worker in workers if worker.rate}.values())
     if info is None or info.step_flops <= 0 or len(rates) < 2:
         return []
-    mine = speed.step_flops / info.step_flops
-    share = mine / statistics.median(rates)
-    others = ngettext("the median of {n} machine", "the median of {n} machines", len(rates))
-    said = (
-        _("as fast as {others}", others=others)
+    rate = speed.step_flops / info.step_flops
+    share = rate / statistics.median(rates)
+    median_words = ngettext("the median of {n} machine", "the median of {n} machines", len(rates))
+    sentence = (
+        _("as fast as {others}", others=median_words)
         if 0.95 <= share < 1.05
-        else _("{share} times {others}", share=number(share, ".2g"), others=others)
+        else _("{share} times {others}", share=number(share, ".2g"), others=median_words)
     )
-    return [_fact(_("others"), said, room)]
+    return [_fact(_("others"), sentence, room)]
 
 
 def given_lines(
@@ -389,13 +389,13 @@ def given_lines(
     """Return, for each running run, the time of a step and a task on a device, and the credits."""
     infos = [info for info in scene.view.status.runs if info.state == "running"]
     if device is None or not infos:
-        said = _("with the first run, the time of a task here and its credits appear")
-        return [((text, "dim"),) for text in wrap(said, cells, height)]
+        sentence = _("with the first run, the time of a task here and its credits appear")
+        return [((text, "dim"),) for text in wrap(sentence, cells, height)]
     lines: list[Line] = []
     for info in infos:
         lines += _given(info, device, scene, cells)
-        said = part_words(scene.view.status, info.name, device.id, roles)
-        lines += [*(((text, "text"),) for text in wrap(said, cells, 4)), ()]
+        sentence = part_words(scene.view.status, info.name, device.id, roles)
+        lines += [*(((text, "text"),) for text in wrap(sentence, cells, 4)), ()]
     return lines[:height]
 
 
@@ -405,48 +405,48 @@ def _given(info: RunInfo, device: Device, scene: Scene, cells: int) -> list[Line
     if not able.fits or able.step_s is None:
         return [*lines, *(((text, "text"),) for text in wrap(able.sentence, cells, 2))]
     task = scene.view.task(device.id)
-    said = _("A step of this run takes {time} here.", time=duration_words(able.step_s))
+    sentence = _("A step of this run takes {time} here.", time=duration_words(able.step_s))
     if task is not None and task.run == info.name and task.kind not in GAMES:
         whole = duration_words(able.step_s * task.steps)
-        said += " " + ngettext(
+        sentence += " " + ngettext(
             "The task in hand has {n} step, about {time}.",
             "The task in hand has {n} steps, about {time}.",
             task.steps,
             time=whole,
         )
     if able.credits_per_hour is not None:
-        said += " " + _(
+        sentence += " " + _(
             "It earns about {credits} credits an hour ({basis}).",
             credits=count(able.credits_per_hour),
             basis=able.basis,
         )
-    said += " " + memory_words(info, device, scene)
-    return [*lines, *(((text, "text"),) for text in wrap(said, cells, 6))]
+    sentence += " " + memory_words(info, device, scene)
+    return [*lines, *(((text, "text"),) for text in wrap(sentence, cells, 6))]
 
 
 def memory_words(info: RunInfo, device: Device, scene: Scene) -> str:
     """Return a run task's memory need on a device and its micro-batch, as far as measured."""
     names = {"id": fit(device.id, 12), "has": size(device.memory_bytes)}
     steps = scene.view.status.steps
-    found = next((s for s in steps if (s.run, s.device) == (info.name, device.id)), None)
-    if found is None or not found.peak_bytes:
+    step = next((s for s in steps if (s.run, s.device) == (info.name, device.id)), None)
+    if step is None or not step.peak_bytes:
         needs = size(process_on(device.id, info.memory_bytes))
-        said = _("It needs {needs} of memory; {id} has {has}.", needs=needs, **names)
+        sentence = _("It needs {needs} of memory; {id} has {has}.", needs=needs, **names)
     else:
-        said = _(
+        sentence = _(
             "A task took {peak} of memory at the most; {id} has {has}.",
-            peak=size(found.peak_bytes),
+            peak=size(step.peak_bytes),
             **names,
         )
-    if found is None or not 0 < found.micro_batch < found.batch_size:
-        return said
+    if step is None or not 0 < step.micro_batch < step.batch_size:
+        return sentence
     return (
-        said
+        sentence
         + " "
         + _(
             "Its batch of {batch} is cut into pieces of {micro}.",
-            batch=found.batch_size,
-            micro=found.micro_batch,
+            batch=step.batch_size,
+            micro=step.micro_batch,
         )
     )
 

@@ -117,13 +117,13 @@ class LogPage(Page):
             self._rows = entry_rows(entries, scene, self.picked, self.needle)
             self._made_of = made_of
         following = self.query_one("#entries", Tail).following
-        found = _('with "{needle}"', needle=self.needle) if self.needle else ""
+        suffix = _('with "{needle}"', needle=self.needle) if self.needle else ""
         return Filling(
             rows=self._rows,
             empty=_("nothing of this kind has happened")
             if entries
             else _("events appear here, from the first connection on"),
-            title=f"{_('Log')} {found}".rstrip(),
+            title=f"{_('Log')} {suffix}".rstrip(),
             subtitle=ngettext("{n} line", "{n} lines", len(self._rows))
             + ", "
             + (_("following") if following else _("end: follow")),
@@ -132,8 +132,8 @@ class LogPage(Page):
     def _entry(self, scene: Scene, width: int, height: int) -> list[Line]:
         key = self.query_one("#entries", Listing).key
         entry = next((e for e in scene.view.entries if str(e.id) == key), None)
-        said = words(entry.event) if entry is not None else None
-        return [((text, "text"),) for text in wrap(said or "", width, height)]
+        sentence = words(entry.event) if entry is not None else None
+        return [((text, "text"),) for text in wrap(sentence or "", width, height)]
 
     def action_follow(self) -> None:
         tail = self.query_one("#entries", Tail)
@@ -210,11 +210,11 @@ def entry_rows(
 ) -> tuple[Row, ...]:
     """Return the rows that pass level and search text, oldest first."""
     rows = []
-    wanted = needle.casefold()
+    pattern = needle.casefold()
     for entry in entries:
         kind = level_of(entry.event)
-        said = words(entry.event)
-        if said is None or _RANK[kind] < _RANK[level] or wanted not in said.casefold():
+        sentence = words(entry.event)
+        if sentence is None or _RANK[kind] < _RANK[level] or pattern not in sentence.casefold():
             continue
         sign, word, role = _SIGNS[kind]
         rows.append(
@@ -223,7 +223,7 @@ def entry_rows(
                 cells=(
                     ((clock_seconds(entry.event.at), "dim"),),
                     ((f"{getattr(scene.glyphs, sign)} {_(word)}", role),),
-                    ((printable(said), "text"),),
+                    ((printable(sentence), "text"),),
                 ),
             )
         )

@@ -48,19 +48,19 @@ def signs(glyphs: Glyphs) -> tuple[tuple[str, str, str], ...]:
 
 
 def help_lines(
-    own: Sequence[keys.KeyCommand], scene: Scene, cells: int, *, first: bool = False
+    actions: Sequence[keys.KeyCommand], scene: Scene, cells: int, *, first: bool = False
 ) -> list[Line]:
     """Return the whole help text for this width; at the `first` start without the later topics."""
     lines: list[Line] = []
-    if own:
-        lines += _section(_("This page"), [_command(c) for c in own], cells)
+    if actions:
+        lines += _section(_("This page"), [_command(c) for c in actions], cells)
     common = [c for c in keys.COMMANDS if not (first and c.action in keys.LATER)]
     lines += _section(_("Everywhere"), [_command(c) for c in common], cells)
     if not first:
         pages = [(p.key, "key", _(p.title), _(p.help)) for p in keys.PAGES]
         lines += _section(_("Pages"), pages, cells)
-    told = [(sign, role, "", text) for sign, role, text in signs(scene.glyphs)]
-    lines += _section(_("Signs"), told, cells)
+    sign_lines = [(sign, role, "", text) for sign, role, text in signs(scene.glyphs)]
+    lines += _section(_("Signs"), sign_lines, cells)
     return (
         lines
         + _section(_("Words"), [("", "dim", _(word), _(text)) for word, text in WORDS], cells)[:-1]
@@ -90,9 +90,9 @@ def _section(title: str, rows: Sequence[tuple[str, str, str, str]], cells: int) 
 class HelpText(Panel):
     """Panel as high as its text."""
 
-    def __init__(self, own: Sequence[keys.KeyCommand], *, first: bool) -> None:
+    def __init__(self, actions: Sequence[keys.KeyCommand], *, first: bool) -> None:
         super().__init__(id="help-text")
-        self._own = own
+        self._own = actions
         self._first = first
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
@@ -112,11 +112,11 @@ class Help(ModalScreen[None]):
     ]
 
     def __init__(
-        self, scene: Scene, own: Sequence[keys.KeyCommand] = (), *, first: bool = False
+        self, scene: Scene, actions: Sequence[keys.KeyCommand] = (), *, first: bool = False
     ) -> None:
         super().__init__()
         self._scene = scene
-        self._own = own
+        self._own = actions
         self._first = first
 
     def compose(self) -> ComposeResult:

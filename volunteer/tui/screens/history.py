@@ -122,24 +122,24 @@ class History(QueryPage):
 
     async def _recent(self, control: Control) -> tuple[LedgerRow, ...]:
         """Return the ledger rows of the last two weeks; only new ones are queried."""
-        known: Sequence[LedgerRow] = self.answer("ledger").value or ()
-        return await ledger(control, self.volunteer.clock.now() - RECENT_S, known)
+        older: Sequence[LedgerRow] = self.answer("ledger").value or ()
+        return await ledger(control, self.volunteer.clock.now() - RECENT_S, older)
 
     # The rows.
 
     def verdicts(self) -> tuple[Verdict, ...]:
         """Return the newest known verdict of each contribution, newest contribution first."""
         answer: QueryReply[Page] = self.answer("history")
-        found: dict[int, Verdict] = {}
+        newest: dict[int, Verdict] = {}
         for verdict in (
             *reversed(self.volunteer.view.status.verdicts),
             *(answer.value[0] if answer.value else ()),
             *self._older,
         ):
-            known = found.get(verdict.contribution)
-            if known is None or known.at < verdict.at:
-                found[verdict.contribution] = verdict
-        return tuple(sorted(found.values(), key=lambda v: v.contribution, reverse=True))
+            earlier = newest.get(verdict.contribution)
+            if earlier is None or earlier.at < verdict.at:
+                newest[verdict.contribution] = verdict
+        return tuple(sorted(newest.values(), key=lambda v: v.contribution, reverse=True))
 
     def paid(self) -> frozenset[int]:
         """Return the contributions with earned credits in the ledger."""
@@ -148,20 +148,20 @@ class History(QueryPage):
 
     def _filling(self, scene: Scene) -> Filling:
         answer: QueryReply[Page] = self.answer("history")
-        known = self.verdicts()
+        verdicts = self.verdicts()
         paid = self.paid()
-        chosen = [v for v in known if chosen_by(v, self.picked, self.needle, paid)]
+        matching = [v for v in verdicts if chosen_by(v, self.picked, self.needle, paid)]
         old = not scene.view.status.online or answer.old(scene)
         count = (
-            _("{chosen} of {known}", chosen=len(chosen), known=len(known))
-            if len(chosen) != len(known)
+            _("{chosen} of {known}", chosen=len(matching), known=len(verdicts))
+            if len(matching) != len(verdicts)
             else ""
         )
         note = " ".join(part for part in (count, answer.note(scene)) if part)
         return Filling(
-            rows=tuple(verdict_row(v, scene, paid, old=old) for v in chosen),
+            rows=tuple(verdict_row(v, scene, paid, old=old) for v in matching),
             empty=_("nothing of this kind; w shows others, / searches for another text")
-            if known
+            if verdicts
             else answer.instead(
                 _(
                     "your contributions appear here with their verdicts and reasons, from the "
@@ -230,15 +230,15 @@ def stage(verdict: Verdict, paid: Collection[int]) -> str:
 def chosen_by(verdict: Verdict, kind: str, needle: str, paid: Collection[int] = ()) -> bool:
     """Return True if a contribution passes the filter and the search text."""
     state = stage(verdict, paid)
-    wanted = {
+    in_kind = {
         "all": True,
         "open": state in ("received", "checking", "accepted"),
         "paid": STEPS[state] == 3,
         "rejected": state == "rejected",
     }[kind]
-    said = f"{verdict.state} {verdict.reason} {verdict.message} {reason_of(verdict)}"
-    text = f"{verdict.run} {verdict.task} {said}"
-    return wanted and needle.casefold() in text.casefold()
+    outcome = f"{verdict.state} {verdict.reason} {verdict.message} {reason_of(verdict)}"
+    text = f"{verdict.run} {verdict.task} {outcome}"
+    return in_kind and needle.casefold() in text.casefold()
 
 
 def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: bool) -> Row:
@@ -268,12 +268,12 @@ def way(state: str, scene: Scene) -> Line:
     glyphs = scene.glyphs
     if state == "rejected":
         return ((_("pending") + " ", "dim"), (f"{glyphs.right} ", "faint"), (_("not paid"), "bad"))
-    reached = STEPS[state]
+    progress = STEPS[state]
     spans: list[tuple[str, str]] = []
     for place, word in enumerate((_("pending"), _("checked"), _("paid")), start=1):
         if place > 1:
             spans.append((f" {glyphs.right} ", "faint"))
-        role = "good" if place == 3 and reached == 3 else "text" if place <= reached else "faint"
+        role = "good" if place == 3 and progress == 3 else "text" if place <= progress else "faint"
         spans.append((word, role))
     return tuple(spans)
 
@@ -313,8 +313,8 @@ def total_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     """Return the balance, and the pending, earned and spent credits."""
     me = scene.view.status.me
     if me is None:
-        said = _("credits appear here when your first contribution has been checked")
-        return [((text, "dim"),) for text in wrap(said, cells, height)]
+        sentence = _("credits appear here when your first contribution has been checked")
+        return [((text, "dim"),) for text in wrap(sentence, cells, height)]
     lines: list[Line] = [
         _fact(_("balance"), credit(me.balance_micro), "value"),
         _fact(_("pending"), credit(me.pending_micro), "warn" if me.pending_micro else "text"),
@@ -344,11 +344,11 @@ def total_lines(scene: Scene, cells: int, height: int) -> list[Line]:
             ),
         )
     )
-    for said in (
+    for sentence in (
         escrow_words(me),
         debt_words() if me.debt_micro else "",
     ):
-        lines += [((text, "dim"),) for text in wrap(said, cells, height) if said]
+        lines += [((text, "dim"),) for text in wrap(sentence, cells, height) if sentence]
     return lines[:height]
 
 

@@ -85,32 +85,34 @@ class MachinesPage(QueryPage):
 
     def _machines(self) -> tuple[WorkerInfo, ...]:
         me: Me | None = self.answer("me").value
-        return tuple(each for each in me.workers if each.state != "left") if me else ()
+        return tuple(worker for worker in me.workers if worker.state != "left") if me else ()
 
     def _filling(self, scene: Scene) -> Filling:
         answer: QueryReply[Me] = self.answer("me")
-        found = sorted(self._machines(), key=lambda each: -each.last_seen)
-        working = sum(each.state == "training" for each in found)
+        workers = sorted(self._machines(), key=lambda worker: -worker.last_seen)
+        working = sum(worker.state == "training" for worker in workers)
         waiting = answer.asking and answer.value is None
         return Filling(
-            rows=tuple(machine_row(each, scene, old=answer.old(scene)) for each in found),
+            rows=tuple(machine_row(worker, scene, old=answer.old(scene)) for worker in workers),
             empty=answer.error or (_("asking the coordinator") if waiting else ""),
-            title=ngettext("{n} machine", "{n} machines", len(found)),
+            title=ngettext("{n} machine", "{n} machines", len(workers)),
             subtitle=answer.note(scene) or _("{n} training", n=working),
         )
 
     def action_order(self, order: Literal["pause", "resume", "finish"]) -> None:
         """Send an order to the machine under the cursor."""
-        chosen, control = self.query_one(Listing).key, self.volunteer.control
-        machine = next((each for each in self._machines() if each.worker_id == chosen), None)
+        worker_id, control = self.query_one(Listing).key, self.volunteer.control
+        machine = next(
+            (machine for machine in self._machines() if machine.worker_id == worker_id), None
+        )
         if machine is None or control is None:
             return
-        told = _(
+        sentence = _(
             "{machine} hears of it with its next heartbeat", machine=printable(machine.hostname, 40)
         )
 
         def done() -> None:
-            self.volunteer.tell(told)
+            self.volunteer.tell(sentence)
             self.again()
 
         self.volunteer.command(

@@ -80,10 +80,12 @@ class LeaderboardPage(QueryPage):
         if control is None or me is None:
             self.volunteer.tell(_("your account is not known before the coordinator answers"))
             return
-        said = _("your name is hidden from others") if me.public else _("others can see your name")
+        sentence = (
+            _("your name is hidden from others") if me.public else _("others can see your name")
+        )
 
         def done() -> None:
-            self.volunteer.tell(_("{said}, as soon as the coordinator knows it", said=said))
+            self.volunteer.tell(_("{said}, as soon as the coordinator knows it", said=sentence))
 
         self.volunteer.command(
             control.do(commands.SetSettings(changes={"public": not me.public})), done
@@ -119,13 +121,13 @@ def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tup
         name = shown_name(
             printable(row.nickname, 40), _("volunteer {rank}", rank=row.rank), scene.glyphs
         )
-        mine = f"{scene.glyphs.mark} {_('{name} (you)', name=name)}" if row.me else f"  {name}"
+        label = f"{scene.glyphs.mark} {_('{name} (you)', name=name)}" if row.me else f"  {name}"
         rows.append(
             Row(
                 key=str(row.rank) + row.nickname,
                 cells=(
                     ((str(row.rank), "value" if row.rank <= 3 else "dim"),),
-                    ((mine, role),),
+                    ((label, role),),
                     ((credit(row.earned_micro), "value" if row.me else "text"),),
                     bar(row.earned_micro / top if top else 0.0, BAR_CELLS, scene.glyphs),
                     ((count(row.accepted), "text"),),
@@ -140,19 +142,19 @@ def leader_rows(leaders: Sequence[LeaderRow], scene: Scene, *, old: bool) -> tup
 
 def place_line(leaders: Sequence[LeaderRow], scene: Scene, cells: int) -> Line:
     """Return the place of this volunteer, which stays visible below the list."""
-    mine = next((row for row in leaders if row.me), None)
+    place = next((row for row in leaders if row.me), None)
     me = scene.view.status.me
-    if mine is None:
+    if place is None:
         if me is not None and not me.public:
             return ((fit(_("your name is hidden from others; h shows it"), cells), "dim"),)
         return ((fit(_("you are not in this list yet"), cells), "dim"),) if leaders else ()
-    above = [row for row in leaders if row.earned_micro > mine.earned_micro]
-    gap = min((row.earned_micro for row in above), default=0) - mine.earned_micro
+    above = [row for row in leaders if row.earned_micro > place.earned_micro]
+    gap = min((row.earned_micro for row in above), default=0) - place.earned_micro
     text = _(
         "{rank} of {leaders}, {credits} credits",
-        rank=ordinal(mine.rank),
+        rank=ordinal(place.rank),
         leaders=len(leaders),
-        credits=credit(mine.earned_micro),
+        credits=credit(place.earned_micro),
     )
     if me is not None and not me.public:
         text = _("hidden from others (h shows it); {text}", text=text)

@@ -64,12 +64,12 @@ def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
     elif info.items == "images":
         app.tell(_("a picture of this run: volunteer generate {run}", run=info.name))
     else:
-        said = _(
+        sentence = _(
             "{name} learns from {items}: it answers no prompts and plays no games",
             name=info.name,
             items=info.items,
         )
-        app.tell(said, "warning")
+        app.tell(sentence, "warning")
 
 
 async def _lend(app: VolunteerApp, word: str, run: str) -> None:

@@ -110,14 +110,14 @@ class RunsPage(QueryPage):
                 yield FunctionPanel(self._detail, title=self._title, id="detail", classes="card")
 
     def queries(self) -> dict[str, PageQuery]:
-        asked: dict[str, PageQuery] = {
+        queries: dict[str, PageQuery] = {
             "runs": lambda control: control.query(endpoints.RUNS),
             "settings": lambda control: control.do(commands.GetSettings()),
         }
         name = self.query_one("#list", Listing).key
         if name and self.query_one("#curve").display:
-            asked[f"loss {name}"] = lambda control: control.query(endpoints.LOSS, run=name)
-        return asked
+            queries[f"loss {name}"] = lambda control: control.query(endpoints.LOSS, run=name)
+        return queries
 
     # Data.
 
@@ -128,8 +128,8 @@ class RunsPage(QueryPage):
 
     def _setting(self, name: str) -> tuple[str, ...]:
         answer: QueryReply[Sequence[SettingRow]] = self.answer("settings")
-        found = next((row.value for row in answer.value or () if row.name == name), ())
-        return tuple(found)
+        value = next((row.value for row in answer.value or () if row.name == name), ())
+        return tuple(value)
 
     def chosen(self) -> tuple[str, ...]:
         """Return the chosen runs; empty: any."""
@@ -148,14 +148,14 @@ class RunsPage(QueryPage):
     # Drawing.
 
     def _filling(self, scene: Scene) -> Filling:
-        infos, chosen = self.infos(), self.chosen()
+        infos, helped_runs = self.infos(), self.chosen()
         answer = self.answer("runs")
         old = not scene.view.status.online
         subtitle = answer.note(scene) or (_("as last reported") if old and infos else "")
-        helping = _("helping: {runs}", runs=", ".join(chosen) or _("any run"))
+        helping = _("helping: {runs}", runs=", ".join(helped_runs) or _("any run"))
         return Filling(
             rows=tuple(
-                run_row(info, self.estimate(info), scene, helped=helped(info, chosen), old=old)
+                run_row(info, self.estimate(info), scene, helped=helped(info, helped_runs), old=old)
                 for info in infos
             ),
             empty=answer.instead(
@@ -172,8 +172,8 @@ class RunsPage(QueryPage):
     def _detail(self, scene: Scene, width: int, height: int) -> list[Line]:
         info = self._under_cursor()
         if info is None:
-            said = _("what a run trains, its licence and its data appear here")
-            return [((text, "dim"),) for text in wrap(said, width, height)]
+            sentence = _("what a run trains, its licence and its data appear here")
+            return [((text, "dim"),) for text in wrap(sentence, width, height)]
         lines = run_detail(info, self.estimate(info), scene, self.chosen(), width)
         return aged(lines[:height], scene)
 
@@ -181,8 +181,10 @@ class RunsPage(QueryPage):
         info = self._under_cursor()
         if info is None:
             return _("Loss"), ""
-        mine = len(self._mine(scene, info.name))
-        marks = f"{scene.glyphs.mark} {_('mine {n}', n=count(mine))}" if mine else ""
+        count_of_mine = len(self._mine(scene, info.name))
+        marks = (
+            f"{scene.glyphs.mark} {_('mine {n}', n=count(count_of_mine))}" if count_of_mine else ""
+        )
         return _(
             "{measure} of {name} {loss}",
             measure=measured(info.measure),
@@ -194,10 +196,10 @@ class RunsPage(QueryPage):
         info = self._under_cursor()
         name = info.name if info else ""
         answer: QueryReply[Sequence[LossPoint]] = self.answer(f"loss {name}")
-        known = scene.view.models.get(name)
+        model = scene.view.models.get(name)
         points = [(float(p.version), p.loss) for p in answer.value or ()]
-        if known is not None and len(known.points) > len(points):
-            points = list(known.points)
+        if model is not None and len(model.points) > len(points):
+            points = list(model.points)
         return Chart(
             series=(Series(points=rising(points, info.measure if info else ""), role="model"),),
             marks=tuple(float(version) for version in sorted(self._mine(scene, name))),
@@ -209,8 +211,8 @@ class RunsPage(QueryPage):
 
     def _mine(self, scene: Scene, name: str) -> frozenset[int]:
         """Return the versions of a run that contain work of this volunteer."""
-        known = scene.view.models.get(name)
-        return known.mine if known is not None else frozenset()
+        model = scene.view.models.get(name)
+        return model.mine if model is not None else frozenset()
 
     @on(Listing.Moved)
     def _moved(self) -> None:
@@ -224,15 +226,15 @@ class RunsPage(QueryPage):
         info, control = self._under_cursor(), self.volunteer.control
         if info is None or control is None:
             return
-        chosen = self.chosen()
-        if info.name in chosen:
-            left_over = tuple(name for name in chosen if name != info.name)
-            said = _(
+        run_names = self.chosen()
+        if info.name in run_names:
+            left_over = tuple(name for name in run_names if name != info.name)
+            sentence = _(
                 "left {name}; helping {runs}",
                 name=info.name,
                 runs=", ".join(left_over) or _("any run"),
             )
-            self._choose(left_over, said)
+            self._choose(left_over, sentence)
             return
         able = self.estimate(info)
         if not able.fits:
@@ -245,19 +247,21 @@ class RunsPage(QueryPage):
                 "warning",
             )
             return
-        self._choose((*chosen, info.name), _("helping {name} from the next task", name=info.name))
+        self._choose(
+            (*run_names, info.name), _("helping {name} from the next task", name=info.name)
+        )
 
     def action_any_run(self) -> None:
         self._choose((), _("helping any run from the next task"))
 
-    def _choose(self, runs: tuple[str, ...], said: str) -> None:
+    def _choose(self, runs: tuple[str, ...], sentence: str) -> None:
         control = self.volunteer.control
         if control is not None:
-            self._do(control.do(commands.ChooseRuns(runs=runs)), said)
+            self._do(control.do(commands.ChooseRuns(runs=runs)), sentence)
 
-    def _do(self, work: Coroutine[Any, Any, Any], said: str) -> None:
+    def _do(self, work: Coroutine[Any, Any, Any], sentence: str) -> None:
         def done() -> None:
-            self.volunteer.tell(said)
+            self.volunteer.tell(sentence)
             self.again()
 
         self.volunteer.command(work, done)
@@ -292,15 +296,15 @@ class RunsPage(QueryPage):
 
         async def tell() -> None:
             link = await control.do(commands.GetInvitation())
-            said = for_others(link, _("Invite others: volunteer join '<link>' with this link:"))
-            self.app.push_screen(CopyText(_("Share"), said, link))
+            text = for_others(link, _("Invite others: volunteer join '<link>' with this link:"))
+            self.app.push_screen(CopyText(_("Share"), text, link))
 
         self.volunteer.command(tell())
 
 
-def helped(info: RunInfo, chosen: Sequence[str]) -> bool:
+def helped(info: RunInfo, run_names: Sequence[str]) -> bool:
     """Return True if the chosen runs include a run; an empty choice includes all."""
-    return not chosen or info.name in chosen
+    return not run_names or info.name in run_names
 
 
 def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old: bool) -> Row:
@@ -322,13 +326,13 @@ def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old
         progress = (*bar(done, BAR_CELLS, glyphs), (f" {percent(done)}", "text"))
     if able.credits_per_hour is not None:
         about = "" if able.tasks else "~"
-        yours = _(
+        fit_word = _(
             "{sign}{credits} credits/h",
             sign=about,
             credits=count(able.credits_per_hour),
         )
     else:
-        yours = _("fits") if able.fits else _("does not fit")
+        fit_word = _("fits") if able.fits else _("does not fit")
     return Row(
         key=info.name,
         cells=(
@@ -338,14 +342,14 @@ def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old
             ((str(info.workers), "text"),),
             ((measure, "dim"), (loss(info.loss, info.measure), "value")),
             progress,
-            ((yours, "text" if able.fits else "dim"),),
+            ((fit_word, "text" if able.fits else "dim"),),
         ),
         dim=old,
     )
 
 
 def run_detail(
-    info: RunInfo, able: RunEstimate, scene: Scene, chosen: Sequence[str], cells: int
+    info: RunInfo, able: RunEstimate, scene: Scene, run_names: Sequence[str], cells: int
 ) -> list[Line]:
     """Return the known facts of a run."""
     glyphs = scene.glyphs
@@ -354,12 +358,12 @@ def run_detail(
     if info.description:
         lines += [((text, "text"),) for text in wrap(info.description, cells, 3)]
     sign = (glyphs.check, "good") if able.fits else (glyphs.cross, "bad")
-    said = wrap(able.sentence, room - 2, 2)
+    rows = wrap(able.sentence, room - 2, 2)
     lines.append(
-        ((left(_("for you"), NAME_CELLS), "dim"), (f"{sign[0]} ", sign[1]), (said[0], "text"))
+        ((left(_("for you"), NAME_CELLS), "dim"), (f"{sign[0]} ", sign[1]), (rows[0], "text"))
     )
-    lines += [((" " * (NAME_CELLS + 2), "dim"), (text, "text")) for text in said[1:]]
-    helping = _helping(info, chosen) if able.fits else _("not from this machine")
+    lines += [((" " * (NAME_CELLS + 2), "dim"), (text, "text")) for text in rows[1:]]
+    helping = _helping(info, run_names) if able.fits else _("not from this machine")
     earns = able.credits_per_hour
     when = next_merge(scene.view, info.name, scene.now)
     data = f"{info.dataset}, {info.dataset_licence or _('no licence stated')}"
@@ -396,7 +400,10 @@ def run_detail(
         ),
         (measure_word(info.measure), _course(info, glyphs)),
         (_("bits"), _bits(info, glyphs)),
-        *((printable(each.name, NAME_CELLS - 1), _suite(each, glyphs)) for each in info.suites[:8]),
+        *(
+            (printable(suite.name, NAME_CELLS - 1), _suite(suite, glyphs))
+            for suite in info.suites[:8]
+        ),
         (pgettext("version", "next"), when),
         (_("outer"), _lowered(info)),
         (_("contact"), printable(info.contact, 100)),
@@ -406,11 +413,11 @@ def run_detail(
     return lines
 
 
-def _helping(info: RunInfo, chosen: Sequence[str]) -> str:
+def _helping(info: RunInfo, run_names: Sequence[str]) -> str:
     """Return the choice of a run and the effect of enter, which unselects a chosen run."""
-    if info.name in chosen:
+    if info.name in run_names:
         return _("yes (enter: stop helping)")
-    return _("no (enter: help)") if chosen else _("as any run (enter: only this one)")
+    return _("no (enter: help)") if run_names else _("as any run (enter: only this one)")
 
 
 def _lowered(info: RunInfo) -> str:
@@ -449,16 +456,16 @@ def _suite(course: SuiteCourse, glyphs: Glyphs) -> str:
     if course.first is None:
         return _("suite of tasks, not measured yet")
     now = "" if course.newest is None else f" {glyphs.right} {course.newest.text}"
-    said = f"{course.first.text}{now}"
+    sentence = f"{course.first.text}{now}"
     if not course.chance:
-        return said
-    return f"{said} ({_('by chance {percent} %', percent=number(100 * course.chance, '.0f'))})"
+        return sentence
+    return f"{sentence} ({_('by chance {percent} %', percent=number(100 * course.chance, '.0f'))})"
 
 
 def _fact(name: str, text: str, room: int) -> list[Line]:
     """Return a name and its text on one line, or on two if necessary; nothing for an empty text."""
-    found = wrap(text, room, 2) if text else []
+    lines = wrap(text, room, 2) if text else []
     return [
         ((left(name if row == 0 else "", NAME_CELLS), "dim"), (line, "text"))
-        for row, line in enumerate(found)
+        for row, line in enumerate(lines)
     ]

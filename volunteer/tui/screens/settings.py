@@ -110,8 +110,8 @@ class SettingsPage(QueryPage):
     def _about(self, scene: Scene, width: int, height: int) -> list[Line]:
         row = self._list.chosen
         if row is None:
-            said = _("enter changes the setting under the cursor; del resets it")
-            return [((text, "dim"),) for text in wrap(said, width, height)]
+            sentence = _("enter changes the setting under the cursor; del resets it")
+            return [((text, "dim"),) for text in wrap(sentence, width, height)]
         return about_lines(row, width, height)
 
     @on(SettingList.Moved)
@@ -137,8 +137,8 @@ class SettingsPage(QueryPage):
             return
         before = self._undo.pop()
         self.run_worker(self._save(before), group="save")
-        said = ", ".join(label(row) for row in self.rows() if row.name in before)
-        self.volunteer.tell(_("taken back: {said}", said=said))
+        names = ", ".join(label(row) for row in self.rows() if row.name in before)
+        self.volunteer.tell(_("taken back: {said}", said=names))
 
     def _change(self, changes: dict[str, Any]) -> None:
         """Save settings, and keep the old values."""
@@ -168,8 +168,10 @@ class SettingsPage(QueryPage):
             self._apply(name, value)
         sources = {row.source for row in self.rows() if row.name in changes}
         for source in sources & OVERRULED.keys():
-            said = _("saved, but {source} sets another value and wins", source=_(OVERRULED[source]))
-            self.volunteer.tell(said, "warning")
+            sentence = _(
+                "saved, but {source} sets another value and wins", source=_(OVERRULED[source])
+            )
+            self.volunteer.tell(sentence, "warning")
         self.again()
 
     def _apply(self, name: str, value: Any) -> None:
@@ -185,9 +187,9 @@ def about_lines(row: SettingRow, cells: int, height: int) -> list[Line]:
     options = choices(row)
     if options and row.type != "bool":
         lines.append(_fact(_("choose"), ", ".join(options)))
-    known = row.name in settings.TABLE.names  # False for a setting of a newer agent
+    listed = row.name in settings.TABLE.names  # False for a setting of a newer agent
     standard = msgspec.structs.replace(
-        row, value=settings.TABLE.default(row.name) if known else row.value
+        row, value=settings.TABLE.default(row.name) if listed else row.value
     )
     lines.append(_fact(_("default"), shown(standard)))
     lines.append(_fact(_("set by"), _(SOURCES.get(row.source, row.source))))

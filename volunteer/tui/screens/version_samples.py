@@ -168,8 +168,8 @@ class SamplesPage(Page):
         """Return the newest known version."""
         view = self.volunteer.latest
         beat, info = view.beat(self.run), view.info(self.run)
-        told = (beat.version if beat else 0, info.version if info else 0)
-        return max(*told, self.history.head)
+        versions = (beat.version if beat else 0, info.version if info else 0)
+        return max(*versions, self.history.head)
 
     def shown(self, scene: Scene) -> None:
         """Query newer versions while the newest, or none, is shown."""
@@ -183,14 +183,14 @@ class SamplesPage(Page):
         if self.at is None:
             return
         control = self.volunteer.control
-        found: int | None = None
+        version: int | None = None
         if control is not None:
             try:
-                found = await self.history.step(control, self.at, by)
+                version = await self.history.step(control, self.at, by)
             except VolunteerError as error:
                 self._error = shown(error.message)
-        if found is not None:
-            self.at = found
+        if version is not None:
+            self.at = version
         self._follows = self.at == self.history.last()
         self._moved()
 
@@ -209,8 +209,8 @@ class SamplesPage(Page):
 
     def _slider(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         if self.at is None:
-            said = f"{self.run}: {self._error}" if self._error else self._empty()
-            return [((fit(printable(said, 200), width, scene.glyphs.ellipsis), "dim"),)]
+            sentence = f"{self.run}: {self._error}" if self._error else self._empty()
+            return [((fit(printable(sentence, 200), width, scene.glyphs.ellipsis), "dim"),)]
         info = scene.view.info(self.run)
         row = self.history.rows[self.at]
         text = (
@@ -249,9 +249,9 @@ class SamplesPage(Page):
 
     def action_end(self, side: int) -> None:
         """Show the first or the newest version with a sample."""
-        found = self.history.first() if side < 0 else self.history.last()
-        if found is not None:
-            self.at = found
+        version = self.history.first() if side < 0 else self.history.last()
+        if version is not None:
+            self.at = version
             self._follows = side > 0
             self._moved()
 
@@ -281,12 +281,12 @@ def version_words(row: VersionInfo, measure: str) -> str:
     if row.loss is not None:
         parts.append(f"{measure_word(measure)} {loss(row.loss, measure)}")
     if row.contributions:
-        mine = (
+        share = (
             _(", {mine} of them yours", mine=row.mine) if row.mine and row.contributions > 1 else ""
         )
-        mine = _(", yours") if row.mine and row.contributions == 1 else mine
-        made = ngettext("{n} contribution", "{n} contributions", row.contributions)
-        parts.append(f"{made}{mine}")
+        share = _(", yours") if row.mine and row.contributions == 1 else share
+        count_words = ngettext("{n} contribution", "{n} contributions", row.contributions)
+        parts.append(f"{count_words}{share}")
     parts.append(clock_time(row.created_at))
     return ", ".join(parts)
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class Screenless:
     """File whose failed writes are dropped; `gone` is called when its terminal has vanished."""
 
-    def __init__(self, file: IO[str], gone: Callable[[], None]) -> None:
+    def __init__(self, file: IO[str], hang_up: Callable[[], None]) -> None:
         self._file = file
-        self._gone = gone
+        self._gone = hang_up
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
@@ -78,8 +78,8 @@ def lasting_driver() -> type[Driver] | None:
     from textual.drivers.linux_driver import LinuxDriver
 
     class LastingDriver(LinuxDriver):
-        def __init__(self, *given: Any, **named: Any) -> None:
-            super().__init__(*given, **named)
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
             self._file: Any = Screenless(_terminal(self._file), self.exit_event.set)
             self._title = ""
             self._raw: list[Any] | None = None  # modes of the terminal while the screen is shown
@@ -102,14 +102,14 @@ def lasting_driver() -> type[Driver] | None:
                 self._title = title
                 self.write(f"\x1b]2;{title}\x07")
 
-        def _sigcont_application(self, *given: Any) -> None:
+        def _sigcont_application(self, *args: Any) -> None:
             """Continue after a stop, and repaint, because lines of the shell cover the screen.
 
             The screen's threads still run after SIGSTOP, which cannot be caught; only the
             terminal's mode is restored, which a shell may have changed.
             """
             if self._must_signal_resume:
-                super()._sigcont_application(*given)
+                super()._sigcont_application(*args)
             elif self._raw is not None and _in_front(self.fileno):
                 termios.tcsetattr(self.fileno, termios.TCSANOW, self._raw)
             self._app.call_later(self._app.action_repaint)  # type: ignore[attr-defined]

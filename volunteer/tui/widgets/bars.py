@@ -107,9 +107,9 @@ def state_line(scene: Scene, cells: int, *, background: bool = False) -> Line:
     if background:
         start = (*start, (" " + _("(background)"), "dim"))
     if scene.leaving is not None and scene.view.ended is None:
-        said = _("{what}; q again ends at once", what=_(LEAVING[scene.leaving]))
+        text = _("{what}; q again ends at once", what=_(LEAVING[scene.leaving]))
         room = cells - wide(start) - 10
-        ending = fit(said, room, scene.glyphs.ellipsis)
+        ending = fit(text, room, scene.glyphs.ellipsis)
         return (
             (f" {scene.glyphs.wait} {_('ending')}", "warn"),
             ("  ", "text"),
@@ -133,15 +133,15 @@ class NewsBar(Bar):
         super().show(scene, at_once=at_once)
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
-        found = scene.view.status.announcements
-        if not found:
+        announcements = scene.view.status.announcements
+        if not announcements:
             return ()
         key = keys.shown(keys.READ.key)
-        more = " " + _("(1 of {found})", found=len(found)) if len(found) > 1 else ""
+        more = " " + _("(1 of {found})", found=len(announcements)) if len(announcements) > 1 else ""
         end: Line = ((f" {key} ", "key"), (f"{_(keys.READ.short)} ", "dim"))
-        said = f" {scene.view.status.server}: {found[0].text}{more}"
+        sentence = f" {scene.view.status.server}: {announcements[0].text}{more}"
         room = width - wide(end)
-        return (spread(((fit(said, room, scene.glyphs.ellipsis), "warn"),), end, width),)
+        return (spread(((fit(sentence, room, scene.glyphs.ellipsis), "warn"),), end, width),)
 
 
 class KeyBar(Bar):
@@ -151,12 +151,12 @@ class KeyBar(Bar):
         field = self.screen.focused
         if isinstance(field, Field) and field.brief:  # other keys type letters into it
             self.hits = ()
-            said = (("enter", _("ok")), ("esc", _("cancel")), ("f1", _("help")), ("^q", _("quit")))
-            spans = [((f" {key} ", "key"), (f"{word} ", "dim")) for key, word in said]
+            hints = (("enter", _("ok")), ("esc", _("cancel")), ("f1", _("help")), ("^q", _("quit")))
+            spans = [((f" {key} ", "key"), (f"{word} ", "dim")) for key, word in hints]
             return (tuple(span for pair in spans for span in pair),)
         core = [c for c in keys.COMMANDS if self._useful(c, self.app)]
-        own = [c for c in keys.page_commands(self.screen) if self._useful(c, self.screen)]
-        line, self.hits = key_line(scene, width, core, own)
+        actions = [c for c in keys.page_commands(self.screen) if self._useful(c, self.screen)]
+        line, self.hits = key_line(scene, width, core, actions)
         return (line,)
 
     def _useful(self, command: keys.KeyCommand, target: App[Any] | Screen[Any]) -> bool:
@@ -164,27 +164,30 @@ class KeyBar(Bar):
 
 
 def key_line(
-    scene: Scene, cells: int, core: Sequence[keys.KeyCommand], own: Sequence[keys.KeyCommand] = ()
+    scene: Scene,
+    cells: int,
+    core: Sequence[keys.KeyCommand],
+    page_keys: Sequence[keys.KeyCommand] = (),
 ) -> tuple[Line, tuple[Hit, ...]]:
     """Return the key bar: pause and finish, this page's keys, then the other common keys. The least
     important keys are left out if the width is short.
     """
-    chosen: list[keys.KeyCommand] = []
+    chosen_keys: list[keys.KeyCommand] = []
     room = cells
-    for command in sorted([*core, *own], key=lambda c: c.rank or 0):
+    for command in sorted([*core, *page_keys], key=lambda c: c.rank or 0):
         need = len(keys.shown(command.key)) + cell_len(_word(command, scene)) + 3
         if need <= room:
-            chosen.append(command)
+            chosen_keys.append(command)
             room -= need
     spans: list[Span] = []
     hits: list[Hit] = []
     at = 0
     first = [c for c in core if c.action in ("pause", "finish")]
-    for command in [*first, *own, *(c for c in core if c not in first)]:
-        if command in chosen:
+    for command in [*first, *page_keys, *(c for c in core if c not in first)]:
+        if command in chosen_keys:
             text = (f" {keys.shown(command.key)} ", f"{_word(command, scene)} ")
             spans += [(text[0], "key"), (text[1], "dim")]
-            where = "screen." if command in own else ""
+            where = "screen." if command in page_keys else ""
             hits.append((at, at + cell_len(text[0]) + cell_len(text[1]), where + command.action))
             at += cell_len(text[0]) + cell_len(text[1])
     return tuple(spans), tuple(hits)

@@ -22,8 +22,8 @@ def progress_lines(scene: Scene, cells: int, height: int) -> list[Line]:
         (*bar(now.done, cells - len(tail), scene.glyphs), (tail, "value")),
         (),
     ]
-    said = _("Times the work that a task does; only the figures are sent.")
-    return [*lines, *(((text, "dim"),) for text in wrap(said, cells, 3))][:height]
+    sentence = _("Times the work that a task does; only the figures are sent.")
+    return [*lines, *(((text, "dim"),) for text in wrap(sentence, cells, 3))][:height]
 
 
 def _stages(now: BenchmarkProgress, glyphs: Glyphs) -> list[Line]:

@@ -56,10 +56,10 @@ class DeviceCard(Panel):
 def device_of(scene: Scene) -> Device | None:
     """Return the device to show: the chosen one, else the working one, else a usable GPU or CPU."""
     task = scene.view.task(scene.device)
-    wanted = scene.device or (task.device if task else "")
+    device_id = scene.device or (task.device if task else "")
     devices = scene.view.status.devices
     usable = [d for d in devices if d.usable] or list(devices)
-    named = [d for d in devices if d.id == wanted]
+    named = [d for d in devices if d.id == device_id]
     return next(iter(named or sorted(usable, key=lambda d: d.kind == "cpu")), None)
 
 
@@ -71,14 +71,14 @@ def device_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     name = device.name or device.id
     lines: list[Line] = [((fit(name, cells, glyphs.ellipsis), "value"),)]
     if not device.usable:
-        said = wrap(
+        rows = wrap(
             shown(scene.view.status.problem(device)) or _("cannot be used"), cells, height - 1
         )
-        return lines + [((text, "bad"),) for text in said]
+        return lines + [((text, "bad"),) for text in rows]
     state = activity(scene.view, scene.now, glyphs, device.id)
     lines.append(fact(_("state"), (f"{state.sign} {state.word}", state.role)))
-    known = next((b for b in scene.view.status.benchmarks if b.device == device.id), None)
-    lines.append(fact(_("speed"), *_speed(known, cells)))
+    speed = next((b for b in scene.view.status.benchmarks if b.device == device.id), None)
+    lines.append(fact(_("speed"), *_speed(speed, cells)))
     lines += pace(scene, device.id, cells)
     lines.append(fact(_("memory"), *memory(scene, device, cells)))
     lines += sensed_lines(scene, device, cells)
@@ -145,9 +145,9 @@ class CreditsCard(Panel):
             else _("my account")
         )
         name = shown_name(status.nickname, account, scene.glyphs)
-        whose = f" {scene.glyphs.dot} {name}" if name else ""
-        known = age(scene) if status.me is not None else ""
-        return f"{_('Credits')}{whose}", known or _("answers for credits")
+        suffix = f" {scene.glyphs.dot} {name}" if name else ""
+        age_words = age(scene) if status.me is not None else ""
+        return f"{_('Credits')}{suffix}", age_words or _("answers for credits")
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return aged(credit_lines(scene, width, height), scene)
@@ -179,8 +179,8 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     rank = f"{me.rank}" if me.rank is not None else "-"
     lines.append(fact(_("rank"), (rank, "text")))
     lines.append(fact(_("work"), *_work(me, cells - NAME_CELLS, scene.glyphs)))
-    if said := escrow_words(me):
-        lines += [((text, "dim"),) for text in wrap(said, cells, max(1, height - len(lines)))]
+    if wait := escrow_words(me):
+        lines += [((text, "dim"),) for text in wrap(wait, cells, max(1, height - len(lines)))]
     return lines[:height]
 
 
@@ -214,18 +214,18 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     info, beat, model = view.info(run), view.beat(run), view.models.get(run)
     if info is None and beat is None:
         return blank(_("the run that you help appears here"), cells, height)
-    begun = [task.version for task in view.status.tasks if task.run == run]
+    versions = [task.version for task in view.status.tasks if task.run == run]
     workers = beat.workers if beat else (info.workers if info else 0)
-    workers = max(workers, 1 if begun else 0)  # a machine that has just begun is not counted yet
+    workers = max(workers, 1 if versions else 0)  # a machine that has just begun is not counted yet
     merge = next_merge(view, run, scene.now)
-    said = wrap(merge, cells - NAME_CELLS, 2 if merge else 0, scene.glyphs.ellipsis)
+    rows = wrap(merge, cells - NAME_CELLS, 2 if merge else 0, scene.glyphs.ellipsis)
     lines: list[Line] = [
-        fact(_("version"), (str(_newest_version(view, run, begun)), "value")),
+        fact(_("version"), (str(_newest_version(view, run, versions)), "value")),
         *_loss_of(info, model, scene.glyphs),
         *_progress_of(info, cells, scene.glyphs),
         *(
             fact(pgettext("version", "next") if row == 0 else "", (text, "text"))
-            for row, text in enumerate(said)
+            for row, text in enumerate(rows)
         ),
         fact(_("helpers"), (str(workers), "text"), (" " + _("online"), "dim")),
     ]
@@ -242,11 +242,11 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     return lines[:height]
 
 
-def _newest_version(view: AgentView, run: str, begun: Sequence[int]) -> int:
+def _newest_version(view: AgentView, run: str, versions: Sequence[int]) -> int:
     """Return the newest version of all sources; a verdict may arrive before the listing."""
     info, beat, model = view.info(run), view.beat(run), view.models.get(run)
-    told = (beat.version if beat else 0, info.version if info else 0)
-    return max(*told, *begun, *(model.mine if model else ()))
+    newest_versions = (beat.version if beat else 0, info.version if info else 0)
+    return max(*newest_versions, *versions, *(model.mine if model else ()))
 
 
 def _loss_of(info: RunInfo | None, model: ModelView | None, glyphs: Glyphs) -> list[Line]:
@@ -258,9 +258,9 @@ def _loss_of(info: RunInfo | None, model: ModelView | None, glyphs: Glyphs) -> l
         return []
     better = first is not None and newest < first
     measure = info.measure if info else ""
-    what = fit(measure_word(measure), NAME_CELLS - 1)
+    label = fit(measure_word(measure), NAME_CELLS - 1)
     arrow = f"{loss(first, measure)} {glyphs.right} " if first not in (None, newest) else ""
-    return [fact(what, (arrow, "dim"), (loss(newest, measure), "good" if better else "value"))]
+    return [fact(label, (arrow, "dim"), (loss(newest, measure), "good" if better else "value"))]
 
 
 def _progress_of(info: RunInfo | None, cells: int, glyphs: Glyphs) -> list[Line]:

@@ -26,22 +26,22 @@ class ChoiceRow(Bar):
     def __init__(
         self,
         options: Sequence[tuple[str, str]],
-        chosen: Callable[[], str],
+        choice: Callable[[], str],
         *,
         id: str | None = None,
     ) -> None:
         super().__init__(id=id)
         self._options = tuple(options)
-        self._chosen = chosen
+        self._chosen = choice
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         spans: list[Span] = [(f" {KEY} ", "key")]
         at = len(KEY) + 2
         hits = []
-        chosen = self._chosen()
+        choice = self._chosen()
         for name, words in self._options:
             text = f" {_(words)} "
-            spans.append((text, "here" if name == chosen else "tab"))
+            spans.append((text, "here" if name == choice else "tab"))
             hits.append((at, at + cell_len(text), f"screen.pick('{name}')"))
             at += cell_len(text)
         self.hits = tuple(hits)

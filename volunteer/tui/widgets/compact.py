@@ -69,7 +69,7 @@ def brief(scene: Scene, cells: int, height: int) -> list[Line]:
     )
     run = view.run()
     if run:
-        said = merging(view, run, scene.now)
+        sentence = merging(view, run, scene.now)
         lines.append(((fit(run, cells, glyphs.ellipsis), "title"),))
-        lines.append(((fit(said, cells, glyphs.ellipsis), "dim"),))
+        lines.append(((fit(sentence, cells, glyphs.ellipsis), "dim"),))
     return lines[:height]

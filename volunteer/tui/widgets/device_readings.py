@@ -31,8 +31,8 @@ class Readings:
         for device, sensed in sensors.items():
             if sensed.utilisation is not None and self._at.get(device) != sensed.at:
                 self._at[device] = sensed.at
-                kept = self._load.setdefault(device, deque(maxlen=READINGS_MAX))
-                kept.append(sensed.utilisation)
+                readings = self._load.setdefault(device, deque(maxlen=READINGS_MAX))
+                readings.append(sensed.utilisation)
 
     def load(self, device: str) -> tuple[float, ...]:
         return tuple(self._load.get(device, ()))
@@ -43,8 +43,8 @@ def live_lines(
 ) -> list[Line]:
     """Return a device's present state: share of working time, pace, load, temperature and power."""
     if not device.usable:
-        said = shown(scene.view.status.problem(device)) or _("torch cannot use this device")
-        return [((text, "bad"),) for text in wrap(said, cells, 8)]
+        sentence = shown(scene.view.status.problem(device)) or _("torch cannot use this device")
+        return [((text, "bad"),) for text in wrap(sentence, cells, 8)]
     lines: list[Line] = [fact(_("state"), *device_state(device, scene, cells))]
     if duty is not None:
         tail = f" {duty} %".rjust(PERCENT_CELLS + 1)
@@ -56,18 +56,18 @@ def live_lines(
     if sensed.celsius is not None:
         lines.append(fact(_("heat"), (f"{sensed.celsius:.0f} °C", "text")))
     lines.append(fact(_("memory"), *memory(scene, device, cells)))
-    told = pace(scene, device.id, cells)
+    pace_lines = pace(scene, device.id, cells)
     return [
         *lines,
-        *(told or [fact(_("pace"), (_("no training since this screen was opened"), "dim"))]),
+        *(pace_lines or [fact(_("pace"), (_("no training since this screen was opened"), "dim"))]),
     ]
 
 
 def device_state(device: Device, scene: Scene, cells: int) -> Line:
     """Return the state of a usable device as a word, then a sentence cut to the room left."""
     status = scene.view.status
-    known = any(speed.device == device.id for speed in status.benchmarks)
-    if not (known or scene.view.task(device.id) or status.paused(device.id)):
+    measured = any(speed.device == device.id for speed in status.benchmarks)
+    if not (measured or scene.view.task(device.id) or status.paused(device.id)):
         return ((f"{scene.glyphs.off} {_('not lent')}", "dim"),)
     state = activity(scene.view, scene.now, scene.glyphs, device.id)
     word = f"{state.sign} {state.word}"

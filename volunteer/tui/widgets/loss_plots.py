@@ -41,8 +41,8 @@ class TaskPlot(Plot):
 
     def _curve(self, scene: Scene) -> Curve | None:
         task = scene.view.task(scene.device)
-        shown = task.task if task is not None and task.phase in ("train", "upload") else None
-        return scene.view.curve(shown)
+        number = task.task if task is not None and task.phase in ("train", "upload") else None
+        return scene.view.curve(number)
 
     def chart(self, scene: Scene) -> Chart:
         curve = self._curve(scene)
@@ -55,9 +55,9 @@ class TaskPlot(Plot):
                 else _("the loss of your first task appears here while it trains")
             )
         if not curve.points:
-            begun = any(t.task == curve.task and t.step == 0 for t in scene.view.status.tasks)
+            starting = any(t.task == curve.task and t.step == 0 for t in scene.view.status.tasks)
             return Chart(
-                empty=_("its loss appears here") if begun else _("this task measures no loss")
+                empty=_("its loss appears here") if starting else _("this task measures no loss")
             )
         series = [Series(points=curve.points, role="raw")]
         if curve.second:
@@ -76,14 +76,14 @@ class ModelPlot(Plot):
         info = scene.view.info(scene.view.run())
         measure = info.measure if info else ""
         value = f" {loss(newest, measure)}" if newest is not None else ""
-        mine = (
+        share = (
             f"{scene.glyphs.mark} {_('mine {n}', n=count(len(model.mine)))}"
             if model and model.mine
             else ""
         )
-        what = measured(measure)
-        of = "" if " " in what else " " + _("of the model")  # a long name needs the room
-        return f"{what}{of}{value}", mine
+        measure_name = measured(measure)
+        of = "" if " " in measure_name else " " + _("of the model")  # a long name needs the room
+        return f"{measure_name}{of}{value}", share
 
     def chart(self, scene: Scene) -> Chart:
         model = scene.view.models.get(scene.view.run())

@@ -98,9 +98,9 @@ def before_and_after(
 ) -> list[Line]:
     """Return the pictures of the first and the newest version, side by side if there is room."""
     half = (cells - GAP) // 2
-    shown = [last] if first is None or first[0] == last[0] or half < CELLS_MIN else [first, last]
-    room = cells if len(shown) == 1 else half
-    columns = [_titled(version, picture, room, rows) for version, picture in shown]
+    pictures = [last] if first is None or first[0] == last[0] or half < CELLS_MIN else [first, last]
+    room = cells if len(pictures) == 1 else half
+    columns = [_titled(version, picture, room, rows) for version, picture in pictures]
     high = max(map(len, columns))
     empty: Line = ((" " * room, "text"),)
     lines: list[Line] = []
@@ -146,8 +146,8 @@ def picture(preview: str, metrics: dict[str, float], cells: int, height: int) ->
     wide = max(cell_len(row) for row in rows)
     if wide + 28 > cells:
         return ([((row, "text"),) for row in rows] + facts)[:height]
-    nothing: Line = ()
-    facts += [nothing] * (len(rows) - len(facts))
+    blank_line: Line = ()
+    facts += [blank_line] * (len(rows) - len(facts))
     rows += [""] * (len(facts) - len(rows))
     beside = zip(rows[:height], facts[:height], strict=True)
     return [((left(row, wide + 3), "text"), *fact) for row, fact in beside]

@@ -173,27 +173,27 @@ def y_ticks(view: PlotFrame, rows: int) -> dict[int, str]:
     """Return labels at round numbers by row from the top, about one in three rows."""
     if rows < 1:
         return {}
-    wanted = max(2, min(8, rows // 3 + 1)) if rows > 1 else 1
-    found: dict[int, str] = {}
-    for step, value in _round_values(view, wanted):
+    tick_count = max(2, min(8, rows // 3 + 1)) if rows > 1 else 1
+    labels: dict[int, str] = {}
+    for step, value in _round_values(view, tick_count):
         row = rows - 1 - view.up(value, rows * 4) // 4
         label = number(value, step)
-        if label not in found.values():
-            found.setdefault(row, label)
-    return found
+        if label not in labels.values():
+            labels.setdefault(row, label)
+    return labels
 
 
-def _round_values(view: PlotFrame, wanted: int) -> list[tuple[float, float]]:
-    """Return about `wanted` round values inside the frame as (step, value); else its ends."""
+def _round_values(view: PlotFrame, tick_count: int) -> list[tuple[float, float]]:
+    """Return about `tick_count` round values inside the frame as (step, value); else its ends."""
     span = view.high / 2 - view.low / 2
     if not 0 < span < 5e307:
         return []
-    found: list[tuple[float, float]] = []
-    step = 2 * round_step(span / wanted)
-    while len(found) < 2 and step > span * 1e-3:  # a scale needs at least two labels
-        found = _multiples(view, step)
+    ticks: list[tuple[float, float]] = []
+    step = 2 * round_step(span / tick_count)
+    while len(ticks) < 2 and step > span * 1e-3:  # a scale needs at least two labels
+        ticks = _multiples(view, step)
         step /= 2
-    return found or [(0.0, view.low), (0.0, view.high)]
+    return ticks or [(0.0, view.low), (0.0, view.high)]
 
 
 def _multiples(view: PlotFrame, step: float) -> list[tuple[float, float]]:

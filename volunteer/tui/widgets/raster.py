@@ -77,14 +77,14 @@ def frame(series: Sequence[Sequence[Point]], *, right: float | None = None) -> P
 
 def columns(points: Sequence[Point], view: PlotFrame, pixels: int) -> list[Column | None]:
     """Return first, last, lowest and highest value of every pixel column; points are sorted."""
-    found: list[Column | None] = [None] * pixels
+    spans: list[Column | None] = [None] * pixels
     for x, y in finite(points):
         if not view.left <= x <= view.right:
             continue
         at = view.across(x, pixels)
-        old = found[at]
-        found[at] = (y, y, y, y) if old is None else (old[0], y, min(old[2], y), max(old[3], y))
-    return found
+        old = spans[at]
+        spans[at] = (y, y, y, y) if old is None else (old[0], y, min(old[2], y), max(old[3], y))
+    return spans
 
 
 def runs(

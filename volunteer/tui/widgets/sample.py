@@ -42,9 +42,9 @@ class PictureView(Panel):
 
     async def show_png(self, png: bytes | None) -> None:
         """Show a PNG, or nothing. Raises BadRequest for an unreadable file."""
-        found = None if png is None else await asyncio.to_thread(decoded, png)
+        decoded_picture = None if png is None else await asyncio.to_thread(decoded, png)
         if self.is_attached:
-            self.picture = found
+            self.picture = decoded_picture
             self.draw()
 
 
@@ -59,10 +59,10 @@ class Words(Panel):
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         if self.picture is not None:
             return shades(self.picture, width, height)
-        found = text_rows(self.text, width)
-        self.rows = len(found)
-        self.top = max(0, min(self.top, len(found) - height))
-        return [((row, "text"),) for row in found[self.top : self.top + height]]
+        rows = text_rows(self.text, width)
+        self.rows = len(rows)
+        self.top = max(0, min(self.top, len(rows) - height))
+        return [((row, "text"),) for row in rows[self.top : self.top + height]]
 
 
 class SampleView(Container):

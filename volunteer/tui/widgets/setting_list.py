@@ -128,13 +128,13 @@ class SettingList(Vertical):
             panel.draw()
 
     def _filling(self, scene: Scene) -> Filling:
-        known = [row for row in self._rows() if matches(row, self.needle)]
+        matching = [row for row in self._rows() if matches(row, self.needle)]
         rows: list[Row] = []
         if self._names:
-            by_name = {row.name: row for row in known}
+            by_name = {row.name: row for row in matching}
             rows = [setting_line(by_name[name]) for name in self._names if name in by_name]
         else:
-            for title, members in grouped(known):
+            for title, members in grouped(matching):
                 rows.append(Row(key=f"# {title}", cells=(((title, "title"),),), heading=True))
                 rows += [setting_line(row, indent="  ") for row in members]
         title, empty = _(self._title), self._empty()

@@ -75,22 +75,22 @@ def column_title(column: Column) -> str:
 
 def lay_out(columns: Sequence[Column], width: int) -> list[tuple[int, int]]:
     """Return number and width of every column that fits in `width` cells."""
-    seen = [n for n, column in enumerate(columns) if column.least <= width]
+    visible = [n for n, column in enumerate(columns) if column.least <= width]
     wide = [
         max(column.cells, cell_len(column_title(column))) if column.cells else 0
         for column in columns
     ]
-    fixed = sum(wide[n] for n in seen) + GAP * max(0, len(seen) - 1)
-    elastic = [n for n in seen if columns[n].cells == 0]
-    each, rest = divmod(max(0, width - fixed), max(1, len(elastic)))
-    found = []
-    for n in seen:
+    fixed = sum(wide[n] for n in visible) + GAP * max(0, len(visible) - 1)
+    elastic = [n for n in visible if columns[n].cells == 0]
+    extra, rest = divmod(max(0, width - fixed), max(1, len(elastic)))
+    places = []
+    for n in visible:
         cells = wide[n]
         if not cells:
-            cells = each + (1 if elastic.index(n) < rest else 0)
+            cells = extra + (1 if elastic.index(n) < rest else 0)
         if cells:
-            found.append((n, cells))
-    return found
+            places.append((n, cells))
+    return places
 
 
 def _entry(rows: Sequence[Row], at: int, step: int) -> int:
@@ -196,8 +196,8 @@ class Listing(Panel):
                 (" " * GAP, "text"),
             ]
         lines: list[Line] = [tuple(head)] if titled else []
-        shown = range(self._top, min(len(rows), self._top + room))
-        return [*lines, *(self._row(rows[n], n == self._at, places, scene) for n in shown)]
+        range_shown = range(self._top, min(len(rows), self._top + room))
+        return [*lines, *(self._row(rows[n], n == self._at, places, scene) for n in range_shown)]
 
     def _titled(self, height: int) -> int:
         """Return 1 if the first line has the column titles, else 0."""
@@ -215,10 +215,10 @@ class Listing(Panel):
 
     def _follow(self, rows: tuple[Row, ...]) -> None:
         """Keep the cursor on its row when rows come and go; on the first row until it is moved."""
-        wanted = self.place(rows)
-        if wanted is not None:
-            self._at = wanted
-            self._tell(rows[wanted].key)
+        place = self.place(rows)
+        if place is not None:
+            self._at = place
+            self._tell(rows[place].key)
             return
         for number, row in enumerate(rows) if self._held else ():
             if row.key == self.key:
@@ -267,8 +267,8 @@ class Listing(Panel):
         if not rows:
             return
         self._held = True
-        wanted = max(0, min(number, len(rows) - 1))
-        self._at = _entry(rows, wanted, 1 if wanted >= self._at else -1)
+        target = max(0, min(number, len(rows) - 1))
+        self._at = _entry(rows, target, 1 if target >= self._at else -1)
         self._tell(rows[self._at].key)
         self.draw()
         if self._at == len(rows) - 1 and self._last != self.key:

@@ -144,10 +144,10 @@ def _numbers(scene: Scene, task: TaskStatus, cells: int) -> list[Line]:
         first: Line = ((fit(why_paused(pause), cells, scene.glyphs.ellipsis), "warn"),)
     else:
         curve = scene.view.curve(task.task)
-        told = list(curve.metrics.items())[:1] if curve and task.loss is None else []
+        metrics = list(curve.metrics.items())[:1] if curve and task.loss is None else []
         facts = [
-            *(("", count(value), name.replace("_", " ")) for name, value in told),
-            *([] if told else [(_("loss"), loss(task.loss), "")]),
+            *(("", count(value), name.replace("_", " ")) for name, value in metrics),
+            *([] if metrics else [(_("loss"), loss(task.loss), "")]),
             (_("left"), eta, ""),
             ("", rate(task.steps_per_s), f"{_(task.counted) or _('steps')}/s"),
         ]
@@ -190,8 +190,8 @@ def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
     status = scene.view.status
     sentence = state.sentence
     if pause := status.paused(scene.device):
-        own = pause.by == YOU or pause.by in BY_THEMSELVES
-        hint = "" if own else _("press space to resume")
+        by_owner = pause.by == YOU or pause.by in BY_THEMSELVES
+        hint = "" if by_owner else _("press space to resume")
     elif status.finishing:
         hint = _("press f to keep going, q to quit")
     elif not status.online and status.connection:
@@ -199,8 +199,8 @@ def nothing_to_do(scene: Scene, cells: int, height: int) -> list[Line]:
         hint = _("press r to try now")
     else:
         hint = ""
-    said = [((text, "text"),) for text in wrap(sentence, cells, max(1, height - 2))]
-    lines: list[Line] = [((f"{state.sign} {state.word}", state.role),), *said]
+    rows = [((text, "text"),) for text in wrap(sentence, cells, max(1, height - 2))]
+    lines: list[Line] = [((f"{state.sign} {state.word}", state.role),), *rows]
     if hint:
         lines.append((("", "text"), (left(hint, cells), "accent")))
     spare = height - len(lines)
