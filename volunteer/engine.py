@@ -114,6 +114,7 @@ class Engine:
 
     async def run(self) -> int:
         """Wait until this profile has joined, work for its coordinator, return the exit code."""
+        refusals = asyncio.create_task(self._announce_refused_calls())
         try:
             if not self.world.listen:
                 return await self._to_the_end()
@@ -121,7 +122,17 @@ class Engine:
             async with server.serve(self.profile.endpoint):
                 return await self._to_the_end()
         finally:
+            refusals.cancel()
             self._hub.close()
+
+    async def _announce_refused_calls(self) -> None:
+        async for call in outside.refused_calls():
+            sentence = Sentence(
+                "the sandbox refused the system call {call}: if work fails, start with "
+                "`--set sandbox=false`, and report the name",
+                call=call,
+            )
+            self._hub.notice(sentence, "warning")
 
     async def _to_the_end(self) -> int:
         """Run to the end, then notify every subscriber."""

@@ -259,14 +259,26 @@ def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
+class _Listener(socket.socket):
+    """Socket that listens already, so that asyncio does not ask the kernel again, which refuses
+    a confined process.
+    """
+
+    def listen(self, backlog: int = 0, /) -> None:
+        pass
+
+
 def listen(record: Path) -> socket.socket:
-    """Return the Unix socket of a profile; a process that will be confined must make it before."""
+    """Return the listening Unix socket of a profile; a process that will be confined must make it
+    before.
+    """
     path = _socket_path(record)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     path.chmod(0o600)
-    return listener
+    listener.listen(CLIENTS_MAX)
+    return _Listener(fileno=listener.detach())
 
 
 def _socket_path(record: Path) -> Path:

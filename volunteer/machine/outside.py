@@ -1,18 +1,20 @@
 """Helper process outside of the sandbox for jobs that need the owner's session.
 
 The sandbox cuts the program off from the desktop and the settings. The helper is forked before the
-program is confined, does only jobs that it knows by name, and checks their JSON arguments.
+program is confined, does only jobs that it knows by name, and checks their JSON arguments. It also
+answers the system calls that the sandbox refuses, and reports their names to the program.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar, cast
 
@@ -22,6 +24,7 @@ from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, Unreachable, VolunteerError, of_code
 from shared.sentences import Sentence, english, parts
 from volunteer.control.commands import Answered
+from volunteer.machine import system_calls
 
 BYTES_MAX = 1 << 20
 BROWSER_S = 10.0
@@ -30,6 +33,8 @@ T = TypeVar("T")
 Job = Callable[..., Any]
 
 _helper: socket.socket | None = None  # None: not confined, jobs run in this process
+_refusals: socket.socket | None = None  # delivers a line for each system call that is refused
+_JOB, _LISTENER = b".", b"r"  # what a file is that the program sends to the helper
 
 
 def begin(jobs: Mapping[Job, Job]) -> None:
@@ -60,7 +65,7 @@ def do(job: Callable[..., T], *arguments: Any) -> T:
     try:
         with near:
             with far:
-                socket.send_fds(_helper, [b"."], [far.fileno()])
+                socket.send_fds(_helper, [_JOB], [far.fileno()])
             near.sendall(msgspec.json.encode([job.__name__, arguments], enc_hook=str))
             near.shutdown(socket.SHUT_WR)
             reply = decode(_all(near), Answered)
@@ -73,15 +78,55 @@ def do(job: Callable[..., T], *arguments: Any) -> T:
     return cast(T, decode(reply.value))
 
 
+def report(listener: int) -> None:
+    """Hand the listener of refused system calls to the helper, and close it here: whoever holds it
+    can let a call pass.
+    """
+    global _refusals
+    try:
+        if _helper is not None:
+            _refusals, theirs = socket.socketpair()
+            with theirs:
+                socket.send_fds(_helper, [_LISTENER], [listener, theirs.fileno()])
+    finally:
+        os.close(listener)  # without a reader the kernel answers that the call does not exist
+
+
+async def refused_calls() -> AsyncIterator[str]:
+    """Yield the name of each system call that the sandbox refuses, once."""
+    if _refusals is None:
+        return
+    reader, writer = await asyncio.open_connection(sock=_refusals)
+    try:
+        while line := await reader.readline():
+            yield line.decode().strip()
+    finally:
+        writer.close()
+
+
 def _serve(requests: socket.socket, jobs: Mapping[str, Job]) -> None:
     """Serve requests until the confined process ends."""
     while True:
-        data, handles, _, _ = socket.recv_fds(requests, 1, 1)
+        data, handles, _, _ = socket.recv_fds(requests, 1, 2)
         if not data:
             return
-        for handle in handles:
-            peer = socket.socket(fileno=handle)
-            threading.Thread(target=_answer, args=(peer, jobs), daemon=True).start()
+        sockets = [socket.socket(fileno=handle) for handle in handles[-1:]]
+        if data == _LISTENER:
+            work = threading.Thread(target=_report, args=(handles[0], *sockets), daemon=True)
+        else:
+            work = threading.Thread(target=_answer, args=(*sockets, jobs), daemon=True)
+        work.start()
+
+
+def _report(listener: int, news: socket.socket) -> None:
+    """Report refused system calls until the program ends."""
+    try:
+        with news:
+            for name in system_calls.reports(listener):
+                with suppress(OSError):  # the program does not read
+                    news.sendall(f"{name}\n".encode())
+    finally:
+        os.close(listener)
 
 
 def _answer(peer: socket.socket, jobs: Mapping[str, Job]) -> None:

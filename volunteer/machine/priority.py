@@ -8,7 +8,6 @@ import asyncio
 import logging
 import os
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -32,7 +31,7 @@ def lower_process() -> None:
 
 def lower_thread(nice: int = LOW) -> None:
     """Lower the calling thread, and threads it starts, to `nice`, unless it is lower already."""
-    thread = threading.get_native_id()
+    thread = 0  # the calling one; the sandbox refuses numbers of others
     if OF_THREADS and os.getpriority(os.PRIO_PROCESS, thread) < nice:
         os.setpriority(os.PRIO_PROCESS, thread, nice)
 

@@ -11,8 +11,9 @@ the desktop or the settings.
                         GPU drivers, names of threads
     connect             TCP to the ports that are given (Landlock 4), no Unix socket by its name
     signals             to itself and its children (Landlock 6)
+    system calls        those that the program needs (see system_calls)
 
-See landlock(7) and seccomp(2).
+See landlock(7).
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ import contextlib
 import ctypes
 import os
 import platform
-import socket
 import struct
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from volunteer.machine import outside, system_calls
+
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, the same on every architecture
 _VERSION = 1 << 0
 _PATH_BENEATH, _PORT = 1, 2  # kinds of rules
-_NO_NEW_PRIVS, _SECCOMP, _FILTER = 38, 22, 2  # prctl
+_NO_NEW_PRIVS = 38  # prctl
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE = 1 << 14
@@ -48,16 +50,6 @@ SYSTEM = (
 )  # fmt: skip
 _PACKAGE = Path(__file__).resolve().parents[2]
 DRIVERS = ("~/.nv", "~/.triton", "~/.cache/miopen", "~/.config/miopen", "~/.cache/AMD")
-
-# Numbers for the filter of system calls by seccomp.
-_LOAD, _EQUAL, _LEAST, _ANY, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of BPF
-_ALLOW, _REFUSE, _NOTHING = 0x7FFF0000, 0x00050001, 0x00050000  # EPERM; success without effect
-_TIOCSTI = 0x5412  # ioctl that types into the terminal
-_CALLS = {
-    # audit number, then: socket socketpair ioctl setxattr lsetxattr fchmodat chmod
-    "x86_64": (0xC000003E, (41, 53, 16, 188, 189, 268, 90)),
-    "aarch64": (0xC00000B7, (198, 199, 29, 5, 6, 53, None)),
-}
 
 
 def offered() -> str:
@@ -105,7 +97,7 @@ def confine(
         return (
             libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
             and _call(_RESTRICT, ruleset, 0) == 0
-            and _filter_calls()
+            and _filter()
         )
     finally:
         os.close(ruleset)
@@ -136,39 +128,19 @@ def _threads() -> Path:
     return Path("/proc/self" if os.access("/proc/sys/kernel/core_pattern", os.W_OK) else "/proc")
 
 
-def _filter_calls() -> bool:
-    """Refuse system calls that bypass Landlock. Return True, unfiltered, on unknown processors."""
-    if platform.machine() not in _CALLS:
+def _filter() -> bool:
+    """Filter the system calls that bypass Landlock. Return True, unfiltered, on processors whose
+    calls are not listed.
+    """
+    if not system_calls.fits():
         return True
-    audit, (sock, pair, ioctl, xattr, link_xattr, chmod_at, chmod) = _CALLS[platform.machine()]
-    rows = (
-        (sock, ((1, _ANY, 0b100),), _ALLOW),  # SEQPACKET: CUDA uses it
-        (sock, ((0, _EQUAL, socket.AF_UNIX),), _REFUSE),
-        (pair, ((1, _ANY, 0b10),), _REFUSE),  # datagrams can be sent to any name
-        (ioctl, ((1, _EQUAL, _TIOCSTI),), _REFUSE),
-        (xattr, (), _REFUSE),
-        (link_xattr, (), _REFUSE),
-        (chmod, ((1, _ANY, 0o077),), _NOTHING),
-        (chmod_at, ((2, _ANY, 0o077),), _NOTHING),
-        (452, ((2, _ANY, 0o077),), _NOTHING),  # fchmodat2
-        (425, (), _REFUSE),  # io_uring_setup: its calls are not filtered
-        (463, (), _REFUSE),  # setxattrat
-    )
-    code = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, audit), (_RETURN, 0, 0, _REFUSE), (_LOAD, 0, 0, 0)]
-    code += [(_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _REFUSE)]  # the x32 interface
-    for number, tests, verdict in rows:
-        if number is None:
-            continue
-        row = [(_LOAD, 0, 0, 0), (_EQUAL, 0, 2 * len(tests) + 1, number)]
-        for done, (argument, test, value) in enumerate(tests):
-            left = 2 * (len(tests) - done) - 1
-            row += [(_LOAD, 0, 0, 16 + 8 * argument), (test, 0, left, value)]
-        code += [*row, (_RETURN, 0, 0, verdict)]
-    code.append((_RETURN, 0, 0, _ALLOW))
-    body = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in code))
-    program = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(body)))
-    libc = ctypes.CDLL(None, use_errno=True)
-    return bool(libc.prctl(_SECCOMP, _FILTER, program, 0, 0) == 0)
+    try:
+        listener = system_calls.install()
+    except OSError:
+        return False
+    if listener is not None:
+        outside.report(listener)
+    return True
 
 
 def _allow(ruleset: int, path: Path, access: int) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from volunteer.account.profile import Identity, Profile
-from volunteer.machine import sandbox
+from volunteer.machine import sandbox, system_calls
 
 CODE = """
-import os, signal, socket, sys
+import asyncio, ctypes, os, resource, signal, socket, sys, threading
 from pathlib import Path
 from volunteer.cli import start
 from volunteer.settings import settings
@@ -27,8 +27,11 @@ home, run, victim, known, other = Path(sys.argv[1]), Path(sys.argv[2]), *map(int
 places = settings.directories()
 listener = start._confine(settings.Settings(), places, screen=True)
 from volunteer.control.local_socket import listen
-from volunteer.machine import outside
+from volunteer.machine import outside, priority, sandbox, system_calls
 import tempfile
+
+listed = system_calls.listed() if system_calls.fits() else ()
+numbers = {name: number for name, number, _ in listed}
 
 own, key, config = places.profile, home / ".ssh" / "id", places.config / "config.toml"
 
@@ -42,6 +45,33 @@ def pair(address):
 
 def tcp(port):
     socket.create_connection(("127.0.0.1", port), 5).close()
+
+def multipath(port):
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262) as made:
+        made.connect(("127.0.0.1", port))
+
+def fast_open(port, message):
+    with socket.socket() as made:
+        if message:
+            made.sendmsg([b"x"], [], 0x20000000, ("127.0.0.1", port))
+        else:
+            made.sendto(b"x", 0x20000000, ("127.0.0.1", port))
+
+def listen_unbound():
+    with socket.socket() as made:
+        made.listen()
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN), "nobody can connect"
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+def libc_call(name, *arguments):
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+def in_thread(act):
+    began = threading.Thread(target=act)
+    began.start()
+    began.join()
 
 for name, act in (
     ("write own", lambda: (own / "new").write_text("x")),
@@ -59,6 +89,7 @@ for name, act in (
     ("read config", lambda: config.read_text()),
     ("save", lambda: outside.do(settings.save, config, {"threads": 3})),
     ("name a thread", lambda: Path(f"/proc/self/task/{os.getpid()}/comm").write_text("trainer")),
+    ("lower", lambda: in_thread(priority.lower_thread)),
     ("crash handler", lambda: open("/proc/sys/kernel/core_pattern", "a").close()),
     ("read other", lambda: key.read_text()),
     ("list other", lambda: list(key.parent.iterdir())),
@@ -76,6 +107,22 @@ for name, act in (
     ("bind", lambda: socket.create_server(("127.0.0.1", 0))),
     ("shared temporary", lambda: (home.parent / "planted").write_text("x")),
     ("type", lambda: __import__("fcntl").ioctl(0, 0x5412, b"x")),
+    ("MPTCP", lambda: multipath(other)),
+    ("SCTP", lambda: socket.socket(socket.AF_INET, socket.SOCK_SEQPACKET, 132)),
+    ("packets", lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW)),
+    ("fast open", lambda: fast_open(other, False)),
+    ("fast open by a message", lambda: fast_open(other, True)),
+    ("listen unbound", listen_unbound),
+    ("limit", lambda: resource.prlimit(victim, resource.RLIMIT_CPU, (0, 0))),
+    ("priority", lambda: os.setpriority(os.PRIO_PROCESS, victim, 19)),
+    ("affinity", lambda: os.sched_setaffinity(victim, {0})),
+    ("trace", lambda: libc_call("ptrace", 16, victim, 0, 0)),
+    ("user namespace", lambda: libc_call("unshare", 0x10000000)),
+    ("memory of others", lambda: libc_call("process_vm_readv", victim, 0, 0, 0, 0, 0)),
+    ("keyring", lambda: libc_call("syscall", numbers["keyctl"], 0, -3, 1)),
+    ("kernel program", lambda: libc_call("syscall", numbers["bpf"], 0, 0, 0)),
+    ("times", lambda: os.utime(key, (0, 0))),
+    ("owner", lambda: os.chown(key, os.getuid(), os.getgid())),
     ("acl", lambda: os.setxattr(key, "user.x", b"x")),
     ("start path", lambda: (home / "document.txt").read_text()),
     ("free", lambda: outside.do(settings.save, config, {"sandbox": False})),
@@ -90,6 +137,16 @@ for name, act in (
 from volunteer.machine.presence import run_here
 print("program", repr(outside.do(run_here, ["id"])), sep="=")
 print("home on sys.path", str(home) in sys.path, sep="=")
+
+async def refused():
+    names = []
+    async for name in outside.refused_calls():
+        names.append(name)
+        if name == "setxattr":  # the last
+            return names
+
+if system_calls.fits() and sandbox.held():
+    print("calls=", *asyncio.run(asyncio.wait_for(refused(), 30)))
 """
 HELD = sandbox.held()
 REFUSED = {
@@ -98,8 +155,14 @@ REFUSED = {
     "d: its own settings": ("write config", "replace config", "free"),
     "f: temporary files of others": ("shared temporary",),
     "files of its owner": ("read other", "list other", "write other", "delete other", "start path"),
-    "its terminal, and more": ("type", "acl", "job", "crash handler"),
+    "its terminal, and more": ("type", "acl", "job", "crash handler", "owner"),
+    "TCP past Landlock": ("MPTCP", "SCTP", "fast open", "fast open by a message"),
+    "listening without a port": ("listen unbound",),
+    "limits of other programs": ("limit", "priority", "affinity"),
+    "memory of other programs": ("trace", "memory of others"),
+    "rare parts of the kernel": ("user namespace", "keyring", "kernel program", "packets"),
 }
+UNKNOWN = {"ptrace", "unshare", "process_vm_readv", "keyctl", "bpf", "setxattr"}
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +205,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         outcome = dict(line.split("=", 1) for line in done.stdout.splitlines())
         outcome["victim"] = str(victim.poll())
         outcome["key"] = f"{key.read_text()} {stat.S_IMODE(key.stat().st_mode):o}"
+        outcome["age"] = "changed" if key.stat().st_mtime == 0 else "unchanged"
         outcome["config"] = (home / "data" / "config.toml").read_text()
         yield outcome
 
@@ -161,7 +225,7 @@ def _joined(base: Path, url: str, environ: dict[str, str]) -> None:
 def test_a_confined_program_does_its_work(found: dict[str, str]) -> None:
     acts = (
         "write own", "move own", "link own", "read own", "export", "import", "null", "temporary",
-        "child", "coordinator", "resolve", "serve", "read config", "save", "name a thread",
+        "child", "coordinator", "resolve", "serve", "read config", "save", "name a thread", "lower",
     )  # fmt: skip
     assert {act: found[act] for act in acts} == dict.fromkeys(acts, "done")
     assert found["config"] == "# mine\nthreads = 3\n"
@@ -189,8 +253,15 @@ def test_a_confined_program_connects_to_its_coordinator_only(found: dict[str, st
 @pytest.mark.skipif(not HELD, reason="this kernel confines nothing")
 def test_a_key_stays_private_and_the_home_is_not_imported_from(found: dict[str, str]) -> None:
     assert found["key"] == "key 600"
+    assert found["age"] == "unchanged"
     assert found["home on sys.path"] == "False"
     assert found["program"] == "''"  # no other programs are run outside
+
+
+@pytest.mark.skipif(not (HELD and system_calls.fits()), reason="this system filters no calls")
+def test_a_call_that_is_not_listed_is_absent_and_named(found: dict[str, str]) -> None:
+    assert {found["trace"], found["keyring"], found["user namespace"]} == {"OSError"}  # ENOSYS
+    assert set(found["calls"].split()) >= UNKNOWN
 
 
 def test_what_a_system_offers_is_a_sentence() -> None:
