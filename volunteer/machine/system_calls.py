@@ -59,13 +59,24 @@ class CallRule:
 
 
 def _sockets() -> Iterator[CallRule]:
-    yield CallRule((ArgumentTest(0, socket.AF_UNIX), ArgumentTest(1, socket.SOCK_SEQPACKET, _KIND)), ALLOW)  # CUDA's
+    yield CallRule(
+        (ArgumentTest(0, socket.AF_UNIX), ArgumentTest(1, socket.SOCK_SEQPACKET, _KIND)), ALLOW
+    )  # CUDA's
     for family in (socket.AF_INET, socket.AF_INET6):
         for kind, protocol in ((socket.SOCK_STREAM, _TCP), (socket.SOCK_DGRAM, _UDP)):
             for number in (0, protocol):
-                yield CallRule((ArgumentTest(0, family), ArgumentTest(1, kind, _KIND), ArgumentTest(2, number)), ALLOW)
+                yield CallRule(
+                    (
+                        ArgumentTest(0, family),
+                        ArgumentTest(1, kind, _KIND),
+                        ArgumentTest(2, number),
+                    ),
+                    ALLOW,
+                )
     for kind in (socket.SOCK_RAW, socket.SOCK_DGRAM):  # addresses of this machine
-        yield CallRule((ArgumentTest(0, 16), ArgumentTest(1, kind, _KIND), ArgumentTest(2, 0)), ALLOW)
+        yield CallRule(
+            (ArgumentTest(0, 16), ArgumentTest(1, kind, _KIND), ArgumentTest(2, 0)), ALLOW
+        )
     yield CallRule((), REFUSE)
 
 
@@ -74,7 +85,10 @@ def _only(*tests: ArgumentTest, otherwise: int = REFUSE) -> tuple[CallRule, ...]
 
 
 def _never_bits(argument: int, bits: Sequence[int], verdict: int = REFUSE) -> tuple[CallRule, ...]:
-    return (*(CallRule((ArgumentTest(argument, bit, bit),), verdict) for bit in bits), CallRule((), ALLOW))
+    return (
+        *(CallRule((ArgumentTest(argument, bit, bit),), verdict) for bit in bits),
+        CallRule((), ALLOW),
+    )
 
 
 @cache
@@ -84,13 +98,19 @@ def _rules() -> Mapping[str, Sequence[CallRule]]:
     return {
         "socket": tuple(_sockets()),
         "socketpair": (
-            *(CallRule((ArgumentTest(0, socket.AF_UNIX), ArgumentTest(1, pair, _KIND)), ALLOW) for pair in pairs),
+            *(
+                CallRule((ArgumentTest(0, socket.AF_UNIX), ArgumentTest(1, pair, _KIND)), ALLOW)
+                for pair in pairs
+            ),
             CallRule((), REFUSE),
         ),
         "sendto": _never_bits(3, [_FASTOPEN]),
         "sendmsg": _never_bits(2, [_FASTOPEN]),
         "sendmmsg": _never_bits(3, [_FASTOPEN]),
-        "setsockopt": (CallRule((ArgumentTest(1, _TCP), ArgumentTest(2, _TCP_ULP)), REFUSE), CallRule((), ALLOW)),
+        "setsockopt": (
+            CallRule((ArgumentTest(1, _TCP), ArgumentTest(2, _TCP_ULP)), REFUSE),
+            CallRule((), ALLOW),
+        ),
         "ioctl": (
             *(CallRule((ArgumentTest(1, number),), REFUSE) for number in (_TIOCSTI, _TIOCLINUX)),
             CallRule((), ALLOW),
