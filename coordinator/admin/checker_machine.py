@@ -70,11 +70,11 @@ class BlobFolder:
 
     def tidy(self) -> None:
         """Delete the least recently used files above `most` bytes; called between two tasks."""
-        found = sorted(
+        files = sorted(
             ((path.stat().st_mtime, path) for path in self._folder.iterdir()), reverse=True
         )
         size = 0
-        for _, path in found:
+        for _, path in files:
             size += path.stat().st_size
             if size > self._most:
                 path.unlink(missing_ok=True)
@@ -167,29 +167,29 @@ class Checker:
         settled = await self._reported(task, hold, outcome)
         if isinstance(self._blobs, BlobFolder):
             self._blobs.tidy()
-        found = CheckerResult(
+        result = CheckerResult(
             contribution=task.contribution,
             run=task.case.run.name,
             result=settled.result or GIVEN_BACK,
             message=settled.message or self._trouble,
             seconds=outcome.seconds,
         )
-        self._results[found.result] += 1
-        self._seconds += found.seconds
-        self._tell(found)
+        self._results[result.result] += 1
+        self._seconds += result.seconds
+        self._tell(result)
         return True
 
     async def _reported(
         self, task: RecomputeTask, hold: str, outcome: CheckerOutcome
     ) -> CheckerVerdict:
-        told = {
+        report = {
             "contribution": task.contribution,
             "hold": hold,
             "machine": msgspec.to_builtins(self._machine),
             "outcome": msgspec.to_builtins(outcome),
         }
         try:
-            settled: CheckerVerdict = await patiently(lambda: self._ask("checker.report", **told))
+            settled: CheckerVerdict = await patiently(lambda: self._ask("checker.report", **report))
         except (Conflict, NotFound) as error:
             return CheckerVerdict(result="", message=error.message)
         return settled
@@ -200,16 +200,16 @@ class Checker:
         """
         ended = Event()
         working = asyncio.ensure_future(self._redone(task, ended))
-        others = [asyncio.ensure_future(each) for each in (stop.wait(), self._lost(task, hold))]
+        watches = [asyncio.ensure_future(watch) for watch in (stop.wait(), self._lost(task, hold))]
         try:
-            await asyncio.wait((working, *others), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((working, *watches), return_when=asyncio.FIRST_COMPLETED)
             ended.set()
             return await working
         finally:
             ended.set()
-            for each in others:
+            for each in watches:
                 each.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            await asyncio.gather(*watches, return_exceptions=True)
 
     async def _redone(self, task: RecomputeTask, ended: Event) -> CheckerOutcome:
         def tell(step: int, steps: int) -> None:
@@ -228,7 +228,7 @@ class Checker:
             return self._given_back(error)
         work = redo, task.case, files, data, self._device, tell
         try:
-            found, seconds = await self._compute.timed(*work)
+            redone, seconds = await self._compute.timed(*work)
         # a fault of the revealed files: all other files were checked
         except (NotFound, InvalidFrame) as error:
             return CheckerOutcome(unusable=error.message)
@@ -236,18 +236,18 @@ class Checker:
             return self._given_back(error, failed=not ended.is_set())
         except Exception as error:  # probably a fault of the device
             return self._given_back(error)
-        return CheckerOutcome(found=found, seconds=seconds)
+        return CheckerOutcome(found=redone, seconds=seconds)
 
     async def _lost(self, task: RecomputeTask, hold: str) -> None:
         """Wait until another checker holds the recompute."""
-        held = True
-        while held:
+        holding = True
+        while holding:
             await asyncio.sleep(RENEW_S)
             with contextlib.suppress(VolunteerError):
                 renewed = await self._ask(
                     "checker.renew", contribution=task.contribution, hold=hold
                 )
-                held = renewed.held
+                holding = renewed.held
 
     def _given_back(self, error: Exception, *, failed: bool = True) -> CheckerOutcome:
         """Return the outcome of a task that ended with an error, and keep the error's sentence."""

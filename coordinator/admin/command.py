@@ -78,11 +78,11 @@ def organiser_command(
     """
 
     def make(run: Callable[[Coordinator, Any], Awaitable[Any]]) -> OrganiserCommand:
-        told = get_type_hints(run, localns={"Coordinator": object})
+        hints = get_type_hints(run, localns={"Coordinator": object})
         return OrganiserCommand(
             name=name,
-            request=told["ask"],
-            reply=told["return"],
+            request=hints["ask"],
+            reply=hints["return"],
             run=run,
             remote=remote,
             needs=needs,

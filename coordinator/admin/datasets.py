@@ -89,7 +89,7 @@ class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetShown:
-    every = (*manifest.chunks, *manifest.heldout, *manifest.assets.values())
+    refs = (*manifest.chunks, *manifest.heldout, *manifest.assets.values())
     return DatasetShown(
         name=manifest.name,
         kind=manifest.kind,
@@ -99,7 +99,7 @@ def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetSho
         items=sum(chunk.items for chunk in manifest.chunks),
         heldout=sum(chunk.items for chunk in manifest.heldout),
         chunks=len(manifest.chunks),
-        size=sum(chunk.size for chunk in every),
+        size=sum(chunk.size for chunk in refs),
         skipped=tuple(skipped),
     )
 
@@ -156,8 +156,8 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
             if ask.template:
                 _template(ask.template)
             more: dict[str, Any] = {"template": ask.template, "options": ask.options}
-            wanted = DatasetWanted(name=ask.name, sources=tuple(paths), **more, **options)
-            manifest = await datasets.add_for(ask.workload, wanted, skipped)
+            spec = DatasetWanted(name=ask.name, sources=tuple(paths), **more, **options)
+            manifest = await datasets.add_for(ask.workload, spec, skipped)
         else:
             manifest = await builders[kind](ask.name, paths, skipped=skipped, **options)
     except InvalidRunFile as error:
@@ -173,17 +173,17 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
 def _sources(coordinator: Coordinator, ask: AddDataset) -> tuple[list[Path], bytes | None]:
     if ask.box:
         files = coordinator.boxes.files(ask.box)
-        found = [path for path in files if path.name != TOKENIZER_FILE]
-        own = [path for path in files if path.name == TOKENIZER_FILE]
+        sources = [path for path in files if path.name != TOKENIZER_FILE]
+        tokenizers = [path for path in files if path.name == TOKENIZER_FILE]
         if ask.kind == "images":
-            found = _in_folders(coordinator.boxes.folder(ask.box), found)
+            sources = _in_folders(coordinator.boxes.folder(ask.box), sources)
     else:
-        found = [Path(path).expanduser() for path in _paths(ask)]
-        own = [Path(ask.tokenizer).expanduser()] if ask.tokenizer else []
-    for path in found:
+        sources = [Path(path).expanduser() for path in _paths(ask)]
+        tokenizers = [Path(ask.tokenizer).expanduser()] if ask.tokenizer else []
+    for path in sources:
         if not path.exists():
             raise BadRequest(f"there is no file or folder {path}")
-    return found, _read(own[0]) if own else None
+    return sources, _read(tokenizers[0]) if tokenizers else None
 
 
 def _paths(ask: AddDataset) -> tuple[str, ...]:
@@ -205,9 +205,9 @@ def _in_folders(box: Path, files: Iterable[Path]) -> list[Path]:
     return [*top, box / FOLDERS] if (box / FOLDERS).is_dir() else top
 
 
-def _template(told: str) -> ChatTemplate:
+def _template(text: str) -> ChatTemplate:
     try:
-        return decode(told, ChatTemplate)
+        return decode(text, ChatTemplate)
     except ValueError as error:
         raise BadRequest(f"the chat template cannot be read: {error}") from error
 

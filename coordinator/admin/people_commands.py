@@ -129,10 +129,10 @@ async def announce_withdraw(coordinator: Coordinator, ask: Numbered) -> Announce
 
 @organiser_command("invite.create")
 async def invite_create(coordinator: Coordinator, ask: CreateInvites) -> tuple[InviteLink, ...]:
-    made = await coordinator.volunteers.invites.create(
+    codes = await coordinator.volunteers.invites.create(
         ask.names, count=ask.count, uses=ask.uses, expires_s=ask.expires_s
     )
-    return tuple(_link(coordinator, code) for code in made)
+    return tuple(_link(coordinator, code) for code in codes)
 
 
 @organiser_command("invite.list", needs="database")

@@ -116,8 +116,8 @@ class RemoteServer:
         """Fetch a blob into a file, resuming a partial one. Raises the server's errors, and
         Internal for bytes of another hash, which are deleted.
         """
-        begun = path.stat().st_size if path.exists() else 0
-        part = {"Range": f"bytes={begun}-"} if begun else {}
+        offset = path.stat().st_size if path.exists() else 0
+        part = {"Range": f"bytes={offset}-"} if offset else {}
         with self._reply("GET", f"/admin/blobs/{sha256}", **part) as response:
             if response.status == 416:  # the whole file was here already
                 response.read(REPLY_BYTES_MAX)
@@ -129,8 +129,8 @@ class RemoteServer:
                 if response.length:
                     raise ConnectionError("the connection ended in the middle of a file")
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != sha256:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != sha256:
             path.unlink()
             raise Internal(f"the server sent other bytes than those of {sha256[:12]}...")
 
@@ -204,18 +204,18 @@ class RemoteServer:
 def _authorization(proxy: SplitResult) -> dict[str, str]:
     if proxy.username is None:
         return {}
-    said = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
-    return {"Proxy-Authorization": f"Basic {base64.b64encode(said).decode()}"}
+    credentials = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(credentials).decode()}"}
 
 
 def _good(response: http.client.HTTPResponse, data: bytes) -> bytes:
     if response.status < 300:
         return data
     try:
-        said = decode(data, ErrorBody)
+        body = decode(data, ErrorBody)
     except MALFORMED:
         raise Internal(f"the server answered with HTTP status {response.status}") from None
-    raise from_wire(said.code, said.message, said.retry_after_s)
+    raise from_wire(body.code, body.message, body.retry_after_s)
 
 
 def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
@@ -225,7 +225,7 @@ def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
     The second number of a name identifies the file's folder by its name: 0 for a file that is
     itself in `paths`, or lies directly in a folder of `paths`. Images of one folder are one class.
     """
-    found: list[tuple[str, Path]] = []
+    names: list[tuple[str, Path]] = []
     folders = {"": 0}
     for path in paths:
         files = sorted(walk(path)) if path.is_dir() else [path]
@@ -236,6 +236,6 @@ def flat_names(paths: Iterable[Path]) -> list[tuple[str, Path]]:
             stem = "".join(
                 c if c.isascii() and (c.isalnum() or c in "_-") else "_" for c in file.stem
             )
-            name = f"{len(found):06d}-{folder:04d}-{stem[:100]}" + (f".{ending}" if ending else "")
-            found.append((name, file))
-    return found
+            name = f"{len(names):06d}-{folder:04d}-{stem[:100]}" + (f".{ending}" if ending else "")
+            names.append((name, file))
+    return names

@@ -212,8 +212,8 @@ async def report(coordinator: Coordinator, ask: Named) -> tuple[VolunteerSummary
 
 @organiser_command("run.export")
 async def export(coordinator: Coordinator, ask: ExportRun) -> ExportedRun:
-    asked = VERSION.fullmatch(ask.name) if ask.version is None else None
-    name, version = (asked["run"], int(asked["version"])) if asked else (ask.name, ask.version)
+    match = VERSION.fullmatch(ask.name) if ask.version is None else None
+    name, version = (match["run"], int(match["version"])) if match else (ask.name, ask.version)
     how = version, ask.format, ask.dtype
     if ask.to:
         exported = await coordinator.export.export(name, Path(ask.to), *how)

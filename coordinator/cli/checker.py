@@ -104,25 +104,27 @@ class _Lines:
             on = f" ({model})" if model else f", {threads} threads"
             print(f"Checks as {name}{on}. Ctrl+C ends it and gives back what is under way.")
 
-    def tell(self, seen: CheckerStep | CheckerResult) -> None:
+    def tell(self, news: CheckerStep | CheckerResult) -> None:
         from coordinator.admin.checker_machine import CheckerResult
 
-        if isinstance(seen, CheckerResult):
-            self._found(seen)
+        if isinstance(news, CheckerResult):
+            self._found(news)
         elif self._moves:
-            said = f"{seen.run}, contribution {seen.contribution}: step {seen.step}/{seen.steps}"
-            print(f"\r\x1b[K{said}", end="", file=sys.stderr, flush=True)
+            progress = (
+                f"{news.run}, contribution {news.contribution}: step {news.step}/{news.steps}"
+            )
+            print(f"\r\x1b[K{progress}", end="", file=sys.stderr, flush=True)
 
-    def _found(self, found: CheckerResult) -> None:
+    def _found(self, result: CheckerResult) -> None:
         if self._json:
-            as_json_line(found)
+            as_json_line(result)
             return
         if self._moves:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-        message = f" ({found.message})" if found.message else ""
+        message = f" ({result.message})" if result.message else ""
         print(
-            f"{found.run}, contribution {found.contribution}: {found.result}{message}, "
-            f"{found.seconds:.1f} s",
+            f"{result.run}, contribution {result.contribution}: {result.result}{message}, "
+            f"{result.seconds:.1f} s",
             flush=True,
         )
 
@@ -130,8 +132,8 @@ class _Lines:
         if self._json:
             as_json_line(done)
             return
-        told = ", ".join(f"{count} {name}" for name, count in done.results.items() if count)
-        print(f"{told or 'nothing done again'}, {done.seconds:,.1f} s")
+        counts = ", ".join(f"{count} {name}" for name, count in done.results.items() if count)
+        print(f"{counts or 'nothing done again'}, {done.seconds:,.1f} s")
 
 
 def add_to(parent: App) -> None:

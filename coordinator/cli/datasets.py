@@ -131,20 +131,20 @@ def add(
     as_json(done) if where.json else _tell(done, where)
 
 
-def _with_problems(given: DatasetOptions) -> DatasetOptions:
+def _with_problems(options: DatasetOptions) -> DatasetOptions:
     """Return the options with problems as files for their workload."""
-    if not given.problems:
-        return given
-    if given.files or given.workload:
+    if not options.problems:
+        return options
+    if options.files or options.workload:
         raise BadRequest("give one of --problems and --for WORKLOAD --files")
-    return replace(given, workload="rollouts", files=given.problems)
+    return replace(options, workload="rollouts", files=options.problems)
 
 
 def _mark_taken(name: str, where: Where) -> None:
     """Warn before the work that a dataset has this name: only equal content is then accepted."""
     # an error means that nothing is stored yet, or the next call reports it
     with contextlib.suppress(VolunteerError):
-        if any(each.name == name for each in call(where, "dataset.list")):
+        if any(dataset.name == name for dataset in call(where, "dataset.list")):
             print(
                 f'There is a dataset called "{name}": this one is refused unless it comes out the '
                 "same.",
@@ -170,11 +170,11 @@ def _stages(where: Where) -> Iterator[None]:
         return
     from coordinator.runs.datasets import progress
 
-    told: set[str] = set()
+    stages: set[str] = set()
 
     def tell(now: Any) -> None:
-        if now.stage not in told:
-            told.add(now.stage)
+        if now.stage not in stages:
+            stages.add(now.stage)
             print(STAGES[now.stage], flush=True)
 
     token = progress.set(tell)
@@ -185,23 +185,23 @@ def _stages(where: Where) -> Iterator[None]:
 
 
 def _files(
-    name: str, given: dict[str, list[Path] | None], more: DatasetOptions
+    name: str, sources: dict[str, list[Path] | None], more: DatasetOptions
 ) -> tuple[str, list[Path]]:
     """Return the kind of files and their paths. Raises BadRequest and InvalidName."""
     from coordinator.admin.datasets import NAME_FILES
     from coordinator.rules.run_file import NAME_RULE, fits_a_path
 
-    given = {
-        **given,
+    sources = {
+        **sources,
         "suite": [more.suite] if more.suite else None,
         "files": more.files,
     }
-    named = {kind: paths for kind, paths in given.items() if paths}
-    paths = [path.expanduser().absolute() for found in named.values() for path in found]
-    own = [more.tokenizer] if more.tokenizer else []
+    named = {kind: paths for kind, paths in sources.items() if paths}
+    paths = [path.expanduser().absolute() for group in named.values() for path in group]
+    extra = [more.tokenizer] if more.tokenizer else []
     if len(named) > 1:
         raise BadRequest(f"give one of {', '.join(f'--{kind}' for kind in named)}")
-    for path in (*paths, *own):
+    for path in (*paths, *extra):
         if not path.expanduser().exists():
             raise BadRequest(f"there is no file or folder {path}")
     if len(named) != 1 or bool(more.files) != bool(more.workload):
@@ -217,7 +217,7 @@ def _for(more: DatasetOptions) -> dict[str, Any]:
         if more.set:
             raise BadRequest("--set is for the workload that --for names")
         return {}
-    wrong = [each for each in more.set or () if "=" not in each]
+    wrong = [option for option in more.set or () if "=" not in option]
     if wrong:
         raise BadRequest(f"--set needs KEY=VALUE, not {wrong[0][:40]!r}")
     beside: dict[str, Any] = {}
@@ -225,7 +225,7 @@ def _for(more: DatasetOptions) -> dict[str, Any]:
         # a tokenizer without a template serves for plain text
         with contextlib.suppress(InvalidRunFile):
             beside["template"] = _template(more.tokenizer)
-    options = {key: value for key, _, value in (each.partition("=") for each in more.set or ())}
+    options = {key: value for key, _, value in (option.partition("=") for option in more.set or ())}
     return {"workload": more.workload, "options": options, **beside}
 
 
@@ -267,7 +267,7 @@ def _report(done: DatasetShown) -> str:
         return ""
     copies = int(done.meta.get("copies", 0))
     tokens = done.items + done.heldout
-    found = [
+    parts = [
         *([str(done.meta["found"])] if "found" in done.meta else []),
         f"{counted(documents, 'document')} of {tokens / documents:,.0f} tokens each on average",
         f"{copies:,} exact {'copy' if copies == 1 else 'copies'} dropped",
@@ -275,12 +275,12 @@ def _report(done: DatasetShown) -> str:
     if unit := done.meta.get("length_unit"):
         middle, long = (int(done.meta[key]) for key in ("length_median", "length_95"))
         longest = int(done.meta["length_longest"])
-        found.append(
+        parts.append(
             f"half shorter than {middle:,} {unit}, 95 % than {long:,}, none over {longest:,}"
         )
     if per_token := float(done.meta.get("bytes_per_token", 0)):
-        found.append(f"{per_token:.2f} bytes a token")
-    return ", ".join(found)
+        parts.append(f"{per_token:.2f} bytes a token")
+    return ", ".join(parts)
 
 
 def _template(tokenizer: Path | None) -> str:
@@ -306,8 +306,8 @@ def _sent(where: Where, paths: list[Path], tokenizer: Path | None) -> str:
     tables = {path: tables_in(path, left_out) for path in paths if path.is_dir()}
     for sentence in left_out.sentences[:SKIPPED_SHOWN]:
         print(f"left out: {sentence}", file=sys.stderr)
-    chosen = [file for path in paths for file in tables.get(path) or [path]]
-    for name, path in flat_names(chosen):
+    files = [file for path in paths for file in tables.get(path) or [path]]
+    for name, path in flat_names(files):
         connection.put(box, name, path)
     if tokenizer:
         connection.put(box, TOKENIZER_FILE, tokenizer.expanduser())

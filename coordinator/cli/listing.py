@@ -35,20 +35,20 @@ def table(rows: Sequence[Any], columns: Columns, empty: str) -> None:
     if not rows:
         print(empty)
         return
-    shown = [[_text(get(row)) for get in columns.values()] for row in rows]
+    cells_of_rows = [[_text(get(row)) for get in columns.values()] for row in rows]
     numbers = [
         at
         for at, get in enumerate(columns.values())
         if all(isinstance(get(row), int | float) for row in rows)
     ]
-    print("\n".join(table_lines([*columns], shown, numbers)))
+    print("\n".join(table_lines([*columns], cells_of_rows, numbers)))
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> None:
     """Print one line for each pair, aligned; empty values are left out."""
-    shown = [(name, _text(value)) for name, value in pairs if value not in (None, "")]
-    width = max((cells(name) for name, _ in shown), default=0)
-    for name, value in shown:
+    texts = [(name, _text(value)) for name, value in pairs if value not in (None, "")]
+    width = max((cells(name) for name, _ in texts), default=0)
+    for name, value in texts:
         print(f"{left(name, width)}  {value}")
 
 

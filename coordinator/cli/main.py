@@ -55,8 +55,8 @@ def main() -> None:
     except CycloptsError as error:
         from shared.usage_errors import mistake
 
-        said = mistake("coordinator", error, sys.argv[1:], tuple(app))
-        _fail(said, BadRequest.exit_code)
+        sentence = mistake("coordinator", error, sys.argv[1:], tuple(app))
+        _fail(sentence, BadRequest.exit_code)
     except VolunteerError as error:
         _fail(error.message, error.exit_code)
     except KeyboardInterrupt:

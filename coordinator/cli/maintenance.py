@@ -48,12 +48,12 @@ def list_alerts(*, where: TargetOptions = HERE) -> None:
 @alerts.command(name="test")
 def try_alerts(*, where: TargetOptions = HERE) -> int:
     """Send a test to the webhook. Exit code 1 where it did not arrive."""
-    found = call(where, "alerts.test")
+    result = call(where, "alerts.test")
     if where.json:
-        as_json(found)
+        as_json(result)
     else:
-        print(found.problem or "sent")
-    return 1 if found.problem else 0
+        print(result.problem or "sent")
+    return 1 if result.problem else 0
 
 
 def settings(*, where: TargetOptions = HERE) -> None:
@@ -81,13 +81,13 @@ def status(*, where: TargetOptions = HERE) -> int:
     """Print runs, workers, merges and health. Exit code 1 where the verdict is bad."""
     from coordinator.top.tables import lines
 
-    seen = call(where, "top")
+    overview = call(where, "top")
     if where.json:
-        as_json(seen)
+        as_json(overview)
     else:
-        for line in lines(seen):
+        for line in lines(overview):
             print(line)
-    return 1 if seen.verdict.level == "bad" else 0
+    return 1 if overview.verdict.level == "bad" else 0
 
 
 def top(*, where: Where = HERE) -> int:
@@ -135,7 +135,9 @@ def backup(
         ),
     ],
     *,
-    every: Annotated[str, Parameter(help="Repeat at this interval until stopped: 1d, 6h.")] = "",
+    interval: Annotated[
+        str, Parameter(name="--every", help="Repeat at this interval until stopped: 1d, 6h.")
+    ] = "",
     keep: Annotated[
         int, Parameter(help="Keep this many of the newest backups, delete the others.")
     ] = 0,
@@ -153,16 +155,16 @@ def backup(
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     if keep < 0:
         raise BadRequest("--keep must be at least 1")
-    wait_s = _seconds(every) if every else 0.0
+    wait_s = _seconds(interval) if interval else 0.0
     while True:
         began = time.time()
         try:
-            _once(folder, where, keep, alone=not (every or keep))
+            _once(folder, where, keep, alone=not (interval or keep))
         except Unavailable as error:
-            if not every or error.exit_code == Configuration.exit_code:
+            if not interval or error.exit_code == Configuration.exit_code:
                 raise
-            print(f"coordinator: {error.message}; next try after {every}", file=sys.stderr)
-        if not every:
+            print(f"coordinator: {error.message}; next try after {interval}", file=sys.stderr)
+        if not interval:
             return
         time.sleep(max(1.0, began + wait_s - time.time()))
 
@@ -175,8 +177,8 @@ def _once(folder: str, where: TargetOptions, keep: int, *, alone: bool) -> None:
         _saved(call(where, "backup", to=str(_absolute(folder))), json=where.json)
     else:
         _saved(_into_series(where, _absolute(folder), now), json=where.json)
-    for gone in _pruned(folder, keep) if keep else ():
-        print(f"Deleted {gone}.", file=sys.stderr if where.json else sys.stdout)
+    for backup_name in _pruned(folder, keep) if keep else ():
+        print(f"Deleted {backup_name}.", file=sys.stderr if where.json else sys.stdout)
 
 
 def _absolute(folder: str) -> Path:
@@ -199,9 +201,9 @@ def _into_store(where: Where, url: str, now: float) -> Any:
 
     from coordinator.upkeep import backup_series as series
 
-    taken = _of_store(url, lambda stored, _: stored.names())
+    names = _of_store(url, lambda backups, _: backups.names())
     with tempfile.TemporaryDirectory(prefix="coordinator-backup-") as scratch:
-        for name in taken:
+        for name in names:
             (Path(scratch) / name).mkdir()
         to = series.next_folder(Path(scratch), now)
         done = call(where, "backup", to=str(to), store=url)
@@ -210,10 +212,10 @@ def _into_store(where: Where, url: str, now: float) -> Any:
 
 def _pruned(folder: str, keep: int) -> list[str]:
     if folder.startswith(SCHEME):
-        return _of_store(folder, lambda stored, _: stored.prune(keep))
+        return _of_store(folder, lambda backups, _: backups.prune(keep))
     from coordinator.upkeep import backup_series as series
 
-    return [str(gone) for gone in series.prune(_absolute(folder), keep)]
+    return [str(path) for path in series.prune(_absolute(folder), keep)]
 
 
 def _of_store(url: str, work: Callable[[StoredBackups, Path], Coroutine[Any, Any, T]]) -> T:
@@ -251,11 +253,11 @@ def list_backups(folder: Series, *, json: Json = False) -> None:
     from coordinator.upkeep import backup_series as series
 
     if folder.startswith(SCHEME):
-        found = _of_store(folder, lambda stored, scratch: stored.listing(scratch))
+        rows = _of_store(folder, lambda backups, scratch: backups.listing(scratch))
     else:
-        found = series.listing(_absolute(folder))
+        rows = series.listing(_absolute(folder))
     if json:
-        as_json(found)
+        as_json(rows)
         return
     columns = {
         "made": lambda b: when(b.created_at),
@@ -264,7 +266,7 @@ def list_backups(folder: Series, *, json: Json = False) -> None:
         "size": lambda b: size(b.bytes),
         "folder": lambda b: b.path,
     }
-    table(found, columns, "No backup yet.")
+    table(rows, columns, "No backup yet.")
 
 
 @backups.command(name="verify")
@@ -274,12 +276,12 @@ def verify_backup(folder: Series, *, json: Json = False) -> None:
     from coordinator.upkeep.stored_backups import at_hand
 
     with at_hand(folder) as source:
-        found = series.verify(source)
+        backup_facts = series.verify(source)
     if json:
-        as_json(found)
+        as_json(backup_facts)
     else:
-        shown = folder if folder.startswith(SCHEME) else found.path
-        print(f"{shown} is whole: {found.rows:,} rows, {found.blobs:,} blobs.")
+        place = folder if folder.startswith(SCHEME) else backup_facts.path
+        print(f"{place} is whole: {backup_facts.rows:,} rows, {backup_facts.blobs:,} blobs.")
 
 
 @backups.command(name="prune")
@@ -292,12 +294,12 @@ def prune_backups(
     """Delete all but the newest backups of a folder."""
     if keep < 1:
         raise BadRequest("--keep must be at least 1")
-    gone = _pruned(folder, keep)
+    deleted = _pruned(folder, keep)
     if json:
-        as_json({"deleted": gone})
+        as_json({"deleted": deleted})
         return
-    for each in gone:
-        print(f"Deleted {each}.")
+    for name in deleted:
+        print(f"Deleted {name}.")
 
 
 async def _drill(settings: Settings, folder: Path) -> DrillReport:
@@ -317,10 +319,10 @@ async def _drill(settings: Settings, folder: Path) -> DrillReport:
         done = await bring_back(place, folder)
         async with opened(place) as coordinator:
             report = await coordinator.checks.run()
-            found = await coordinator.db.read(runs.every)
+            rows = await coordinator.db.read(runs.every)
     return DrillReport(
         backup=msgspec.structs.replace(done, path=str(folder)),
-        heads={run.name: run.head for run in found},
+        heads={run.name: run.head for run in rows},
         seconds=time.monotonic() - began,
         breaches=report.breaches,
     )
@@ -338,7 +340,7 @@ def drill_backup(folder: Series, *, where: TargetOptions = HERE) -> int:
 
     with at_hand(folder) as source:
         done = asyncio.run(_drill(where.settings(), source))
-        shown = folder if folder.startswith(SCHEME) else done.backup.path
+        place = folder if folder.startswith(SCHEME) else done.backup.path
     if where.json:
         as_json(done)
     else:
@@ -349,7 +351,7 @@ def drill_backup(folder: Series, *, where: TargetOptions = HERE) -> int:
             for run, head in done.heads.items()
         )
         print(
-            f"Restored {shown} of {when(done.backup.created_at)} in "
+            f"Restored {place} of {when(done.backup.created_at)} in "
             f"{done.seconds:.0f} s: {done.backup.rows:,} rows, {done.backup.blobs:,} blobs; "
             f"{heads or 'no run'}; "
             f"{len(done.breaches) or 'no'} breaches."

@@ -52,16 +52,16 @@ def create(
     """Make join links. Each is shown once: only its hash is kept."""
     request: dict[str, Any] = {"uses": uses, "expires_s": None if days is None else days * DAY_S}
     request |= {"count": count} if names is None else {"names": tuple(_names(names))}
-    made = call(where, "invite.create", **request)
+    invites = call(where, "invite.create", **request)
     if where.json:
-        as_json(made)
+        as_json(invites)
     elif names is None:
-        for invite in made:
+        for invite in invites:
             print(invite.link)
             if qr:
                 print(qr_coloured(invite.link))
     else:
-        write_csv([{"name": i.label, "link": i.link} for i in made], ["name", "link"])
+        write_csv([{"name": i.label, "link": i.link} for i in invites], ["name", "link"])
 
 
 def _names(file: Path) -> list[str]:
@@ -76,10 +76,10 @@ def _names(file: Path) -> list[str]:
         heads = [cell.strip().lower() for cell in rows[0]]
         if "name" in heads:
             column, rows = heads.index("name"), rows[1:]
-    found = [row[column].strip() for row in rows if len(row) > column and row[column].strip()]
-    if not 1 <= len(found) <= NAMES_MAX:
-        raise BadRequest(f"{file} must hold between 1 and {NAMES_MAX} names, not {len(found)}")
-    return found
+    names = [row[column].strip() for row in rows if len(row) > column and row[column].strip()]
+    if not 1 <= len(names) <= NAMES_MAX:
+        raise BadRequest(f"{file} must hold between 1 and {NAMES_MAX} names, not {len(names)}")
+    return names
 
 
 @invites.command(name="list")
@@ -169,11 +169,11 @@ def grant(
 @volunteers.command
 def show(name: Who, *, where: TargetOptions = HERE) -> None:
     """One account with its machines."""
-    shown = call(where, "volunteer.show", name=name)
+    details = call(where, "volunteer.show", name=name)
     if where.json:
-        as_json(shown)
+        as_json(details)
         return
-    person = shown.person
+    person = details.person
     facts(
         [
             ("nickname", person.nickname),
@@ -200,7 +200,7 @@ def show(name: Who, *, where: TargetOptions = HERE) -> None:
         "last seen": lambda w: when(w.last_seen),
     }
     print()
-    table(shown.machines, columns, "No machine.")
+    table(details.machines, columns, "No machine.")
 
 
 def _standing(person: Any) -> str:
@@ -211,8 +211,8 @@ def _standing(person: Any) -> str:
 
 
 def _done(done: Any) -> str:
-    taken = getattr(done, "reversal", None)
-    return f"{done.name} is {done.done}." + ("" if taken is None else f"\n{_taken(taken)}")
+    reversal = getattr(done, "reversal", None)
+    return f"{done.name} is {done.done}." + ("" if reversal is None else f"\n{_taken(reversal)}")
 
 
 @volunteers.command
@@ -256,22 +256,24 @@ def reverse_contribution(
 
 def _taken(done: Any) -> str:
     """Summarise a reversal in one line."""
-    taken = done.taken
-    if not taken.contributions:
+    totals = done.taken
+    if not totals.contributions:
         return f"Nothing was left to take back from {done.name}."
     places = [
         f"{credit(micro)} {where}"
         for micro, where in (
-            (taken.pending_micro, "pending"),
-            (taken.escrow_micro, "in escrow"),
-            (taken.earned_micro, "earned"),
+            (totals.pending_micro, "pending"),
+            (totals.escrow_micro, "in escrow"),
+            (totals.earned_micro, "earned"),
         )
         if micro
     ]
-    owed = f"; {credit(taken.debt_micro)} of it was spent and is owed now" * bool(taken.debt_micro)
-    what = "contribution" + "s" * (taken.contributions != 1)
+    owed = f"; {credit(totals.debt_micro)} of it was spent and is owed now" * bool(
+        totals.debt_micro
+    )
+    noun = "contribution" + "s" * (totals.contributions != 1)
     total = ", ".join(places) or "no credits"
-    return f"{taken.contributions} {what} of {done.name} reversed: {total}{owed}."
+    return f"{totals.contributions} {noun} of {done.name} reversed: {total}{owed}."
 
 
 @volunteers.command
@@ -317,7 +319,7 @@ def rename(
 @volunteers.command
 def reissue(name: Who, *, where: TargetOptions = HERE) -> None:
     """Revoke all secrets of an account and print a link that lets its owner in again."""
-    tell(where, "volunteer.reissue", lambda made: str(made.link), name=name)
+    tell(where, "volunteer.reissue", lambda invite: str(invite.link), name=name)
 
 
 @volunteers.command
@@ -350,11 +352,11 @@ def announce(
     if text:
         at = None if until is None else (until if until.tzinfo else until.replace(tzinfo=UTC))
         request = {"text": text, "run": run, "until": None if at is None else at.timestamp()}
-        seen = "volunteers see it within a minute"
-        tell(where, "announce", lambda done: f"Announcement {done.id}: {seen}.", **request)
+        moment = "volunteers see it within a minute"
+        tell(where, "announce", lambda done: f"Announcement {done.id}: {moment}.", **request)
     elif withdraw is not None:
-        said = "Announcement {0.id} is withdrawn: {0.text}".format
-        tell(where, "announce.withdraw", said, id=withdraw)
+        sentence = "Announcement {0.id} is withdrawn: {0.text}".format
+        tell(where, "announce.withdraw", sentence, id=withdraw)
     else:
         columns = {
             "id": lambda a: a.id,

@@ -100,11 +100,11 @@ def _origin(run: RunInfo) -> str:
 def _list_recipes(json: bool) -> None:
     from coordinator.runs.run_recipe import recipes
 
-    found = recipes()
+    entries = recipes()
     if json:
-        as_json([{"name": each.name, "about": each.about} for each in found])
+        as_json([{"name": recipe.name, "about": recipe.about} for recipe in entries])
         return
-    table(found, {"recipe": lambda r: r.name, "": lambda r: r.about}, "")
+    table(entries, {"recipe": lambda r: r.name, "": lambda r: r.about}, "")
     print("\nNext: `coordinator run create --recipe NAME`")
 
 
@@ -278,10 +278,10 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
     """One run with its newest versions."""
     import msgspec
 
-    shown = call(where, "run.show", name=name)
-    run = shown.run
+    details = call(where, "run.show", name=name)
+    run = details.run
     if where.json:
-        as_json(msgspec.to_builtins(shown) | {"run": _plain(run)})
+        as_json(msgspec.to_builtins(details) | {"run": _plain(run)})
         return
     facts(
         [
@@ -300,28 +300,28 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             (run.items, run.tokens),
             ("credits", f"{run.credits_per_step:g} a step"),
             ("merge", run.merging),
-            ("experience", _experience(shown.experience)),
-            ("contributions", _contributions(shown.contributions, shown.checks)),
-            ("phases", _phases(shown.phases)),
-            ("up", shown.codec),
-            ("down", DOWNLINKS.get(shown.downlink, shown.downlink)),
-            ("rule", shown.rule),
+            ("experience", _experience(details.experience)),
+            ("contributions", _contributions(details.contributions, details.checks)),
+            ("phases", _phases(details.phases)),
+            ("up", details.codec),
+            ("down", DOWNLINKS.get(details.downlink, details.downlink)),
+            ("rule", details.rule),
             ("outer rate", _lowered(run) if run.outer_scale < 1 else None),
-            ("gate", "versions are evaluated before they are published" if shown.gate else None),
-            ("checks", None if shown.checks is None else _checked(shown.checks)),
-            ("beware", "; ".join(shown.advice) or None),
-            ("heal", None if shown.heal is None else _healed(shown.heal, where)),
+            ("gate", "versions are evaluated before they are published" if details.gate else None),
+            ("checks", None if details.checks is None else _checked(details.checks)),
+            ("beware", "; ".join(details.advice) or None),
+            ("heal", None if details.heal is None else _healed(details.heal, where)),
         ]
     )
     _suites(run)
     print()
-    print_versions(shown.versions)
+    print_versions(details.versions)
 
 
 def _measured(run: RunInfo) -> str | None:
     if run.loss is None or run.loss_first is None:
         return None
-    now, first = (measured(each, run.measure) for each in (run.loss, run.loss_first))
+    now, first = (measured(value, run.measure) for value in (run.loss, run.loss_first))
     return f"{now} (first {first})"
 
 
@@ -348,23 +348,30 @@ def best_note(versions: Sequence[VersionInfo]) -> str:
     return "* the best: a lower loss replaces it only once the difference is significant"
 
 
-def _experience(found: ExperienceFigures | None) -> str | None:
+def _experience(figures: ExperienceFigures | None) -> str | None:
     """Return the episodes of a run, their rate, and how often learners used them."""
-    if found is None:
+    if figures is None:
         return None
-    each, used = found.samples / max(1, found.made), found.learnt / max(1, found.samples)
-    signal = None if found.signal is None else f"{found.signal:.0%} of them teach something"
-    cut = f"{found.cut:.0%} of answers cut off unended" if found.cut else None
-    behind = None if found.behind is None else f"{found.behind:.1f} versions behind"
-    speed = None if found.tokens_per_s is None else f"{found.tokens_per_s:,.0f} tokens/s an actor"
-    learnt = None if found.learnt_per_s is None else f"{found.learnt_per_s:,.0f} a learner"
+    per_episode, used = (
+        figures.samples / max(1, figures.made),
+        figures.learnt / max(1, figures.samples),
+    )
+    signal = None if figures.signal is None else f"{figures.signal:.0%} of them teach something"
+    cut = f"{figures.cut:.0%} of answers cut off unended" if figures.cut else None
+    behind = None if figures.behind is None else f"{figures.behind:.1f} versions behind"
+    speed = (
+        None if figures.tokens_per_s is None else f"{figures.tokens_per_s:,.0f} tokens/s an actor"
+    )
+    learner_speed = (
+        None if figures.learnt_per_s is None else f"{figures.learnt_per_s:,.0f} a learner"
+    )
     parts = (
-        f"{found.made:,} {found.unit}s, {found.an_hour:,.0f} an hour",
-        signal or f"{each:.1f} samples each",
+        f"{figures.made:,} {figures.unit}s, {figures.an_hour:,.0f} an hour",
+        signal or f"{per_episode:.1f} samples each",
         f"learnt from {used:.1f} times",
         cut,
         behind,
-        ", ".join(part for part in (speed, learnt) if part),
+        ", ".join(part for part in (speed, learner_speed) if part),
     )
     return "; ".join(part for part in parts if part)
 
@@ -396,19 +403,19 @@ def _suites(run: RunInfo) -> None:
 
 def _checked(cost: CostOfChecks) -> str | None:
     """Return the checks that were made, their results, and their seconds."""
-    made = [f"done again: {cost.drawn.words}"] if cost.drawn.words else []
+    parts = [f"done again: {cost.drawn.words}"] if cost.drawn.words else []
     if cost.played:
-        made.append(f"files of actors: {cost.played}")
+        parts.append(f"files of actors: {cost.played}")
     if cost.audits:
-        made.append(
+        parts.append(
             f"by volunteers: {cost.audits} ({cost.audits_s:,.1f} s of theirs,"
             f" {cost.audits_micro / 1e6:,.2f} credits)"
         )
-    if not made:
+    if not parts:
         return None
     share = "" if cost.share is None else f" ({cost.share:.1%})"
     return (
-        f"{'; '.join(made)}; {cost.checked_s:,.1f} s beside {cost.work_s:,.1f} s of accepted"
+        f"{'; '.join(parts)}; {cost.checked_s:,.1f} s beside {cost.work_s:,.1f} s of accepted"
         f" work{share}"
     )
 
@@ -420,8 +427,8 @@ def _contributions(figures: DecidedCounts | None, cost: CostOfChecks | None) -> 
     return f"{figures.accepted:,} found good, {figures.rejected:,} refused{time}"
 
 
-def _phases(found: Sequence[PhaseStart]) -> str | None:
-    return "; ".join(f"from version {p.version} on {p.plan}" for p in found) or None
+def _phases(starts: Sequence[PhaseStart]) -> str | None:
+    return "; ".join(f"from version {p.version} on {p.plan}" for p in starts) or None
 
 
 def _lowered(run: RunInfo) -> str:
@@ -515,11 +522,11 @@ def export(
     """
     from coordinator.runs.model_hub import PREFIX
 
-    chosen = {"name": name, "version": version, "format": format, "dtype": dtype}
+    request = {"name": name, "version": version, "format": format, "dtype": dtype}
     if to.startswith(PREFIX):
-        done = _published(where, chosen, to)
+        done = _published(where, request, to)
     else:
-        done = _exported(where, chosen, Path(to).expanduser().absolute())
+        done = _exported(where, request, Path(to).expanduser().absolute())
     if where.json:
         as_json(done)
         return
@@ -527,13 +534,13 @@ def export(
     print(f'Version {done.version} of "{done.run}" is in {done.path} ({size(done.bytes)}{loss}).')
 
 
-def _exported(where: Where, chosen: dict[str, Any], to: Path) -> Any:
+def _exported(where: Where, request: dict[str, Any], to: Path) -> Any:
     if where.remote:
-        return _fetched(where, chosen, to)
-    return call(where, "run.export", to=str(to), **chosen).exported
+        return _fetched(where, request, to)
+    return call(where, "run.export", to=str(to), **request).exported
 
 
-def _published(where: Where, chosen: dict[str, Any], to: str) -> Any:
+def _published(where: Where, request: dict[str, Any], to: str) -> Any:
     import tempfile
 
     import msgspec
@@ -542,22 +549,22 @@ def _published(where: Where, chosen: dict[str, Any], to: str) -> Any:
 
     hub = HubRepository.of(to)  # checked before anything is exported
     with tempfile.TemporaryDirectory(prefix="export-") as folder:
-        done = _exported(where, chosen, Path(folder) / "model")
+        done = _exported(where, request, Path(folder) / "model")
         url = hub.publish(Path(done.path), f'Version {done.version} of "{done.run}"')
     return msgspec.structs.replace(done, path=url)
 
 
-def _fetched(where: Where, chosen: dict[str, Any], to: Path) -> Any:
+def _fetched(where: Where, request: dict[str, Any], to: Path) -> Any:
     import msgspec
 
     from coordinator.storage.folders import empty
 
     empty(to, "the export")
-    made = call(where, "run.export", **chosen)
+    reply = call(where, "run.export", **request)
     connection = where.connection()
-    for file in made.exported.files:
-        connection.get(made.box, file, to / Path(file).name)
-    return msgspec.structs.replace(made.exported, path=str(to))
+    for file in reply.exported.files:
+        connection.get(reply.box, file, to / Path(file).name)
+    return msgspec.structs.replace(reply.exported, path=str(to))
 
 
 def preview(sentence: str, json: bool) -> int:

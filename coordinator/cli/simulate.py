@@ -37,8 +37,8 @@ def simulate(
         raise BadRequest("name a scenario; --example prints one")
     from coordinator.simulate.prediction import run
 
-    told = run(file, hours=hours, as_json=json, progress=_progress if sys.stderr.isatty() else None)
-    print(told)
+    text = run(file, hours=hours, as_json=json, progress=_progress if sys.stderr.isatty() else None)
+    print(text)
     return 0
 
 

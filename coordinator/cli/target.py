@@ -84,9 +84,11 @@ class Where:
         """Return a text in which commands in backticks name the same coordinator."""
         from coordinator.config import without_password
 
-        given = {one.name: getattr(self, one.name) for one in fields(Where)}
-        urls = {name: given[name] and without_password(given[name]) for name in URLS}
-        return completed(text, "coordinator", options(given | urls))
+        fields_of_where = {one.name: getattr(self, one.name) for one in fields(Where)}
+        urls = {
+            name: fields_of_where[name] and without_password(fields_of_where[name]) for name in URLS
+        }
+        return completed(text, "coordinator", options(fields_of_where | urls))
 
 
 @Parameter(name="*")
@@ -119,8 +121,8 @@ def listed(
     where: TargetOptions, name: str, columns: Columns, empty: str, /, **request: Any
 ) -> None:
     """Run a command that lists; print its rows as JSON or as a table, or `empty`."""
-    found = call(where, name, **request)
-    as_json(found) if where.json else table(found, columns, where.hint(empty))
+    rows = call(where, name, **request)
+    as_json(rows) if where.json else table(rows, columns, where.hint(empty))
 
 
 def _call(where: Where, name: str, request: dict[str, Any]) -> Any:
@@ -222,9 +224,9 @@ async def _place(settings: Settings, needs: Needs) -> AbstractContextManager[tup
         return nullcontext((settings, False))
     if await is_new(settings.database_url):
         named = "--database" if settings.database else "--data-dir"
-        shown = without_password(settings.database) or settings.directory
+        place = without_password(settings.database) or settings.directory
         raise Configuration(
-            f"there is no coordinator in {shown}: name yours with {named}, or make a new"
+            f"there is no coordinator in {place}: name yours with {named}, or make a new"
             " one there with `coordinator serve`"
         )
     if not settings.database or settings.signing_key_file.is_file():

@@ -40,13 +40,13 @@ def listing(
 @app.command
 def requeue(
     *ids: Annotated[int, Parameter(help="Numbers of tasks.")],
-    every: Annotated[bool, Parameter(name="--all", help="Every failed task.", negative="")] = False,
+    whole: Annotated[bool, Parameter(name="--all", help="Every failed task.", negative="")] = False,
     run: OfRun = "",
     reason: Reason = "",
     where: TargetOptions = HERE,
 ) -> None:
     """Queue failed tasks again and reset their failures."""
-    request = {"ids": ids, "run": run, "every": every, "reason": reason}
+    request = {"ids": ids, "run": run, "every": whole, "reason": reason}
     tell(where, "task.requeue", lambda done: f"{len(done.ids)} tasks queued again.", **request)
 
 

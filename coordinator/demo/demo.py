@@ -70,12 +70,12 @@ def demo(options: DemoOptions) -> int:
     view = DemoView(json=options.json)
     directory = Path(options.data_dir or tempfile.mkdtemp(prefix="volunteer-demo-"))
     try:
-        found, pair = asyncio.run(_demo(options, directory, view))
+        summary, pair = asyncio.run(_demo(options, directory, view))
     finally:
         if not options.data_dir:
             shutil.rmtree(directory, ignore_errors=True)
-    view.summary(found, pair)
-    return 0 if found.improved and found.ledger == "balanced" else 1
+    view.summary(summary, pair)
+    return 0 if summary.improved and summary.ledger == "balanced" else 1
 
 
 async def _demo(
@@ -104,7 +104,7 @@ async def _demo(
     traffic = [
         traffic_of(directory / f"volunteer-{n}.jsonl") for n in range(1, options.volunteers + 1)
     ]
-    said = Said(
+    inputs = Said(
         workload=options.workload,
         prompt=plan.prompt,
         seconds=time.monotonic() - started,
@@ -112,12 +112,12 @@ async def _demo(
     )
     async with _coordinator(base) as services:
         with view.stage("looking at the result"):
-            found = await report(services, plan.name, said, traffic)
-            pair = await drawn(services, found)
+            summary = await report(services, plan.name, inputs, traffic)
+            pair = await drawn(services, summary)
             if pair and options.data_dir:
                 files = keep(pair, directory)
-                found = msgspec.structs.replace(found, pictures=files)
-    return found, pair
+                summary = msgspec.structs.replace(summary, pictures=files)
+    return summary, pair
 
 
 async def prepare(base: Path, plan: DemoRun) -> None:

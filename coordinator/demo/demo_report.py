@@ -74,7 +74,9 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: str
 
 
-async def report(services: Any, name: str, said: Said, traffic: Sequence[ProcessTraffic]) -> Report:
+async def report(
+    services: Any, name: str, inputs: Said, traffic: Sequence[ProcessTraffic]
+) -> Report:
     """Return the summary of a run whose volunteers have gone."""
     run: RunInfo = await services.runs.queries.info(name)
     leaders = await services.volunteers.leaderboard()
@@ -83,19 +85,19 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Process
     measured = [row for row in await services.runs.queries.versions(name) if row.loss is not None]
     handed_in = decided.accepted + decided.rejected
     return Report(
-        workload=said.workload,
-        seconds=said.seconds,
+        workload=inputs.workload,
+        seconds=inputs.seconds,
         tokens=run.tokens,
         items=run.items,
         measure=run.measure,
         accepted=decided.accepted,
         rejected=decided.rejected,
-        data_dir=said.data_dir,
+        data_dir=inputs.data_dir,
         run=name,
         versions=run.version,
         loss_first=measured[0].loss if measured else None,
         loss_last=measured[-1].loss if measured else None,
-        sample_prompt=said.prompt,
+        sample_prompt=inputs.prompt,
         sample_first=measured[0].sample if measured else "",
         sample_last=measured[-1].sample if measured else "",
         credits={row.nickname: row.earned_micro / 1e6 for row in leaders},
@@ -109,7 +111,7 @@ async def report(services: Any, name: str, said: Said, traffic: Sequence[Process
 
 def traffic_of(path: Path) -> ProcessTraffic:
     """Return the traffic of a volunteer: from its `Stopped` event, or its last `Traffic`."""
-    found, complaint = ProcessTraffic(), ""
+    traffic, complaint = ProcessTraffic(), ""
     for line in path.read_bytes().splitlines():
         try:
             event = decode(line)
@@ -118,17 +120,17 @@ def traffic_of(path: Path) -> ProcessTraffic:
         if (event.get("type"), event.get("reason")) == ("Idle", "failing"):
             complaint = str(event["message"])
         if event.get("type") in ("Stopped", "Traffic"):
-            found = ProcessTraffic(
+            traffic = ProcessTraffic(
                 sent_bytes=event["sent_bytes"],
                 received_bytes=event["received_bytes"],
-                tasks=event.get("tasks", found.tasks),
+                tasks=event.get("tasks", traffic.tasks),
             )
-    return msgspec.structs.replace(found, complaint=complaint)
+    return msgspec.structs.replace(traffic, complaint=complaint)
 
 
-async def drawn(services: Any, found: Report) -> DemoPictures | None:
+async def drawn(services: Any, summary: Report) -> DemoPictures | None:
     """Return the pictures of the first and the last version, where the workload draws."""
-    pictures = [version.picture.sha256 for version in found.history if version.picture]
+    pictures = [version.picture.sha256 for version in summary.history if version.picture]
     if not pictures:
         return None
     first, last = [(await services.blobs.local(pictures[at])).read_bytes() for at in (0, -1)]

@@ -29,12 +29,12 @@ TABLE_ROWS = 8
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
     """Return a curve of one text line: the newest `width` values, scaled between their extremes."""
-    shown = list(values)[-width:]
-    if not shown:
+    tail = list(values)[-width:]
+    if not tail:
         return ""
-    low, high = min(shown), max(shown)
+    low, high = min(tail), max(tail)
     scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] for value in shown)
+    return "".join(BARS[round((value - low) * scale)] for value in tail)
 
 
 class DemoView:
@@ -81,7 +81,7 @@ class DemoView:
 def status(elapsed_s: float, run: RunInfo, versions: Sequence[VersionInfo]) -> str:
     """Return the state of the run in one line."""
     losses = [version.loss for version in versions if version.loss is not None]
-    now = [measured(each, run.measure) for each in losses[:1] + losses[-1:]]
+    now = [measured(row, run.measure) for row in losses[:1] + losses[-1:]]
     loss = f"{measure_word(run.measure)} {' -> '.join(now) or 'not measured yet'}"
     return (
         f"  {elapsed_s:4.0f} s  version {run.version:3d}  {loss}  "
@@ -90,8 +90,8 @@ def status(elapsed_s: float, run: RunInfo, versions: Sequence[VersionInfo]) -> s
 
 
 def _quoted(text: str) -> list[str]:
-    shown = text[:SAMPLE_CHARS].rstrip()
-    return [f"    │ {line}" for line in (shown.splitlines() or ["(empty)"])[:12]]
+    excerpt = text[:SAMPLE_CHARS].rstrip()
+    return [f"    │ {line}" for line in (excerpt.splitlines() or ["(empty)"])[:12]]
 
 
 def summary(report: Report) -> list[str]:
@@ -130,8 +130,8 @@ def table(history: Sequence[VersionInfo]) -> list[str]:
     """Return a table of rating and other figures for some versions, with the first and the last."""
     count = min(len(history), TABLE_ROWS)
     rows = [history[index * (len(history) - 1) // max(1, count - 1)] for index in range(count)]
-    every = dict.fromkeys(name for row in rows for name in row.metrics)
-    names = [name for name in every if name not in ("loss", "elo", "elo_error")]
+    metrics = dict.fromkeys(name for row in rows for name in row.metrics)
+    names = [name for name in metrics if name not in ("loss", "elo", "elo_error")]
     if not names:
         return []
     heads = [name.replace("_", " ").replace(f"{names[0]} ", "") for name in names]
@@ -160,9 +160,9 @@ def changed(report: Report) -> list[tuple[str, float, float]]:
 
 def samples(report: Report) -> list[str]:
     """Return the texts of the first and the last version."""
-    what = f"continues “{report.sample_prompt}”:" if report.sample_prompt else "gives:"
-    lines = ["", f"  version 0 {what}", *_quoted(report.sample_first)]
-    return [*lines, "", f"  version {report.versions} {what}", *_quoted(report.sample_last), ""]
+    verb = f"continues “{report.sample_prompt}”:" if report.sample_prompt else "gives:"
+    lines = ["", f"  version 0 {verb}", *_quoted(report.sample_first)]
+    return [*lines, "", f"  version {report.versions} {verb}", *_quoted(report.sample_last), ""]
 
 
 def beside(version: int, drawn: DemoPictures) -> list[str]:

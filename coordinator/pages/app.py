@@ -208,7 +208,7 @@ def _version(scope: Scope) -> int:
 
 def _query(scope: Scope, name: str) -> str:
     try:
-        found = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=20)
+        fields = parse_qs(scope.get("query_string", b"").decode("latin-1"), max_num_fields=20)
     except ValueError:
         return ""
-    return str(found.get(name, [""])[0])
+    return str(fields.get(name, [""])[0])

@@ -90,11 +90,11 @@ class Channel:
         self.closed = True
         self._wake()
 
-    async def next(self, known: bytes) -> bytes:
-        """Return the newest state once it differs from `known`, or a beat after a while."""
-        if self.newest in (b"", known) and not self.closed:
+    async def next(self, last: bytes) -> bytes:
+        """Return the newest state once it differs from `last`, or a beat after a while."""
+        if self.newest in (b"", last) and not self.closed:
             await self._changed.wait()
-        return BEAT if self.newest == known else self.newest
+        return BEAT if self.newest == last else self.newest
 
 
 class Broadcast:
@@ -126,15 +126,15 @@ class Broadcast:
         channel.enter(viewer)
         if self._ending is None:
             self._ending = asyncio.create_task(self._end())
-        gone = asyncio.create_task(_gone(receive, stream))
+        disconnect = asyncio.create_task(_gone(receive, stream))
         try:
             await asyncio.wait((stream,))
             if not stream.cancelled():
                 stream.result()
         finally:
-            gone.cancel()
+            disconnect.cancel()
             stream.cancel()
-            await asyncio.gather(gone, stream, return_exceptions=True)
+            await asyncio.gather(disconnect, stream, return_exceptions=True)
             self._leave(name, channel, viewer)
 
     def _leave(self, name: str, channel: Channel, viewer: Viewer) -> None:
@@ -155,14 +155,14 @@ class Broadcast:
         scope["status"], scope["sent"] = 200, 0
         headers = head(scope, "text/event-stream; charset=utf-8", "no-store")
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        known, data = b"", HELLO
+        last, data = b"", HELLO
         while self._clock.monotonic() < until and not channel.closed:
             viewer.blocked_since = self._clock.monotonic()
             await send({"type": "http.response.body", "body": data, "more_body": True})
             viewer.blocked_since = None
             scope["sent"] += len(data)
-            data = await channel.next(known)
-            known = known if data is BEAT else data
+            data = await channel.next(last)
+            last = last if data is BEAT else data
         await send({"type": "http.response.body", "body": b""})
 
 

@@ -36,11 +36,11 @@ def install_lines(wheel: Wheel, url: str, *, pinned: bool) -> tuple[InstallLine,
     """Return the lines for a server at `url`; if `pinned`, a hash verifies the program."""
     trust = f"--trusted-host {url.partition('://')[2]}" if pinned else ""
     address = f'"{url}/install/{wheel.name}#sha256={wheel.sha256}"'
-    found = []
+    lines = []
     for kind, megabytes, torch in _KINDS:
         options = " ".join(filter(None, (torch, trust)))
         words = ("pipx install", f'--pip-args="{options}"' if options else "", address)
-        found.append(
+        lines.append(
             InstallLine(kind=kind, megabytes=megabytes, pipx=" ".join(filter(None, words)))
         )
-    return tuple(found)
+    return tuple(lines)

@@ -93,14 +93,14 @@ async def send_file(scope: Scope, send: Send, blobs: BlobStore, sha256: str) -> 
     status, start, stop = 200, 0, size
     if raw_header(scope, b"if-range") in (b"", tag):
         try:
-            wanted = byte_range(raw_header(scope, b"range").decode("latin-1"), size)
+            span = byte_range(raw_header(scope, b"range").decode("latin-1"), size)
         except ValueError:
-            status, wanted = 416, (0, 0)
+            status, span = 416, (0, 0)
             headers.append((b"content-range", f"bytes */{size}".encode()))
-        if wanted and status == 200:
+        if span and status == 200:
             status = 206
-            headers.append((b"content-range", f"bytes {wanted[0]}-{wanted[1] - 1}/{size}".encode()))
-        start, stop = wanted or (0, size)
+            headers.append((b"content-range", f"bytes {span[0]}-{span[1] - 1}/{size}".encode()))
+        start, stop = span or (0, size)
     headers.append((b"content-length", str(stop - start).encode()))
     pieces = await blobs.open_range(sha256, start, stop)
     scope["status"], scope["sent"] = status, 0

@@ -32,8 +32,8 @@ UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def _read(name: str) -> str | None:
-    found = files(__package__).joinpath("templates", name)
-    return found.read_text(encoding="utf-8") if found.is_file() else None
+    template = files(__package__).joinpath("templates", name)
+    return template.read_text(encoding="utf-8") if template.is_file() else None
 
 
 @lru_cache(maxsize=1)
@@ -55,7 +55,7 @@ def static_url(name: str) -> str:
 @lru_cache(maxsize=1)
 def environment() -> jinja2.Environment:
     """Return the template environment and its functions."""
-    found = jinja2.Environment(
+    templates = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         loader=jinja2.FunctionLoader(_read),
@@ -63,7 +63,7 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    found.filters |= {
+    templates.filters |= {
         "amount": amount,
         "loss": loss,
         "measure": measure,
@@ -78,8 +78,8 @@ def environment() -> jinja2.Environment:
         "counted": counted,
         "size": size,
     }
-    found.globals |= {"static": static_url, "UNSOLVED": UNSOLVED}
-    return found
+    templates.globals |= {"static": static_url, "UNSOLVED": UNSOLVED}
+    return templates
 
 
 def render(template: str, **values: Any) -> str:

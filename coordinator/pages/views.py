@@ -132,8 +132,8 @@ class Views:
             over = [row.name for row in rows if row.name not in live]
             runs = [await self.model(name) for name in (*live, *over)[:RUNS]]
             runs.sort(key=lambda run: (run.info.state != "running", -run.info.workers))
-            others = (*live, *over)[RUNS:]
-            body = self._page("home.html", runs=runs, others=others, invited=self._invited)
+            rest = (*live, *over)[RUNS:]
+            body = self._page("home.html", runs=runs, others=rest, invited=self._invited)
             return made(HTML, body)
 
         return await self._once("/", make)
@@ -170,7 +170,7 @@ class Views:
                 "leaderboard.html",
                 leaders=leaders,
                 run=name,
-                runs=[found.name for found in await self._public.listing()],
+                runs=[run.name for run in await self._public.listing()],
                 window=window,
                 windows=list(WINDOWS),
                 whole=await self._public.all_shown(),
@@ -196,20 +196,20 @@ class Views:
         who, nickname = await volunteers.public(name)
 
         async def make() -> FinishedPage:
-            found = []
+            rows_of_name = []
             for row in await self._public.listing():
                 rows = await volunteers.leaderboard(row.name, None, who, seldom=True)
-                found += [(row.name, mine) for mine in rows if mine.me]
-            if not found:
+                rows_of_name += [(row.name, leader) for leader in rows if leader.me]
+            if not rows_of_name:
                 raise not_shown(name)
             work = await self._public.work_of(who)
             body = self._page(
                 "volunteer.html",
                 nickname=nickname,
-                rows=found,
+                rows=rows_of_name,
                 first_at=work[0].at if work else None,
-                columns=_columns(work, lambda each: each.contributions),
-                most=max((each.contributions for each in work), default=0),
+                columns=_columns(work, lambda stretch: stretch.contributions),
+                most=max((stretch.contributions for stretch in work), default=0),
             )
             return made(HTML, body)
 
@@ -240,13 +240,13 @@ class Views:
 
         async def make() -> FinishedPage:
             row = await self._public.find(name)
-            found = await self._public.version(row, number)
+            version = await self._public.version(row, number)
             story = await self._public.story(row)
             body = self._page(
                 "version.html",
                 name=row.name,
                 run=row,
-                version=found,
+                version=version,
                 first=story[0] if story else None,
                 story=story,
                 best=row.best == number,
@@ -281,9 +281,9 @@ class Views:
             news=sums.news,
             info=info,
             live=live(info, sums.figures, sums.checks.work_s),
-            curve=charts.line([_point(each, info.measure) for each in losses], marks),
-            strength=charts.line([Point(*found) for found in rated], marks),
-            columns=_columns(stretches, lambda each: each.volunteers),
+            curve=charts.line([_point(loss, info.measure) for loss in losses], marks),
+            strength=charts.line([Point(*rating) for rating in rated], marks),
+            columns=_columns(stretches, lambda stretch: stretch.volunteers),
             crowd=max((stretch.volunteers for stretch in stretches), default=0),
             began_at=row.started_at,
             versions=newest[::-1][:VERSIONS],
@@ -310,7 +310,9 @@ class Views:
 
 def _columns(stretches: Sequence[Stretch], height: Callable[[Stretch], int]) -> list[ChartColumn]:
     places = max((stretch.place + 1 for stretch in stretches), default=0)
-    values = [(each.place, float(height(each)), _column_title(each)) for each in stretches]
+    values = [
+        (stretch.place, float(height(stretch)), _column_title(stretch)) for stretch in stretches
+    ]
     return charts.columns(values, max(PLACES_MIN, places))
 
 
@@ -320,10 +322,10 @@ def _column_title(stretch: Stretch) -> str:
     return f"{templates.day(stretch.at)} UTC: {people}, {work}, {templates.hours(stretch.device_s)}"
 
 
-def _point(seen: VersionLoss, measure: str) -> Point:
+def _point(loss: VersionLoss, measure: str) -> Point:
     """Return a measured version as a point; for problems the value is the share that is solved."""
-    y = 100 * (1 - seen.loss) if measure == UNSOLVED else seen.loss
-    return Point(seen.version, y, at=seen.at)
+    y = 100 * (1 - loss.loss) if measure == UNSOLVED else loss.loss
+    return Point(loss.version, y, at=loss.at)
 
 
 def live(info: RunInfo, figures: DecidedCounts, device_s: float) -> Live:

@@ -60,8 +60,8 @@ class Pretended:
                 for spec in self._about.schema
             }
             path = self._scratch / f"update-{secrets.token_hex(8)}"
-            made = codec(codec_name).encode(tensors, self._about.schema, path)
-        return Handed(path=path, sha256=made.sha256, size=made.size)
+            encoded = codec(codec_name).encode(tensors, self._about.schema, path)
+        return Handed(path=path, sha256=encoded.sha256, size=encoded.size)
 
     def judged(self, task: int, verdict: Verdict) -> None:
         pass

@@ -93,8 +93,8 @@ class SimulatedMachine:
 
     async def _move(self, way: str, size: float) -> None:
         """Move `size` bytes over this machine's link and the coordinator's."""
-        own = self.kind.up_mbit if way == "up" else self.kind.down_mbit
-        rate, busy = self._world.net.rate(way, own), self._world.net.busy
+        mbit = self.kind.up_mbit if way == "up" else self.kind.down_mbit
+        rate, busy = self._world.net.rate(way, mbit), self._world.net.busy
         busy[way] += 1
         try:
             await self._world.clock.nap(size * BITS / rate)
@@ -235,44 +235,44 @@ class SimulatedMachine:
         if lease.in_step and self._uploads:
             await asyncio.wait(self._uploads)
         await self._request()
-        begun = await self._world.coordinator.queue.begin(self._who, lease.task, lease.attempt)
-        manifest = await self._manifest(begun.run, begun.version)
+        start = await self._world.coordinator.queue.begin(self._who, lease.task, lease.attempt)
+        manifest = await self._manifest(start.run, start.version)
         await self._fetch_weights(manifest)
         if lease.part_steps or lease.redo:
-            await self._parts(lease, begun, manifest)
+            await self._parts(lease, start, manifest)
             return
-        made = await self._train(lease, begun, manifest)
-        sending = asyncio.create_task(self._hand_in(lease, begun, made))
+        result = await self._train(lease, start, manifest)
+        sending = asyncio.create_task(self._hand_in(lease, start, result))
         self._uploads.add(sending)
         sending.add_done_callback(self._uploads.discard)
         if lease.in_step:  # the machine may begin nothing else meanwhile
             self._enter("up")
             await asyncio.wait([sending])
 
-    async def _parts(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> None:
+    async def _parts(self, lease: Lease, start: Begun, manifest: VersionManifest) -> None:
         """Compute the gradients of a lease; each is submitted before the next, and a refused one is
         computed again.
         """
-        job, every = lease.job, lease.part_steps or lease.job.steps
+        job, part_steps = lease.job, lease.part_steps or lease.job.steps
         part = tries = pulled_at = 0
-        while part * every < job.steps:
-            first, end = part * every, min(job.steps, (part + 1) * every)
+        while part * part_steps < job.steps:
+            first, end = part * part_steps, min(job.steps, (part + 1) * part_steps)
             if tries or (lease.pull_every and first - pulled_at >= lease.pull_every):
                 await self._request()
-                begun = await self._world.coordinator.queue.begin(
+                start = await self._world.coordinator.queue.begin(
                     self._who, lease.task, lease.attempt, newest=True
                 )
-                manifest, pulled_at = await self._manifest(begun.run, begun.version), first
+                manifest, pulled_at = await self._manifest(start.run, start.version), first
                 await self._fetch_weights(manifest)
             stop = job.stop if end == job.steps else job.start + end * job.batch_size
             piece = msgspec.structs.replace(
                 job, start=job.start + first * job.batch_size, stop=stop, steps=end - first
             )
             some = msgspec.structs.replace(lease, job=piece)
-            made = await self._train(some, begun, manifest)
+            result = await self._train(some, start, manifest)
             self._enter("up")
             verdict = await self._hand_in(
-                some, begun, made, LeasedUpdate(part, tries, end == job.steps)
+                some, start, result, LeasedUpdate(part, tries, end == job.steps)
             )
             if verdict is None or (verdict.state == "rejected" and not verdict.redo):
                 break
@@ -301,12 +301,12 @@ class SimulatedMachine:
 
     async def _fetch_weights(self, manifest: VersionManifest) -> None:
         """Fetch the weights by the route with the fewest bytes, like volunteers."""
-        wanted, ways = manifest.weights, routes(manifest, self._cached)
-        if ways and wanted.sha256 not in self._cached:
+        weights, ways = manifest.weights, routes(manifest, self._cached)
+        if ways and weights.sha256 not in self._cached:
             for blob in ways[0].blobs:
                 await self._fetch(blob, self._world.scale)
             self._cached.update(ways[0].hashes)
-        await self._fetch(wanted, self._world.scale)
+        await self._fetch(weights, self._world.scale)
 
     async def _fetch(self, ref: BlobRef, scale: float) -> None:
         if ref.sha256 in self._cached:
@@ -317,7 +317,7 @@ class SimulatedMachine:
         await self._request()
         await self._move("down", ref.size * scale)
 
-    async def _train(self, lease: Lease, begun: Begun, manifest: VersionManifest) -> Handed:
+    async def _train(self, lease: Lease, start: Begun, manifest: VersionManifest) -> Handed:
         """Wait for the virtual time of the task, then compute the result, which takes none."""
         plays, world = lease.job.kind in KINDS["play"], self._world
         self._enter("prepare")
@@ -326,7 +326,7 @@ class SimulatedMachine:
         pace = self.plays if plays else self.speed
         takes_s = lease.job.steps / (pace * (1 + self.kind.jitter * self.rng.uniform(-1, 1)))
         began_at = world.clock.monotonic()
-        self._newest = [(0.0, begun.version)]
+        self._newest = [(0.0, start.version)]
         if self.rng.random() < self.kind.lost_share:
             await self._world.clock.nap(takes_s * self.rng.random())
             raise _Vanished
@@ -343,19 +343,21 @@ class SimulatedMachine:
             return world.play.hand_in([*zip(newest, starts, strict=True)])
         self.trace.steps += job.steps
         if world.play is not None and lease.data is not None:
-            files = [await world.coordinator.blobs.local(each.sha256) for each in lease.data.chunks]
-            self.trace.behind.update(world.play.behind(files, begun.version))
+            files = [
+                await world.coordinator.blobs.local(chunk.sha256) for chunk in lease.data.chunks
+            ]
+            self.trace.behind.update(world.play.behind(files, start.version))
         assert self.labour is not None
         weights = await world.coordinator.blobs.local(manifest.weights.sha256)
         return self.labour.do(lease.task, job, weights, lease.grant.codec)
 
     async def _hand_in(
-        self, lease: Lease, begun: Begun, made: Handed, turn: LeasedUpdate | None = None
+        self, lease: Lease, start: Begun, result: Handed, turn: LeasedUpdate | None = None
     ) -> Verdict | None:
         """Upload and submit a result; return None if it was refused, as when the lease was lost."""
         whole, turn = turn is None, turn or LeasedUpdate()
         try:
-            verdict = await self._submit(lease, begun, made, turn)
+            verdict = await self._submit(lease, start, result, turn)
         except GONE:
             self.trace.verdicts["gone"] += 1
         except VolunteerError as error:
@@ -367,7 +369,7 @@ class SimulatedMachine:
             self.labour.judged(lease.task, verdict)
             return verdict
         finally:
-            made.path.unlink(missing_ok=True)
+            result.path.unlink(missing_ok=True)
             if whole:
                 self._let_go(lease)
             if self.trace.state == "up" and len(self._uploads) == 1:  # the last one, and it is idle
@@ -375,7 +377,7 @@ class SimulatedMachine:
         return None
 
     async def _submit(
-        self, lease: Lease, begun: Begun, made: Handed, turn: LeasedUpdate
+        self, lease: Lease, start: Begun, result: Handed, turn: LeasedUpdate
     ) -> Verdict:
         coordinator, who = self._world.coordinator, self._who
         await self._request()
@@ -384,22 +386,22 @@ class SimulatedMachine:
             attempt=lease.attempt,
             part=turn.part,
             tries=turn.tries,
-            sha256=made.sha256,
-            size=made.size,
+            sha256=result.sha256,
+            size=result.size,
         )
         upload = await coordinator.uploads.create(who, announced)
-        await self._move("up", made.size * self._world.scale)
-        await coordinator.uploads.write(who, upload.upload_id, upload.offset, _read(made))
+        await self._move("up", result.size * self._world.scale)
+        await coordinator.uploads.write(who, upload.upload_id, upload.offset, _read(result))
         await self._request()
         request = SubmitRequest(
             attempt=lease.attempt,
             part=turn.part,
             tries=turn.tries,
-            sha256=made.sha256,
-            size=made.size,
-            loss_first=made.loss_first,
-            loss_last=made.loss_last,
-            base_version=begun.version,
+            sha256=result.sha256,
+            size=result.size,
+            loss_first=result.loss_first,
+            loss_last=result.loss_last,
+            base_version=start.version,
             codec=lease.grant.codec,
             steps=lease.job.steps,
             samples=lease.job.stop - lease.job.start,
@@ -412,8 +414,8 @@ class _Vanished(Exception):
     """Raised when a machine ends suddenly, as when it is unplugged."""
 
 
-async def _read(made: Handed) -> AsyncIterator[bytes]:
-    with made.path.open("rb") as file:
+async def _read(result: Handed) -> AsyncIterator[bytes]:
+    with result.path.open("rb") as file:
         while data := file.read(READ_BYTES):
             yield data
 
@@ -468,7 +470,7 @@ class Trace:
 
     def seconds(self) -> Counter[State]:
         """Return the seconds spent in each state."""
-        found: Counter[State] = Counter()
+        seconds: Counter[State] = Counter()
         for start, stop, state in self.segments:
-            found[state] += stop - start  # type: ignore[assignment]  # a Counter of seconds
-        return found
+            seconds[state] += stop - start  # type: ignore[assignment]  # a Counter of seconds
+        return seconds

@@ -164,12 +164,12 @@ def _busy_share(spent: Counter[State]) -> float:
 
 
 def _played(outcome: SimulationResult, judge: PretendedPlay) -> PlayFigures:
-    each = judge.episodes / max(1, len(judge.judged_at))
+    per_file = judge.episodes / max(1, len(judge.judged_at))
     behind = sum((trace.behind for trace in outcome.traces), Counter[int]())
     judging_s = outcome.seconds - min(judge.judged_at, default=0.0)
     return PlayFigures(
         unit=judge.pacing.unit,
-        per_hour=_pace(judge.judged_at, outcome.seconds) * each * 3600,
+        per_hour=_pace(judge.judged_at, outcome.seconds) * per_file * 3600,
         behind=sum(gap * count for gap, count in behind.items()) / max(1, behind.total()),
         behind_most=max(behind, default=0),
         judge_busy_share=min(1.0, judge.busy_s / max(1e-9, judging_s)),
@@ -188,8 +188,8 @@ def _limit(traces: Sequence[Trace], play: PlayFigures) -> tuple[str, str]:
         _spent([trace for trace in traces if trace.seconds()[state]]) for state in ("play", "train")
     )
     if _busy_share(learners) >= BUSY_ENOUGH or _worst(learners) != "claim":
-        what, advice = _bottleneck(learners)
-        return f"on machines that learn, {what}", advice
+        cause, advice = _bottleneck(learners)
+        return f"on machines that learn, {cause}", advice
     if (busy := _busy_share(players)) >= BUSY_ENOUGH or _worst(players) != "claim":
         return (
             f"the machines that play: {busy:.0%} of the time they make {unit}",
@@ -208,8 +208,8 @@ def _bottleneck(spent: Counter[State]) -> tuple[str, str]:
     if (busy := _busy_share(spent)) >= BUSY_ENOUGH:
         return f"the devices: they train {busy:.0%} of the time", "more or faster volunteers"
     worst = _worst(spent)
-    what, advice = WORST[worst]
-    return f"{what} ({spent[worst] / whole:.0%} of the time)", advice
+    cause, advice = WORST[worst]
+    return f"{cause} ({spent[worst] / whole:.0%} of the time)", advice
 
 
 def _worst(spent: Counter[State]) -> State:

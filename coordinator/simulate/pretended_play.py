@@ -64,7 +64,11 @@ class PretendedPlay(Compute):
 
     def behind(self, chunks: Sequence[Path], version: int) -> Counter[int]:
         """Return how many episodes of the chunks are how many versions behind a version."""
-        return Counter(version - made for path in chunks for made, _ in _starts(path.read_bytes()))
+        return Counter(
+            version - start_version
+            for path in chunks
+            for start_version, _ in _starts(path.read_bytes())
+        )
 
     async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
         """Return what a check of the file of a HarvestCase would find; see `Compute.timed`."""
@@ -79,23 +83,23 @@ class PretendedPlay(Compute):
     def _inspect(self, case: HarvestCase, path: Path) -> Inspection:
         starts, play = _starts(path.read_bytes()), self.pacing
         stale = {} if case.match else behind(starts, case.known, play.lag)
-        kept = [each for place, each in enumerate(starts) if place not in stale]
+        fresh = [start for place, start in enumerate(starts) if place not in stale]
         if not (case.match or case.drawn):
             self.judged_at.append(self._clock.monotonic())
-            self.episodes += len(kept)
+            self.episodes += len(fresh)
         return Inspection(
-            data=self._file(kept) if kept else b"",
-            episodes=len(kept),
-            samples=self._samples(kept),
-            evaluations=round(len(kept) * play.episode_flops / play.evaluation_flops),
+            data=self._file(fresh) if fresh else b"",
+            episodes=len(fresh),
+            samples=self._samples(fresh),
+            evaluations=round(len(fresh) * play.episode_flops / play.evaluation_flops),
             stale=len(stale),
             complaint=next(iter(stale.values()), ""),
-            draws=len(kept) if case.match else 0,
+            draws=len(fresh) if case.match else 0,
         )
 
     def _seal(self, files: Sequence[bytes]) -> Sealed:
         parts = [_starts(data) for data in files]
-        starts = [each for part in parts for each in part]
+        starts = [start for part in parts for start in part]
         return Sealed(data=self._file(starts), samples=sum(map(self._samples, parts)))
 
     def _samples(self, starts: Sequence[Start]) -> int:

@@ -109,12 +109,12 @@ def from_table(table: Mapping[str, Any], directory: Path = Path()) -> Scenario:
 
 
 def _run_table(run: Mapping[str, Any], directory: Path) -> dict[str, Any]:
-    found = dict(run)
-    if "file" in found:
-        path = directory / str(found.pop("file"))
+    table = dict(run)
+    if "file" in table:
+        path = directory / str(table.pop("file"))
         try:
             read = parse_toml(read_text(path), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise InvalidRunFile(f"the run file {path} cannot be read: {why(error)}") from error
-        found = read | found
-    return {"name": "simulated"} | found
+        table = read | table
+    return {"name": "simulated"} | table

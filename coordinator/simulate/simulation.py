@@ -174,8 +174,8 @@ class _Simulation:
         if dataset is not None:
             for data in blobs.values():
                 await self._coordinator.blobs.put_bytes(data)
-            found = dataset
-            await self._coordinator.datasets.add(lambda put: found)
+            manifest = dataset
+            await self._coordinator.datasets.add(lambda put: manifest)
             table["dataset"] = dataset.name
         model = workload.config(table.get("model", {}), dataset)
         real = scenario.model.parameters or _parameters(workload.schema(model))

@@ -67,19 +67,19 @@ def _text(text: str, limit: int = 80) -> str:
 def _table(
     title: str,
     columns: Sequence[MonitorColumn],
-    found: Iterable[tuple[Any, Level]],
+    items: Iterable[tuple[Any, Level]],
     empty: str,
     width: int,
 ) -> Iterator[str]:
     """Yield the lines of a titled table of items with their levels; `empty` stands for no item."""
     yield title
-    shown = [column for column in columns if column.from_width <= width]
-    rows = [_marked([column.of(item) for column in shown], level) for item, level in found]
+    visible = [column for column in columns if column.from_width <= width]
+    rows = [_marked([column.of(item) for column in visible], level) for item, level in items]
     if not rows:
         yield f"  {empty}"
         return
-    numbers = [at for at, column in enumerate(shown) if column.number]
-    for line in table_lines([column.name for column in shown], rows[:ROWS_MAX], numbers):
+    numbers = [at for at, column in enumerate(visible) if column.number]
+    for line in table_lines([column.name for column in visible], rows[:ROWS_MAX], numbers):
         yield f"  {line}"
     if len(rows) > ROWS_MAX:
         yield f"  ... {len(rows) - ROWS_MAX} more"
@@ -92,10 +92,10 @@ def _marked(cells: list[str], level: Level) -> list[str]:
     return cells
 
 
-def runs(seen: Overview, width: int = 1000) -> Iterator[str]:
+def runs(overview: Overview, width: int = 1000) -> Iterator[str]:
     """Return every run, the open ones first."""
 
-    now = seen.at
+    now = overview.at
     name_cells = 32 if width >= 110 else 14
     columns = [
         MonitorColumn("run", lambda r: _text(r.name, name_cells)),
@@ -115,16 +115,16 @@ def runs(seen: Overview, width: int = 1000) -> Iterator[str]:
             "made/h", lambda r: count(r.pushed.episodes) if r.pushed.episodes else "-", True, 130
         ),
     ]
-    told = {trouble.subject: trouble.level for trouble in reversed(seen.troubles)}
-    found = [(run, told.get(run.name, "good")) for run in seen.runs]
-    more = seen.runs_total - len(seen.runs)
+    levels = {trouble.subject: trouble.level for trouble in reversed(overview.troubles)}
+    rows = [(run, levels.get(run.name, "good")) for run in overview.runs]
+    more = overview.runs_total - len(overview.runs)
     title = "Runs" + (f" ({more:,} more)" if more else "")
-    return _table(title, columns, found, "No run yet: coordinator run create --example", width)
+    return _table(title, columns, rows, "No run yet: coordinator run create --example", width)
 
 
-def workers(seen: Overview, width: int = 1000) -> Iterator[str]:
+def workers(overview: Overview, width: int = 1000) -> Iterator[str]:
     """Return the workers: failing ones first, then by newest heartbeat."""
-    now = seen.at
+    now = overview.at
     columns = [
         MonitorColumn("volunteer", lambda w: _text(w.volunteer, 32)),
         MonitorColumn("machine", lambda w: _text(w.hostname, 20), False, 90),
@@ -137,10 +137,10 @@ def workers(seen: Overview, width: int = 1000) -> Iterator[str]:
         MonitorColumn("task", lambda w: "-" if w.task is None else str(w.task), True, 90),
         MonitorColumn("run", lambda w: _text(w.run, 24) or "-", False, 72),
     ]
-    found = [(one, _standing(one)) for one in seen.machines]
-    total = sum(seen.workers.values())
-    title = "Workers" + (f" ({len(found)} of {total:,})" if total > len(found) else "")
-    return _table(title, columns, found, "No worker yet: coordinator invite create", width)
+    rows = [(one, _standing(one)) for one in overview.machines]
+    total = sum(overview.workers.values())
+    title = "Workers" + (f" ({len(rows)} of {total:,})" if total > len(rows) else "")
+    return _table(title, columns, rows, "No worker yet: coordinator invite create", width)
 
 
 def _standing(worker: WorkerLine) -> Level:
@@ -150,9 +150,9 @@ def _standing(worker: WorkerLine) -> Level:
     return "bad" if bad > worker.good else "watch"
 
 
-def merges(seen: Overview, width: int = 1000) -> Iterator[str]:
+def merges(overview: Overview, width: int = 1000) -> Iterator[str]:
     """Return the newest merges of all runs."""
-    now = seen.at
+    now = overview.at
 
     def staleness(merge: MergeLine) -> str:
         return "-" if merge.staleness is None else f"{merge.staleness:.2g}"
@@ -174,27 +174,27 @@ def merges(seen: Overview, width: int = 1000) -> Iterator[str]:
         MonitorColumn("message", lambda m: _text(m.message, 60), False, 100),
     ]
     levels: dict[str, Level] = {"failed": "bad", "abandoned": "watch"}
-    found = [(one, levels.get(one.state, "good")) for one in seen.merges]
-    return _table("Merges", columns, found, "Nothing was merged yet", width)
+    rows = [(one, levels.get(one.state, "good")) for one in overview.merges]
+    return _table("Merges", columns, rows, "Nothing was merged yet", width)
 
 
-def refusals(seen: Overview, width: int = 1000) -> Iterator[str]:
+def refusals(overview: Overview, width: int = 1000) -> Iterator[str]:
     """Return the refused contributions by reason."""
-    now = seen.at
+    now = overview.at
     columns = [
         MonitorColumn("reason", lambda r: _text(r.reason, 32)),
         MonitorColumn("count", lambda r: count(r.count), True),
         MonitorColumn("newest", lambda r: age(r.at, now), True),
         MonitorColumn("it said", lambda r: _text(r.newest, 100), False, 72),
     ]
-    found: list[tuple[Any, Level]] = [(one, "watch") for one in seen.refusals]
-    return _table("Refusals", columns, found, "None was refused", width)
+    rows: list[tuple[Any, Level]] = [(one, "watch") for one in overview.refusals]
+    return _table("Refusals", columns, rows, "None was refused", width)
 
 
-def task_counts(seen: Overview, width: int = 1000) -> Iterator[str]:
+def task_counts(overview: Overview, width: int = 1000) -> Iterator[str]:
     """Return the open tasks by kind and state."""
-    kinds = sorted({each.kind for each in seen.tasks})
-    counted = {(each.kind, each.state): each.count for each in seen.tasks}
+    kinds = sorted({task.kind for task in overview.tasks})
+    counted = {(task.kind, task.state): task.count for task in overview.tasks}
     columns = [
         MonitorColumn("kind", lambda kind: kind),
         MonitorColumn("todo", lambda kind: count(counted.get((kind, "todo"), 0)), True),
@@ -203,7 +203,7 @@ def task_counts(seen: Overview, width: int = 1000) -> Iterator[str]:
     return _table("Open tasks", columns, [(kind, "good") for kind in kinds], "No open task", width)
 
 
-def failed_tasks(seen: Overview, width: int = 1000) -> Iterator[str]:
+def failed_tasks(overview: Overview, width: int = 1000) -> Iterator[str]:
     """Return the discarded tasks, the newest first."""
     columns = [
         MonitorColumn("task", lambda t: str(t.id), True),
@@ -213,13 +213,13 @@ def failed_tasks(seen: Overview, width: int = 1000) -> Iterator[str]:
         MonitorColumn("timeouts", lambda t: str(t.timeouts), True, 72),
         MonitorColumn("last", lambda t: _text(t.message, 100)),
     ]
-    found: list[tuple[Any, Level]] = [(one, "watch") for one in seen.failed]
-    return _table("Failed tasks", columns, found, "No task has failed for good", width)
+    rows: list[tuple[Any, Level]] = [(one, "watch") for one in overview.failed]
+    return _table("Failed tasks", columns, rows, "No task has failed for good", width)
 
 
-def replicas(seen: Overview, width: int = 1000) -> Iterator[str]:
+def replicas(overview: Overview, width: int = 1000) -> Iterator[str]:
     """Return the serving processes."""
-    now = seen.at
+    now = overview.at
 
     def rate(bytes_a_second: float) -> str:
         return f"{size(bytes_a_second)}/s"
@@ -237,15 +237,15 @@ def replicas(seen: Overview, width: int = 1000) -> Iterator[str]:
         MonitorColumn("claims", lambda r: count(r.figures.claims_waiting), True, 90),
         MonitorColumn("version", lambda r: _text(r.figures.software, 16), False, 110),
     ]
-    found = [(one, _heard(one, now)) for one in seen.replicas]
-    return _table("Servers", columns, found, "No server is running", width)
+    rows = [(one, _heard(one, now)) for one in overview.replicas]
+    return _table("Servers", columns, rows, "No server is running", width)
 
 
 def _heard(replica: ReplicaLine, now: float) -> Level:
     return "good" if alive(replica, now) else "bad"
 
 
-def troubles(seen: Overview, width: int = 1000) -> Iterator[str]:
+def troubles(overview: Overview, width: int = 1000) -> Iterator[str]:
     """Return the troubles behind the verdict."""
     columns = [
         MonitorColumn("", lambda t: WORDS[t.level]),
@@ -253,76 +253,79 @@ def troubles(seen: Overview, width: int = 1000) -> Iterator[str]:
         MonitorColumn("what is wrong", lambda t: _text(t.text, 160)),
         MonitorColumn("what to do", lambda t: _text(t.todo, 160), False, 100),
     ]
-    found = [(one, one.level) for one in seen.troubles]
-    return _table("Health", columns, found, "Nothing is wrong", width)
+    rows = [(one, one.level) for one in overview.troubles]
+    return _table("Health", columns, rows, "Nothing is wrong", width)
 
 
-def verdict_line(seen: Overview) -> str:
+def verdict_line(overview: Overview) -> str:
     """Return the health verdict in one line, with its remedy."""
-    verdict = seen.verdict
+    verdict = overview.verdict
     todo = f" - {verdict.todo}" if verdict.todo else ""
     return f"{MARKS[verdict.level]} {_text(verdict.text + todo, 400)}"
 
 
-def facts(seen: Overview) -> Iterator[tuple[str, str]]:
+def facts(overview: Overview) -> Iterator[tuple[str, str]]:
     """Yield name and value of the one-line facts."""
-    yield "workers", _counts(seen.workers, ("training", "online", "paused", "offline", "left"))
-    yield "volunteers", _counts(seen.volunteers, ("vetted", "probation", "suspended", "banned"))
-    yield "tasks", _tasks(seen)
-    whole = tuple(name for name in seen.queues if name not in PARTS)
-    yield "queues", _counts(seen.queues, whole, zero=False) or "all empty"
-    yield "an hour", _flows(seen)
-    yield "verdicts", _verdicts(seen)
-    yield "refusals", ", ".join(f"{count(r.count)} {_text(r.reason, 24)}" for r in seen.refusals)
-    yield "draws", seen.recompute.words
-    if seen.backlog.asked or seen.backlog.revealed:
-        waits = [f"{number} wait: {reason}" for reason, number in seen.backlog.reasons]
-        yield "to be done again", _text("; ".join([seen.backlog.words, *waits]), 400)
-    yield from _machine(seen)
+    yield "workers", _counts(overview.workers, ("training", "online", "paused", "offline", "left"))
+    yield "volunteers", _counts(overview.volunteers, ("vetted", "probation", "suspended", "banned"))
+    yield "tasks", _tasks(overview)
+    whole = tuple(name for name in overview.queues if name not in PARTS)
+    yield "queues", _counts(overview.queues, whole, zero=False) or "all empty"
+    yield "an hour", _flows(overview)
+    yield "verdicts", _verdicts(overview)
+    yield (
+        "refusals",
+        ", ".join(f"{count(r.count)} {_text(r.reason, 24)}" for r in overview.refusals),
+    )
+    yield "draws", overview.recompute.words
+    if overview.backlog.asked or overview.backlog.revealed:
+        waits = [f"{number} wait: {reason}" for reason, number in overview.backlog.reasons]
+        yield "to be done again", _text("; ".join([overview.backlog.words, *waits]), 400)
+    yield from _machine(overview)
 
 
-def _verdicts(seen: Overview) -> str:
-    window = seen.window
+def _verdicts(overview: Overview) -> str:
+    window = overview.window
     if not window.contributions:
         return "none in the last hour"
     return (
         f"{count(window.good)} good, {count(window.refused)} refused, {count(window.undecided)} "
-        f"open of the {count(window.contributions)} of the last {age(window.since, seen.at)}"
+        f"open of the {count(window.contributions)} of the last {age(window.since, overview.at)}"
     )
 
 
-def _counts(found: dict[str, int], order: Sequence[str], zero: bool = True) -> str:
-    named = [name for name in order if found.get(name) or (zero and name == order[0])]
-    named += [name for name in found if name not in order and found[name]]
-    return ", ".join(f"{count(found.get(name, 0))} {name}" for name in named)
+def _counts(counts: dict[str, int], order: Sequence[str], zero: bool = True) -> str:
+    named = [name for name in order if counts.get(name) or (zero and name == order[0])]
+    named += [name for name in counts if name not in order and counts[name]]
+    return ", ".join(f"{count(counts.get(name, 0))} {name}" for name in named)
 
 
-def _tasks(seen: Overview) -> str:
+def _tasks(overview: Overview) -> str:
     totals = dict.fromkeys(("todo", "doing"), 0)
-    for each in seen.tasks:
-        totals[each.state] = totals.get(each.state, 0) + each.count
-    failed = sum(run.failed for run in seen.runs)
+    for task in overview.tasks:
+        totals[task.state] = totals.get(task.state, 0) + task.count
+    failed = sum(run.failed for run in overview.runs)
     return f"{count(totals['todo'])} todo, {count(totals['doing'])} doing, {count(failed)} failed"
 
 
-def _flows(seen: Overview) -> str:
-    pushed, pulled = [run.pushed for run in seen.runs], [run.pulled for run in seen.runs]
+def _flows(overview: Overview) -> str:
+    pushed, pulled = [run.pushed for run in overview.runs], [run.pulled for run in overview.runs]
     episodes = sum(flow.episodes for flow in pushed)
     played = f", {count(episodes)} games or problems" if episodes else ""
     return (
         f"pushed {count(sum(flow.samples for flow in pushed))} samples{played}, "
-        f"{size(seen.window.bytes_an_hour)}; pulled "
+        f"{size(overview.window.bytes_an_hour)}; pulled "
         f"{count(sum(flow.samples for flow in pulled))} samples"
     )
 
 
-def _machine(seen: Overview) -> Iterator[tuple[str, str]]:
+def _machine(overview: Overview) -> Iterator[tuple[str, str]]:
     """Return facts of the machinery: disk, database, traffic, inference, backup, certificate."""
-    living = [each.figures for each in seen.replicas if alive(each, seen.at)]
+    living = [replica.figures for replica in overview.replicas if alive(replica, overview.at)]
     if living:
         first = living[0]
         yield "disk", f"{size(first.disk_free)} free of {size(first.disk_total)}"
-    yield "database", f"{seen.database.kind}, {size(seen.database.bytes)}"
+    yield "database", f"{overview.database.kind}, {size(overview.database.bytes)}"
     if living:
         yield (
             "traffic",
@@ -331,13 +334,13 @@ def _machine(seen: Overview) -> Iterator[tuple[str, str]]:
             f"{size(sum(f.out_a_second for f in living))}/s out; "
             f"{count(sum(f.claims_waiting for f in living))} claims wait",
         )
-        yield "inference", "; ".join(dict.fromkeys(_answers(each) for each in living))
-    never = seen.backup_at is None
-    yield "last backup", "never" if never else f"{age(seen.backup_at, seen.at)} ago"
+        yield "inference", "; ".join(dict.fromkeys(_answers(figures) for figures in living))
+    never = overview.backup_at is None
+    yield "last backup", "never" if never else f"{age(overview.backup_at, overview.at)} ago"
     ends = [f.certificate_ends_at for f in living if f.certificate_ends_at is not None]
     if ends:
-        ended = min(ends) <= seen.at
-        yield "certificate", "has ended" if ended else f"ends in {age(seen.at, min(ends))}"
+        ended = min(ends) <= overview.at
+        yield "certificate", "has ended" if ended else f"ends in {age(overview.at, min(ends))}"
 
 
 def _answers(figures: Any) -> str:
@@ -346,27 +349,27 @@ def _answers(figures: Any) -> str:
     first = figures.first_token_s
     first_token = "" if first is None else f", first token after {first:.2f} s"
     machines = figures.answering_machines
-    others = f", {machines} machines of volunteers" if machines else ""
+    machines_text = f", {machines} machines of volunteers" if machines else ""
     engine = "upstream" if "://" in figures.answers else figures.answers
     return (
         f"{engine}, {figures.answers_waiting} under way, "
-        f"{count(figures.answer_tokens)} tokens{first_token}{others}"
+        f"{count(figures.answer_tokens)} tokens{first_token}{machines_text}"
     )
 
 
-def lines(seen: Overview, width: int = 1000) -> Iterator[str]:
+def lines(overview: Overview, width: int = 1000) -> Iterator[str]:
     """Return the lines of the picture, the most important first: verdict, troubles, runs."""
-    at = datetime.fromtimestamp(seen.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    yield f"{printable(seen.server, 60)}  {at}"
-    yield verdict_line(seen)
+    at = datetime.fromtimestamp(overview.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    yield f"{printable(overview.server, 60)}  {at}"
+    yield verdict_line(overview)
     yield ""
     for table in (troubles, runs):
-        yield from table(seen, width)
+        yield from table(overview, width)
         yield ""
-    known = [(name, value) for name, value in facts(seen) if value]
-    room = max(len(name) for name, _ in known)
-    for name, value in known:
+    pairs = [(name, value) for name, value in facts(overview) if value]
+    room = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
         yield f"{left(name, room)}  {value}"
     for table in (workers, merges, refusals, task_counts, failed_tasks, replicas):
         yield ""
-        yield from table(seen, width)
+        yield from table(overview, width)

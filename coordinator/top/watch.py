@@ -43,7 +43,7 @@ async def pictures(
     FORGET among the typed keys has the coordinator forget the silent servers first.
     Raises Configuration, Unauthorized where there has been no overview yet.
     """
-    seen: Overview | None = None
+    overview: Overview | None = None
     at = clock.monotonic()
 
     def late(why: str) -> str:
@@ -53,29 +53,29 @@ async def pictures(
         try:
             async with connect() as ask:
                 while True:
-                    asked = FORGET in typed
-                    found: Overview = await ask("top", forget_silent=asked)
-                    if asked:  # a key that was typed meanwhile is for the next request
+                    forget = FORGET in typed
+                    newest: Overview = await ask("top", forget_silent=forget)
+                    if forget:  # a key that was typed meanwhile is for the next request
                         typed.discard(FORGET)
                     # the same overview again: the server was too busy to make another
-                    if seen is None or found.at != seen.at:
-                        seen, at = found, clock.monotonic()
+                    if overview is None or newest.at != overview.at:
+                        overview, at = newest, clock.monotonic()
                     old = clock.monotonic() - at > LATE_S
-                    yield seen, late("nothing newer came") if old else ""
+                    yield overview, late("nothing newer came") if old else ""
                     await clock.sleep(EVERY_S)
         except VolunteerError as error:
-            if seen is None and isinstance(error, Configuration | Unauthorized):
+            if overview is None and isinstance(error, Configuration | Unauthorized):
                 raise
-            yield seen, late(error.message)
+            yield overview, late(error.message)
         await clock.sleep(EVERY_S)
 
 
-def drawn(seen: Overview | None, old: str, width: int, height: int = 0) -> Text:
+def drawn(overview: Overview | None, old: str, width: int, height: int = 0) -> Text:
     """Return a picture as text, cut off at the terminal's end; with a height, the keys below."""
-    told = [*([old] if old else []), *(lines(seen, width) if seen is not None else ())]
+    rows = [*([old] if old else []), *(lines(overview, width) if overview is not None else ())]
     if height:
-        told = [*told[: height - 1], *[""] * (height - 1 - len(told)), KEYS]
-    return Text("\n".join(told), no_wrap=True, overflow="crop")
+        rows = [*rows[: height - 1], *[""] * (height - 1 - len(rows)), KEYS]
+    return Text("\n".join(rows), no_wrap=True, overflow="crop")
 
 
 @contextmanager
@@ -120,10 +120,10 @@ def watch(connect: Connect) -> int:
     async def draw() -> None:
         typed: set[str] = set()
         with typing(typed) as keys:
-            async for seen, old in pictures(connect, SystemClock(), typed):
+            async for overview, old in pictures(connect, SystemClock(), typed):
                 size = screen.console.size
-                shown = drawn(seen, old, size.width, size.height if keys else 0)
-                screen.update(shown, refresh=True)
+                screen_text = drawn(overview, old, size.width, size.height if keys else 0)
+                screen.update(screen_text, refresh=True)
 
     with (
         Live(screen=True, auto_refresh=False) as screen,

@@ -83,8 +83,8 @@ class V1Api:
         ask = await read(scope, receive, ImageRequest)
         model = await self._answers.find(asker, ask.model)
         making = self._answers.images(model, ask.n or 1, _seed(ask.seed))
-        made, cost = await out.while_there(making)
-        data = tuple(ImageData(b64_json=png) for png in made)
+        images, cost = await out.while_there(making)
+        data = tuple(ImageData(b64_json=png) for png in images)
         created = int(self._coordinator.clock.now())
         await out.whole(ImageReply(created=created, data=data, usage=ImageUsage(cost_micro=cost)))
 
@@ -119,14 +119,14 @@ class V1Api:
         self, answer: AnswerStream, count: int, out: Out
     ) -> AsyncIterator[tuple[int, AnswerPiece]]:
         """Yield pieces as they arrive. Raises ClientGone as soon as the client leaves."""
-        gone = out.gone()
+        disconnect = out.gone()
         if answer.echo is not None:
             for number in range(count):
                 yield number, answer.echo
-        async with aclosing(answer.pieces(gone)) as pieces:
-            async for found in pieces:
-                yield found
-        if gone.done():
+        async with aclosing(answer.pieces(disconnect)) as pieces:
+            async for piece in pieces:
+                yield piece
+        if disconnect.done():
             raise ClientGone
 
 
@@ -176,8 +176,8 @@ class _ApiHandler:
 
     async def _sign_in(self, scope: Scope) -> Asker:
         """Return the asker, by an API key or by the token of a machine. Raises Unauthorized."""
-        found = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
-        kind, _, secret = found.decode("latin-1").partition(" ")
+        authorization = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
+        kind, _, secret = authorization.decode("latin-1").partition(" ")
         secret = secret.strip()
         coordinator = self._coordinator
         if kind.lower() != "bearer" or not secret:
@@ -205,16 +205,16 @@ def routes(coordinator: Coordinator) -> list[Route]:
     async def nothing(asker: Asker, scope: Scope, receive: Receive, out: Out) -> None:
         raise NotFound("there is no such path below /v1: " + ", ".join(handles))
 
-    found: list[Any] = [
+    endpoints: list[Any] = [
         Route(e.path, _ApiHandler(coordinator, e.path, handles[e.path]), methods=[e.method])
         for e in V1
     ]
     rest = _ApiHandler(coordinator, "/v1", nothing)
     return [
-        *found,
+        *endpoints,
         Route("/v1/{rest:path}", rest, methods=["GET", "POST", "PUT", "DELETE", "OPTIONS"]),
     ]
 
 
-def _seed(given: int | None) -> int:
-    return secrets.randbits(SEED_BITS) if given is None else given
+def _seed(seed: int | None) -> int:
+    return secrets.randbits(SEED_BITS) if seed is None else seed

@@ -65,12 +65,12 @@ def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPro
 
 
 def _stops(stop: Stop) -> tuple[str, ...]:
-    given = (stop,) if isinstance(stop, str) else stop or ()
-    if len(given) > STOPS_MAX:
-        raise Wrong(f"at most {STOPS_MAX} stop strings, not {len(given)}", "stop")
-    if any(not 0 < len(text) <= STOP_CHARS_MAX for text in given):
+    strings = (stop,) if isinstance(stop, str) else stop or ()
+    if len(strings) > STOPS_MAX:
+        raise Wrong(f"at most {STOPS_MAX} stop strings, not {len(strings)}", "stop")
+    if any(not 0 < len(text) <= STOP_CHARS_MAX for text in strings):
         raise Wrong(f"a stop string has 1 to {STOP_CHARS_MAX} characters", "stop")
-    return given
+    return strings
 
 
 class Form:
@@ -109,9 +109,15 @@ class Form:
             self._greeted.add(number)
             first = {"role": "assistant", "content": ""}
             yield self._chunk({"index": number, "delta": first, "finish_reason": None})
-        said = self._probabilities(list(piece.logprobs), before) if self._logprobs else None
+        probabilities = (
+            self._probabilities(list(piece.logprobs), before) if self._logprobs else None
+        )
         if piece.text or piece.logprobs:
-            body: dict[str, Any] = {"index": number, "logprobs": said, "finish_reason": None}
+            body: dict[str, Any] = {
+                "index": number,
+                "logprobs": probabilities,
+                "finish_reason": None,
+            }
             body |= {"delta": {"content": piece.text}} if self._chat else {"text": piece.text}
             yield self._chunk(body)
         if piece.finish is not None:
@@ -151,25 +157,25 @@ class Form:
             cost_micro=cost_micro,
         )
 
-    def _probabilities(self, said: list[TokenLogprob], offset: int) -> dict[str, Any]:
+    def _probabilities(self, tokens: list[TokenLogprob], offset: int) -> dict[str, Any]:
         if self._chat:
-            return {"content": [_chat_logprob(each) for each in said]}
+            return {"content": [_chat_logprob(token) for token in tokens]}
         offsets = []
-        for each in said:
+        for each in tokens:
             offsets.append(offset)
             offset += len(each.text)
         return {
-            "tokens": [each.text for each in said],
-            "token_logprobs": [each.logprob for each in said],
-            "top_logprobs": [dict(each.top) for each in said],
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [dict(token.top) for token in tokens],
             "text_offset": offsets,
         }
 
 
-def _chat_logprob(said: TokenLogprob) -> dict[str, Any]:
-    top = [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in said.top]
-    own = {"token": said.text, "logprob": said.logprob, "bytes": list(said.text.encode())}
-    return own | {"top_logprobs": top}
+def _chat_logprob(token: TokenLogprob) -> dict[str, Any]:
+    top = [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in token.top]
+    entry = {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}
+    return entry | {"top_logprobs": top}
 
 
 def _finish(piece: AnswerPiece) -> str:

@@ -73,17 +73,17 @@ def _plain(raw: dict[str, Any]) -> dict[str, Any]:
     """Return a request without the fields that change nothing; a list of one prompt becomes that
     prompt.
     """
-    found = _telling(raw)
-    prompts = found.get("prompt")
+    fields = _telling(raw)
+    prompts = fields.get("prompt")
     if isinstance(prompts, list) and prompts and isinstance(prompts[0], (str, list)):
         if len(prompts) > 1:
             raise Wrong(f"prompt: one prompt a request, not {len(prompts)}", "prompt")
-        found["prompt"] = prompts[0]
-    if isinstance(turns := found.get("messages"), list):
-        found["messages"] = [_turn(turn) for turn in turns]
-    if isinstance(options := found.get("stream_options"), dict):
-        found["stream_options"] = _telling(options)
-    return found
+        fields["prompt"] = prompts[0]
+    if isinstance(turns := fields.get("messages"), list):
+        fields["messages"] = [_turn(turn) for turn in turns]
+    if isinstance(options := fields.get("stream_options"), dict):
+        fields["stream_options"] = _telling(options)
+    return fields
 
 
 def _telling(raw: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _telling(raw: dict[str, Any]) -> dict[str, Any]:
         key: value
         for key, value in raw.items()
         if value is not None
-        and not any(_same(value, each) for each in IDLE.get(key, ()))
+        and not any(_same(value, idle) for idle in IDLE.get(key, ()))
         and not (key in LABELS and isinstance(value, str))
     }
 
@@ -101,9 +101,13 @@ def _turn(turn: Any) -> Any:
     """Return a turn without null fields; an assistant's turn loses its empty lists too."""
     if not isinstance(turn, dict):
         return turn
-    own = turn.get("role") == "assistant"
-    said = {key: each for key, each in turn.items() if each is not None and (each != [] or not own)}
-    return {"content": "", **said} if own else said
+    assistant = turn.get("role") == "assistant"
+    fields = {
+        key: field
+        for key, field in turn.items()
+        if field is not None and (field != [] or not assistant)
+    }
+    return {"content": "", **fields} if assistant else fields
 
 
 def _same(value: object, other: object) -> bool:
@@ -112,14 +116,14 @@ def _same(value: object, other: object) -> bool:
 
 def _wrong(error: msgspec.ValidationError) -> Wrong:
     """Return the refusal of a field that is not supported or not valid."""
-    said = _PLACE.fullmatch(str(error))
-    what, place = (said[1], said[2] or "") if said else (str(error), "")
-    if named := _FIELD.search(what):
+    match = _PLACE.fullmatch(str(error))
+    failure, place = (match[1], match[2] or "") if match else (str(error), "")
+    if named := _FIELD.search(failure):
         field = named[1] or named[2]
         path = (f"{place}.{field}" if place else field)[:80]
         problem = "not supported here" if named[1] else "missing"
         return Wrong(f'the field "{path}" is {problem}', path)
-    sentence = in_words(what).replace("`", "")
+    sentence = in_words(failure).replace("`", "")
     return Wrong(f"{place or 'the body'}: {sentence}", place or "body")
 
 
