@@ -25,7 +25,6 @@ from coordinator.rules.run_file import StopSettings, parse
 from coordinator.runs.definition import definition
 from coordinator.runs.example import example, example_dataset
 from coordinator.runs.export import PLAIN, Exported
-from coordinator.runs.phases import PhaseStart
 from coordinator.runs.queries import DecidedCounts, ExperienceFigures
 from coordinator.runs.wind_down import VERSION, Deed, Difference
 from shared.errors import BadRequest
@@ -99,7 +98,6 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[str, ...] = ()
     contributions: DecidedCounts | None = None
     experience: ExperienceFigures | None = None  # figures of a run that makes its own data
-    phases: tuple[PhaseStart, ...] = ()  # begun ones, oldest first; none in a plan without
     leaders: tuple[LeaderRow, ...] = ()  # volunteers who agreed to be shown
 
 
@@ -152,7 +150,6 @@ async def show(coordinator: Coordinator, ask: Named) -> RunShown:
         advice=await coordinator.runs.queries.advice(ask.name),
         contributions=await coordinator.runs.queries.decided(ask.name),
         experience=await coordinator.runs.queries.experience(ask.name),
-        phases=await coordinator.runs.queries.phases(ask.name),
         leaders=leaders[:SHOWN_LEADERS],
     )
 

@@ -7,9 +7,7 @@ rule with torch's.
 
 `begin` runs once a merge: it advances the counters and computes the numbers of the step. `step`
 then runs on each piece, in place, on any thread. The state has one flat float32 array for each slot
-of each parameter, zero at first, in a memory-mapped file next to the weights. A later phase of a
-plan keeps the slots that it knows by name and starts the others from zero, so slots of one name
-hold the same quantity in every rule.
+of each parameter, zero at first, in a memory-mapped file next to the weights.
 
 Legend: p weights, g update, m momentum, v second moment, (N,) each.
 """
@@ -65,7 +63,7 @@ class ServerOptimizer(Protocol):
 
 
 def server_optimizer(plan: Plan) -> ServerOptimizer:
-    """Return the server optimiser of a plan (of one phase, as from `in_phase`)."""
+    """Return the server optimiser of a plan."""
     match plan.optimizer:
         case "sgd":
             return Momentum(plan.lr, plan.momentum, ahead=False) if plan.momentum else Sgd(plan.lr)

@@ -72,7 +72,7 @@ class Input:
 class MergeOrder:
     """Complete input of a merge."""
 
-    plan: Plan  # plan of the present phase
+    plan: Plan
     schema: Schema
     base: Path  # master weights
     state: tuple[Path, ...]  # server-optimiser state of the base, if it has any, in any split

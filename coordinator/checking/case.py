@@ -13,7 +13,6 @@ from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.recomputes import StoredCase
 from coordinator.database.runs import RunRow
-from coordinator.plan.plan import in_phase
 from coordinator.rules import checks as rules
 from coordinator.runs.definition import definition
 from coordinator.scheduling import lease_message
@@ -55,7 +54,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
             return None
         spec = lease_message.read_spec(conn, run.id)
         base = versions.get(conn, run.id, row.base_version)
-        plan = in_phase(spec.plan, base.phase)
+        plan = spec.plan
         pulls = plan.pull_every if row.kind == "gradient" else 0
         between = pulls < row.steps or (row.part and pulls % task.part_steps)
         if task.kind not in ("train", "learn") or (pulls and between):

@@ -24,7 +24,7 @@ from coordinator.database.volunteers import VolunteerRow
 from coordinator.plan.plan import staleness_weight
 from coordinator.rules import standing
 from coordinator.rules.checks import Result, bond, shortfall
-from coordinator.runs import phases
+from coordinator.runs.definition import definition
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -98,7 +98,7 @@ def _charge(
 def _admit(conn: Connection, row: ContributionRow, now: float) -> None:
     """Release a proven update for merging, unless it is too old by now."""
     run = runs.by_id(conn, row.run_id)
-    plan = phases.at_head(run)
+    plan = definition(run).plan
     weight = 0.0
     if row.kind == plan.update:
         weight = staleness_weight(plan, run.head - row.base_version)

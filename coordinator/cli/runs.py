@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import VolunteerSummary
     from coordinator.merging.healing import Proposal
-    from coordinator.runs.phases import PhaseStart
     from coordinator.runs.queries import DecidedCounts, ExperienceFigures
     from coordinator.runs.wind_down import Deed
     from shared.protocol.accounts import RunInfo
@@ -302,7 +301,6 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             ("merge", run.merging),
             ("experience", _experience(details.experience)),
             ("contributions", _contributions(details.contributions, details.checks)),
-            ("phases", _phases(details.phases)),
             ("up", details.codec),
             ("down", DOWNLINKS.get(details.downlink, details.downlink)),
             ("rule", details.rule),
@@ -425,10 +423,6 @@ def _contributions(figures: DecidedCounts | None, cost: CostOfChecks | None) -> 
         return None
     time = "" if cost is None else f", {duration(cost.work_s)} of device time"
     return f"{figures.accepted:,} found good, {figures.rejected:,} refused{time}"
-
-
-def _phases(starts: Sequence[PhaseStart]) -> str | None:
-    return "; ".join(f"from version {p.version} on {p.plan}" for p in starts) or None
 
 
 def _lowered(run: RunInfo) -> str:

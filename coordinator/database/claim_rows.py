@@ -49,7 +49,6 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     head: int
     global_step: int
     tokens: int
-    phase: int
     pass_no: int
     cursor: int
     samples_total: int

@@ -9,7 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from coordinator.database.engine.statements import its
-from coordinator.database.tables.versions import evaluations, suite_scores, versions
+from coordinator.database.tables.versions import evaluations, suite_scores
 
 _S = suite_scores.c
 
@@ -109,19 +109,6 @@ def measured(conn: sa.Connection, run_id: int, most: int) -> list[VersionLoss]:
     if count > most:
         chosen = chosen.where(every.c.place % -(-count // most) == 0)
     return [VersionLoss(version, loss, at or 0.0) for version, loss, at in conn.execute(chosen)]
-
-
-def losses_in_phase(conn: sa.Connection, run_id: int, phase: int, limit: int) -> list[float]:
-    """Return the newest measured losses of versions in a phase, at most `limit`, oldest first."""
-    e, v = evaluations.c, versions.c
-    query = sa.select(e.loss).join_from(
-        evaluations, versions, (v.run_id == e.run_id) & (v.version == e.version)
-    )
-    query = query.where(
-        e.run_id == run_id, v.phase == phase, e.state == "done", e.loss.is_not(None)
-    )
-    found = conn.execute(query.order_by(e.version.desc()).limit(limit)).scalars().all()
-    return [float(loss) for loss in reversed(found)]
 
 
 class Sampled(NamedTuple):

@@ -54,7 +54,6 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     best: int | None
     global_step: int
     tokens: int
-    phase: int
     parameters: int
     samples_total: int
     samples_per_chunk: str
@@ -92,7 +91,6 @@ UNSTARTED: dict[str, Any] = {
     "best": None,
     "global_step": 0,
     "tokens": 0,
-    "phase": 0,
     "pass_no": 0,
     "cursor": 0,
     "stop_reason": None,

@@ -142,7 +142,6 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None  # the newest loss of the run
     standing: State
     global_step: int  # optimiser steps of the run at its base version
-    phase: int
     replayed: bool  # the same bytes were submitted for another task, or for another part of it
     invited: bool
     lost_to: int  # contributions of the account up to this one are not paid
@@ -161,7 +160,6 @@ _BACKGROUNDS = (
         _V.invited,
         _V.lost_to,
         _B.global_step,
-        _B.phase,
         sa.exists()
         .where(_O.sha256 == _C.sha256, _O.run_id == _C.run_id, _ELSEWHERE)
         .correlate(contributions)

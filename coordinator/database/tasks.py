@@ -301,19 +301,14 @@ _AWAITED = sa.exists().where(
     one_of(_W.state, ("received", "checking", "accepted")),
     _W.unproven.is_(False),  # a contribution that waits for its proof may wait for long
 )
-_AWAITS = (
-    sa.select(tasks.c.id, tasks.c.run_id, runs.c.phase)
-    .join_from(tasks, runs, runs.c.id == tasks.c.run_id)
-    .where(among(tasks.c.id, "ids"), tasks.c.begun_at.is_(None), _AWAITED)
+_AWAITS = sa.select(tasks.c.id, tasks.c.run_id).where(
+    among(tasks.c.id, "ids"), tasks.c.begun_at.is_(None), _AWAITED
 )
 
 
-def await_merge(conn: sa.Connection, task_ids: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return run and phase of those tasks not begun whose worker's contribution waits for a
-    merge.
-    """
-    found = conn.execute(_AWAITS, {"ids": task_ids})
-    return {task: (run_id, phase) for task, run_id, phase in found}
+def await_merge(conn: sa.Connection, task_ids: Sequence[int]) -> dict[int, int]:
+    """Return the runs of those tasks not begun whose worker's contribution waits for a merge."""
+    return {row.id: row.run_id for row in conn.execute(_AWAITS, {"ids": task_ids})}
 
 
 _FINISH = sa.update(tasks).where(

@@ -33,7 +33,6 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
     contributions: str
     global_step: int
     tokens: int
-    phase: int
     update_norm: float | None
     heading: float | None
     outer_scale: float
@@ -115,13 +114,6 @@ def pace(conn: sa.Connection, run_id: int, head: int) -> tuple[float, float]:
     return times[-1], (times[-1] - times[0]) / max(1, head - first)
 
 
-def phase_starts(conn: sa.Connection, run_id: int) -> list[tuple[int, int]]:
-    """Return each phase that has a version, with its first version, in order."""
-    v = versions.c
-    query = sa.select(v.phase, sa.func.min(v.version)).where(v.run_id == run_id).group_by(v.phase)
-    return [(int(phase), int(first)) for phase, first in conn.execute(query.order_by(v.phase))]
-
-
 def content_before(conn: sa.Connection, row: VersionRow) -> int | None:
     """Return a rollback's target: the newest earlier version of equal weights; None without one."""
     v = versions.c
@@ -138,19 +130,16 @@ _HEADINGS = (
         its(versions.c.run_id),
         versions.c.version <= sa.bindparam("head"),
         versions.c.version > sa.bindparam("head") - sa.bindparam("most"),
-        its(versions.c.phase),
         versions.c.kind == "merge",
     )
     .order_by(versions.c.version.desc())
 )
 
 
-def recent_headings(
-    conn: sa.Connection, run_id: int, head: int, phase: int, most: int
-) -> list[Heading]:
-    """Return the headings of a phase's newest versions up to `head`, newest first."""
-    given = {"its_run_id": run_id, "head": head, "most": most, "its_phase": phase}
-    return [Heading(*row) for row in conn.execute(_HEADINGS, given)]
+def recent_headings(conn: sa.Connection, run_id: int, head: int, most: int) -> list[Heading]:
+    """Return the headings of a run's newest versions up to `head`, newest first."""
+    values = {"its_run_id": run_id, "head": head, "most": most}
+    return [Heading(*row) for row in conn.execute(_HEADINGS, values)]
 
 
 _BEFORE = versions.alias("before")
@@ -166,20 +155,18 @@ _FALLS = (
     )
     .where(
         its(versions.c.run_id),
-        its(versions.c.phase),
         its(versions.c.outer_scale),
-        _BEFORE.c.phase == versions.c.phase,
         _BEFORE.c.kind == "merge",
         _BEFORE.c.outer_scale > versions.c.outer_scale,
     )
 )
 
 
-def falls(conn: sa.Connection, run_id: int, phase: int, scale: float) -> int:
-    """Return the number of versions of a phase that lowered the outer rate to `scale`."""
-    given = {"its_run_id": run_id, "its_phase": phase, "its_outer_scale": scale}
-    found: int = conn.execute(_FALLS, given).scalar_one()
-    return found
+def falls(conn: sa.Connection, run_id: int, scale: float) -> int:
+    """Return the number of versions that lowered the outer rate to `scale`."""
+    values = {"its_run_id": run_id, "its_outer_scale": scale}
+    count: int = conn.execute(_FALLS, values).scalar_one()
+    return count
 
 
 _OUTER_SCALE = sa.select(versions.c.outer_scale).where(

@@ -23,7 +23,7 @@ from coordinator.database import datasets, experience, runs, tasks, versions
 from coordinator.database.experience import ChunkRow, HarvestRow, Totals
 from coordinator.database.runs import RunRow
 from coordinator.experience.harvest import OPPONENT, experience_of
-from coordinator.plan.plan import in_phase, quorum_of
+from coordinator.plan.plan import quorum_of
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.sizing import task_seed
 from coordinator.runs.definition import price_of_flops
@@ -144,8 +144,7 @@ class Replay(PlatformService):
         if run.state != "running":
             return False
         _, live = self._runs.readiness(conn, run)
-        plan = in_phase(spec.plan, run.phase)
-        found = _merged(experience.totals(conn, run.id), quorum_of(plan, live))
+        found = _merged(experience.totals(conn, run.id), quorum_of(spec.plan, live))
         batch = spec.file.task.batch_size
         window = experience.window(conn, run.id, play.window, batch)
         if window:

@@ -41,13 +41,11 @@ from coordinator.database.submissions import Arrival, Background
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.experience.harvest import Harvest
 from coordinator.joiner import Joiner
-from coordinator.plan.plan import in_phase
 from coordinator.plan.plan_tables import Plan
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import codec_choice, validation
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.validation import Evidence, Judgement, Measurement
-from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.settlement import put_back
 from coordinator.scheduling.lease_message import UPDATES
@@ -190,7 +188,7 @@ class Intake(PlatformService):
         last = [values["task_id"] for values in new if values.pop("last")]
         rows = contributions.add(conn, new, last)
         for row in list(rows.values()):
-            if _is_late(row, of[row.run_id], phases.at_head(of[row.run_id])):
+            if _is_late(row, of[row.run_id], definition(of[row.run_id]).plan):
                 self._too_late(conn, row, of[row.run_id])
                 rows[row.task_id] = contributions.by_id(conn, row.id)
         return [
@@ -425,7 +423,7 @@ class _Taken(NamedTuple):
 
 def _plan(found: Background) -> Plan:
     """Return the plan at the head of the contribution's run."""
-    return phases.at_head(found.run)
+    return definition(found.run).plan
 
 
 def _judge(
@@ -460,11 +458,11 @@ def _judge(
         parameters=about.parameters,
         replayed=found.replayed,
     )
-    file, then = about.file, in_phase(about.plan, found.phase)
+    file = about.file
     train, play = file.train, about.play
     if play is not None and found.global_step < warm_start(train, play.warm_steps):
         train = msgspec.structs.replace(train, lr=play.warm_lr)
-    judgement = validation.judge(evidence, file.validation, train, then)
+    judgement = validation.judge(evidence, file.validation, train, about.plan)
     if judgement.state == "accepted" and run.state not in OPEN:
         return validation.TOO_LATE
     if judgement.state == "accepted" and row.kind != plan.update:
@@ -503,7 +501,7 @@ def _values(
     """Return the row of a new submission, with `last`, True for the last part of its task, and the
     `upload` that it uses up. Raises the errors of `Intake.take_in`.
     """
-    request, plan = each.request, phases.at_head(run)
+    request, plan = each.request, definition(run).plan
     tasks.may_submit(task, each.principal.worker_id, request.attempt)
     if task.base_version is None:
         raise Conflict(f"task {task.id} has not begun: there is no base version yet")

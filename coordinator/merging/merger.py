@@ -42,11 +42,10 @@ from coordinator.database.runs import RunRow
 from coordinator.merging import recipe as recipes
 from coordinator.merging.recipe import MergeRecipe, MergeTerms
 from coordinator.merging.shard_jobs import TOPIC, Parts, VersionDraft
-from coordinator.plan.plan import in_phase
 from coordinator.plan.plan_checks import BATCH_MAX
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import steadiness
-from coordinator.runs import phases, publishing, settlement
+from coordinator.runs import publishing, settlement
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import Content
 from coordinator.storage.blobs import DamagedBlob
@@ -278,15 +277,15 @@ class Merger(PlatformService):
         back against the momentum, raised after many steady ones. `share` is the part of the live
         workers that contribute.
         """
-        plan = in_phase(definition(run).plan, run.phase)
+        plan = definition(run).plan
         if not plan.momentum or not plan.steady:
             return 1.0
         window = steadiness.window(share)
-        at = run.id, run.head, run.phase
-        recent, falls = versions.recent_headings(conn, *at, window), 0
+        recent, falls = versions.recent_headings(conn, run.id, run.head, window), 0
         if recent and recent[0].outer_scale < 1.0:
-            falls = versions.falls(conn, run.id, run.phase, recent[0].outer_scale)
-            recent = versions.recent_headings(conn, *at, steadiness.rest(window, falls))
+            falls = versions.falls(conn, run.id, recent[0].outer_scale)
+            rest = steadiness.rest(window, falls)
+            recent = versions.recent_headings(conn, run.id, run.head, rest)
         scale = steadiness.outer_scale(recent, window, falls)
         if recent and scale < recent[0].outer_scale:
             log.warning("outer rate lowered", run=run.name, version=run.head + 1, to=scale)
@@ -375,14 +374,12 @@ class Merger(PlatformService):
         if not merges.end(conn, job.merge, "committed", now):
             raise Conflict("the merge was taken over")
         progress = job.recipe.progress
-        phase = phases.following(conn, run, progress)
         moved = run.state == "running" and runs.set_head(
             conn,
             run.id,
             job.recipe.base.version,
             global_step=progress.global_step,
             tokens=progress.tokens,
-            phase=phase,
         )
         if not moved or not verdicts.merge_all(conn, job.rows, progress.version, now):
             raise Conflict("the head has moved, or a contribution was decided elsewhere")
@@ -395,14 +392,13 @@ class Merger(PlatformService):
             "kind": "merge",
             "parent": job.recipe.base.version,
             "contributions": job.merge.contributions,
-            "phase": phase,
             "update_norm": draft.norm,
             "heading": draft.heading,
             "outer_scale": job.recipe.terms.outer_scale,
         }
         self._runs.add_version(conn, run, content, progress, values)
         escrow.pay(conn, job.rows, now)
-        settlement.overtake(conn, run, progress, phase, now)
+        settlement.overtake(conn, run, progress.version, now)
 
     async def _failed(self, job: MergeJob, error: Exception) -> None:
         """Count a failure; after the second, set aside the contributions that cause it and merge

@@ -17,7 +17,7 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
-from coordinator.plan.plan import Term, in_phase, weigh
+from coordinator.plan.plan import Term, weigh
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules.sizing import steps_of_update
 from coordinator.rules.voices import Voice, shares
@@ -66,8 +66,8 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plan(self) -> Plan:
-        """Return the plan of the base's phase."""
-        return in_phase(self.about.plan, self.base.phase)
+        """Return the plan of the run."""
+        return self.about.plan
 
     @property
     def stepping(self) -> Plan:

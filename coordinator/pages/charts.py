@@ -38,7 +38,6 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     first: float  # first and last version of the horizontal scale
     last: float
     points: tuple[Point, ...]
-    marks: tuple[tuple[float, str], ...] = ()  # named places on the horizontal scale
 
     @property
     def series(self) -> str:
@@ -60,8 +59,8 @@ def thinned(points: Sequence[Point], most: int = POINTS_MAX) -> list[Point]:
     return [points[n * last // (most - 1)] for n in range(most)]
 
 
-def line(points: Sequence[Point], marks: Sequence[tuple[float, str]] = ()) -> Line | None:
-    """Draw a line of values over versions, with marks between them; None without a value."""
+def line(points: Sequence[Point]) -> Line | None:
+    """Draw a line of values over versions; None without a value."""
     drawn = thinned([p for p in points if math.isfinite(p.y)])
     if not drawn:
         return None
@@ -90,9 +89,6 @@ def line(points: Sequence[Point], marks: Sequence[tuple[float, str]] = ()) -> Li
         first=first,
         last=last,
         points=tuple(drawn),
-        marks=tuple(
-            (round(WIDTH * (x - first) / span, 1), name) for x, name in marks if first < x <= last
-        ),
     )
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import Stretch
-    from coordinator.runs.phases import PhaseStart
     from coordinator.runs.queries import DecidedCounts
     from coordinator.services import Coordinator
     from shared.protocol.accounts import RunInfo
@@ -66,7 +65,6 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     live: Live
     figures: DecidedCounts
     checks: CostOfChecks
-    phases: tuple[PhaseStart, ...]
     curve: Line | None
     strength: Line | None
     columns: Sequence[ChartColumn]
@@ -88,7 +86,6 @@ class RunSums(msgspec.Struct, frozen=True, kw_only=True):
 
     figures: DecidedCounts
     checks: CostOfChecks
-    phases: tuple[PhaseStart, ...]
     news: tuple[News, ...]
 
 
@@ -273,16 +270,14 @@ class Views:
         board = self._coordinator.volunteers.leaderboard
         leaders = await board(name, seldom=True)
         rated = await self._public.strength(row)
-        marks = [(phase.version, phase.plan) for phase in sums.phases]
         return RunPage(
             figures=sums.figures,
             checks=sums.checks,
-            phases=sums.phases,
             news=sums.news,
             info=info,
             live=live(info, sums.figures, sums.checks.work_s),
-            curve=charts.line([_point(loss, info.measure) for loss in losses], marks),
-            strength=charts.line([Point(*rating) for rating in rated], marks),
+            curve=charts.line([_point(loss, info.measure) for loss in losses]),
+            strength=charts.line([Point(*rating) for rating in rated]),
             columns=_columns(stretches, lambda stretch: stretch.volunteers),
             crowd=max((stretch.volunteers for stretch in stretches), default=0),
             began_at=row.started_at,
@@ -299,7 +294,6 @@ class Views:
         return RunSums(
             figures=await self._queries.decided(row.name),
             checks=await self._queries.checks(row.name),
-            phases=await self._queries.phases(row.name),
             news=await self._public.news(row, announced),
         )
 

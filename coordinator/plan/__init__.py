@@ -1,1 +1,1 @@
-"""Plans: how the updates of a run are merged, with presets, phases and their checks. Pure."""
+"""Plans: how the updates of a run are merged, with presets and their checks. Pure."""

@@ -1,10 +1,8 @@
 """Plan of a run: how contributions become versions, as data.
 
-Presets, overrides, phases, and the questions a plan answers.
+Presets, overrides, and the questions a plan answers.
 
 plan({"preset": "diloco", "quorum": 4})      the whole plan, checked
-phase_index(plan, version, tokens, losses)   the present phase
-in_phase(plan, index)                        the plan of that phase
 ready(plan, pending)                         whether it is time to merge
 weigh(plan, terms, live_workers)             the weight of each contribution
 """
@@ -13,15 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import msgspec
 
 from coordinator.plan.plan_checks import check, known_preset
-from coordinator.plan.plan_tables import Phase, Plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS
-from shared.decoding import decode
 from shared.errors import InvalidPlan
 from shared.settings import read_table
 
@@ -48,69 +44,7 @@ def plan(raw: Mapping[str, Any]) -> Plan:
                 )
     found = read_table(base | dict(raw), Plan, "[plan]", InvalidPlan)
     check(found)
-    for index, phase in enumerate(found.phases, start=1):
-        check(_overridden(found, phase, f"phase {index}"), where=f"phase {index} of [plan]: ")
     return found
-
-
-def _overridden(whole: Plan, phase: Phase, where: str) -> Plan:
-    if (phase.until_versions, phase.until_tokens, phase.until_slope) == (None, None, None):
-        raise InvalidPlan(
-            f"{where} never ends: give it until_versions, until_tokens or until_slope"
-        )
-    for key in ("preset", "phases", "shards", "shard_by", "downlink", "snapshot_every"):
-        if key in phase.overrides:
-            raise InvalidPlan(f'{where} cannot override "{key}": it holds for the whole run')
-    table = msgspec.structs.asdict(whole) | phase.overrides | {"phases": ()}
-    return read_table(table, Plan, f"{where} of [plan]", InvalidPlan)
-
-
-def improvement(losses: Sequence[float], window: int) -> float | None:
-    """Return the share by which the loss fell over `window` evaluations; None for fewer."""
-    if len(losses) < window:
-        return None
-    first, last = losses[-window], losses[-1]
-    return (first - last) / max(abs(first), 1e-12)
-
-
-def phase_index(
-    whole: Plan, version: int, tokens: int, losses: Sequence[float] = (), reached: int = 0
-) -> int:
-    """Return the index of the present phase, never one before `reached`; `len(phases)` is the
-    plan after its phases.
-
-    `losses` are the held-out losses measured since phase `reached` began, the oldest first; they
-    say nothing about later phases.
-    """
-    for index in range(reached, len(whole.phases)):
-        phase = whole.phases[index]
-        fell = improvement(losses if index == reached else (), phase.slope_window)
-        over = (
-            (phase.until_versions is not None and version >= phase.until_versions)
-            or (phase.until_tokens is not None and tokens >= phase.until_tokens)
-            or (phase.until_slope is not None and fell is not None and fell < phase.until_slope)
-        )
-        if not over:
-            return index
-    return max(reached, len(whole.phases))
-
-
-def in_phase(whole: Plan, index: int) -> Plan:
-    """Return the plan with the overrides of one of its phases, and no phases of its own."""
-    if not whole.phases:
-        return whole
-    return _phase(msgspec.json.encode(whole), index)
-
-
-@lru_cache(maxsize=256)
-def _phase(encoded: bytes, index: int) -> Plan:
-    """Return the plan of one phase, cached: a check takes milliseconds, and every claim
-    needs it.
-    """
-    whole = decode(encoded, Plan)
-    if index >= len(whole.phases):
-        return msgspec.structs.replace(whole, phases=())
-    return _overridden(whole, whole.phases[index], f"phase {index + 1}")
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +73,7 @@ def quorum_of(plan: Plan, live_workers: int) -> int:
 
 
 def ready(plan: Plan, pending: Pending) -> Ready:
-    """Return whether a merge is due under a plan (of the present phase)."""
+    """Return whether a merge is due under a plan."""
     quorum = quorum_of(plan, pending.live_workers)
     least = min(plan.min_contributions, quorum)
     needs = max(0, quorum - pending.count)

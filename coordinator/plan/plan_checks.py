@@ -22,23 +22,22 @@ def known_preset(name: object, presets: Mapping[str, object]) -> str:
     return name
 
 
-def check(plan: Plan, where: str = "") -> None:
+def check(plan: Plan) -> None:
     """Raise InvalidPlan for keys that cannot work together. Wasteful plans are refused too."""
     for applies, sentence in (*_timing_rules(plan), *_update_rules(plan), *_robust_rules(plan)):
         if applies:
-            raise InvalidPlan(where + sentence)
+            raise InvalidPlan(sentence)
 
 
-def check_steps(plan: Plan, local_steps: int, max_steps: int, where: str = "") -> None:
+def check_steps(plan: Plan, steps: int, max_steps: int) -> None:
     """Raise InvalidPlan when tasks of this length cannot be divided into gradients, or give too
     many of them.
 
-    `max_steps` is 0 if every task has `local_steps`.
+    `max_steps` is 0 if every task has as many `steps`.
     """
     every = plan.gradient_every
     if plan.update != "gradient" or not every:
         return
-    steps = plan.local_steps or local_steps
     pull = plan.pull_every or steps
     own = -(-pull // every) - 1
     rules = (
@@ -66,7 +65,7 @@ def check_steps(plan: Plan, local_steps: int, max_steps: int, where: str = "") -
     )
     for applies, sentence in rules:
         if applies:
-            raise InvalidPlan(where + sentence)
+            raise InvalidPlan(sentence)
 
 
 def _timing_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:

@@ -1,11 +1,11 @@
-"""Tables of a plan: the keys of `[plan]` and of its phases, with their types, bounds and defaults.
+"""Tables of a plan: the keys of `[plan]`, with their types, bounds and defaults.
 
 `coordinator.plan.plan` makes and checks them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -18,22 +18,6 @@ NotNegative = Annotated[float, Meta(ge=0, le=1e9)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]
 
 
-class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Stretch of a run, before the plan itself applies, that overrides some keys of the plan.
-
-    A phase ends at the first of its conditions.
-    """
-
-    until_versions: Annotated[int, Meta(ge=1)] | None = None  # version at which the phase ends
-    # tokens merged since the run began, at which the phase ends
-    until_tokens: Annotated[int, Meta(ge=1)] | None = None
-    # The phase ends when the held-out loss fell by less than this share over its last
-    # `slope_window` evaluations.
-    until_slope: NotNegative | None = None
-    slope_window: Annotated[int, Meta(ge=2, le=1000)] = 5
-    overrides: dict[str, Any] = {}
-
-
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The `[plan]` table of a run file with every default written out.
 
@@ -42,7 +26,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     preset: str = "fedavg"
     update: Literal["delta", "gradient"] = "delta"
-    local_steps: CountOrOff = 0  # 0 = as `[task]` says
     # mini-batches in one gradient (async-sgd's n); 0 = all of a task
     gradient_every: CountOrOff = 0
     # Mini-batches between two looks for a newer version (async-sgd's m); 0 = only when a task
@@ -109,4 +92,3 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     shards: Annotated[int, Meta(ge=1, le=1024)] = 1
     shard_by: Literal["size", "name"] = "size"
-    phases: Annotated[tuple[Phase, ...], Meta(max_length=16)] = ()

@@ -1,57 +1,19 @@
 """Named strategies: the keys of `Plan` that each sets differently from the default.
 
 Plain data, checked like a run file.
-
-Server momentum from scratch ended worse than one worker alone over 20-60 merges, and after a warm
-start it is nearly the whole gain, so presets that have it begin with plain averaging at few local
-steps (`WARM_UP`). These phases end at a version because every workload has versions; a run
-may end them by tokens or by the slope of the loss instead.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-WARM_UP: dict[str, Any] = {
-    "until_versions": 60,
-    "overrides": {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0, "window": 0, "local_steps": 10},
-}
-# Half as many versions of averaging, then momentum at few local steps, and only from version 70
-# on the local steps of `[task]`. An outer rate of 0.4 kept more of the gain than 0.7, with every
-# seed (docs/decisions/0021-steady-defaults.md).
-EARLY_MOMENTUM: tuple[dict[str, Any], ...] = (
-    WARM_UP | {"until_versions": 30},
-    {"until_versions": 70, "overrides": {"local_steps": 10}},
-)
-# Asynchronous presets begin with merges in step: an untrained model that merged every arrival
-# learnt no faster than with one worker (docs/experiments.md).
-_IN_STEP: dict[str, Any] = {
-    "quorum": 3,
-    "quorum_share": 0.5,
-    "deadline_seconds": 300.0,
-    "arrival_scale": "share",
-    "damping": False,
-    "overlap": False,
-}
-ASYNC_WARM_UP: dict[str, Any] = {
-    "until_versions": 60,
-    "overrides": WARM_UP["overrides"] | _IN_STEP,
-}
-ASYNC_EARLY_MOMENTUM: tuple[dict[str, Any], ...] = tuple(
-    phase | {"overrides": phase["overrides"] | _IN_STEP} for phase in EARLY_MOMENTUM
-)
-
 _AVERAGING: dict[str, Any] = {"update": "delta", "optimizer": "sgd", "lr": 1.0}
-_OUTER_MOMENTUM: dict[str, Any] = {"update": "delta", "lr": 0.4, "momentum": 0.9}
+# Measured with Muon inside, fresh in each task (docs/experiments.md): with AdamW outer momentum from
+# scratch ended worse than one worker alone.
+_OUTER_MOMENTUM: dict[str, Any] = {"update": "delta", "lr": 0.7, "momentum": 0.8}
 # Adam's step on deltas has the size of lr in every coordinate, so lr is about the movement of a
 # coordinate in one task.
-_ADAPTIVE: dict[str, Any] = {
-    "update": "delta",
-    "lr": 0.003,
-    "beta1": 0.9,
-    "beta2": 0.99,
-    "phases": [WARM_UP],
-}
+_ADAPTIVE: dict[str, Any] = {"update": "delta", "lr": 0.003, "beta1": 0.9, "beta2": 0.99}
 _GRADIENT: dict[str, Any] = {
     "update": "gradient",
     "grace": 0.0,
@@ -73,14 +35,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedavg": _AVERAGING,
     "fedprox": _AVERAGING | {"prox_mu": 0.01},
     # Heavy-ball momentum has no look-ahead: momentum 0.9 and rate 0.7 suit Nesterov's, not this.
-    "fedavgm": _AVERAGING | {"lr": 0.35, "momentum": 0.8, "phases": [WARM_UP]},
+    "fedavgm": _AVERAGING | {"lr": 0.35, "momentum": 0.8},
     "fedadam": _ADAPTIVE | {"optimizer": "adam", "bias_correction": True},
     "fedyogi": _ADAPTIVE | {"optimizer": "yogi"},
-    "diloco": _OUTER_MOMENTUM | {"optimizer": "nesterov", "phases": [*EARLY_MOMENTUM]},
+    "diloco": _OUTER_MOMENTUM | {"optimizer": "nesterov"},
     # Unsent movement stays at the worker and decays by 0.95 a task, which replaces outer momentum;
     # the rate above 1 makes up for the part that decays before it is sent.
-    "sparseloco": _AVERAGING
-    | {"codec": "topk-2bit", "lr": 2.5, "local_steps": 10, "snapshot_every": 1_000_000},
+    "sparseloco": _AVERAGING | {"codec": "topk-2bit", "lr": 2.5, "snapshot_every": 1_000_000},
     "fedbuff": _OUTER_MOMENTUM
     | {
         "optimizer": "nesterov",
@@ -88,11 +49,10 @@ PRESETS: dict[str, dict[str, Any]] = {
         "quorum_share": 0.6,  # more than half, so that two halves of the workers cannot alternate
         "table": "polynomial",
         "damping": True,
-        "phases": [*ASYNC_EARLY_MOMENTUM],
     },
     "fedasync": _AVERAGING
     | _EVERY_ARRIVAL
-    | {"lr": 0.6, "table": "polynomial", "max_staleness": 50, "phases": [ASYNC_WARM_UP]},
+    | {"lr": 0.6, "table": "polynomial", "max_staleness": 50},
     # Merges of three synchronise workers: a late worker waits once. Merged singly, equal
     # machines stay a round apart for ever; merged in twos, four may stay two pairs. There is no
     # damping, since versions made by a slow machine's short tasks make no work outdated.
@@ -103,7 +63,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "table": "polynomial",
         "max_staleness": 100,
         "arrival_scale": "one",
-        "phases": [*ASYNC_EARLY_MOMENTUM],
     },
     "gradient-average": _GRADIENT | _SAME_VERSION | {"in_flight": "cancel"},
     "sync-sgd": _GRADIENT

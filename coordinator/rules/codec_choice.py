@@ -22,11 +22,9 @@ def agreed(wanted: str, spoken: Collection[str]) -> str:
 
 
 def grantable(plan: Plan) -> frozenset[str]:
-    """Return every codec that a lease of this run may name: a lease of one phase may be submitted
-    in the next.
+    """Return every codec that a lease of this run may name.
 
     The codec that a lease named is not stored: each of these encodes an update well enough for the
     plan.
     """
-    wanted = {phase.overrides.get("codec", plan.codec) for phase in plan.phases} | {plan.codec}
-    return frozenset(wanted | set(FALLBACKS))
+    return frozenset({plan.codec, *FALLBACKS})

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from coordinator.plan.plan import in_phase
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import RunFile, TaskSettings
 from shared.protocol.limits import DEVICE_BYTES
@@ -189,10 +188,9 @@ def steps_for(run: Run, flops: float) -> int:
 
 
 def steps_of_update(plan: Plan, local_steps: int) -> int:
-    """Return the steps behind one full contribution; `local_steps` is the value in `[task]`."""
-    whole = plan.local_steps or local_steps
+    """Return the steps behind one full contribution of a task of `local_steps`."""
     parted = plan.update == "gradient" and plan.gradient_every > 0
-    return min(whole, plan.gradient_every) if parted else whole
+    return min(local_steps, plan.gradient_every) if parted else local_steps
 
 
 class Reached(NamedTuple):
@@ -209,15 +207,14 @@ def total_steps(
 
     `samples` is the size of a pass (0 = no end), `sample_size` the items of a sample. The steps of
     a run that ends by samples or tokens depend on the number of parallel workers. The plan's quorum
-    gives one estimate, phase by phase (phases that only a loss ends are left out); the progress so
-    far, `reached`, gives another, which bounds the first (only from above if versions end it).
+    gives one estimate; the progress so far, `reached`, gives another, which bounds the first (only
+    from above if versions end it).
     """
     if file.train.decay_steps:
         return file.train.decay_steps
     ends = [file.stop.passes * samples * sample_size, file.stop.tokens if samples else 0]
     tokens = min((end for end in ends if end), default=0)
-    phases = phase_lengths(file, plan, samples, sample_size)
-    expected = math.ceil(sum(phase.versions * phase.local_steps for phase in phases) - 1e-6)
+    expected = _expected_steps(file, plan, samples, sample_size)
     if reached is None or not (tokens and reached.tokens and reached.global_step):
         return expected
     told = reached.global_step * tokens / reached.tokens
@@ -236,39 +233,15 @@ def share_done(file: RunFile, samples: int, sample_size: int, version: int, toke
     return max(done, default=0.0)
 
 
-class PhaseLength(NamedTuple):
-    """Length of a phase within `[stop]`."""
-
-    versions: float
-    local_steps: int
-
-
-def phase_lengths(
-    file: RunFile, plan: Plan, samples: int, sample_size: int = 1
-) -> list[PhaseLength]:
-    """Return the length of each phase and of the plan after them; none if `[stop]` has no end."""
-    stop = file.stop
+def _expected_steps(file: RunFile, plan: Plan, samples: int, sample_size: int) -> int:
+    """Return the global steps of a run whose versions all merge a quorum; 0 = no end."""
+    stop, task = file.stop, file.task
+    steps = steps_of_update(plan, task.local_steps)
+    version_samples = steps * task.batch_size * plan.quorum
     ends = [stop.passes * samples, stop.tokens / sample_size if samples else 0]
-    most = min((end for end in ends if end), default=math.inf)  # samples until the first end
-    if not stop.versions and math.isinf(most):
-        return []
-    found: list[PhaseLength] = []
-    version = seen = 0.0
-    for index in range(len(plan.phases) + 1):
-        now = in_phase(plan, index)
-        local = steps_of_update(now, file.task.local_steps)
-        each = local * file.task.batch_size * now.quorum  # samples of one version
-        left = [(stop.versions or math.inf) - version, (most - seen) / each]
-        if index < len(plan.phases):
-            phase = plan.phases[index]
-            by_tokens = (phase.until_tokens or 0) / sample_size - seen
-            until = [(phase.until_versions or 0) - version] if phase.until_versions else []
-            until += [by_tokens / each] if phase.until_tokens else []
-            left += until or [0.0]
-        count = max(0.0, min(left))
-        version, seen = version + count, seen + count * each
-        found.append(PhaseLength(count, local))
-    return found
+    versions = [end / version_samples for end in ends if end]
+    versions += [stop.versions] if stop.versions else []
+    return math.ceil(min(versions, default=0) * steps - 1e-6)
 
 
 def steps_in(samples: int, batch_size: int) -> int:

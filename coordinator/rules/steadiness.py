@@ -52,7 +52,7 @@ def rest(most: int, falls: int) -> int:
 
 
 def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
-    """Return the scale of the next outer step, from the phase's versions, newest first.
+    """Return the scale of the next outer step, from the run's versions, newest first.
 
     The scale is halved when the median heading of the newest `most` versions at it is below
     `LEAST`, and doubled on trial after `rest` versions at a lowered scale.

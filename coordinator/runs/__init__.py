@@ -1,1 +1,1 @@
-"""Runs: their definition, phases, versions, datasets, samples and exports."""
+"""Runs: their definition, versions, datasets, samples and exports."""

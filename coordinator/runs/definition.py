@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from coordinator.aggregation.shards import split
-from coordinator.plan.plan import in_phase
 from coordinator.plan.plan import plan as read_plan
 from coordinator.plan.plan_checks import check_steps
 from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS, TASKS
 from coordinator.rules import run_file
-from coordinator.rules.advice import too_short
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import Reached, share_done, total_steps
-from shared.errors import InvalidPlan, InvalidRunFile
+from shared.errors import InvalidRunFile
 from shared.machine_limits import free_memory_bytes
 from shared.signing import canonical, digest
 from shared.tensors.spec import Schema
@@ -95,7 +93,8 @@ def of_file(stored: str) -> Definition:
     workload = load(file.workload)
     schema, wanted = workload.schema(file.model), read_plan(file.plan)
     split(schema, wanted.shards, wanted.shard_by)  # raises if this number of shards is impossible
-    _check_with_tasks(wanted, file)
+    sized = file.task.max_steps if file.task.target_seconds > 0 else 0
+    check_steps(wanted, file.task.local_steps, sized)
     return Definition(
         file=file,
         plan=wanted,
@@ -106,33 +105,18 @@ def of_file(stored: str) -> Definition:
     )
 
 
-def _check_with_tasks(whole: Plan, file: RunFile) -> None:
-    """Check the plan against `[task]` and `[evaluation]`. Raises InvalidPlan."""
-    sized = file.task.max_steps if file.task.target_seconds > 0 else 0
-    check_steps(whole, file.task.local_steps, sized)
-    for index, phase in enumerate(whole.phases):
-        where = f"phase {index + 1} of [plan]: "
-        check_steps(in_phase(whole, index), file.task.local_steps, sized, where)
-        if (phase.until_versions, phase.until_tokens) == (None, None) and not file.evaluation.every:
-            raise InvalidPlan(
-                f"{where}until_slope needs the held-out loss, and [evaluation] every = 0 "
-                "measures none: set every = 1, or give the phase until_versions or until_tokens"
-            )
-
-
 def check_train(said: TrainSettings, whole: Plan, *, learns: bool = False) -> None:
     """Raise InvalidRunFile for keys of `[train]` that are unread if only the server makes steps,
     and for such a plan if the workload `learns` from data of its own.
     """
-    plans = (whole, *(in_phase(whole, index) for index in range(len(whole.phases))))
-    if learns and any(plan.update != "delta" for plan in plans):
+    if learns and whole.update != "delta":
         raise InvalidRunFile(
             f'[plan] the preset "{whole.preset}" merges gradients, but learners of this workload'
             ' send deltas: take the preset "self-play"'
         )
-    if any(plan.update == "delta" for plan in plans):
+    if whole.update == "delta":
         return
-    by_train = any(plan.optimizer == "adamw" for plan in plans)
+    by_train = whole.optimizer == "adamw"
     read = {"precision", "init_from"}
     keys = WORKERS_OWN if by_train else {*TrainSettings.__struct_fields__} - read
     plain = TrainSettings()
@@ -154,7 +138,8 @@ def table_defaults(
     file: RunFile, workload: Workload, *, strangers: bool = False
 ) -> dict[str, Mapping[str, Any]]:
     """Return the defaults of a run file: its workload's, else its preset's, else of open runs."""
-    tables = dict(workload.defaults(file.plan))
+    preset_keys = PRESETS.get(str(file.plan.get("preset")), {})
+    tables = dict(workload.defaults({**preset_keys, **file.plan}))
     preset = TASKS.get(str(file.plan.get("preset")), {})
     tables |= {"task": {**preset, **tables.get("task", {})}}
     return _for_strangers(file, tables) if strangers else tables
@@ -173,17 +158,6 @@ def _for_strangers(
     for name, values in OPEN_TABLES.items():
         found[name] = {**values, **tables.get(name, {})}
     return found
-
-
-def with_preset(file: RunFile, samples: int, sample_size: int) -> RunFile:
-    """Return a run file that names no preset: with "fedavg" if the run would be too short for its
-    workload's default preset (see `too_short`), else unchanged.
-
-    A run's creation decides this and stores it with the run.
-    """
-    if not too_short(file, read_plan(file.plan), samples, sample_size):
-        return file
-    return msgspec.structs.replace(file, plan={**file.plan, "preset": "fedavg"})
 
 
 def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:

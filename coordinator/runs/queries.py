@@ -20,11 +20,9 @@ from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
-from coordinator.rules.advice import advice, too_large
+from coordinator.rules.advice import too_large, unsteady
 from coordinator.rules.sizing import memory_bytes
-from coordinator.runs import phases
 from coordinator.runs.definition import Definition, definition
-from coordinator.runs.phases import PhaseStart
 from coordinator.runs.version_files import MANIFEST_LIFE_S, renewed
 from coordinator.ttl_cache import REST, KeyedCache
 from shared.clock import Clock
@@ -154,7 +152,7 @@ class RunQueries:
         workers and updates count while no vetted volunteer is active, or none has submitted for
         long.
         """
-        now, plan = self._clock.now(), phases.at_head(run)
+        now, plan = self._clock.now(), definition(run).plan
         waiting = runs.turnout(conn, run, now - LIVE_S, vetted=True)
         live = waiting.workers
         if not (live and waiting.count):
@@ -231,16 +229,10 @@ class RunQueries:
         def read(conn: Connection) -> tuple[str, ...]:
             run = runs.by_name(conn, name)
             about = definition(run)
-            samples = 0 if about.play else run.samples_total
-            found = advice(about.file, about.plan, samples, run.sample_size)
-            there = volunteers.devices_since(conn, self._clock.now() - LIVE_S)
-            return (*found, *too_large(_memory(run, about), there))
+            devices = volunteers.devices_since(conn, self._clock.now() - LIVE_S)
+            return (*unsteady(about.plan), *too_large(_memory(run, about), devices))
 
         return await self._db.read(read)
-
-    async def phases(self, name: str) -> tuple[PhaseStart, ...]:
-        """Return the begun phases of a run. Raises NotFound."""
-        return await self._db.read(lambda conn: phases.starts(conn, runs.by_name(conn, name)))
 
     async def checks(self, name: str) -> CostOfChecks:
         """Return the checks of a run's updates, and the device time of the accepted ones. Raises

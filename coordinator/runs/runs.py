@@ -36,7 +36,6 @@ from coordinator.runs.definition import (
     step_price_micro,
     table_defaults,
     with_downlink,
-    with_preset,
 )
 from coordinator.runs.export import imported
 from coordinator.runs.queries import RunQueries
@@ -132,8 +131,6 @@ class Runs(PlatformService):
         model = await asyncio.to_thread(workload.config, file.model, manifest)
         passed = manifest if workload.needs_dataset else None  # dataset that the tasks pass over
         counts = list(workload.samples(model, passed)) if passed else []
-        if "preset" not in said.plan:
-            file = with_preset(file, sum(counts), workload.items_per_sample(model))
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
         stored = run_file.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))
@@ -286,7 +283,7 @@ class Runs(PlatformService):
         version = 0 if kind == "initial" else run.head + 1
         progress = TrainingProgress(version=version, global_step=run.global_step, tokens=run.tokens)
         plain = {"contributions": "[]", "update_norm": None, "heading": None, "outer_scale": 1.0}
-        made_of = {"parent": None if version == 0 else run.head, "phase": run.phase}
+        made_of = {"parent": None if version == 0 else run.head}
         datasets.register(conn, content.blobs(), self._clock.now())
         self.add_version(conn, run, content, progress, {"kind": kind} | plain | made_of)
 

@@ -10,9 +10,7 @@ from coordinator.database import contributions, submissions, tasks, verdicts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import RunRow
-from coordinator.plan.plan import in_phase
 from coordinator.runs.definition import definition
-from coordinator.runs.version_files import TrainingProgress
 from shared.protocol.base import Reason
 
 if TYPE_CHECKING:
@@ -61,15 +59,13 @@ def put_back(
     )
 
 
-def overtake(
-    conn: Connection, run: RunRow, progress: TrainingProgress, phase: int, now: float
-) -> None:
+def overtake(conn: Connection, run: RunRow, head: int, now: float) -> None:
     """Settle the contributions that a new version overtakes: updates that no later merge can use
     are superseded and paid.
 
     If the plan cancels leases, workers on an older version are told to stop.
     """
-    head, plan = progress.version, in_phase(definition(run).plan, phase)
+    plan = definition(run).plan
     if plan.in_flight == "cancel":
         tasks.overtake(conn, run.id, head=head)
     late = contributions.left_behind(conn, run.id, head - plan.max_staleness, plan.update)

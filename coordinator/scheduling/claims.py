@@ -234,9 +234,8 @@ class Claims:
         for run_id in {row.run_id for row in served.rows.values()}:
             spec = self.spec(conn, run_id)
             line = lines.get(run_id) or claim_rows.line(conn, run_id)
-            plan = lease_message.phase(spec, line)
             reached = Reached(line.global_step, line.tokens)
-            served.runs[run_id] = JobBase.of(spec, plan, reached)
+            served.runs[run_id] = JobBase.of(spec, spec.plan, reached)
         served.audits = audits.works(
             conn, [row.id for row in served.rows.values() if row.kind == AUDIT]
         )
@@ -288,9 +287,8 @@ class Claims:
             served.given[one.run_id] += round(work_of(run, one.price_micro))
             self._machines.gave(run, one.price_micro, able[one.waiter])
         claim_rows.move(conn, outcome.moved)
-        plans = {run.id: lease_message.phase(specs[run.id], run) for run in view.runs}
         wanted = [
-            _taken(one, able[one.waiter], specs[one.run_id], plans[one.run_id])
+            _taken(one, able[one.waiter], specs[one.run_id], specs[one.run_id].plan)
             for one in outcome.assignments
         ]
         for row, item in zip(leases.take(conn, wanted, now), wanted, strict=True):

@@ -10,7 +10,6 @@ import msgspec
 
 from coordinator.database import datasets, runs
 from coordinator.database.tasks import BESIDE, GAMES, TaskRow
-from coordinator.plan.plan import in_phase
 from coordinator.plan.plan import plan as read_plan
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules import run_file
@@ -110,7 +109,7 @@ class JobBase(msgspec.Struct, frozen=True, kw_only=True):
     def at(cls, spec: Spec, base: VersionRow) -> JobBase:
         """Return the common part of the jobs from a version."""
         reached = Reached(base.global_step, base.tokens)
-        return cls.of(spec, in_phase(spec.plan, base.phase), reached)
+        return cls.of(spec, spec.plan, reached)
 
     @classmethod
     def of(cls, spec: Spec, plan: Plan, reached: Reached) -> JobBase:
@@ -159,14 +158,9 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
     )
 
 
-def phase(spec: Spec, line: LiveRun) -> Plan:
-    """Return the plan in force at a run's head."""
-    return in_phase(spec.plan, line.phase)
-
-
 def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) -> Run:
     """Return a run in the form that dispatching reads."""
-    plan, play = phase(spec, line), spec.play
+    plan, play = spec.plan, spec.play
     run = Run(
         id=spec.id,
         name=spec.name,
@@ -184,7 +178,7 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) 
         codec=plan.codec,
         memory_bytes=memory_bytes(spec.parameters, spec.fixed_bytes),
         settings=spec.file.task,
-        local_steps=plan.local_steps or spec.file.task.local_steps,
+        local_steps=spec.file.task.local_steps,
         passes=spec.file.stop.passes,
         pace=pace,
         lately=lately,

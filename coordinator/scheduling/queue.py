@@ -23,7 +23,6 @@ from coordinator.database import (
 )
 from coordinator.database.tasks import Begun, TaskLine, TaskRow
 from coordinator.joiner import Joiner
-from coordinator.plan.plan import in_phase
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.standing import REST_MAX_S, rest_s
 from shared.clock import Clock, pause
@@ -136,7 +135,7 @@ class Queue:
                 answers[each.task_id] = error
         patient = [each.task_id for each in fresh if each.patient]
         awaited = tasks.await_merge(conn, patient) if patient else {}
-        waits = {task: self._in_step(conn, *found) for task, found in awaited.items()}
+        waits = {task: self._in_step(conn, run_id) for task, run_id in awaited.items()}
         answers |= {task: wait for task, wait in waits.items() if wait is not None}
         rows = [held[each.task_id] for each in fresh if each.task_id not in answers]
         answers |= {
@@ -144,11 +143,11 @@ class Queue:
         }
         return [answers[each.task_id] for each in asked]
 
-    def _in_step(self, conn: Connection, run_id: int, phase: int) -> _Wait | None:
+    def _in_step(self, conn: Connection, run_id: int) -> _Wait | None:
         """Return the merge to which a worker contributed, for which its task waits, at most until
         the deadline; None if the plan lets work overlap.
         """
-        plan = in_phase(self.claims.spec(conn, run_id).plan, phase)
+        plan = self.claims.spec(conn, run_id).plan
         if plan.overlap:
             return None
         patience_s = min(plan.deadline_seconds or LONG_POLL_S_MAX, LONG_POLL_S_MAX)

@@ -356,7 +356,9 @@ class Workload(Protocol):
         return bool(self.dataset_kinds) and self.experience is None
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        """Return this workload's defaults for the tables of a run file with this `[plan]`."""
+        """Return this workload's defaults for the tables of a run file with this `[plan]`, to which
+        the keys of its preset were added.
+        """
         return {}
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:

@@ -49,7 +49,7 @@ FAR = 10_000_000
 TOGETHER = 100  # registrations
 LIMIT_MB = 200
 MERGE = (
-    RUN.replace('preset = "fedavg"', 'preset = "diloco"\nphases = []\nshards = {shards}')
+    RUN.replace('preset = "fedavg"', 'preset = "diloco"\nshards = {shards}')
     .replace("n_layer = 1", "n_layer = {layers}")
     .replace("n_head = 1", "n_head = 12")
     .replace("n_embd = 8", "n_embd = 768")

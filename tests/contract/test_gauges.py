@@ -1,4 +1,4 @@
-"""Open tasks of runs, the phases of the page and work of volunteers, on every database."""
+"""Open tasks of runs, the pace of a run and work of volunteers, on every database."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ async def test_runs_have_their_open_tasks_and_the_machines_at_them(database: Dat
     assert (found["run-0"].version, found["run-0"].checking) == (0, 0)
 
 
-async def test_phases_and_pace_of_a_run(database: Database) -> None:
+async def test_the_pace_of_a_run(database: Database) -> None:
     def make(conn: Connection) -> int:
         run = add_run(conn)
         for number in range(1, 31):
-            add_version(conn, run, number, phase=int(number >= 7))
+            add_version(conn, run, number)
         return run
 
     run = await database.write(make)
@@ -33,13 +33,11 @@ async def test_phases_and_pace_of_a_run(database: Database) -> None:
     def read(conn: Connection) -> tuple[object, ...]:
         assert conn.execute(select(runs.c.head).where(runs.c.id == run)).scalar() == 30
         return (
-            versions.phase_starts(conn, run),
             versions.pace(conn, run, 30),
             versions.pace(conn, run, 0),
             statistics.work_over_time(conn, "nobody", [run], 0.0),
         )
 
-    starts, pace, alone, work = await database.read(read)
-    assert starts == [(0, 0), (1, 7)]
+    pace, alone, work = await database.read(read)
     assert pace == alone == (0.0, 0.0)  # these rows have no times
     assert work == []

@@ -629,12 +629,12 @@ async def test_a_worker_waits_for_the_merge_of_its_own_update_only(rows: Rows) -
 
     other = await rows.put(**HELD | {"worker_id": rows.b.worker_id, "claim_id": "other"})
 
-    async def awaits() -> dict[int, tuple[int, int]]:
+    async def awaits() -> dict[int, int]:
         return await rows.db.read(lambda c: tasks.await_merge(c, [task.id, other.id]))
 
     assert not await awaits()
     await rows.write(lambda c: add_contribution(c, done))
-    assert await awaits() == {task.id: (rows.run, 0)}
+    assert await awaits() == {task.id: rows.run}
     merged = contributions_table.update().values(state="merged")
     await rows.write(lambda c: c.execute(merged))
     assert not await awaits()

@@ -60,17 +60,16 @@ async def handed_in(house: VirtualQueue, **table: Any) -> tuple[int, int, Lease]
     """A run in which `a` has handed something in and holds its next task: run, contribution,
     lease.
     """
-    run = await house.write(lambda conn: add_run(conn, "phased", task=TASK, plan=table))
-    first = await house.lease(house.a, runs=("phased",))
+    run = await house.write(lambda conn: add_run(conn, "merging", task=TASK, plan=table))
+    first = await house.lease(house.a, runs=("merging",))
     await house.queue.begin(house.a, first.task, 1)
     row = await house.row(first.task)
     waiting = await house.write(lambda conn: add_contribution(conn, row))
-    return run, waiting, await house.lease(house.a, runs=("phased",))
+    return run, waiting, await house.lease(house.a, runs=("merging",))
 
 
-async def test_a_phase_in_step_makes_a_worker_wait_for_its_merge(house: VirtualQueue) -> None:
-    """fedasync overlaps in the end and begins in step."""
-    run, waiting, lease = await handed_in(house, preset="fedasync")
+async def test_a_plan_in_step_makes_a_worker_wait_for_its_merge(house: VirtualQueue) -> None:
+    run, waiting, lease = await handed_in(house, preset="fedbuff")
     assert lease.in_step
     beginning = asyncio.ensure_future(house.queue.begin(house.a, lease.task, 1))
     for _ in range(10):  # time enough to begin too early
@@ -88,9 +87,8 @@ async def test_a_phase_in_step_makes_a_worker_wait_for_its_merge(house: VirtualQ
     assert (await beginning).version == 1
 
 
-async def test_a_phase_that_overlaps_lets_work_begin_at_once(house: VirtualQueue) -> None:
-    phase = {"until_versions": 5, "overrides": {"overlap": True}}
-    _, _, lease = await handed_in(house, preset="fedavg", phases=[phase])
+async def test_a_plan_that_overlaps_lets_work_begin_at_once(house: VirtualQueue) -> None:
+    _, _, lease = await handed_in(house, preset="fedavg", overlap=True)
     assert not lease.in_step
     assert (await house.queue.begin(house.a, lease.task, 1)).version == 0
 

@@ -22,8 +22,6 @@ runs = sa.Table(
     sa.Column("best", sa.Integer, nullable=True),
     sa.Column("global_step", sa.BigInteger, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
-    # index of the plan's phase at the head
-    sa.Column("phase", sa.Integer, nullable=False, server_default="0"),
     sa.Column("parameters", sa.BigInteger, nullable=False),
     sa.Column("samples_total", sa.BigInteger, nullable=False),  # samples of one pass
     sa.Column("samples_per_chunk", sa.Text, nullable=False),  # JSON list, for the order of the pass

@@ -22,8 +22,6 @@ versions = sa.Table(
     sa.Column("contributions", sa.Text, nullable=False),  # JSON list of ids, in merge order
     sa.Column("global_step", sa.BigInteger, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
-    # index of the plan's phase from this version to the next
-    sa.Column("phase", sa.Integer, nullable=False, server_default="0"),
     sa.Column("update_norm", sa.Double, nullable=True),
     sa.Column(
         "heading", sa.Double, nullable=True

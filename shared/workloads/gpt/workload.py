@@ -33,19 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 # Keys of `[plan]` that define the merge; a run file that sets one keeps its own merge.
-_OWN_WAY = frozenset(
-    (
-        "preset",
-        "update",
-        "optimizer",
-        "lr",
-        "momentum",
-        "window",
-        "phases",
-        "local_steps",
-        "prox_mu",
-    )
-)
+_OWN_WAY = frozenset(("preset", "update", "optimizer", "lr", "momentum", "window", "prox_mu"))
 _RESIDUAL = ("attn.proj.weight", "mlp.down.weight")  # scaled down with depth, as in GPT-2
 
 
@@ -59,7 +47,10 @@ class GptWorkload(Workload):
     traits = Traits(unit="nats a token")
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-        return {} if plan.keys() & _OWN_WAY else {"plan": {"preset": "diloco"}}
+        if plan.get("update") == "gradient":  # the server makes the steps
+            return {}
+        merge = {} if plan.keys() & _OWN_WAY else {"preset": "diloco"}
+        return {"plan": merge, "train": {"optimizer": "muon"}, "task": {"local_steps": 60}}
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return gpt_config.config_for(raw, manifest).to_dict()

@@ -49,8 +49,7 @@ from tests.support.wayward_store import WaywardStore
 PRESET = 'preset = "fedavg"\nquorum = 2'
 SHARDED = RUN.replace(
     PRESET,
-    'preset = "diloco"\nquorum = 3\nphases = []\naggregate = "centred-clip"\nmax_staleness = 1000\n'
-    "shards = 3",
+    'preset = "diloco"\nquorum = 3\naggregate = "centred-clip"\nmax_staleness = 1000\nshards = 3',
 )
 WHOLE = SHARDED.replace("shards = 3", "shards = 1")
 
@@ -344,7 +343,7 @@ async def waiting(home: LocalCoordinator) -> int:
 
 STEPS = int(os.environ.get("CHAOS_KILLS", "4"))
 CHAOS = RUN.replace(
-    PRESET, 'preset = "diloco"\nphases = []\nmax_staleness = 10000\nshards = 2\noverlap = true'
+    PRESET, 'preset = "diloco"\nmax_staleness = 10000\nshards = 2\noverlap = true'
 ) + ("[evaluation]\nevery = 0\n")
 MOST_S = 60.0 * float(os.environ.get("CHAOS_MINUTES", STEPS / 20))  # of trouble
 LEASE_S = 0.3

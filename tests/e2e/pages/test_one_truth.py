@@ -26,8 +26,7 @@ from tests.support.server_process import command
 FILE = (
     'description = "Sums & <b>more</b>"\nlicence = "CC-BY-4.0"\ncontact = "ann@example.org"\n'
     + RUN
-    + """phases = [{ until_versions = 3, overrides = { local_steps = 1 } }]
-[stop]
+    + """[stop]
 versions = 12
 """
 )
@@ -133,12 +132,8 @@ async def test_a_page_and_its_events_say_what_run_show_prints(tmp_path: Path) ->
     measured = [(v["version"], f"{v['loss']:.4g}") for v in shown["versions"] if v["loss"]]
     assert page.series() == measured
 
-    assert [p["version"] for p in shown["phases"]] == [0, 3]
     bits, before = (templates.loss(info[name]) for name in ("bits", "bits_first"))
     assert f"do not depend on the tokenizer: {bits}, from {before}." in page.words
-    for phase in shown["phases"]:
-        assert f"from version {phase['version']} on {phase['plan']}" in page.words
-    assert page.body.count('class="phase"') == 1  # where the second one begins
 
     leaders = page.table("Who was at work")[1:]
     assert leaders == [

@@ -44,7 +44,7 @@ codec = "int8"
 """
 PRESETS = {
     "fedavg": 'preset = "fedavg"\n',
-    "diloco": 'preset = "diloco"\nphases = []\n',  # without its warm-up
+    "diloco": 'preset = "diloco"\n',  # without its warm-up
     "gradient-average": 'preset = "gradient-average"\n',
     "async-sgd": 'preset = "async-sgd"\ngradient_every = 2\npull_every = 3\n',  # leases in parts
     "sync-sgd": 'preset = "sync-sgd"\n',  # ... of one mini-batch each

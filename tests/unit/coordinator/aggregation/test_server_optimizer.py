@@ -29,7 +29,7 @@ from coordinator.aggregation.server_optimizer import (
     server_optimizer,
     state_schema,
 )
-from coordinator.plan.plan import in_phase, plan
+from coordinator.plan.plan import plan
 from coordinator.plan.presets import PRESETS
 from shared.tensors.spec import Schema, TensorSpec
 from tests.support.examples import examples
@@ -268,14 +268,12 @@ def test_every_preset_has_its_optimizer() -> None:
     found = {preset: server_optimizer(plan({"preset": preset})) for preset in PRESETS}
     assert found["fedavg"] == Sgd(1.0)
     assert found["fedavgm"] == Momentum(0.35, 0.8, ahead=False)
-    assert found["diloco"] == Momentum(0.4, 0.9, ahead=True)
-    assert found["async-diloco"] == DelayedNesterov(0.4, 0.9, 0)
+    assert found["diloco"] == Momentum(0.7, 0.8, ahead=True)
+    assert found["async-diloco"] == DelayedNesterov(0.7, 0.8, 0)
     assert found["fedbuff"] == found["diloco"]
     assert found["fedyogi"] == Adaptive(
         0.003, (0.9, 0.99), 1e-3, bias_correction=False, additive=True
     )
-    warm = in_phase(plan({"preset": "diloco"}), 0)
-    assert server_optimizer(warm) == Sgd(1.0)
 
 
 # ------------------------------------------------------------------ golden trajectory

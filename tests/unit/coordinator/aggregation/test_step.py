@@ -113,7 +113,7 @@ def test_averaging_subtracts_the_weighted_mean_and_carries_buffers_and_counters(
 
 
 def test_nesterov_keeps_its_momentum_from_merge_to_merge(folder: Path) -> None:
-    chosen = plan({"preset": "diloco", "phases": [], "lr": 0.7})
+    chosen = plan({"preset": "diloco", "lr": 0.7, "momentum": 0.9})
     first, once = merge(folder, chosen, [1.0, 1.0, 1.0])
     assert first.state is not None
     state = folder / "out-1-False-state"
@@ -135,7 +135,7 @@ def test_nesterov_keeps_its_momentum_from_merge_to_merge(folder: Path) -> None:
 
 
 def test_a_merge_says_how_its_update_lies_to_the_momentum_before_it(folder: Path) -> None:
-    chosen = plan({"preset": "diloco", "phases": []})
+    chosen = plan({"preset": "diloco"})
     first, _ = merge(folder, chosen, [1.0, 1.0, 1.0])
     assert first.heading is None
     state = (folder / "out-1-False-state").rename(folder / "kept")
@@ -171,7 +171,7 @@ def test_a_heading_is_within_those_of_the_honest_whatever_a_minority_sends(
 
 def test_one_volunteer_in_three_does_not_turn_a_heading_whatever_it_sends(folder: Path) -> None:
     """By the mean it would: a run lowered its outer rate by that."""
-    chosen = plan({"preset": "diloco", "phases": []})
+    chosen = plan({"preset": "diloco"})
     merge(folder, chosen, [1.0, 1.0, 1.0])
     state = (folder / "out-1-False-state").rename(folder / "kept")
     back = {name: -3 * value for name, value in model(10).items() if name != "seen"}

@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from coordinator.plan.plan import (
     Pending,
     Ready,
-    in_phase,
-    phase_index,
     plan,
     quorum_of,
     ready,
@@ -44,8 +42,6 @@ def test_a_preset_works_as_it_is_and_survives_storage(name: str) -> None:
     assert found.preset == name
     assert plan(msgspec.to_builtins(found)) == found
     assert msgspec.json.decode(msgspec.json.encode(found), type=Plan) == found
-    for version in (0, 59, 60, 10_000):
-        assert in_phase(found, phase_index(found, version, 0)).phases == ()
 
 
 def test_an_empty_table_is_fedavg() -> None:
@@ -55,7 +51,7 @@ def test_an_empty_table_is_fedavg() -> None:
 def test_any_key_of_a_preset_can_be_overridden() -> None:
     found = plan({"preset": "diloco", "quorum": 5, "lr": 0.5, "codec": "int4", "shards": 4})
     assert (found.quorum, found.lr, found.codec, found.shards) == (5, 0.5, "int4", 4)
-    assert (found.optimizer, found.momentum) == ("nesterov", 0.9)
+    assert (found.optimizer, found.momentum) == ("nesterov", 0.8)
 
 
 def test_another_optimizer_brings_no_momentum_of_the_presets() -> None:
@@ -120,43 +116,11 @@ def test_s4s_table_brings_its_own_window() -> None:
         ({"aggregate": "trimmed-mean"}, "set trim = 0.34 or more"),
         ({"aggregate": "krum", "quorum": 9, "byzantine": 0.1}, "set byzantine = 0.12 or more"),
         ({"aggregate": "median", "codec": "topk-2bit"}, 'set codec = "int4"'),
-        ({"phases": 5}, "[plan] phases: expected a list"),
-        ({"phases": [3]}, "[plan] phases[0]: expected a table"),
-        (
-            {"phases": [{"until_versions": 3}, {"until_version": 3}]},
-            'unknown key "until_version" in phase 2 of [plan]: did you mean "until_versions"?',
-        ),
-        ({"phases": [{"overrides": {"lr": 0.1}}]}, "phase 1 never ends: give it until_versions"),
-        (
-            {"phases": [{"until_versions": 3, "overrides": {"lrr": 0.1}}]},
-            'unknown key "lrr" in phase 1 of [plan]: did you mean "lr"?',
-        ),
-        (
-            {"phases": [{"until_versions": 3, "overrides": {"in_flight": "redo"}}]},
-            'phase 1 of [plan]: in_flight = "redo"',
-        ),
     ],
 )
 def test_a_mistake_gets_a_sentence(raw: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidPlan, match=re.escape(sentence)):
         plan(raw)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("preset", "diloco"),
-        ("phases", []),
-        ("shards", 2),
-        ("shard_by", "name"),
-        ("downlink", "chain"),
-        ("snapshot_every", 2),
-    ],
-)
-def test_what_holds_for_the_whole_run_is_no_matter_of_a_phase(key: str, value: Any) -> None:
-    said = f'phase 1 cannot override "{key}": it holds for the whole run'
-    with pytest.raises(InvalidPlan, match=f"^{said}$"):
-        plan({"phases": [{"until_versions": 3, "overrides": {key: value}}]})
 
 
 def test_a_sentence_says_where_in_the_file_and_no_more() -> None:
@@ -165,12 +129,9 @@ def test_a_sentence_says_where_in_the_file_and_no_more() -> None:
     with pytest.raises(InvalidPlan) as caught:
         plan({"shard_by": "x", "codec": "y" * 1000})
     assert len(caught.value.message) < 400
-    with pytest.raises(InvalidPlan) as caught:
-        plan({"phases": [{"until_versions": "x" * 900}]})
-    assert len(caught.value.message) <= 301
 
 
-GRADIENTS = {"preset": "async-sgd", "phases": []}
+GRADIENTS = {"preset": "async-sgd"}
 
 
 @pytest.mark.parametrize(
@@ -178,7 +139,6 @@ GRADIENTS = {"preset": "async-sgd", "phases": []}
     [
         ({"gradient_every": 3}, 10, 0, "local_steps = 10 is no multiple of gradient_every = 3"),
         ({"gradient_every": 3}, 10, 0, "set local_steps = 12, or"),
-        ({"gradient_every": 3, "local_steps": 11}, 9, 0, "local_steps = 11 is no multiple"),
         ({"gradient_every": 2}, 2 * PARTS_MAX + 2, 0, f"more than {PARTS_MAX} gradients"),
         ({"gradient_every": 2}, 2, 2 * PARTS_MAX + 1, f"a task of {2 * PARTS_MAX + 1} steps"),
         ({"gradient_every": 1, "pull_every": 0, "max_staleness": 3}, 5, 0, "up to 4 versions old"),
@@ -197,14 +157,11 @@ def test_tasks_that_do_not_come_out_even_in_gradients_are_refused(
     wants = plan(GRADIENTS | raw)
     with pytest.raises(InvalidPlan, match=re.escape(sentence)):
         check_steps(wants, steps, most)
-    with pytest.raises(InvalidPlan, match=r"^phase 1: "):
-        check_steps(wants, steps, most, "phase 1: ")
 
 
 def test_tasks_that_come_out_even_in_gradients_are_taken() -> None:
     check_steps(plan(GRADIENTS | {"gradient_every": 3}), 12, 0)
     check_steps(plan(GRADIENTS | {"gradient_every": 3}), 10, 30)  # sized, so cut to fit
-    check_steps(plan(GRADIENTS | {"gradient_every": 3, "local_steps": 9}), 10, 0)
     check_steps(plan(GRADIENTS | {"gradient_every": 2, "pull_every": 2}), 2 * PARTS_MAX, 0)
     check_steps(plan(GRADIENTS | {"gradient_every": 1, "pull_every": 0, "max_staleness": 3}), 4, 0)
     check_steps(plan({"preset": "gradient-average"}), 10, 0)
@@ -340,7 +297,7 @@ def test_fedbuff_fills_a_buffer_of_more_than_half_the_workers() -> None:
 
 
 def test_async_diloco_merges_threes_and_waits_for_nobody_beyond() -> None:
-    wants = in_phase(plan({"preset": "async-diloco"}), 99)
+    wants = plan({"preset": "async-diloco"})
     assert [quorum_of(wants, live) for live in (0, 1, 2, 3, 100)] == [1, 1, 2, 3, 3]
     three = Pending(count=3, round_s=30.0, quiet_s=2.9, live_workers=4)
     assert not ready(wants, three).now  # the others of its round come within a tenth of it
@@ -350,7 +307,7 @@ def test_async_diloco_merges_threes_and_waits_for_nobody_beyond() -> None:
 
 @pytest.mark.parametrize("name", ["fedasync", "async-sgd"])
 def test_async_plans_merge_every_arrival(name: str) -> None:
-    wants = in_phase(plan({"preset": name}), 99)
+    wants = plan({"preset": name})
     assert ready(wants, Pending(count=1, live_workers=100)).now
 
 

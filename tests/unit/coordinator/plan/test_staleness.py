@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.plan.plan import (
     Term,
-    in_phase,
     plan,
-    quorum_of,
     staleness_weight,
     weigh,
 )
@@ -77,17 +75,8 @@ def test_fedbuff_divides_by_the_work_and_not_by_the_damped_weights() -> None:
     assert share == pytest.approx([0.5 * 1, 0.5 * 0.5])
 
 
-@pytest.mark.parametrize("name", ["fedbuff", "fedasync", "async-diloco"])
-def test_async_plans_begin_in_step_with_most_of_the_workers(name: str) -> None:
-    """Momentum from scratch ended no better than one worker alone (docs/experiments.md)."""
-    warm = in_phase(plan({"preset": name}), 0)
-    assert [quorum_of(warm, live) for live in (1, 2, 4, 8)] == [1, 2, 3, 4]
-    assert not warm.overlap
-    assert weigh(warm, [Term(work=9, gap=1)] * 2, live_workers=4).scale == 0.5
-
-
 def test_arrivals_may_move_by_their_share_of_the_workers() -> None:
-    warm = plan({"preset": "fedasync", "arrival_scale": "sqrt", "phases": []})
+    warm = plan({"preset": "fedasync", "arrival_scale": "sqrt"})
     assert weigh(warm, [Term(work=9)], live_workers=4).scale == pytest.approx(0.5)
     assert weigh(warm, [Term(work=9)] * 4, live_workers=4).scale == 1
     assert weigh(warm, [Term(work=9)] * 9, live_workers=4).scale == 1

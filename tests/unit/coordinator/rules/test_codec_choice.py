@@ -30,18 +30,3 @@ def test_the_best_codec_that_both_speak_is_agreed_on(
 def test_an_upload_may_be_in_any_codec_that_a_lease_may_have_named() -> None:
     found = grantable(plan({"preset": "fedavg", "codec": "int4"}))
     assert found == {"int4", "int8", "bf16", "float32"}
-    phased = plan(
-        {
-            "preset": "fedavg",
-            "phases": [{"until_versions": 3, "overrides": {"codec": "int4"}}],
-            "codec": "bf16",
-        }
-    )
-    assert grantable(phased) == found
-
-
-def test_a_phase_that_names_no_codec_grants_that_of_the_plan() -> None:
-    phases = [{"until_versions": 3, "overrides": {"lr": 0.5}}]
-    assert grantable(plan({"preset": "fedavg", "codec": "int4", "phases": phases})) == grantable(
-        plan({"preset": "fedavg", "codec": "int4"})
-    )

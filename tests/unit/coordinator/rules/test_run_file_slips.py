@@ -84,7 +84,7 @@ SLIPS = [
             ("strategy = 'fedavg'", "[plan] preset"),
             ("min_clients = 3", "[plan] quorum"),
             ("quorum = 0", "quorum"),
-            ("local_step = 3", '"local_steps"'),
+            ("local_step = 3", "[task] local_steps"),
             ("codec = 'int9'", "int8"),
             ("deadline = 3", "[plan] deadline_seconds"),
         ]

@@ -26,7 +26,6 @@ from coordinator.rules.sizing import (
     evidence_bytes_max,
     memory_bytes,
     pass_seed,
-    phase_lengths,
     price_micro,
     share_done,
     split_at,
@@ -199,12 +198,8 @@ def test_a_run_of_unknown_units_counts_samples() -> None:
     file = run_file.from_table({"name": "r", "workload": "gpt", "stop": {"passes": 2}})
     whole = plan({"quorum": 2})
     assert total_steps(file, whole, 1000) == total_steps(file, whole, 1000, 1) == 63
-    assert phase_lengths(file, whole, 1000) == phase_lengths(file, whole, 1000, 1)
     for reached in (Reached(0, 100), Reached(100, 0)):  # nothing is told yet
         assert total_steps(file, whole, 1000, 8, reached) == 63
-
-
-SHORT = {"overrides": {"local_steps": 10}}
 
 
 @pytest.mark.parametrize(
@@ -222,18 +217,7 @@ SHORT = {"overrides": {"local_steps": 10}}
         ({"stop": {"versions": 7}, "train": {"decay_steps": 90}}, 1000, 90),
         ({"stop": {"tokens": 24_000}}, 1000, 94),  # 3,000 samples of 8
         ({"stop": {"tokens": 24_000}}, 0, 0),
-        ({"stop": {"versions": 7}, "plan": {"local_steps": 20}}, 1000, 140),
-        # Phases with local steps of their own, by versions, by tokens (400 samples are 2 versions),
-        # by a loss nobody knows.
-        ({"stop": {"versions": 7}, "plan": {"phases": [SHORT | {"until_versions": 3}]}}, 1000, 230),
-        ({"stop": {"versions": 2}, "plan": {"phases": [SHORT | {"until_versions": 3}]}}, 1000, 20),
-        ({"stop": {"passes": 1}, "plan": {"phases": [SHORT | {"until_versions": 3}]}}, 1000, 32),
-        (
-            {"stop": {"versions": 7}, "plan": {"phases": [SHORT | {"until_tokens": 5120}]}},
-            10**4,
-            270,
-        ),
-        ({"stop": {"versions": 7}, "plan": {"phases": [SHORT | {"until_slope": 0.01}]}}, 1000, 350),
+        ({"stop": {"versions": 7}, "task": {"local_steps": 20}}, 1000, 140),
         ({"stop": {"versions": 7}, "plan": {"preset": "gradient-average"}}, 1000, 350),
         ({"stop": {"versions": 7}, "plan": {"preset": "async-sgd", "gradient_every": 5}}, 1000, 35),
     ],

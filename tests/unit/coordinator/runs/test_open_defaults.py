@@ -81,7 +81,8 @@ def test_keys_of_train_that_nobody_reads_are_refused(preset: str) -> None:
     with pytest.raises(InvalidRunFile, match=r'lr and rewarm_steps and clip_norm: .*"sgd"'):
         check_train(file.train, plan({"preset": preset, "optimizer": "sgd", "lr": 0.1}))
     check_train(file.train, plan({"preset": "fedavg"}))
-    check_train(resolved('[train]\nprecision = "bfloat16"\n').train, plan({"preset": preset}))
+    text = f'[plan]\npreset = "{preset}"\n[train]\nprecision = "bfloat16"\n'
+    check_train(resolved(text).train, plan({"preset": preset}))
 
 
 @pytest.mark.parametrize("preset", ["gradient-average", "sync-sgd", "async-sgd"])

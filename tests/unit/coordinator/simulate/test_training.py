@@ -63,7 +63,7 @@ def test_merged_gradients_make_the_steps_of_adamw_on_the_union_of_the_batches(
 
 @pytest.mark.slow
 def test_a_run_that_steps_too_far_lowers_its_outer_rate_by_itself(setup: Setup) -> None:
-    plan = {"preset": "diloco", "phases": [], "lr": 2.5}
+    plan = {"preset": "diloco", "lr": 2.5}
     kept = learn(setup, Run(plan=plan | {"steady": False}, steps=80, local_steps=5))
     lowered = learn(setup, Run(plan=plan, steps=80, local_steps=5))
     assert (kept.outer_scale, lowered.outer_scale) == (1.0, 0.5)
@@ -74,7 +74,7 @@ def test_nobody_is_refused_for_what_he_trained_while_the_learning_rate_rose(setu
     ever.
     """
     slow_start = replace(setup, warmup=60)
-    plan = {"preset": "fedasync", "quorum": 1, "deadline_seconds": 0.0, "phases": []}
+    plan = {"preset": "fedasync", "quorum": 1, "deadline_seconds": 0.0}
     run = Run(plan=plan, workers=6, local_steps=10, tokens_share=0.4, stretch=6.0, hours=0.5)
     found = learn(slow_start, run)
     assert found.row()["refused"] == {}
