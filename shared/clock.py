@@ -24,12 +24,12 @@ def machine_time(clock: Clock) -> float:
 
 async def pause(clock: Clock, seconds: float, stop: asyncio.Event) -> None:
     """Sleep for `seconds`, or until `stop` is set."""
-    waits = [asyncio.ensure_future(each) for each in (stop.wait(), clock.sleep(seconds))]
+    waits = [asyncio.ensure_future(wait) for wait in (stop.wait(), clock.sleep(seconds))]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for each in waits:
-            each.cancel()
+        for wait in waits:
+            wait.cancel()
 
 
 class SystemClock:

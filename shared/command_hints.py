@@ -11,12 +11,12 @@ import shlex
 from collections.abc import Mapping
 
 
-def options(given: Mapping[str, object]) -> str:
+def options(values: Mapping[str, object]) -> str:
     """Return options as typed, empty values left out: " --data-dir '/srv/my data'" or ""."""
-    found = ((name, str(value)) for name, value in given.items() if value not in (None, ""))
-    return "".join(f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in found)
+    pairs = ((name, str(value)) for name, value in values.items() if value not in (None, ""))
+    return "".join(f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in pairs)
 
 
 def completed(text: str, program: str, more: str) -> str:
     """Return the text with `more` (from `options`) after each command of `program` in backticks."""
-    return re.sub(rf"`({program}(?=[ `])[^`\n]*)`", lambda found: f"`{found[1]}{more}`", text)
+    return re.sub(rf"`({program}(?=[ `])[^`\n]*)`", lambda match: f"`{match[1]}{more}`", text)

@@ -58,11 +58,11 @@ def decoder(kind: type[T]) -> msgspec.json.Decoder[T]: ...
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]: ...
 def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     """Return the JSON decoder of a type, which any thread may use."""
-    found = _decoders.get(kind)
-    if found is None:
+    json_decoder = _decoders.get(kind)
+    if json_decoder is None:
         with _describing:
-            found = _decoders[kind] = msgspec.json.Decoder(kind, dec_hook=heard)
-    return found
+            json_decoder = _decoders[kind] = msgspec.json.Decoder(kind, dec_hook=heard)
+    return json_decoder
 
 
 @overload
@@ -92,8 +92,8 @@ def complaint(error: msgspec.ValidationError, table: str, kind: Any = None) -> s
     """Return msgspec's error for people: "Expected `int` >= 1 - at `$.quorum`" becomes "[plan]
     quorum: expected a whole number of at least 1". If `kind` is given, valid choices are listed.
     """
-    key, what = _parted(error, kind)
-    return f"{table} {key}: {what[:1].lower()}{what[1:]}" if key else f"{table}: {what}"
+    key, problem = _parted(error, kind)
+    return f"{table} {key}: {problem[:1].lower()}{problem[1:]}" if key else f"{table}: {problem}"
 
 
 def decoded_line(line: bytes, kind: type[T], place: str) -> T:
@@ -103,16 +103,16 @@ def decoded_line(line: bytes, kind: type[T], place: str) -> T:
     except msgspec.ValidationError as error:
         raise InvalidRunFile(complaint(error, place)) from error
     except MALFORMED as error:
-        said = "this is not text in UTF-8" if isinstance(error, UnicodeError) else error
-        raise InvalidRunFile(f"{place}: {said}") from error
+        reason = "this is not text in UTF-8" if isinstance(error, UnicodeError) else error
+        raise InvalidRunFile(f"{place}: {reason}") from error
 
 
 def _parted(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
     """Return the wrong key, if the error names one, and the sentence about it."""
-    found = _WHERE.fullmatch(str(error))
-    what, key = (found[1], found[2] or "") if found else (str(error), "")
-    right = choices(kind, key) if kind is not None and _CHOICE.fullmatch(what) else ()
-    return key, in_words(what, right).replace("`", "")
+    match = _WHERE.fullmatch(str(error))
+    problem, key = (match[1], match[2] or "") if match else (str(error), "")
+    right = choices(kind, key) if kind is not None and _CHOICE.fullmatch(problem) else ()
+    return key, in_words(problem, right).replace("`", "")
 
 
 def choices(kind: Any, key: str) -> tuple[str, ...]:
@@ -120,12 +120,12 @@ def choices(kind: Any, key: str) -> tuple[str, ...]:
     # imported late, since it takes 13 ms and only errors need it
     from msgspec.inspect import type_info
 
-    found: list[Any] = [type_info(kind)]
+    infos: list[Any] = [type_info(kind)]
     for name in ("", *re.findall(r"[^.\[\]]+", key)):
-        inner = [part for one in found for part in _inside(one, name)] if name else found
+        inner = [part for one in infos for part in _inside(one, name)] if name else infos
         bare = [getattr(part, "type", part) for part in inner]  # the part without its bounds
-        found = [one for part in bare for one in getattr(part, "types", (part,))]
-    return tuple(str(v) for one in found for v in getattr(one, "values", ()))
+        infos = [one for part in bare for one in getattr(part, "types", (part,))]
+    return tuple(str(v) for one in infos for v in getattr(one, "values", ()))
 
 
 def _inside(kind: Any, name: str) -> Iterator[Any]:
@@ -138,31 +138,31 @@ def _inside(kind: Any, name: str) -> Iterator[Any]:
             yield getattr(kind, part)
 
 
-def in_words(what: str, right: Sequence[str] = ()) -> Sentence:
+def in_words(problem: str, right: Sequence[str] = ()) -> Sentence:
     """Return msgspec's expectation in plain words; `right` are the only valid texts, if any."""
-    wrong = _CHOICE.fullmatch(what)
+    wrong = _CHOICE.fullmatch(problem)
     if wrong is not None:
         return _no_choice(wrong[1], right)
-    found = _EXPECTED.fullmatch(what)
-    if found is None:
-        return of(what.replace("Expected ", "expected ", 1))
-    kinds, length, sign, bound, got = found.groups()
-    said = _kind(kinds)
+    match = _EXPECTED.fullmatch(problem)
+    if match is None:
+        return of(problem.replace("Expected ", "expected ", 1))
+    kinds, length, sign, bound, actual = match.groups()
+    sentence = _kind(kinds)
     if length:
-        said = _of_length(kinds, sign, int(bound))
+        sentence = _of_length(kinds, sign, int(bound))
     elif sign:
-        said = _BOUNDS[sign](said, figure(bound.removesuffix(".0")))
-    if not got:
-        return Sentence("expected {kind}", kind=said)
-    fraction = got == "float" and "int" in kinds
-    other = Sentence("one with a fraction") if fraction else _kind(got)
-    return Sentence("expected {kind}, not {other}", kind=said, other=other)
+        sentence = _BOUNDS[sign](sentence, figure(bound.removesuffix(".0")))
+    if not actual:
+        return Sentence("expected {kind}", kind=sentence)
+    fraction = actual == "float" and "int" in kinds
+    other = Sentence("one with a fraction") if fraction else _kind(actual)
+    return Sentence("expected {kind}, not {other}", kind=sentence, other=other)
 
 
 def _kind(kinds: str) -> Sentence:
     """Return msgspec's types in plain words: `int | null` is "a whole number"."""
-    said = [_KINDS.get(kind, of(kind)) for kind in kinds.split(" | ") if kind != "null"]
-    whole, *more = said or [_KINDS["null"]]
+    sentences = [_KINDS.get(kind, of(kind)) for kind in kinds.split(" | ") if kind != "null"]
+    whole, *more = sentences or [_KINDS["null"]]
     for other in more:
         whole = Sentence("{kind} or {other}", kind=whole, other=other)
     return whole
@@ -186,13 +186,13 @@ def _no_choice(wrong: str, right: Sequence[str]) -> Sentence:
     """Return the sentence about an invalid text and its nearest valid one."""
     if not right:
         return Sentence("'{value}' is not one of its values", value=wrong)
-    known = ", ".join(f'"{one}"' for one in right)
+    names = ", ".join(f'"{one}"' for one in right)
     near = nearest(wrong, right)
     if not near:
-        return Sentence("'{value}' is not one of {known}", value=wrong, known=known)
+        return Sentence("'{value}' is not one of {known}", value=wrong, known=names)
     return Sentence(
         "'{value}' is not one of {known}, did you mean \"{near}\"?",
         value=wrong,
-        known=known,
+        known=names,
         near=near,
     )

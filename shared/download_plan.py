@@ -26,9 +26,9 @@ class Route:
     @property
     def hashes(self) -> tuple[str, ...]:
         """Return the hashes of the route's weights, its base included, and of its blobs."""
-        made = (self.snapshot.weights,) if self.snapshot else (self.base,)
+        snapshot_weights = (self.snapshot.weights,) if self.snapshot else (self.base,)
         return (
-            *made,
+            *snapshot_weights,
             *(blob.sha256 for blob in self.blobs),
             *(link.weights for link in self.links),
         )
@@ -39,22 +39,22 @@ class Route:
         return sum(blob.size for blob in self.blobs)
 
 
-def routes(manifest: VersionManifest, held: Collection[str]) -> list[Route]:
-    """Return the routes with fewer bytes than the whole file, the smallest first; `held` are
+def routes(manifest: VersionManifest, cached: Collection[str]) -> list[Route]:
+    """Return the routes with fewer bytes than the whole file, the smallest first; `cached` are
     hashes of weights on this machine.
     """
     links = {link.weights: link for link in manifest.downlink.links}
-    packed = {each.weights: each for each in manifest.downlink.snapshots}
+    packed = {snapshot.weights: snapshot for snapshot in manifest.downlink.snapshots}
     size, at = manifest.weights.size, manifest.weights.sha256
     steps: tuple[Link, ...] = ()
-    found: list[Route] = []
+    ways: list[Route] = []
     while True:
-        if steps and at in held:
-            found.append(Route(base=at, links=steps))
+        if steps and at in cached:
+            ways.append(Route(base=at, links=steps))
         if at in packed:
-            found.append(Route(snapshot=packed[at], links=steps))
+            ways.append(Route(snapshot=packed[at], links=steps))
         link = links.pop(at, None)
         if link is None or link.codec not in LINK_CODECS:
             break
         at, steps = link.base, (link, *steps)
-    return sorted((route for route in found if route.size < size), key=lambda route: route.size)
+    return sorted((route for route in ways if route.size < size), key=lambda route: route.size)

@@ -201,7 +201,7 @@ def why(error: Exception) -> str:
 
     if isinstance(error, UnicodeDecodeError):
         return Sentence("it is not UTF-8 text")
-    known = {
+    reasons = {
         errno.EACCES: Sentence("permission denied"),
         errno.EEXIST: Sentence("file exists"),
         errno.EHOSTUNREACH: Sentence("no route to host"),
@@ -216,8 +216,8 @@ def why(error: Exception) -> str:
         errno.ETIMEDOUT: Sentence("connection timed out"),
     }
     counts = not isinstance(error, SSLError)  # TLS has numbers of its own
-    if isinstance(error, OSError) and counts and error.errno in known:
-        return known[error.errno]
+    if isinstance(error, OSError) and counts and error.errno in reasons:
+        return reasons[error.errno]
     text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return text[:1].lower() + text[1:]
 
@@ -243,10 +243,10 @@ def of_system(error: OSError | UnicodeEncodeError) -> tuple[str, int]:
 
 
 def _tree(root: type[VolunteerError]) -> dict[str, type[VolunteerError]]:
-    found = {root.code: root}
+    classes = {root.code: root}
     for child in root.__subclasses__():
-        found |= _tree(child)
-    return found
+        classes |= _tree(child)
+    return classes
 
 
 BY_CODE: dict[str, type[VolunteerError]] = _tree(VolunteerError)

@@ -54,17 +54,17 @@ def torch_line(build: str) -> str:
 def extra_line(extra: str) -> str:
     """Return the command line that installs the packages of an extra."""
     try:
-        wanted = distribution(PROJECT).requires or []
+        requirements = distribution(PROJECT).requires or []
     except PackageNotFoundError:
-        wanted = []
-    found = (match for each in wanted if (match := _REQUIREMENT.match(each)))
-    packages = [match[1].strip() for match in found if match[2] == extra]
+        requirements = []
+    matches = (match for requirement in requirements if (match := _REQUIREMENT.match(requirement)))
+    packages = [match[1].strip() for match in matches if match[2] == extra]
     return line(installing(*(packages or ["-e", f".[{extra}]"])))
 
 
-def lacking(what: str, extra: str) -> Configuration:
-    """Return the error that `what` needs an extra that is not installed."""
-    return Configuration(f"{what} needs the extra `{extra}`: `{extra_line(extra)}`")
+def lacking(feature: str, extra: str) -> Configuration:
+    """Return the error that `feature` needs an extra that is not installed."""
+    return Configuration(f"{feature} needs the extra `{extra}`: `{extra_line(extra)}`")
 
 
 def removal_line() -> str:
@@ -79,7 +79,7 @@ def removal_line() -> str:
 def in_source_tree() -> bool:
     """Return True if the program runs from its source tree."""
     try:
-        told = json.loads(distribution(PROJECT).read_text("direct_url.json") or "{}")
+        origin = json.loads(distribution(PROJECT).read_text("direct_url.json") or "{}")
     except PackageNotFoundError:
         return True
-    return bool(told.get("dir_info", {}).get("editable"))
+    return bool(origin.get("dir_info", {}).get("editable"))

@@ -76,7 +76,7 @@ def _origin(text: str) -> tuple[str, str, str]:
 
 
 def _fields(fragment: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for item in filter(None, _SEPARATORS.split(fragment)):
         name, _, value = item.partition("=")
         value = unquote(value)
@@ -88,8 +88,8 @@ def _fields(fragment: str) -> dict[str, str]:
                         name=name,
                     )
                 )
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def tidy_link(text: str) -> str:
@@ -103,7 +103,7 @@ def tidy_link(text: str) -> str:
 
 def parse_link(text: str) -> JoinLink:
     """Read a join link or bare address, however pasted. Raises BadRequest."""
-    given, text = " ".join(text.split()), tidy_link(text)
+    original, text = " ".join(text.split()), tidy_link(text)
     if not text or len(text) > LINK_CHARS_MAX or not text.isprintable():
         raise BadRequest(NO_LINK)
     if "://" not in text:
@@ -114,7 +114,7 @@ def parse_link(text: str) -> JoinLink:
                 Sentence(
                     '"{text}" is not a link: a join link begins with https:// and comes from your '
                     "organiser",
-                    text=given,
+                    text=original,
                 )
             )
         text = f"{'http' if local else 'https'}://{text}"

@@ -30,19 +30,19 @@ def group_limits(root: Path = ROOT) -> GroupLimits:
     cores: list[float] = []
     memory: list[tuple[int, int]] = []
     for folder in _folders(root, "cpu"):
-        given = _numbers(folder / "cpu.max", 2) or [
+        values = _numbers(folder / "cpu.max", 2) or [
             *_numbers(folder / "cpu.cfs_quota_us"),
             *_numbers(folder / "cpu.cfs_period_us"),
         ]
-        quota, period = given if len(given) == 2 else (0, 0)
+        quota, period = values if len(values) == 2 else (0, 0)
         if quota > 0 and period > 0:
             cores.append(quota / period)
     for folder in _folders(root, "memory"):
         most = _numbers(folder / "memory.max") or _numbers(folder / "memory.limit_in_bytes")
         if most and most[0] < _BOUNDLESS:
             used = _numbers(folder / "memory.current") or _numbers(folder / "memory.usage_in_bytes")
-            taken = max(0, (used or [0])[0] - _cached(folder))
-            memory.append((max(0, most[0] - taken), most[0]))
+            used_bytes = max(0, (used or [0])[0] - _cached(folder))
+            memory.append((max(0, most[0] - used_bytes), most[0]))
     return GroupLimits(
         cores=min(cores, default=None),
         memory=min((most for _, most in memory), default=None),
@@ -58,7 +58,7 @@ def _folders(root: Path, controller: str) -> list[Path]:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return []
-    found = []
+    folders = []
     base = root / "sys/fs/cgroup"
     for line in lines:
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -68,8 +68,8 @@ def _folders(root: Path, controller: str) -> list[Path]:
         for top in dict.fromkeys(tops):
             inside = [part for part in path.split("/") if part not in ("", "..")]
             levels = [top.joinpath(*inside[:depth]) for depth in range(len(inside) + 1)]
-            found += [level for level in levels if level.is_dir()]
-    return found
+            folders += [level for level in levels if level.is_dir()]
+    return folders
 
 
 def _numbers(file: Path, count: int = 1) -> list[int]:
@@ -83,19 +83,19 @@ def _numbers(file: Path, count: int = 1) -> list[int]:
 def _cached(folder: Path) -> int:
     try:
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-        known = dict(line.split(maxsplit=1) for line in lines if " " in line)
-        return int(known.get("total_inactive_file", known.get("inactive_file", "0")))
+        stats = dict(line.split(maxsplit=1) for line in lines if " " in line)
+        return int(stats.get("total_inactive_file", stats.get("inactive_file", "0")))
     except (OSError, ValueError):
         return 0
 
 
 def threads(root: Path = ROOT) -> int:
     """Return how many threads can run at once: at least one."""
-    found: float = os.cpu_count() or 1
+    count: float = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
-        found = min(found, len(os.sched_getaffinity(0)))
+        count = min(count, len(os.sched_getaffinity(0)))
     quota = group_limits(root).cores
-    return max(1, math.ceil(min(found, quota or found)))
+    return max(1, math.ceil(min(count, quota or count)))
 
 
 def cores(root: Path = ROOT) -> int:
@@ -119,5 +119,5 @@ def free_memory_bytes(root: Path = ROOT) -> int:
 
 def disk_bytes(path: Path) -> tuple[int, int]:
     """Return the free and the total bytes of a path's disk. Raises OSError."""
-    found = shutil.disk_usage(path)
-    return found.free, found.total
+    usage = shutil.disk_usage(path)
+    return usage.free, usage.total

@@ -40,22 +40,22 @@ class Frontier:
     def append_leaf(self, hashed: bytes) -> list[tuple[int, int, bytes]]:
         """Add an entry by its leaf hash. Return the subtrees that it completes."""
         self.size += 1
-        found = []
+        nodes = []
         for level, index in finished(self.size):
             if level:
                 hashed = parent(self._peaks.pop(), hashed)
-            found.append((level, index, hashed))
+            nodes.append((level, index, hashed))
         self._peaks.append(hashed)
-        return found
+        return nodes
 
     def root(self) -> bytes:
         """Return the root over all entries."""
         if not self._peaks:
             return EMPTY
-        found = self._peaks[-1]
+        digest_of_root = self._peaks[-1]
         for peak in self._peaks[-2::-1]:
-            found = parent(peak, found)
-        return found
+            digest_of_root = parent(peak, digest_of_root)
+        return digest_of_root
 
 
 def peaks(size: int) -> list[tuple[int, int]]:
@@ -68,11 +68,11 @@ def finished(size: int) -> list[tuple[int, int]]:
     """Return (level, index) of the subtrees that the last of `size` entries completes, leaf
     first.
     """
-    found, level, count = [], 0, size
+    nodes, level, count = [], 0, size
     while True:
-        found.append((level, count - 1))
+        nodes.append((level, count - 1))
         if count % 2:
-            return found
+            return nodes
         level, count = level + 1, count // 2
 
 
@@ -116,18 +116,18 @@ def proves_inclusion(
     """Return True if the proof leads from the leaf to the root (RFC 9162, 2.1.3.2)."""
     if not 0 <= index < size or len(proof) > PROOF_MAX:
         return False
-    place, last, found = index, size - 1, leaf_hash
+    place, last, digest_so_far = index, size - 1, leaf_hash
     for sibling in proof:
         if last == 0 or len(sibling) != HASH_BYTES:
             return False
         if place % 2 or place == last:
-            found = parent(sibling, found)
+            digest_so_far = parent(sibling, digest_so_far)
             while not place % 2 and place:
                 place, last = place >> 1, last >> 1
         else:
-            found = parent(found, sibling)
+            digest_so_far = parent(digest_so_far, sibling)
         place, last = place >> 1, last >> 1
-    return last == 0 and found == root_hash
+    return last == 0 and digest_so_far == root_hash
 
 
 def proves_consistency(

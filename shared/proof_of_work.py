@@ -27,9 +27,9 @@ def challenge(secret: bytes, subject: str, expires_at: float) -> str:
     return f"{until}.{_mac(secret, subject, until)}"
 
 
-def check(secret: bytes, subject: str, given: str, now: float) -> None:
+def check(secret: bytes, subject: str, puzzle: str, now: float) -> None:
     """Raise BadRequest unless the challenge was made here for this subject, and has not expired."""
-    until, _, mac = given.partition(".")
+    until, _, mac = puzzle.partition(".")
     if not until.isdigit() or len(until) > 12 or not mac.isascii():
         raise BadRequest("this challenge was not made here; ask for another one")
     if not hmac.compare_digest(mac, _mac(secret, subject, until)):
@@ -38,15 +38,15 @@ def check(secret: bytes, subject: str, given: str, now: float) -> None:
         raise BadRequest("the challenge has expired; ask for another one")
 
 
-def solves(given: str, nonce: int, bits: int) -> bool:
+def solves(puzzle: str, nonce: int, bits: int) -> bool:
     """Return True if the nonce solves the challenge at this difficulty. One hash."""
     if not 0 <= nonce < NONCE_MAX:
         return False
-    hashed = sha256(given.encode() + nonce.to_bytes(8, "big")).digest()
+    hashed = sha256(puzzle.encode() + nonce.to_bytes(8, "big")).digest()
     return int.from_bytes(hashed, "big") >> (256 - bits) == 0
 
 
-def solve(given: str, bits: int, progress: Callable[[int], bool]) -> int | None:
+def solve(puzzle: str, bits: int, progress: Callable[[int], bool]) -> int | None:
     """Search for a nonce; 2^bits hashes on average, HASH_S each.
 
     Calls `progress` with the number of hashes tried so far, after every REPORT of them; returns
@@ -54,7 +54,7 @@ def solve(given: str, bits: int, progress: Callable[[int], bool]) -> int | None:
     """
     if not 0 <= bits <= BITS_MAX:
         raise BadRequest(f"a proof of work has 0 to {BITS_MAX} bits here, not {bits}")
-    prefix, nonce = sha256(given.encode()), 0
+    prefix, nonce = sha256(puzzle.encode()), 0
     limit = 1 << (256 - bits)
     while True:
         for value in range(nonce, nonce + REPORT):
@@ -81,5 +81,5 @@ def work_words(bits: int) -> str:
 
 
 def _mac(secret: bytes, subject: str, until: str) -> str:
-    said = f"proof-of-work\n{subject}\n{until}".encode()
-    return hmac.new(secret, said, sha256).hexdigest()[:MAC_CHARS]
+    payload = f"proof-of-work\n{subject}\n{until}".encode()
+    return hmac.new(secret, payload, sha256).hexdigest()[:MAC_CHARS]

@@ -39,10 +39,10 @@ def of(
     text: str, message: str = "", values: Mapping[str, object] = NOTHING, many: str = ""
 ) -> Sentence:
     """Return a sentence with its English text and its message in the catalogue."""
-    made = str.__new__(Sentence, text)
-    made.message, made.many = message, many
-    made.values = {name: _value(value) for name, value in values.items()}
-    return made
+    sentence = str.__new__(Sentence, text)
+    sentence.message, sentence.many = message, many
+    sentence.values = {name: _value(value) for name, value in values.items()}
+    return sentence
 
 
 def plural(one: str, many: str, count: int, /, **values: object) -> Sentence:

@@ -68,23 +68,23 @@ class _Field(NamedTuple):
 class SettingsTable(Generic[S]):
     """Settings of a program, by name: reading, checks and descriptions."""
 
-    def __init__(self, kind: type[S], prefix: str, others: Collection[str] = ()) -> None:
-        """Describe a settings struct. Variables begin with `prefix`; `others` name no settings."""
+    def __init__(self, kind: type[S], prefix: str, other_names: Collection[str] = ()) -> None:
+        """Describe a settings struct. Variables begin with `prefix`; `other_names` name no settings."""
         self._kind = kind
         self._prefix = prefix
-        self._others = others
+        self._others = other_names
 
     @cached_property
     def _fields(self) -> dict[str, _Field]:
-        found: dict[str, _Field] = {}
+        fields: dict[str, _Field] = {}
         for field in msgspec.structs.fields(self._kind):
             inside = isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
             subject = field.name if inside else ""
-            for each in msgspec.structs.fields(field.type) if inside else (field,):
-                kind, *metas = get_args(each.type) or (each.type,)
+            for setting in msgspec.structs.fields(field.type) if inside else (field,):
+                kind, *metas = get_args(setting.type) or (setting.type,)
                 if metas and isinstance(metas[0], Meta) and metas[0].description:
-                    found[each.name] = _Field(subject, kind, metas[0])
-        return found
+                    fields[setting.name] = _Field(subject, kind, metas[0])
+        return fields
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -119,14 +119,14 @@ class SettingsTable(Generic[S]):
 
         Raises BadRequest for a wrong flag, Configuration for a wrong file, variable or value.
         """
-        given = {name: value for name, value in flags.items() if value is not None}
+        overrides = {name: value for name, value in flags.items() if value is not None}
         merged: dict[str, Any] = {}
         sources = dict.fromkeys(self.names, "default")
         if file is not None:
             read = read_file(file)
             merged |= self.check(read, str(file))
             sources |= dict.fromkeys(read, file.name)
-        for source, values in ((ENVIRONMENT, self.variables(environ)), (FLAG, given)):
+        for source, values in ((ENVIRONMENT, self.variables(environ)), (FLAG, overrides)):
             merged |= self.check(values, source, strict=False)
             sources |= dict.fromkeys(values, source)
         return self._settings(merged), sources
@@ -161,13 +161,13 @@ class SettingsTable(Generic[S]):
         """Return the settings of environment variables. Raises Configuration for a near miss of a
         name; other unknown variables under our prefix are allowed, as orchestrators set some.
         """
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for variable, text in environ.items():
             if not text or not variable.startswith(self._prefix) or variable in self._others:
                 continue
             name = variable.removeprefix(self._prefix).lower()
             if name in self._fields and variable.isupper():
-                found[name] = self.listed(name, text)
+                values[name] = self.listed(name, text)
             elif near := nearest(name, self.names):
                 raise Configuration(
                     Sentence(
@@ -176,7 +176,7 @@ class SettingsTable(Generic[S]):
                         known=self._prefix + near.upper(),
                     )
                 )
-        return found
+        return values
 
     def listed(self, name: str, text: str) -> str | list[str] | dict[str, str]:
         """Split the text of a list or table at its commas; a table's entries are `name=value`."""
@@ -190,27 +190,27 @@ class SettingsTable(Generic[S]):
     def _settings(self, values: Mapping[str, Any], *, strict: bool = True) -> S:
         """Build the settings. Raises msgspec.ValidationError."""
         table: dict[str, Any] = {}
-        for name, given in values.items():
+        for name, value in values.items():
             subject = self._fields[name].subject
-            (table.setdefault(subject, {}) if subject else table)[name] = given
+            (table.setdefault(subject, {}) if subject else table)[name] = value
         return convert(table, self._kind, strict=strict)
 
     def _complaint(self, place: str, error: msgspec.ValidationError, *, typed: bool) -> Sentence:
         """Return the sentence about a setting's wrong value. A `typed` value is a text, so the
         sentence does not mention its type.
         """
-        what, _, inside = str(error).partition(" - at `$")
-        what = what.removesuffix(", got `str`") if typed else what
+        problem, _, inside = str(error).partition(" - at `$")
+        problem = problem.removesuffix(", got `str`") if typed else problem
         path = inside.rstrip("`").lstrip(".")
         first, _, rest = path.partition(".")
         name = path if re.split(r"[.\[]", first)[0] in self._fields else rest
         if not name:  # a rule over several settings
-            said = error.__cause__.args[0] if error.__cause__ is not None else what
-            return Sentence("{place}: {problem}", place=place, problem=said)
-        right = choices(self._kind, path) if "enum value" in what else ()
-        said = in_words(what, right)
+            reason = error.__cause__.args[0] if error.__cause__ is not None else problem
+            return Sentence("{place}: {problem}", place=place, problem=reason)
+        right = choices(self._kind, path) if "enum value" in problem else ()
+        reason = in_words(problem, right)
         return Sentence(
-            '{place}: setting "{name}": {problem}', place=place, name=name, problem=said
+            '{place}: setting "{name}": {problem}', place=place, name=name, problem=reason
         )
 
 
@@ -233,12 +233,12 @@ def read_file(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def parse_toml(text: str, what: str) -> dict[str, Any]:
+def parse_toml(text: str, name: str) -> dict[str, Any]:
     """Return the table of a text in TOML. Raises InvalidRunFile."""
     try:
         return tomllib.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
-        raise InvalidRunFile(f"{what} is not TOML: {_fault(error)}") from error
+        raise InvalidRunFile(f"{name} is not TOML: {_fault(error)}") from error
 
 
 def _fault(error: Exception) -> str:
@@ -288,14 +288,14 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 
 def check_keys(
     keys: Iterable[str],
-    known: Collection[str],
+    names: Collection[str],
     where: str,
     error: type[VolunteerError] = InvalidRunFile,
 ) -> None:
     """Raise `error` for an unknown key, with the nearest known one, or all if none is near."""
     for key in keys:
-        if key not in known:
-            raise error(f'unknown key "{escaped(key)}" in {where}: {hint(key, known)}')
+        if key not in names:
+            raise error(f'unknown key "{escaped(key)}" in {where}: {hint(key, names)}')
 
 
 def _check_names(
@@ -304,15 +304,15 @@ def _check_names(
     """Raise `error` for an unknown key, also in inner tables that forbid unknown keys."""
     check_keys(table, kind.__struct_encode_fields__, where, error)
     for field in msgspec.structs.fields(kind):
-        key, given = field.encode_name, table.get(field.encode_name)
-        tables = [given]
-        if get_origin(field.type) is dict and isinstance(given, Mapping):
-            tables = [*given.values()]
+        key, value = field.encode_name, table.get(field.encode_name)
+        tables = [value]
+        if get_origin(field.type) is dict and isinstance(value, Mapping):
+            tables = [*value.values()]
         for inner in _structs(field.type):
             for one in tables:
                 if isinstance(one, Mapping):
                     _check_names(one, inner, f"[{key}]", error)
-            for number, item in enumerate(given if isinstance(given, list | tuple) else (), 1):
+            for number, item in enumerate(value if isinstance(value, list | tuple) else (), 1):
                 if isinstance(item, Mapping):
                     place = f"{key.removesuffix('s')} {number} of {where}"
                     _check_names(item, inner, place, error)

@@ -107,10 +107,14 @@ def verify(public_key: bytes, payload: bytes, signature: bytes) -> None:
 def verify_text(public_key: str, payload: str, signature: str) -> None:
     """Raise BadSignature as `verify` does, also for a key or signature that is not hexadecimal."""
     try:
-        key, data, made = bytes.fromhex(public_key), payload.encode(), bytes.fromhex(signature)
+        key, data, signature_bytes = (
+            bytes.fromhex(public_key),
+            payload.encode(),
+            bytes.fromhex(signature),
+        )
     except ValueError as error:
         raise BadSignature(Sentence("the signature does not fit")) from error
-    verify(key, data, made)
+    verify(key, data, signature_bytes)
 
 
 def fingerprint(public_key: bytes) -> str:

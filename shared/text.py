@@ -38,8 +38,8 @@ def printable(text: str, limit: int = TEXT_CHARS_MAX) -> str:
 def escaped(text: object, limit: int = SHOWN_CHARS_MAX) -> str:
     """Return foreign text for a message: control characters as `\\x1b`, cut after `limit`."""
     whole = str(text)
-    shown = whole[:limit] + ("…" if len(whole) > limit else "")
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in shown)
+    excerpt = whole[:limit] + ("…" if len(whole) > limit else "")
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in excerpt)
 
 
 def ascii_json(text: str) -> str:
@@ -61,13 +61,13 @@ def cells(text: str) -> int:
     """
     if text.isascii():
         return len(text)
-    taken = 0
+    width = 0
     for before, letter in zip(" " + text, text, strict=False):
         if letter == _EMOJI_STYLE:
-            taken += unicodedata.east_asian_width(before) not in "WF" and before != " "
+            width += unicodedata.east_asian_width(before) not in "WF" and before != " "
         elif unicodedata.category(letter) not in _ZERO_WIDTH:
-            taken += 2 if unicodedata.east_asian_width(letter) in "WF" else 1
-    return taken
+            width += 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+    return width
 
 
 def left(text: str, width: int) -> str:

@@ -18,8 +18,8 @@ def pinned_context(pin: str) -> ssl.SSLContext:
     for asyncio alike; a handshake with another certificate raises WrongCertificate.
     """
 
-    def check(shown: bytes | None) -> None:
-        if not hmac.compare_digest(hashlib.sha256(shown or b"").hexdigest(), pin):
+    def check(certificate: bytes | None) -> None:
+        if not hmac.compare_digest(hashlib.sha256(certificate or b"").hexdigest(), pin):
             raise WrongCertificate("the certificate is not the one of the join link")
 
     class PinnedObject(ssl.SSLObject):

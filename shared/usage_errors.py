@@ -36,7 +36,7 @@ def mistake(
         case UnknownCommandError(app=within) if within is not None and error.unused_tokens:
             return _no_command(program, error.unused_tokens[0], within)
         case UnusedCliTokensError() if error.command_chain and error.unused_tokens:
-            said = Sentence('"{word}" is one word too many', word=error.unused_tokens[0])
+            sentence = Sentence('"{word}" is one word too many', word=error.unused_tokens[0])
         case UnusedCliTokensError():
             return _no_command(program, (error.unused_tokens or [*argv])[0], commands)
         case UnknownOptionError():
@@ -45,21 +45,21 @@ def mistake(
                 return Sentence(
                     "there is no option {option}: did you mean {name}?", option=option, name=near
                 )
-            said = Sentence("there is no option {option} here", option=option)
+            sentence = Sentence("there is no option {option} here", option=option)
         case CoercionError(token=token) if token is not None and error.msg is None:
-            said = _no_value(error, token.value, token.keyword or _place(error))
+            sentence = _no_value(error, token.value, token.keyword or _place(error))
         case MissingArgumentError():
-            said = (
+            sentence = (
                 Sentence("{name} needs a value", name=error.keyword)
                 if error.keyword
                 else Sentence("{name} is missing", name=_place(error))
             )
         case RepeatArgumentError():
-            said = Sentence("{name} was given twice", name=error.token.keyword)
+            sentence = Sentence("{name} was given twice", name=error.token.keyword)
         case _other:
-            said = of(str(error).rstrip("."))
+            sentence = of(str(error).rstrip("."))
     command = " ".join((program, *(error.command_chain or ())))
-    return Sentence("{said}; see `{command} --help`", said=said, command=command)
+    return Sentence("{said}; see `{command} --help`", said=sentence, command=command)
 
 
 def _no_command(program: str, word: str, commands: Iterable[str]) -> Sentence:
@@ -75,17 +75,19 @@ def _no_command(program: str, word: str, commands: Iterable[str]) -> Sentence:
 
 def _near(option: str, error: UnknownOptionError) -> str:
     """Return the nearest option, if one is near."""
-    known = chain.from_iterable(each.names for each in error.argument_collection if each.parse)
-    return nearest(option, known)
+    names = chain.from_iterable(
+        argument.names for argument in error.argument_collection if argument.parse
+    )
+    return nearest(option, names)
 
 
 def _no_value(error: CoercionError, value: str, name: str) -> Sentence:
     kind = error.target_type
     if get_origin(kind) is Literal:
-        what = Sentence("one of {names}", names=", ".join(map(str, get_args(kind))))
+        expectation = Sentence("one of {names}", names=", ".join(map(str, get_args(kind))))
     else:
-        what = KINDS.get(kind) or of(str(kind))
-    return Sentence('{name}: "{value}" is not {what}', name=name, value=value, what=what)
+        expectation = KINDS.get(kind) or of(str(kind))
+    return Sentence('{name}: "{value}" is not {what}', name=name, value=value, what=expectation)
 
 
 def _place(error: CycloptsError) -> str:

@@ -37,14 +37,14 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True):
 def own_wheel() -> Wheel:
     """Return the wheel of this program. Raises Configuration in a tree that was never installed."""
     try:
-        found = distribution(PROJECT)
+        installed = distribution(PROJECT)
     except PackageNotFoundError as error:
         raise Configuration(
             "this source tree was never installed, so there is no wheel of it: "
             "run `pip install -e .` in it"
         ) from error
-    stem = f"{PROJECT}-{found.version}"
-    contents = _packages() | _metadata(found, f"{stem}.dist-info")
+    stem = f"{PROJECT}-{installed.version}"
+    contents = _packages() | _metadata(installed, f"{stem}.dist-info")
     record = f"{stem}.dist-info/RECORD"
     lines = []
     for name, data in sorted(contents.items()):
@@ -73,11 +73,16 @@ def _packages() -> dict[str, bytes]:
     }
 
 
-def _metadata(found: Distribution, folder: str) -> dict[str, bytes]:
-    listed = [Path(str(found.locate_file(name))) for name in found.files or ()]
-    ours = [path for path in listed if folder in path.parts and path.name not in _LEFT_OUT]
-    kept = {"/".join(path.parts[path.parts.index(folder) :]): path.read_bytes() for path in ours}
-    return kept | {f"{folder}/WHEEL": _WHEEL}
+def _metadata(installed: Distribution, folder: str) -> dict[str, bytes]:
+    listed = [Path(str(installed.locate_file(name))) for name in installed.files or ()]
+    metadata_files = [
+        path for path in listed if folder in path.parts and path.name not in _LEFT_OUT
+    ]
+    contents = {
+        "/".join(path.parts[path.parts.index(folder) :]): path.read_bytes()
+        for path in metadata_files
+    }
+    return contents | {f"{folder}/WHEEL": _WHEEL}
 
 
 _WHEEL = b"Wheel-Version: 1.0\nGenerator: volunteer\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

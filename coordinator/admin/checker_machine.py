@@ -207,8 +207,8 @@ class Checker:
             return await working
         finally:
             ended.set()
-            for each in watches:
-                each.cancel()
+            for watch in watches:
+                watch.cancel()
             await asyncio.gather(*watches, return_exceptions=True)
 
     async def _redone(self, task: RecomputeTask, ended: Event) -> CheckerOutcome:

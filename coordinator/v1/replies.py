@@ -161,9 +161,9 @@ class Form:
         if self._chat:
             return {"content": [_chat_logprob(token) for token in tokens]}
         offsets = []
-        for each in tokens:
+        for token in tokens:
             offsets.append(offset)
-            offset += len(each.text)
+            offset += len(token.text)
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],

@@ -77,8 +77,8 @@ class Endpoint(Generic[R]):
         BadRequest for a missing or unknown argument.
         """
         names = self.parameters
-        known = {*names, *(parameter.name for parameter in self.query)}
-        if wrong := sorted((set(names) - set(args)) | (set(args) - known)):
-            raise BadRequest(f"{self.method} {self.path} needs {sorted(known)}, not {wrong}")
-        path = _PARAMETER.sub(lambda found: quote(str(args[found[1]]), safe=""), self.path)
+        parameters = {*names, *(parameter.name for parameter in self.query)}
+        if wrong := sorted((set(names) - set(args)) | (set(args) - parameters)):
+            raise BadRequest(f"{self.method} {self.path} needs {sorted(parameters)}, not {wrong}")
+        path = _PARAMETER.sub(lambda match: quote(str(args[match[1]]), safe=""), self.path)
         return path, {name: str(args[name]) for name in args if name not in names and args[name]}

@@ -98,16 +98,16 @@ class SignedReceipt(Message):
     signature: str  # hex
 
 
-def leaf_hash(log: str, said: Sequence[Any]) -> bytes:
-    """Return the leaf of a row with content `said` in a log ("events" or "record")."""
-    return merkle.leaf(msgspec.json.encode([log, *said]))
+def leaf_hash(log: str, fields: Sequence[Any]) -> bytes:
+    """Return the leaf of a row with content `fields` in a log ("events" or "record")."""
+    return merkle.leaf(msgspec.json.encode([log, *fields]))
 
 
 def ledger_leaf(entry: LedgerEntry) -> bytes:
     """Return the leaf of an entry of the ledger."""
     moves = sorted(entry.moves)
-    said = [entry.key, entry.kind, entry.run_id, entry.contribution_id, entry.memo, moves]
-    digest = sha256(msgspec.json.encode(said)).hexdigest()
+    fields = [entry.key, entry.kind, entry.run_id, entry.contribution_id, entry.memo, moves]
+    digest = sha256(msgspec.json.encode(fields)).hexdigest()
     return leaf_hash("events", [entry.id, entry.key, digest, entry.at])
 
 
@@ -123,8 +123,8 @@ def includes(receipt: Receipt) -> bool:
         proof, root = [*map(bytes.fromhex, receipt.proof)], bytes.fromhex(tree.root)
     except ValueError:
         return False
-    found = ledger_leaf(receipt.entry)
-    return merkle.proves_inclusion(found, receipt.leaf, tree.size, proof, root)
+    leaf = ledger_leaf(receipt.entry)
+    return merkle.proves_inclusion(leaf, receipt.leaf, tree.size, proof, root)
 
 
 def continues(old: TreeHead, new: TreeHead, proof: TreeProof) -> bool:

@@ -178,10 +178,10 @@ class Blocks:
             total += float(sums.sum())
         return total
 
-    def _codes(self, stored: Array, start: int, stop: int) -> I8:
+    def _codes(self, codes: Array, start: int, stop: int) -> I8:
         if not self.packed:
-            return stored[start:stop]
-        return unpack_nibbles(stored[start // 2 : -(-stop // 2)])[: stop - start]
+            return codes[start:stop]
+        return unpack_nibbles(codes[start // 2 : -(-stop // 2)])[: stop - start]
 
 
 def refuse_nonfinite(numbers: Array) -> None:

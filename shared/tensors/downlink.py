@@ -66,9 +66,9 @@ def write_link(
         published = _Published(schema, writer, how.rounded)
         before, after = ArrayReader(old, schema), ArrayReader(new, schema)
 
-        def echo(spec: TensorSpec, start: int, said: F32) -> None:
+        def echo(spec: TensorSpec, start: int, decoded: F32) -> None:
             published.carry(after, until=spec.name)
-            published.put(spec, before.read(spec.name, start, start + said.size), minus=said)
+            published.put(spec, before.read(spec.name, start, start + decoded.size), minus=decoded)
 
         encoded = how.codec.encode(Delta(old, new, schema), schema, link, echo=echo)
         published.carry(after)
@@ -87,8 +87,8 @@ def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Followi
             if spec.role == "parameter":
                 published.carry(step, until=spec.name)
                 for start, stop in grid(spec.count, SPAN):
-                    said = step.read(spec.name, start, stop, room)
-                    published.put(spec, old.read(spec.name, start, stop), minus=said)
+                    decoded = step.read(spec.name, start, stop, room)
+                    published.put(spec, old.read(spec.name, start, stop), minus=decoded)
         published.carry(step)
         return writer.close()
 
@@ -119,10 +119,10 @@ def schema_of_link(base: Path, link: Path, sha256: str) -> Schema:
     InvalidFrame, OSError.
     """
     scaled = {spec.name for spec in schema_of_file(link) if spec.name.endswith(SCALE)}
-    found = tuple(_with_role(spec, scaled) for spec in schema_of_file(base))
-    if digest(canonical(found)) != sha256:
+    schema = tuple(_with_role(spec, scaled) for spec in schema_of_file(base))
+    if digest(canonical(schema)) != sha256:
         raise InvalidFrame("a link and its base are of another model than the manifest says")
-    return found
+    return schema
 
 
 def _with_role(spec: TensorSpec, scaled: Set[str]) -> TensorSpec:
@@ -150,9 +150,9 @@ class _Published:
 
     def put(self, spec: TensorSpec, numbers: F32, minus: F32 | None = None) -> None:
         """Write a piece of a parameter. Raises InvalidFrame, StorageFull, OSError."""
-        stored = spec.dtype == "F32"
+        plain = spec.dtype == "F32"
         count = numbers.size
-        into = self._writer.room(spec.name, count) if stored else np.empty(count, np.float32)
+        into = self._writer.room(spec.name, count) if plain else np.empty(count, np.float32)
         if minus is None:
             np.copyto(into, numbers)
         else:
@@ -160,9 +160,9 @@ class _Published:
                 np.subtract(numbers, minus, out=into)
         with telling(spec.name):
             refuse_nonfinite(into)
-        if self._rounded and stored:
+        if self._rounded and plain:
             float_from_bf16(bf16_from_float(into), into)
-        if not stored:
+        if not plain:
             self._write(spec, into)
 
     def _write(self, spec: TensorSpec, values: Array) -> None:

@@ -223,8 +223,8 @@ class FrameWriter:
         """Count elements as written; return their type."""
         spec = self._current()
         if spec is None or spec.name != name:
-            due = repr(spec.name) if spec else "nothing more"
-            self._refuse(f"{name!r} was written where {due} was due")
+            expected = repr(spec.name) if spec else "nothing more"
+            self._refuse(f"{name!r} was written where {expected} was due")
         if self._filled + count > spec.count:
             self._refuse(f"{name!r} was given more than its {spec.count} elements")
         self._filled += count

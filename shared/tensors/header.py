@@ -128,14 +128,14 @@ def _check_cover(header: Header, file_bytes: int) -> None:
     for name, entry in ordered:
         begin, end = entry.data_offsets
         if begin != position:
-            what = "overlaps another tensor" if begin < position else "leaves a hole before it"
-            raise InvalidFrame(f"{name[:80]!r} {what}")
+            problem = "overlaps another tensor" if begin < position else "leaves a hole before it"
+            raise InvalidFrame(f"{name[:80]!r} {problem}")
         position = end
     expected = header.data_start + position
     if file_bytes != expected:
-        what = "cut off" if file_bytes < expected else "too long"
+        problem = "cut off" if file_bytes < expected else "too long"
         raise InvalidFrame(
-            f"the tensor file is {what}: {file_bytes} bytes, and its header describes {expected}"
+            f"the tensor file is {problem}: {file_bytes} bytes, and its header describes {expected}"
         )
 
 
@@ -160,21 +160,21 @@ def render_header(schema: Schema, metadata: Mapping[str, str] | None = None) -> 
 
 
 def _metadata(raw: Any) -> dict[str, str]:
-    found = convert(raw, dict[str, str])
-    size = sum(len(text.encode()) for pair in found.items() for text in pair)
-    if len(found) > METADATA_ENTRIES_MAX or size > METADATA_BYTES_MAX:
+    metadata = convert(raw, dict[str, str])
+    size = sum(len(text.encode()) for pair in metadata.items() for text in pair)
+    if len(metadata) > METADATA_ENTRIES_MAX or size > METADATA_BYTES_MAX:
         raise InvalidFrame(
             f"the metadata of a tensor file may hold {METADATA_ENTRIES_MAX} entries and "
             f"{METADATA_BYTES_MAX} bytes"
         )
-    return found
+    return metadata
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("a key occurs twice")
-    return found
+    return fields
 
 
 def _no_fraction(text: str) -> NoReturn:

@@ -323,7 +323,7 @@ EXACT_CODECS = frozenset({"float32", "bf16"})
 
 def codec(name: str) -> Codec:
     """Return the codec called `name`. Raises BadRequest with the nearest name."""
-    found = CODECS.get(name)
-    if found is None:
+    kind = CODECS.get(name)
+    if kind is None:
         raise BadRequest(f'there is no codec "{name[:40]}": {hint(name, CODECS)}')
-    return found
+    return kind

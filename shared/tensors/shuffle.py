@@ -58,31 +58,31 @@ def unpack_bytes(data: bytes, size_max: int) -> bytes:
         options={zstd.DecompressionParameter.window_log_max: WINDOW_LOG_MAX}
     )
     try:
-        found = decoder.decompress(data, max_length=size_max + 1)
-        if not decoder.eof and len(found) <= size_max:
-            found += decoder.decompress(b"", max_length=size_max + 1 - len(found))
+        unpacked = decoder.decompress(data, max_length=size_max + 1)
+        if not decoder.eof and len(unpacked) <= size_max:
+            unpacked += decoder.decompress(b"", max_length=size_max + 1 - len(unpacked))
     except zstd.ZstdError as error:
         raise InvalidFrame(f"compressed tensor data cannot be read: {error}") from error
-    if len(found) > size_max or not decoder.eof or decoder.unused_data:
+    if len(unpacked) > size_max or not decoder.eof or decoder.unused_data:
         raise InvalidFrame(f"compressed tensor data does not end after {size_max} bytes")
-    return found
+    return unpacked
 
 
-def read_piece(file: BinaryIO, unpacked: int, what: str) -> bytes:
+def read_piece(file: BinaryIO, unpacked: int, label: str) -> bytes:
     """Return the next packed piece, at most `unpacked` + SLACK_BYTES. Raises InvalidFrame."""
     head = file.read(LENGTH.size)
     if len(head) == LENGTH.size:
         (length,) = LENGTH.unpack(head)
         if length > unpacked + SLACK_BYTES:
-            raise InvalidFrame(f"{what} holds a piece that is longer than its tensor")
+            raise InvalidFrame(f"{label} holds a piece that is longer than its tensor")
         data = file.read(length)
         if len(data) == length:
             return data
-    raise InvalidFrame(f"{what} ends too early")
+    raise InvalidFrame(f"{label} ends too early")
 
 
-def read_array(file: BinaryIO, kind: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
+def read_array(file: BinaryIO, kind: np.dtype[Any], count: int, label: str) -> npt.NDArray[Any]:
     """Return the next `count` numbers of a packed file. Raises InvalidFrame."""
     ranks = range(kind.itemsize)
-    planes = [unpack_bytes(read_piece(file, count, what), count) for _ in ranks]
+    planes = [unpack_bytes(read_piece(file, count, label), count) for _ in ranks]
     return from_planes(planes, kind, count)

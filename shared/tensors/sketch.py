@@ -51,17 +51,17 @@ def drawn(schema: Schema, secret: bytes, most: int) -> Places:
     ends = np.cumsum(blocks)
     random = np.random.Generator(np.random.Philox(key=_number(secret)))
     total = int(ends[-1]) if len(ends) else 0
-    chosen = np.unique(random.integers(0, total, 4 * most)) if total else np.zeros(0, int)
-    chosen = np.sort(random.permutation(chosen)[:most])
-    found = []
-    for block in chosen.tolist():
+    numbers = np.unique(random.integers(0, total, 4 * most)) if total else np.zeros(0, int)
+    numbers = np.sort(random.permutation(numbers)[:most])
+    stretches = []
+    for block in numbers.tolist():
         index = int(np.searchsorted(ends, block, side="right"))
         start = (block - int(ends[index] - blocks[index])) * STRETCH
         spec = parameters[index]
-        found.append((spec.name, start, min(start + STRETCH, spec.count)))
-    size = sum(stop - start for _, start, stop in found)
+        stretches.append((spec.name, start, min(start + STRETCH, spec.count)))
+    size = sum(stop - start for _, start, stop in stretches)
     signs = random.integers(0, 2, (NUMBERS, size), np.int8).astype(np.float32)
-    return Places(tuple(found), signs * 2 - 1)
+    return Places(tuple(stretches), signs * 2 - 1)
 
 
 def sketch(update: Slices, where: Places) -> Floats:
@@ -69,8 +69,8 @@ def sketch(update: Slices, where: Places) -> Floats:
     parts = [update.read(name, start, stop) for name, start, stop in where.stretches]
     values = np.concatenate(parts) if parts else np.zeros(0, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        found: Floats = where.signs @ values
-    return found
+        projection: Floats = where.signs @ values
+    return projection
 
 
 def sums(update: Slices, schema: Schema, seed: int) -> Floats:

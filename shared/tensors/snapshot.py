@@ -72,9 +72,9 @@ def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> Written:
         schema = _schema(read_piece(file, HEADER_BYTES_MAX, WHAT), schema_sha256)
         writer = files.enter_context(FrameWriter(weights, schema, sync=False))
         for spec in schema:
-            stored = NUMPY["BF16"] if _rounded(spec) else NUMPY[spec.dtype]
+            kind = NUMPY["BF16"] if _rounded(spec) else NUMPY[spec.dtype]
             for start, stop in grid(spec.count):
-                values = read_array(file, stored, stop - start, WHAT)
+                values = read_array(file, kind, stop - start, WHAT)
                 writer.write(spec.name, float_from_bf16(values) if _rounded(spec) else values)
         if file.read(1):
             raise InvalidFrame("a snapshot has bytes after its last tensor")
@@ -96,10 +96,10 @@ def _packed(spec: TensorSpec, values: Array) -> Array:
 
 
 def _schema(packed: bytes, sha256: str) -> Schema:
-    found = unpack_bytes(packed, HEADER_BYTES_MAX)
-    if digest(found) != sha256:
+    header = unpack_bytes(packed, HEADER_BYTES_MAX)
+    if digest(header) != sha256:
         raise InvalidFrame("a snapshot is of another model than the manifest says")
     try:
-        return decode(found, Schema)
+        return decode(header, Schema)
     except MALFORMED as error:
         raise InvalidFrame(f"the schema of a snapshot cannot be read: {error}") from error

@@ -46,9 +46,9 @@ class TensorSpec(msgspec.Struct, frozen=True):
         if not fits or self.name == "__metadata__":
             raise InvalidFrame(f"{self.name[:80]!r} cannot be the name of a tensor")
         if self.dtype not in ITEM_BYTES:
-            known = ", ".join(ITEM_BYTES)
+            dtypes = ", ".join(ITEM_BYTES)
             raise InvalidFrame(
-                f"{self.name!r} has the dtype {self.dtype[:20]!r}; known are {known}"
+                f"{self.name!r} has the dtype {self.dtype[:20]!r}; known are {dtypes}"
             )
         if len(self.shape) > RANK_MAX or any(side < 0 for side in self.shape):
             raise InvalidFrame(f"{self.name!r} has an impossible shape")
@@ -75,12 +75,12 @@ def nbytes(schema: Schema) -> int:
 
 def by_name(schema: Schema) -> dict[str, TensorSpec]:
     """Return the schema by name. Raises InvalidFrame when two tensors share a name."""
-    found = {spec.name: spec for spec in schema}
-    if len(found) != len(schema):
+    specs = {spec.name: spec for spec in schema}
+    if len(specs) != len(schema):
         names = [spec.name for spec in schema]
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidFrame(f"the schema names the tensor {twice!r} twice")
-    return found
+    return specs
 
 
 def grid(elements: int, step: int = CHUNK_ELEMENTS) -> Iterator[tuple[int, int]]:

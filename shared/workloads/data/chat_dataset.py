@@ -63,18 +63,18 @@ class _Notes:
     @property
     def meta(self) -> Meta:
         """Return the notes for the manifest: one sentence, without its full stop."""
-        told = [f"{count:,} dialogues in {form}" for form, count in self.forms.most_common()]
+        notes = [f"{count:,} dialogues in {form}" for form, count in self.forms.most_common()]
         if self.unlearnt:
-            told.append(f"{self.unlearnt:,} answers not learnt, as their weight or train says")
+            notes.append(f"{self.unlearnt:,} answers not learnt, as their weight or train says")
         if self.thoughts:
-            told.append(
+            notes.append(
                 f"the reasoning of {self.thoughts:,} answers left out, for which the chat template"
                 " has no place"
             )
         if self.unread:
             names = [printable(key, 40) for key, _ in self.unread.most_common(_UNREAD_SHOWN)]
-            told.append(f"keys that were not read: {', '.join(names)}")
-        return {"found": ", ".join(told)}
+            notes.append(f"keys that were not read: {', '.join(names)}")
+        return {"found": ", ".join(notes)}
 
 
 class DialogueSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,14 +107,14 @@ def build_chat(
     tokenizer = load_tokenizer(settings.tokenizer)
     tokenizer.encode_special_tokens = False  # a template writes special tokens as text
     notes = _Notes()
-    found = _read(sources, tokenizer, settings.template, notes, skipped)
-    if len(found) < 2:
-        told = f"; {skipped.sentences[0]}" if skipped.sentences else ""
-        raise InvalidRunFile(f"there are fewer than two dialogues to learn from{told}")
-    by_digest = [found[digest] for digest in sorted(found)]
-    held = max(1, int(settings.heldout_share * len(by_digest)))
-    kept = by_digest[held:]
-    train = [kept[index] for index in permutation(len(kept), settings.seed, 1)]
+    dialogues = _read(sources, tokenizer, settings.template, notes, skipped)
+    if len(dialogues) < 2:
+        hint = f"; {skipped.sentences[0]}" if skipped.sentences else ""
+        raise InvalidRunFile(f"there are fewer than two dialogues to learn from{hint}")
+    by_digest = [dialogues[digest] for digest in sorted(dialogues)]
+    heldout_count = max(1, int(settings.heldout_share * len(by_digest)))
+    rest = by_digest[heldout_count:]
+    train = [rest[index] for index in permutation(len(rest), settings.seed, 1)]
     vocab_size = vocab_of(tokenizer)
     meta: dict[str, str | int | float] = {
         "vocab_size": vocab_size,
@@ -123,8 +123,8 @@ def build_chat(
         "copies": notes.copies,
         "skipped": skipped.count,
         "answer_share": _share(train),
-        "bytes_per_token": _bytes_per_token(by_digest[:held]),
-        **lengths([len(each.tokens) for each in by_digest], "tokens"),
+        "bytes_per_token": _bytes_per_token(by_digest[:heldout_count]),
+        **lengths([len(dialogue.tokens) for dialogue in by_digest], "tokens"),
         **notes.meta,
         **(frame.meta if frame else {}),
     }
@@ -134,7 +134,7 @@ def build_chat(
         licence=settings.licence,
         source=settings.source,
         chunks=_written(train, put),
-        heldout=_written(by_digest[:held], put),
+        heldout=_written(by_digest[:heldout_count], put),
         assets=_assets(settings, put, vocab_size),
         meta=meta,
     )
@@ -142,11 +142,11 @@ def build_chat(
 
 def _assets(settings: DialogueSettings, put: Put, vocab_size: int) -> dict[str, ChunkRef]:
     """Store a tokenizer and its template."""
-    found = {}
+    assets = {}
     form = msgspec.json.encode(settings.template)
     for name, blob, items in (("tokenizer", settings.tokenizer, vocab_size), (TEMPLATE, form, 1)):
-        found[name] = ChunkRef(sha256=put(blob), size=len(blob), items=items)
-    return found
+        assets[name] = ChunkRef(sha256=put(blob), size=len(blob), items=items)
+    return assets
 
 
 def _read(
@@ -157,20 +157,22 @@ def _read(
     skipped: Skipped,
 ) -> dict[bytes, _Dialogue]:
     """Return dialogues by hash. Raises InvalidRunFile for a missing source or a bad template."""
-    found: dict[bytes, _Dialogue] = {}
-    every = (each for path in files(sources, skipped) for each in records(path, FIELDS, skipped))
-    for place, _, record in every:
+    dialogues: dict[bytes, _Dialogue] = {}
+    entries = (
+        entry for path in files(sources, skipped) for entry in records(path, FIELDS, skipped)
+    )
+    for place, _, record in entries:
         try:
             read = _fitted(read_dialogue(record), template, notes)
-            for each in _encoded(tokenizer, template, read):
-                notes.copies += each.digest in found
-                found.setdefault(each.digest, each)
+            for dialogue in _encoded(tokenizer, template, read):
+                notes.copies += dialogue.digest in dialogues
+                dialogues.setdefault(dialogue.digest, dialogue)
             notes.forms[read.form] += 1
         except Endless as error:  # ends the build, since every line would take as long
             raise InvalidRunFile(f"{place}: {error.message}; mend it, or take another's") from error
         except InvalidRunFile as error:
             skipped.add(f"{place}: {error.message}")
-    return found
+    return dialogues
 
 
 def _fitted(read: Dialogue, template: ChatTemplate, notes: _Notes) -> Dialogue:
@@ -179,17 +181,19 @@ def _fitted(read: Dialogue, template: ChatTemplate, notes: _Notes) -> Dialogue:
 
     Raises InvalidRunFile if the template would drop any other part of the dialogue.
     """
-    has: set[str] = {each.role for each in read.messages if each.role in ("system", "tool")}
+    has: set[str] = {
+        message.role for message in read.messages if message.role in ("system", "tool")
+    }
     has |= {"tools"} if read.tools else set()
-    has |= {"tool_calls"} if any(each.tool_calls for each in read.messages) else set()
+    has |= {"tool_calls"} if any(message.tool_calls for message in read.messages) else set()
     if lost := sorted(has - template.places):
-        names = " and ".join(_LOST[each] for each in lost)
+        names = " and ".join(_LOST[field] for field in lost)
         raise InvalidRunFile(f"it has {names}, for which the chat template has no place")
     notes.unread.update(read.unread)
-    answers = [each for each in read.messages if each.role == "assistant"]
-    notes.unlearnt += sum(not each.learnt for each in answers) if read.form != TRL else 0
+    answers = [message for message in read.messages if message.role == "assistant"]
+    notes.unlearnt += sum(not answer.learnt for answer in answers) if read.form != TRL else 0
     if "reasoning_content" not in template.places:
-        notes.thoughts += sum(each.reasoning_content is not None for each in answers)
+        notes.thoughts += sum(answer.reasoning_content is not None for answer in answers)
         plain = [msgspec.structs.replace(m, reasoning_content=None) for m in read.messages]
         return msgspec.structs.replace(read, messages=tuple(plain))
     return read
@@ -210,19 +214,19 @@ def _encoded(tokenizer: Any, template: ChatTemplate, read: Dialogue) -> Iterator
 
 def _written(dialogues: Iterable[_Dialogue], put: Put) -> tuple[ChunkRef, ...]:
     writer = ChunkWriter(put, MARKED, _CHUNK_TOKENS)
-    for each in dialogues:
-        writer.add(each.tokens)
+    for dialogue in dialogues:
+        writer.add(dialogue.tokens)
     return writer.close()
 
 
 def _learnt(dialogues: list[_Dialogue]) -> int:
-    return sum(int(np.count_nonzero(each.tokens & np.uint32(LEARNT))) for each in dialogues)
+    return sum(int(np.count_nonzero(dialogue.tokens & np.uint32(LEARNT))) for dialogue in dialogues)
 
 
 def _share(dialogues: list[_Dialogue]) -> float:
-    return _learnt(dialogues) / max(1, sum(len(each.tokens) for each in dialogues))
+    return _learnt(dialogues) / max(1, sum(len(dialogue.tokens) for dialogue in dialogues))
 
 
 def _bytes_per_token(dialogues: list[_Dialogue]) -> float:
     """Return the bytes of answer text per learnt token, to convert a loss to bits per byte."""
-    return sum(each.answer_bytes for each in dialogues) / max(1, _learnt(dialogues))
+    return sum(dialogue.answer_bytes for dialogue in dialogues) / max(1, _learnt(dialogues))

@@ -58,9 +58,9 @@ class DialogueTurn(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def as_written(self) -> dict[str, Any]:
         """Return the turn in the form that a template reads."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        found.pop("learnt", None)
-        return found
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        fields.pop("learnt", None)
+        return fields
 
 
 class DialoguePiece(msgspec.Struct, frozen=True):
@@ -86,22 +86,22 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         Raises InvalidRunFile for a dialogue without such an answer, or one that the template
         refuses.
         """
-        answers = [at for at, each in enumerate(messages) if each.role == "assistant"]
+        answers = [at for at, message in enumerate(messages) if message.role == "assistant"]
         if not any(messages[at].learnt for at in answers):
             raise InvalidRunFile("it has no answer of the assistant to learn from")
         turns = [self._turn(messages[: at + 1], tools) for at in answers]
         marked = [(*turn, messages[at].learnt) for turn, at in zip(turns, answers, strict=True)]
         whole: list[DialoguePiece] = []
         done = ""
-        for asked, answer, learnt in marked:
-            if not asked.startswith(done):
+        for prompt, answer, learn in marked:
+            if not prompt.startswith(done):
                 return [
                     [DialoguePiece(a, False), DialoguePiece(b, True)]
-                    for a, b, each in marked
-                    if each
+                    for a, b, learn in marked
+                    if learn
                 ]
-            whole += [DialoguePiece(asked[len(done) :], False), DialoguePiece(answer, learnt)]
-            done = asked + answer
+            whole += [DialoguePiece(prompt[len(done) :], False), DialoguePiece(answer, learn)]
+            done = prompt + answer
         return [whole]
 
     def asked(self, messages: Sequence[DialogueTurn]) -> str:
@@ -117,55 +117,62 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
 
         Raises InvalidRunFile if the template does not end.
         """
-        asked = [DialogueTurn("user", _QUESTION)]
+        question = [DialogueTurn("user", _QUESTION)]
         try:
-            text = self._rendered(asked, prompt=True)
-            told = self._rendered([*asked, DialogueTurn("assistant", _ANSWER)], prompt=False)
+            text = self._rendered(question, prompt=True)
+            text_with_answer = self._rendered(
+                [*question, DialogueTurn("assistant", _ANSWER)], prompt=False
+            )
         except Endless:
             raise
         except InvalidRunFile:  # the template wants another beginning
             return None
         before, mark, after = text.partition(_QUESTION)
-        whole = mark and _QUESTION not in after and len(told) <= _FRAME_MAX and _ANSWER in told
-        return ChatFrame(before, after, told.rpartition(_ANSWER)[2]) if whole else None
+        whole = (
+            mark
+            and _QUESTION not in after
+            and len(text_with_answer) <= _FRAME_MAX
+            and _ANSWER in text_with_answer
+        )
+        return ChatFrame(before, after, text_with_answer.rpartition(_ANSWER)[2]) if whole else None
 
     @cached_property
     def places(self) -> frozenset[str]:
         """Return which of "system", "tool", "tools" and "tool_calls" a template does not drop
         silently (it writes or refuses them), and "reasoning_content" if the template writes it.
         """
-        asked = DialogueTurn("user", _QUESTION)
-        told = {"name": _MARK, "description": _MARK, "parameters": {"type": "object"}}
+        question = DialogueTurn("user", _QUESTION)
+        function = {"name": _MARK, "description": _MARK, "parameters": {"type": "object"}}
         call = {"id": "call00001", "type": "function"}
         call["function"] = {"name": _MARK, "arguments": {"a": _MARK}}  # type: ignore[assignment]
         plain = call | {"function": {"name": "f", "arguments": {}}}
         thought = DialogueTurn("assistant", _ANSWER, reasoning_content=_MARK)
         result = DialogueTurn("tool", _MARK, name="f", tool_call_id="call00001")
         probes: dict[str, list[DialogueTurn]] = {
-            "system": [DialogueTurn("system", _MARK), asked],
-            "tool": [asked, DialogueTurn("assistant", "", tool_calls=(plain,)), result],
-            "tools": [asked],
-            "tool_calls": [asked, DialogueTurn("assistant", "", tool_calls=(call,))],
-            "reasoning_content": [asked, thought],
+            "system": [DialogueTurn("system", _MARK), question],
+            "tool": [question, DialogueTurn("assistant", "", tool_calls=(plain,)), result],
+            "tools": [question],
+            "tool_calls": [question, DialogueTurn("assistant", "", tool_calls=(call,))],
+            "reasoning_content": [question, thought],
         }
-        found = set()
+        names = set()
         for name, messages in probes.items():
-            tools = [{"type": "function", "function": told}] if name == "tools" else ()
+            tools = [{"type": "function", "function": function}] if name == "tools" else ()
             try:
-                shown = _MARK in self._rendered(messages, tools, prompt=False)
+                present = _MARK in self._rendered(messages, tools, prompt=False)
             except Endless:
                 raise
             except InvalidRunFile:
-                shown = name != "reasoning_content"
-            found |= {name} if shown else set()
-        return frozenset(found)
+                present = name != "reasoning_content"
+            names |= {name} if present else set()
+        return frozenset(names)
 
     def _turn(self, messages: Sequence[DialogueTurn], tools: Sequence[Any]) -> tuple[str, str]:
         """Return the text before the last message, and that message in the form of an answer."""
-        asked = self._rendered(messages[:-1], tools, prompt=True)
+        before = self._rendered(messages[:-1], tools, prompt=True)
         whole = self._rendered(messages, tools, prompt=False)
-        pairs = enumerate(zip(asked, whole, strict=False))
-        same = next((at for at, (one, other) in pairs if one != other), len(asked))
+        pairs = enumerate(zip(before, whole, strict=False))
+        same = next((at for at, (one, other) in pairs if one != other), len(before))
         if same >= len(whole):
             raise InvalidRunFile("the template leaves out its answer")
         return whole[:same], whole[same:]  # the template may add the beginning of a thought
@@ -175,12 +182,12 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
     ) -> str:
         import jinja2
 
-        _check_length(sum(len(each.content) for each in messages))
+        _check_length(sum(len(message.content) for message in messages))
         around, template = self._compiled
         around.begin(len(messages))
         try:
             text = template.render(
-                messages=[each.as_written() for each in messages],
+                messages=[message.as_written() for message in messages],
                 add_generation_prompt=prompt,
                 bos_token=self.bos_token,
                 eos_token=self.eos_token,
@@ -218,8 +225,8 @@ class ChatFrame(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, manifest: DatasetManifest) -> Self | None:
         """Return the frame of a dataset; None for a dataset without dialogues."""
-        found = [manifest.meta.get(name) for name in _FRAME]
-        return cls(*map(str, found)) if all(isinstance(each, str) for each in found) else None
+        fields = [manifest.meta.get(name) for name in _FRAME]
+        return cls(*map(str, fields)) if all(isinstance(field, str) for field in fields) else None
 
     @property
     def meta(self) -> dict[str, str | int | float]:
@@ -238,13 +245,13 @@ def _check_length(characters: int) -> None:
 def template_beside(tokenizer: Path) -> ChatTemplate:
     """Return the chat template next to a tokenizer.json. Raises InvalidRunFile."""
     settings = _settings(tokenizer.with_name("tokenizer_config.json"))
-    own = tokenizer.with_name("chat_template.jinja")
+    template_file = tokenizer.with_name("chat_template.jinja")
     source = settings.get("chat_template")
-    if own.is_file() and own.stat().st_size <= _FILE_MAX:
+    if template_file.is_file() and template_file.stat().st_size <= _FILE_MAX:
         try:
-            source = read_text(own)
+            source = read_text(template_file)
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidRunFile(f"{own} cannot be read: {why(error)}") from error
+            raise InvalidRunFile(f"{template_file} cannot be read: {why(error)}") from error
     if isinstance(source, list):  # several templates, each with a name
         named = {str(one.get("name")): one.get("template") for one in source if type(one) is dict}
         source = named.get("default")
@@ -266,9 +273,9 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _token(settings: dict[str, Any], name: str) -> str:
-    found = settings.get(name)
-    found = found.get("content") if isinstance(found, dict) else found
-    return found if isinstance(found, str) else ""
+    token = settings.get(name)
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else ""
 
 
 def _refuse(message: str) -> NoReturn:

@@ -154,8 +154,8 @@ def train_judge(
     _scale(network, images)
     real, _ = _look(network, images)
     other, odds = _look(network, heldout)
-    known = expected >= 0
-    right = odds.argmax(1)[known] == expected[known]
+    labelled = expected >= 0
+    right = odds.argmax(1)[labelled] == expected[labelled]
     shares = np.bincount(labels, minlength=classes) / len(labels)
     floor = frechet(spread(real), spread(other)) if len(other) >= _SPREAD_MIN else 0.0
     data = _write(network, spread(real), shares, floor)
@@ -197,12 +197,10 @@ def _network(channels: int, classes: int, seed: int) -> _Network:
     return network
 
 
-def cluster(
-    images: Tensor, others: Tensor, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def cluster(images: Tensor, more: Tensor, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return classes of unlabelled images: clusters of their thumbnails (k-means, ten at most)."""
     flat, rest = (
-        F.adaptive_avg_pool2d(part, 8).flatten(1).double().numpy() for part in (images, others)
+        F.adaptive_avg_pool2d(part, 8).flatten(1).double().numpy() for part in (images, more)
     )
     centres = flat[permutation(len(flat), seed, 2)[:1]]
     draws = np.random.Generator(np.random.Philox(seed))
@@ -222,10 +220,10 @@ def cluster(
 
 def _squares(points: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return squared distances (N, K)."""
-    found: NDArray[np.float64] = (
+    distances: NDArray[np.float64] = (
         np.square(points).sum(1)[:, None] - 2 * points @ centres.T + np.square(centres).sum(1)
     )
-    return np.maximum(found, 0)
+    return np.maximum(distances, 0)
 
 
 def _write(network: _Network, real: Spread, shares: NDArray[np.float64], floor: float) -> bytes:

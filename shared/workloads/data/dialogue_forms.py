@@ -74,8 +74,8 @@ def is_dialogue(keys: Iterable[str]) -> bool:
 
 def _pair(names: Collection[str]) -> tuple[str, str] | None:
     """Return the keys of question and answer; None for input and output next to a "text"."""
-    known = [pair for pair in _PAIRS if set(names) >= set(pair)]
-    return None if known[:1] == [_IN_AND_OUT] and "text" in names else next(iter(known), None)
+    pairs = [pair for pair in _PAIRS if set(names) >= set(pair)]
+    return None if pairs[:1] == [_IN_AND_OUT] and "text" in names else next(iter(pairs), None)
 
 
 def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
@@ -98,8 +98,8 @@ def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
     elif system and messages and messages[0].content != system:
         unread.add("system")
     tools = tuple(_listed(row, "tools")) if row.get("tools") else ()
-    for each in (*tools, *(call for turn in messages for call in turn.tool_calls)):
-        check_values({"a tool": each}, "")
+    for tool in (*tools, *(call for turn in messages for call in turn.tool_calls)):
+        check_values({"a tool": tool}, "")
     return Dialogue(
         messages=tuple(messages),
         tools=tools,
@@ -112,9 +112,9 @@ def _turns(row: Mapping[str, Any], unread: set[str]) -> tuple[list[DialogueTurn]
     for key, form in _LISTS.items():
         if key in row:
             turns = _listed(row, key)
-            found = [_turn(each, unread) for each in turns]
-            named = any("from" in each for each in turns if isinstance(each, Mapping))
-            return found, form if named == (form == _SHAREGPT) else _OPENAI
+            messages = [_turn(turn, unread) for turn in turns]
+            named = any("from" in turn for turn in turns if isinstance(turn, Mapping))
+            return messages, form if named == (form == _SHAREGPT) else _OPENAI
     pair = _pair(row)
     if pair is None:
         keys = ", ".join(f'"{escaped(key, 40)}"' for key in sorted(row)[:8]) or "none"
@@ -123,15 +123,15 @@ def _turns(row: Mapping[str, Any], unread: set[str]) -> tuple[list[DialogueTurn]
             ' "messages", "conversations", or a pair such as "prompt" and "completion",'
             ' "instruction" and "output", "question" and "answer"'
         )
-    (asked, answer), form = pair, _PAIRS[pair]
-    beside = _BESIDE if asked == "instruction" else ()
+    (question_key, answer), form = pair, _PAIRS[pair]
+    beside = _BESIDE if question_key == "instruction" else ()
     unread |= {key for key in row if key in _ASKED.union(_BESIDE).difference(pair, beside)}
-    row = {key: _parsed(each) if str(each)[:3] == '[{"' else each for key, each in row.items()}
-    if isinstance(row[answer], list) or isinstance(row[asked], list):
-        before = [_turn(each, unread) for each in _either(row, asked, "user")]
-        before = [msgspec.structs.replace(each, learnt=False) for each in before]
+    row = {key: _parsed(field) if str(field)[:3] == '[{"' else field for key, field in row.items()}
+    if isinstance(row[answer], list) or isinstance(row[question_key], list):
+        before = [_turn(turn, unread) for turn in _either(row, question_key, "user")]
+        before = [msgspec.structs.replace(turn, learnt=False) for turn in before]
         return [*before, *(_turn(t, unread) for t in _either(row, answer, "assistant"))], TRL
-    told = [_text(row, key) for key in (asked, *beside) if key in row]
+    question_parts = [_text(row, key) for key in (question_key, *beside) if key in row]
     past = [
         DialogueTurn(role, _text({"history": text}, "history"))
         for pair in (_listed(row, "history") if "history" in row else ())
@@ -139,29 +139,29 @@ def _turns(row: Mapping[str, Any], unread: set[str]) -> tuple[list[DialogueTurn]
     ]
     return [
         *past,
-        DialogueTurn("user", "\n\n".join(told)),
+        DialogueTurn("user", "\n\n".join(question_parts)),
         DialogueTurn("assistant", _text(row, answer)),
     ], form
 
 
 def _either(row: Mapping[str, Any], key: str, role: str) -> list[Any]:
     """Return turns, from a list or a single text."""
-    found = row[key]
-    return [{"role": role, "content": found}] if isinstance(found, str) else _listed(row, key)
+    content = row[key]
+    return [{"role": role, "content": content}] if isinstance(content, str) else _listed(row, key)
 
 
 def _turn(raw: Any, unread: set[str]) -> DialogueTurn:
     if not isinstance(raw, Mapping):
         raise InvalidRunFile("one of its turns is not a table with a role and a content")
     unread |= {key for key in raw if key not in _TURN}
-    said = str(raw.get("from") or raw.get("role") or "")
-    role = _ROLES.get(said.lower())
+    name = str(raw.get("from") or raw.get("role") or "")
+    role = _ROLES.get(name.lower())
     if role is None:
-        raise InvalidRunFile(f'one of its turns has the role "{escaped(said, 40)}"')
-    told = raw.get("value")
-    content = _content(raw.get("content") if told is None else told)
-    calls = [_call(each) for each in _listed(raw, "tool_calls")] if raw.get("tool_calls") else []
-    if said == _CALL:
+        raise InvalidRunFile(f'one of its turns has the role "{escaped(name, 40)}"')
+    value = raw.get("value")
+    content = _content(raw.get("content") if value is None else value)
+    calls = [_call(call) for call in _listed(raw, "tool_calls")] if raw.get("tool_calls") else []
+    if name == _CALL:
         calls, content = [_call(content)], ""
     elif raw.get(_CALL):
         calls.append(_call(raw[_CALL]))
@@ -170,8 +170,8 @@ def _turn(raw: Any, unread: set[str]) -> DialogueTurn:
         raise InvalidRunFile("one of its turns has no content")
     for key in _LEARNT:
         if raw.get(key) not in (None, 0, 1):
-            found = escaped(repr(raw[key]), 20)
-            raise InvalidRunFile(f"a turn has the {key} {found}: 0 and 1 are known here")
+            text = escaped(repr(raw[key]), 20)
+            raise InvalidRunFile(f"a turn has the {key} {text}: 0 and 1 are known here")
     names = {key: str(raw[key]) for key in ("name", "tool_call_id") if raw.get(key)}
     return DialogueTurn(
         role,
@@ -183,19 +183,19 @@ def _turn(raw: Any, unread: set[str]) -> DialogueTurn:
     )
 
 
-def _content(found: Any) -> str:
+def _content(content: Any) -> str:
     """Return the text of a turn, joined from its parts if there are several."""
-    if found is None or isinstance(found, str):
-        return found or ""
-    if not isinstance(found, list):
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
         raise InvalidRunFile("the content of one of its turns is not text")
-    for part in found:
+    for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in _TEXTS or not isinstance(part.get("text"), str):
             raise InvalidRunFile(
                 f'one of its turns has a part of the type "{escaped(kind, 40)}"; text is learnt'
             )
-    return "".join(part["text"] for part in found)
+    return "".join(part["text"] for part in content)
 
 
 def _call(raw: Any) -> dict[str, Any]:
@@ -204,31 +204,31 @@ def _call(raw: Any) -> dict[str, Any]:
     inside = raw.get("function", raw) if isinstance(raw, Mapping) else None
     if not isinstance(inside, Mapping) or not isinstance(inside.get("name"), str):
         raise InvalidRunFile("one of its tool calls names no function")
-    made = {"name": inside["name"], "arguments": _parsed(inside.get("arguments") or {})}
+    function = {"name": inside["name"], "arguments": _parsed(inside.get("arguments") or {})}
     more = {"id": raw["id"]} if isinstance(raw.get("id"), str) else {}
-    return {"type": "function", "function": made, **more}
+    return {"type": "function", "function": function, **more}
 
 
-def _parsed(found: Any) -> Any:
+def _parsed(value: Any) -> Any:
     """Return a text's JSON value, or the text."""
-    if isinstance(found, str):
+    if isinstance(value, str):
         try:
-            return decode(found)
+            return decode(value)
         except MALFORMED:
             pass
-    return found
+    return value
 
 
 def _listed(row: Mapping[str, Any], key: str) -> list[Any]:
     """Return a list of a record; tables of texts hold it as JSON."""
-    found = _parsed(row[key])
-    if not isinstance(found, list):
+    entries = _parsed(row[key])
+    if not isinstance(entries, list):
         raise InvalidRunFile(f'its "{key}" is not a list')
-    return found
+    return entries
 
 
 def _text(row: Mapping[str, Any], key: str) -> str:
-    found = row[key]
-    if not isinstance(found, str):
+    text = row[key]
+    if not isinstance(text, str):
         raise InvalidRunFile(f'its "{key}" is no text')
-    return found
+    return text

@@ -82,19 +82,19 @@ def standard_library_documents() -> Iterator[Document]:
 
 def _directory(root: Path, skipped: Skipped) -> Iterator[Document]:
     tables = set(table_rows.tables_in(root, skipped))
-    others: Counter[str] = Counter()
+    suffixes: Counter[str] = Counter()
     for path in walk(root, skipped=skipped):
         if tables and (path.name == "README.md" or path.suffix == ".json"):
             continue  # these files describe the tables
         if path not in tables and path.suffix.lower() not in TEXT_SUFFIXES | SUFFIXES:
             if not table_rows.is_table(path):  # skips tables of other splits
-                others[path.suffix] += 1
+                suffixes[path.suffix] += 1
             continue
         try:
             yield from _file(path, path.relative_to(root).as_posix(), skipped)
         except InvalidRunFile as error:
             skipped.add(error.message)
-    skipped.add_others(root, others)
+    skipped.add_others(root, suffixes)
 
 
 def _file(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:

@@ -69,12 +69,12 @@ class Images:
 
 def unit_range(pixels: Pixels) -> NDArray[np.float32]:
     """Convert 0 ... 255 to -1 ... 1."""
-    found: NDArray[np.float32] = pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
-    return found
+    floats: NDArray[np.float32] = pixels.astype(np.float32) / np.float32(127.5) - np.float32(1)
+    return floats
 
 
 def to_pixels(images: NDArray[np.float32]) -> Pixels:
     """Convert -1 ... 1 to 0 ... 255; NaN is black."""
     wide = np.nan_to_num((images + 1) * 127.5, nan=0.0)
-    found: Pixels = np.clip(np.rint(wide), 0, 255).astype(np.uint8)
-    return found
+    rounded: Pixels = np.clip(np.rint(wide), 0, 255).astype(np.uint8)
+    return rounded

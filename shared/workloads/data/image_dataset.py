@@ -105,20 +105,18 @@ def build_images(
     skipped = skipped if skipped is not None else Skipped()
     with tempfile.TemporaryFile() as spool:
         pictures = read_pictures(sources, skipped, settings.size)
-        stored, copies = _spool(pictures, spool, settings, tell)
-        if len(stored) < _IMAGES_MIN:
-            few = (
-                f"{len(stored)} different images are too few to learn from (at least {_IMAGES_MIN})"
-            )
+        pictures_stored, copies = _spool(pictures, spool, settings, tell)
+        if len(pictures_stored) < _IMAGES_MIN:
+            few = f"{len(pictures_stored)} different images are too few to learn from (at least {_IMAGES_MIN})"
             why = "; ".join(skipped.sentences[:3])
             could = f"; {skipped.count} could not be used: {why}" if skipped.count else ""
             raise InvalidRunFile(few + could)
-        corpus = _ImageScratch(spool, stored, settings)
-        train, held = corpus.split()
-        writer = _ChunkWriter(corpus, put, tell, total=len(stored))
-        chunks, heldout = writer.write(train), writer.write(held)
+        corpus = _ImageScratch(spool, pictures_stored, settings)
+        train, heldout_images = corpus.split()
+        writer = _ChunkWriter(corpus, put, tell, total=len(pictures_stored))
+        chunks, heldout = writer.write(train), writer.write(heldout_images)
         tell(ImageBuild(stage="judge", done=0, total=1))
-        judge, about = _judge(corpus, train, held)
+        judge, about = _judge(corpus, train, heldout_images)
     return DatasetManifest(
         name=name,
         kind="images",
@@ -131,7 +129,7 @@ def build_images(
             "size": settings.size,
             "channels": settings.channels,
             "images": len(train),
-            "heldout_images": len(held),
+            "heldout_images": len(heldout_images),
             "copies": copies,
             "skipped": skipped.count,
             **about,
@@ -141,10 +139,10 @@ def build_images(
 
 def fit(pixels: Pixels, size: int, channels: int) -> Pixels:
     """Return the middle square of an image as (C, size, size)."""
-    found = resize(square(pixels), size, size)
+    fitted = resize(square(pixels), size, size)
     if channels == 1:
-        return grey(found)[None]
-    colour = found if found.ndim == 3 else np.repeat(found[..., None], 3, axis=-1)
+        return grey(fitted)[None]
+    colour = fitted if fitted.ndim == 3 else np.repeat(fitted[..., None], 3, axis=-1)
     return np.ascontiguousarray(colour[..., :3].transpose(2, 0, 1))
 
 
@@ -152,40 +150,40 @@ def _spool(
     pictures: Iterable[SourceImage], spool: BinaryIO, settings: ImageSettings, tell: Tell
 ) -> tuple[list[_ScratchImage], int]:
     """Write every new image to the temporary file."""
-    seen: set[bytes] = set()
-    stored: list[_ScratchImage] = []
+    digests: set[bytes] = set()
+    pictures_stored: list[_ScratchImage] = []
     copies = 0
     for picture in pictures:
         data = fit(picture.pixels, settings.size, settings.channels).tobytes()
         digest = hashlib.sha256(data).digest()
-        if digest in seen:
+        if digest in digests:
             copies += 1
             continue
-        seen.add(digest)
+        digests.add(digest)
         spool.write(data)
-        stored.append(_ScratchImage(digest, len(stored), picture.label))
-        if len(stored) % 64 == 0:
-            tell(ImageBuild(stage="reading", done=len(stored), total=0))
-    return stored, copies
+        pictures_stored.append(_ScratchImage(digest, len(pictures_stored), picture.label))
+        if len(pictures_stored) % 64 == 0:
+            tell(ImageBuild(stage="reading", done=len(pictures_stored), total=0))
+    return pictures_stored, copies
 
 
 class _ImageScratch:
     """Temporary file of images, and its index."""
 
     def __init__(
-        self, spool: BinaryIO, stored: list[_ScratchImage], settings: ImageSettings
+        self, spool: BinaryIO, pictures: list[_ScratchImage], settings: ImageSettings
     ) -> None:
         self._spool = spool
-        self._stored = stored
+        self._stored = pictures
         self.settings = settings
 
     def split(self) -> tuple[list[_ScratchImage], list[_ScratchImage]]:
         """Return the training images, shuffled, and the held-out ones in the order of digests."""
         by_digest = sorted(self._stored)
-        held = max(1, round(self.settings.heldout_share * len(by_digest)))
-        rest = by_digest[held:]
+        heldout_count = max(1, round(self.settings.heldout_share * len(by_digest)))
+        rest = by_digest[heldout_count:]
         order = permutation(len(rest), self.settings.seed, 1)
-        return [rest[index] for index in order], by_digest[:held]
+        return [rest[index] for index in order], by_digest[:heldout_count]
 
     def pixels(self, images: Iterable[_ScratchImage]) -> Iterator[Pixels]:
         """Yield each image, (C, size, size)."""
@@ -204,8 +202,8 @@ class _ChunkWriter:
         self._tell = tell
         self._done, self._total = 0, total
         settings = corpus.settings
-        wanted = max(settings.chunk_images, -(-total // _CHUNKS_MAX))
-        self._images = max(1, min(wanted, _CHUNK_BYTES // settings.image_bytes))
+        chunk_images = max(settings.chunk_images, -(-total // _CHUNKS_MAX))
+        self._images = max(1, min(chunk_images, _CHUNK_BYTES // settings.image_bytes))
 
     def write(self, images: list[_ScratchImage]) -> tuple[ChunkRef, ...]:
         chunks = []
@@ -219,20 +217,20 @@ class _ChunkWriter:
 
 
 def _judge(
-    corpus: _ImageScratch, train: list[_ScratchImage], held: list[_ScratchImage]
+    corpus: _ImageScratch, train: list[_ScratchImage], heldout: list[_ScratchImage]
 ) -> tuple[bytes, dict[str, str | int | float]]:
     """Return the judge of this dataset, and its fields for the manifest."""
     from shared.workloads.data.classifier import cluster, shrink, train_judge
 
-    train, held = train[:_JUDGED], held[:_JUDGED]
+    train, heldout = train[:_JUDGED], heldout[:_JUDGED]
     some = shrink(corpus.pixels(train))
-    real = shrink(corpus.pixels(held))
+    real = shrink(corpus.pixels(heldout))
     counted = Counter(image.label for image in train)
     named = "" not in counted and 2 <= len(counted) <= _CLASSES_MAX
     if named and len(train) >= _CLASS_IMAGES_MIN * len(counted):
-        known = {label: index for index, label in enumerate(sorted(counted))}
-        labels = np.array([known[image.label] for image in train])
-        expected = np.array([known.get(image.label, -1) for image in held])
+        label_places = {label: index for index, label in enumerate(sorted(counted))}
+        labels = np.array([label_places[image.label] for image in train])
+        expected = np.array([label_places.get(image.label, -1) for image in heldout])
         kind = "folders"
     else:
         labels, expected = cluster(some, real, corpus.settings.seed)

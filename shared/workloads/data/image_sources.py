@@ -50,14 +50,14 @@ def read_pictures(
             continue
         path = Path(source)
         if path.is_dir():
-            others: Counter[str] = Counter()
+            suffixes: Counter[str] = Counter()
             for file in walk(path, skipped=skipped):
                 inside = file.relative_to(path)
                 if file.suffix.lower() in IMAGE_SUFFIXES:
                     yield from _file(file, inside.as_posix(), skipped, side)
                 else:
-                    others[file.suffix] += 1
-            skipped.add_others(path, others)
+                    suffixes[file.suffix] += 1
+            skipped.add_others(path, suffixes)
         elif path.is_file():
             yield from _file(path, path.name, skipped, side)
         else:
@@ -73,9 +73,9 @@ def digit_pictures() -> Iterator[SourceImage]:
     except ImportError:
         yield from _drawn_digits()
         return
-    found = load_digits()
-    pixels = np.rint(found.images * (255 / 16)).astype(np.uint8)
-    for index, (image, label) in enumerate(zip(pixels, found.target.tolist(), strict=True)):
+    digits = load_digits()
+    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    for index, (image, label) in enumerate(zip(pixels, digits.target.tolist(), strict=True)):
         yield SourceImage(f"digit {index}", image, str(label))
 
 
@@ -126,17 +126,17 @@ def _decoded(data: bytes, name: str, skipped: Skipped, side: int) -> Iterator[So
 
 def _pixels(image: Image.Image, side: int) -> Pixels:
     """Return an image in 8 bits, grey or colour, on white, not reduced below 2 x `side`."""
-    found = image
-    factor = min(found.size) // (2 * side)
-    if found.mode.startswith("I;16") or found.mode == "I":  # 16 bits a pixel
-        wide = np.asarray(found).astype(np.int64)
-        found = Image.fromarray((wide >> 8).clip(0, 255).astype(np.uint8))
-    if found.has_transparency_data:
-        found = found.convert("RGBA")
-        white = Image.new("RGBA", found.size, "white")
-        found = Image.alpha_composite(white, found).convert("RGB")
-    if found.mode not in ("L", "RGB"):
-        found = found.convert("L" if found.mode in ("1", "LA") else "RGB")
+    picture = image
+    factor = min(picture.size) // (2 * side)
+    if picture.mode.startswith("I;16") or picture.mode == "I":  # 16 bits a pixel
+        wide = np.asarray(picture).astype(np.int64)
+        picture = Image.fromarray((wide >> 8).clip(0, 255).astype(np.uint8))
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, picture).convert("RGB")
+    if picture.mode not in ("L", "RGB"):
+        picture = picture.convert("L" if picture.mode in ("1", "LA") else "RGB")
     if factor > 1:
-        found = found.reduce(factor)
-    return np.asarray(found, np.uint8)
+        picture = picture.reduce(factor)
+    return np.asarray(picture, np.uint8)

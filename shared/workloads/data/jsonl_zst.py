@@ -48,14 +48,14 @@ def _expand(data: bytes, bytes_max: int) -> bytes:
         options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
     )
     try:
-        found = decoder.decompress(data, max_length=bytes_max + 1)
+        expanded = decoder.decompress(data, max_length=bytes_max + 1)
     except zstd.ZstdError as error:
         raise BadRequest(f"this is not a compressed file: {error}") from error
-    if len(found) > bytes_max:
+    if len(expanded) > bytes_max:
         raise BadRequest(f"the file holds more than {bytes_max >> 20} MiB")
     if not decoder.eof or decoder.unused_data:
         raise BadRequest("the file is cut off, or something follows its end")
-    return found
+    return expanded
 
 
 def _decoded(lines: list[bytes], kind: type[T]) -> Iterator[T]:

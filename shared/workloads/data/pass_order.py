@@ -75,7 +75,7 @@ class PassOrder:
 
     def chunks(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the chunks that [start, stop) reads, earlier groups first."""
-        found: dict[int, None] = {}
+        numbers: dict[int, None] = {}
         for group, first, last in self._pieces(start, stop):
             if (
                 last - first == self._bounds[group + 1] - self._bounds[group]
@@ -83,15 +83,15 @@ class PassOrder:
                 members = self._members(group)
             else:
                 members = self._group(group)[first:last, 0]
-            found.update(dict.fromkeys(members.tolist()))
-        return tuple(found)
+            numbers.update(dict.fromkeys(members.tolist()))
+        return tuple(numbers)
 
     def reach(self, start: int, stop: int) -> tuple[int, ...]:
         """Return the chunks of every group that [start, stop) touches, without building a group."""
-        found: dict[int, None] = {}
+        numbers: dict[int, None] = {}
         for group, _, _ in self._pieces(start, stop):
-            found.update(dict.fromkeys(self._members(group).tolist()))
-        return tuple(found)
+            numbers.update(dict.fromkeys(self._members(group).tolist()))
+        return tuple(numbers)
 
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Return the groups that [start, stop) touches: (group, first, last) within the group."""

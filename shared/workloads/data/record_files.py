@@ -51,23 +51,25 @@ def files(sources: Iterable[str | Path], skipped: Skipped) -> Iterator[Path]:
         if path.is_dir() and (tables := table_rows.tables_in(path, skipped)):
             yield from tables
         elif path.is_dir():
-            yield from (each for each in walk(path, skipped=skipped) if _suffix(each) in SUFFIXES)
+            yield from (file for file in walk(path, skipped=skipped) if _suffix(file) in SUFFIXES)
         elif path.is_file():
             yield path
         else:
             raise no_source(path)
 
 
-def records(path: Path, wanted: Set[str], skipped: Skipped, name: str = "") -> Iterator[Record]:
+def records(path: Path, columns: Set[str], skipped: Skipped, name: str = "") -> Iterator[Record]:
     """Yield the records of a file; malformed ones are added to `skipped`. Messages call the file
-    `name`. Fields of a table's records that are not `wanted` are None.
+    `name`. Fields of a table's records that are not `columns` are None.
 
     Raises InvalidRunFile, or Configuration for a table without pyarrow.
     """
     name = name or str(path)
     if table_rows.is_table(path):
-        unread = dict.fromkeys(each for each in table_rows.columns(path) if each not in wanted)
-        for number, row in enumerate(table_rows.rows(path, wanted), 1):
+        unread = dict.fromkeys(
+            column for column in table_rows.columns(path) if column not in columns
+        )
+        for number, row in enumerate(table_rows.rows(path, columns), 1):
             yield Record(f"{name} row {number}", number, row | unread)
         return
     head = head_of(path, name)

@@ -50,7 +50,7 @@ def coloured(pixels: Pixels) -> Pixels:
 def shrunk(pixels: Pixels, side: int) -> Pixels:
     """Return an image in colour, scaled down if its longer side is longer than `side`."""
     scale = min(1.0, side / max(pixels.shape[:2]))
-    height, width = (max(1, round(each * scale)) for each in pixels.shape[:2])
+    height, width = (max(1, round(side_length * scale)) for side_length in pixels.shape[:2])
     return coloured(resize(pixels, height, width))
 
 

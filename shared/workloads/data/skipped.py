@@ -29,8 +29,10 @@ class Skipped:
     def add_others(self, folder: Path, kinds: Counter[str]) -> None:
         """Add one sentence about the unread files of a folder, counted by suffix."""
         if kinds:
-            said = ", ".join(f"{kind or 'none'} {n}" for kind, n in kinds.most_common(_KINDS_SHOWN))
-            self.add(f"{folder}: files of other kinds were not read: {said}")
+            kinds_shown = ", ".join(
+                f"{kind or 'none'} {n}" for kind, n in kinds.most_common(_KINDS_SHOWN)
+            )
+            self.add(f"{folder}: files of other kinds were not read: {kinds_shown}")
 
     def take(self, more: Skipped) -> None:
         """Add the counts and sentences of another `Skipped`."""
@@ -52,7 +54,7 @@ def walk(
     """Yield files below `root` in an order independent of the file system. Hidden files and links
     are skipped, since a link may point out of the folder.
     """
-    for path in sorted(root.iterdir(), key=lambda found: found.name):
+    for path in sorted(root.iterdir(), key=lambda path: path.name):
         if path.name.startswith(".") or path.name in left_out:
             continue
         if path.is_symlink():

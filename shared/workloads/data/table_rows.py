@@ -35,10 +35,10 @@ def is_table(path: Path) -> bool:
 
 def tables_in(folder: Path, skipped: Skipped) -> list[Path]:
     """Return the tables of a folder; other splits than "train" are added to `skipped`."""
-    found = [path for path in walk(folder) if is_table(path)]
-    splits = {path: _split(path.relative_to(folder)) for path in found}
+    tables = [path for path in walk(folder) if is_table(path)]
+    splits = {path: _split(path.relative_to(folder)) for path in tables}
     if "train" not in splits.values():
-        return found
+        return tables
     for path, split in splits.items():
         if split not in ("train", ""):
             skipped.add(f"{path}: it is of the split {split}, and only train is learnt")
@@ -47,8 +47,8 @@ def tables_in(folder: Path, skipped: Skipped) -> list[Path]:
 
 def _split(inside: Path) -> str:
     for part in (inside.name, *reversed(inside.parts[:-1])):
-        if found := _SPLITS.match(part.lower()):
-            return found[1]
+        if match := _SPLITS.match(part.lower()):
+            return match[1]
     return ""
 
 
@@ -58,14 +58,14 @@ def columns(path: Path) -> list[str]:
         return _opened(path)[0]
 
 
-def rows(path: Path, wanted: Iterable[str]) -> Iterator[dict[str, Any]]:
+def rows(path: Path, names_read: Iterable[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a table, with the wanted columns that are not null.
 
     Raises InvalidRunFile if it cannot be read, Configuration without pyarrow.
     """
     with _readable(path):
         names, batches = _opened(path)
-        for batch in batches([name for name in names if name in set(wanted)]):
+        for batch in batches([name for name in names if name in set(names_read)]):
             for start in range(0, batch.num_rows, _BATCH_ROWS):
                 for row in batch.slice(start, _BATCH_ROWS).to_pylist():
                     yield {name: value for name, value in row.items() if value is not None}
@@ -101,8 +101,8 @@ def _opened(path: Path) -> tuple[list[str], Callable[[list[str]], Iterator[Any]]
     except pyarrow.ArrowInvalid:
         source.seek(0)
         whole = ipc.open_file(source)
-        every = (whole.get_batch(number) for number in range(whole.num_record_batches))
-        return whole.schema.names, lambda names: (batch.select(names) for batch in every)
+        batches_of_file = (whole.get_batch(number) for number in range(whole.num_record_batches))
+        return whole.schema.names, lambda names: (batch.select(names) for batch in batches_of_file)
 
 
 class _Info(msgspec.Struct):

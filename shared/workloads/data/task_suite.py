@@ -49,8 +49,8 @@ class Example(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     @property
     def answers(self) -> frozenset[str]:
         """Return the correct texts, without surrounding white space."""
-        said = self.answer if isinstance(self.answer, tuple) else (str(self.answer),)
-        return frozenset(each.strip() for each in said)
+        answers = self.answer if isinstance(self.answer, tuple) else (str(self.answer),)
+        return frozenset(answer.strip() for answer in answers)
 
 
 class Suite(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True):
         """Return the share of correct answers by guessing."""
         if self.kind == "exact":
             return 0.0
-        return sum(1 / len(each.choices) for each in self.examples) / len(self.examples)
+        return sum(1 / len(example.choices) for example in self.examples) / len(self.examples)
 
 
 def read_suite(data: bytes, name: str) -> Suite:
@@ -79,16 +79,16 @@ def read_suite(data: bytes, name: str) -> Suite:
         place = f"{name} line {number}"
         if len(examples) == EXAMPLES_MAX:
             raise InvalidRunFile(f"{place}: a suite has at most {EXAMPLES_MAX:,} examples")
-        found = _example(line, place)
-        if found in lines:
-            raise InvalidRunFile(f"{place} says the same as line {lines[found]}")
-        if examples and found.kind != examples[0].kind:
+        example = _example(line, place)
+        if example in lines:
+            raise InvalidRunFile(f"{place} says the same as line {lines[example]}")
+        if examples and example.kind != examples[0].kind:
             raise InvalidRunFile(
                 f"{place}: the lines before have {_KINDS[examples[0].kind]} and this one has "
-                f"{_KINDS[found.kind]}: make two suites of them"
+                f"{_KINDS[example.kind]}: make two suites of them"
             )
-        lines[found] = number
-        examples.append(found)
+        lines[example] = number
+        examples.append(example)
     if not examples:
         raise InvalidRunFile(f"{name} holds no example")
     return Suite(kind=examples[0].kind, examples=tuple(examples))
@@ -98,21 +98,21 @@ _KINDS = {"choice": "choices", "exact": "an answer to write"}
 
 
 def _example(line: bytes, place: str) -> Example:
-    found = decoded_line(line, Example, place)
-    said = found.answer
-    choice = isinstance(said, int)
-    texts = (*found.choices, *(() if isinstance(said, int) else found.answers))
+    example = decoded_line(line, Example, place)
+    answer = example.answer
+    choice = isinstance(answer, int)
+    texts = (*example.choices, *(() if isinstance(answer, int) else example.answers))
     rules = (
-        (bool(found.choices) <= choice, "answer must be the number of a choice, counted from 0"),
-        (choice <= (len(found.choices) > 1), "a number as answer needs at least two choices"),
+        (bool(example.choices) <= choice, "answer must be the number of a choice, counted from 0"),
+        (choice <= (len(example.choices) > 1), "a number as answer needs at least two choices"),
         (
-            not isinstance(said, int) or 0 <= said < len(found.choices),
-            f"answer {said} is not one of its choices, 0 to {len(found.choices) - 1}",
+            not isinstance(answer, int) or 0 <= answer < len(example.choices),
+            f"answer {answer} is not one of its choices, 0 to {len(example.choices) - 1}",
         ),
-        (len(set(found.choices)) == len(found.choices), "two of its choices are the same"),
+        (len(set(example.choices)) == len(example.choices), "two of its choices are the same"),
         (all(text.strip() for text in texts), "an answer is empty"),
         (
-            len(found.prompt.encode()) <= PROMPT_BYTES_MAX,
+            len(example.prompt.encode()) <= PROMPT_BYTES_MAX,
             f"its prompt has more than {PROMPT_BYTES_MAX >> 10} KiB",
         ),
         (
@@ -123,7 +123,7 @@ def _example(line: bytes, place: str) -> Example:
     for holds, sentence in rules:
         if not holds:
             raise InvalidRunFile(f"{place}: {sentence}")
-    return found
+    return example
 
 
 def build_suite(

@@ -41,7 +41,7 @@ class Bounded(ImmutableSandboxedEnvironment):
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
         self.globals |= globals_
-        self.filters = {name: _small(found) for name, found in self.filters.items()}
+        self.filters = {name: _small(filter_) for name, filter_ in self.filters.items()}
         self.filters |= {_KEPT: self.joined, "format": self._formatted}
         self.filters |= {"join": self._join, "replace": _replaced, "tojson": _small(_json)}
         self._left, self._until = 0, 0.0
@@ -70,11 +70,11 @@ class Bounded(ImmutableSandboxedEnvironment):
         if self._left < 0 or thread_time() > self._until:
             raise TimeoutError
         _check(*_numbers(args), *_numbers(kwargs.values()))
-        its, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
-        if isinstance(its, str) and name == "join":
-            return self._join(args[0], its)
-        if isinstance(its, str) and name == "replace":
-            return _replaced(its, *args, **kwargs)
+        text, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        if isinstance(text, str) and name == "join":
+            return self._join(args[0], text)
+        if isinstance(text, str) and name == "replace":
+            return _replaced(text, *args, **kwargs)
         return super().call(context, obj, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -87,9 +87,9 @@ class Bounded(ImmutableSandboxedEnvironment):
         elif operator == "*" and isinstance(left, int) and _has_length(right):
             size = _size(right) * abs(left)
         elif operator == "%" and isinstance(left, str):
-            given = right if isinstance(right, tuple) else (right,)
-            size += _widths(left) + sum(map(_size, given))
-            size += sum(_numbers(given)) if "*" in left else 0
+            values = right if isinstance(right, tuple) else (right,)
+            size += _widths(left) + sum(map(_size, values))
+            size += sum(_numbers(values)) if "*" in left else 0
         _check(size)
         return super().call_binop(context, operator, left, right)
 

@@ -112,27 +112,27 @@ class _TextScratch:
     def split(self, share: float) -> tuple[list[_DocumentPart], list[_DocumentPart]]:
         """Return (train, held out), each with at least one part."""
         by_digest = sorted(self.parts)
-        held, size = 0, 0
-        while held == 0 or (size < share * self.bytes and held < len(by_digest) - 1):
-            size += by_digest[held].size
-            held += 1
-        return by_digest[held:], by_digest[:held]
+        count, size = 0, 0
+        while count == 0 or (size < share * self.bytes and count < len(by_digest) - 1):
+            size += by_digest[count].size
+            count += 1
+        return by_digest[count:], by_digest[:count]
 
 
 def _spool(
     documents: Iterable[Document], spool: BinaryIO, share: float, tell: Tell
 ) -> tuple[list[_DocumentPart], dict[str, str | int | float]]:
     """Write every new document to the temporary file and cut the long ones."""
-    seen: set[bytes] = set()
+    digests: set[bytes] = set()
     whole: list[_DocumentPart] = []
     offset = copies = 0
     for document in documents:
         data = document.text.encode("utf-8", "replace")
         digest = hashlib.sha256(data).digest()
-        if digest in seen:
+        if digest in digests:
             copies += 1
         elif data.strip():
-            seen.add(digest)
+            digests.add(digest)
             spool.write(data)
             whole.append(_DocumentPart(digest, offset, len(data)))
             offset += len(data)
@@ -187,25 +187,25 @@ def _build(corpus: _TextScratch, put: Put, settings: TextSettings, tell: Tell) -
         writer = ChunkWriter(put, dtype_for(vocab_size), settings.chunk_tokens)
         for batch in _batches(parts):
             texts = list(corpus.texts(batch))
-            for found in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
-                tokens = found.ids if end is None else [*found.ids, end]
+            for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
+                tokens = encoding.ids if end is None else [*encoding.ids, end]
                 writer.add(np.asarray(tokens, np.uint32))
             done += sum(part.size for part in batch)
             tell(TextBuild(stage="writing", done_bytes=done, total_bytes=corpus.bytes))
         return writer
 
-    written, held = encode(train), encode(heldout)
+    written, heldout_writer = encode(train), encode(heldout)
     meta: dict[str, str | int | float] = {
         "vocab_size": vocab_size,
         "dtype": dtype_for(vocab_size),
         "tokens": written.tokens,
-        "heldout_tokens": held.tokens,
-        "bytes_per_token": sum(part.size for part in heldout) / max(1, held.tokens),
+        "heldout_tokens": heldout_writer.tokens,
+        "bytes_per_token": sum(part.size for part in heldout) / max(1, heldout_writer.tokens),
     }
     if end is not None:
         meta["end_of_text"] = end
     assets = {"tokenizer": ChunkRef(sha256=put(blob), size=len(blob), items=vocab_size)}
-    return Built(written.close(), held.close(), assets, meta)
+    return Built(written.close(), heldout_writer.close(), assets, meta)
 
 
 def _learn(corpus: _TextScratch, train: list[_DocumentPart], vocab_size: int, tell: Tell) -> bytes:

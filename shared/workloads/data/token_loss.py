@@ -43,8 +43,8 @@ def heldout_loss(
     Raises InvalidRunFile.
     """
     T = reading.context
-    wanted = max(8, min(_EVAL_TOKENS // T, int(_EVAL_FLOPS / reading.forward_flops)))
-    rows = spread(windows_of(heldout.manifest, T, last=True), wanted)
+    window_count = max(8, min(_EVAL_TOKENS // T, int(_EVAL_FLOPS / reading.forward_flops)))
+    rows = spread(windows_of(heldout.manifest, T, last=True), window_count)
     windows = Windows(heldout, T, reading.vocab_size, rows)
     batch = max(1, min(16, _LOGITS_MAX // (T * reading.vocab_size)))
     ends = monotonic() + budget_s
@@ -54,9 +54,9 @@ def heldout_loss(
     while done < len(windows) and not (counted and (stop() or monotonic() > ends)):
         size = min(batch, len(windows) - done)
         read = windows.read(done, done + size)
-        found = losses(np.maximum(read, 0))[read[:, 1:] >= least]
-        total += float(found.sum(dtype=np.float64))
-        counted += found.size
+        row_losses = losses(np.maximum(read, 0))[read[:, 1:] >= least]
+        total += float(row_losses.sum(dtype=np.float64))
+        counted += row_losses.size
         done += size
     if not counted:
         raise InvalidRunFile("the held-out part has no token to measure a loss on")

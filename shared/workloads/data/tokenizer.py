@@ -53,10 +53,10 @@ def dtype_for(vocab_size: int) -> str:
 
 def stored_type(dtype: str) -> np.dtype[np.unsignedinteger]:
     """Return the stored type of a name. Raises InvalidRunFile for an unknown one."""
-    stored = _DTYPES.get(dtype)
-    if stored is None:
+    kind = _DTYPES.get(dtype)
+    if kind is None:
         raise InvalidRunFile(f'tokens of type "{dtype}" are not known; use uint16 or uint32')
-    return stored
+    return kind
 
 
 class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,13 +95,13 @@ class TokenChunk:
     """File of tokens, memory-mapped read-only; `tokens` is a one-dimensional view."""
 
     def __init__(self, path: Path, dtype: str) -> None:
-        stored = stored_type(dtype)
+        kind = stored_type(dtype)
         size = path.stat().st_size
-        if size == 0 or size % stored.itemsize:
+        if size == 0 or size % kind.itemsize:
             raise InvalidRunFile(f"{path.name}: {size} bytes are not a list of {dtype} tokens")
         self.name = path.name
-        self._bits = TOKEN_BITS if dtype == MARKED else -1 % (1 << 8 * stored.itemsize)
-        self.tokens: NDArray[np.unsignedinteger] = np.memmap(path, dtype=stored, mode="r")
+        self._bits = TOKEN_BITS if dtype == MARKED else -1 % (1 << 8 * kind.itemsize)
+        self.tokens: NDArray[np.unsignedinteger] = np.memmap(path, dtype=kind, mode="r")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -217,5 +217,5 @@ def vocab_of(tokenizer: Tokenizer) -> int:
 
 def end_of_text(tokenizer: Tokenizer) -> int | None:
     """Return the token that ends a document, if this tokenizer has a known one."""
-    found = (tokenizer.token_to_id(text) for text in _ENDS)
-    return next((token for token in found if token is not None), None)
+    tokens = (tokenizer.token_to_id(text) for text in _ENDS)
+    return next((token for token in tokens if token is not None), None)

@@ -62,8 +62,8 @@ class Windows:
             tokens = self._open.get(chunk)
             if tokens is None:
                 tokens = self._check(chunk)
-            found = tokens.tokens[sample * T : sample * T + T + 1]
-            line[: len(found)] = found
+            window = tokens.tokens[sample * T : sample * T + T + 1]
+            line[: len(window)] = window
         return out
 
     def _check(self, index: int) -> TokenChunk:
@@ -91,13 +91,13 @@ def of_pass(
     return order.at(start, stop)
 
 
-def spread(counts: Sequence[int], wanted: int) -> NDArray[np.int64]:
-    """Return at most `wanted` samples, evenly spread, in a fixed mixed order."""
+def spread(counts: Sequence[int], count: int) -> NDArray[np.int64]:
+    """Return at most `count` samples, evenly spread, in a fixed mixed order."""
     ends = np.cumsum(np.asarray(counts, np.int64))
     total = int(ends[-1]) if len(ends) else 0
-    taken = min(total, wanted)
-    flat = np.arange(taken, dtype=np.int64) * total // max(1, taken)
-    flat = flat[permutation(taken, 0, 0)]
+    count_read = min(total, count)
+    flat = np.arange(count_read, dtype=np.int64) * total // max(1, count_read)
+    flat = flat[permutation(count_read, 0, 0)]
     chunk = np.searchsorted(ends, flat, side="right")
     starts = np.concatenate([np.zeros(1, np.int64), ends])
     return np.stack([chunk, flat - starts[chunk]], axis=1)

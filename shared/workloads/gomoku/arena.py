@@ -155,8 +155,10 @@ class Arena:
         logits = np.empty(boards.shape, np.float32)
         values = np.empty(len(boards), np.float32)
         for key in sorted(set(keys)):
-            mine = np.array([one == key for one in keys])
-            logits[mine], values[mine] = self._players[key](boards[mine])
+            rows_of_player = np.array([one == key for one in keys])
+            logits[rows_of_player], values[rows_of_player] = self._players[key](
+                boards[rows_of_player]
+            )
         return logits, values
 
     def _move(self) -> list[Played]:

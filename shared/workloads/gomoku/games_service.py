@@ -74,22 +74,24 @@ class GomokuGames(Games):
         wrong = numbering(records, job, match=match)
         stale = {} if match else _stale(records, versions, how.lag)
         sound = [place for place in range(len(records)) if place not in wrong | stale]
-        told = examine([records[place] for place in sound], bench)
-        wrong |= {sound[at]: complaint for at, complaint in told.items()}
-        kept = [record for place, record in enumerate(records) if place not in wrong | stale]
-        searched = sum(len(record.visits) for record in kept)
-        found = score(kept) if match else MatchScore()
+        complaints = examine([records[place] for place in sound], bench)
+        wrong |= {sound[at]: complaint for at, complaint in complaints.items()}
+        kept_records = [
+            record for place, record in enumerate(records) if place not in wrong | stale
+        ]
+        searched = sum(len(record.visits) for record in kept_records)
+        match_score = score(kept_records) if match else MatchScore()
         return Inspection(
-            data=encode(kept) if kept else b"",
-            episodes=len(kept),
+            data=encode(kept_records) if kept_records else b"",
+            episodes=len(kept_records),
             samples=searched,
             evaluations=searched * (bench.manner.simulations + 1),
             refused=len(wrong),
             stale=len(stale.keys() - wrong.keys()),
             complaint=next(iter((wrong or stale).values()), ""),
-            wins=found.wins,
-            draws=found.draws,
-            losses=found.losses,
+            wins=match_score.wins,
+            draws=match_score.draws,
+            losses=match_score.losses,
         )
 
     def seal(self, files: Sequence[bytes]) -> Sealed:
@@ -108,13 +110,13 @@ class GomokuGames(Games):
 
 
 def _stale(
-    records: Sequence[GameRecord], known: Sequence[KnownVersion], lag: int
+    records: Sequence[GameRecord], versions: Sequence[KnownVersion], lag: int
 ) -> dict[int, str]:
     """Return the fault of each game that began with a too old version, by place in the file."""
-    begun = [(record.version, record.began_s) for record in records]
+    starts = [(record.version, record.began_s) for record in records]
     return {
-        place: f"game {records[place].game} began with {said}"
-        for place, said in behind(begun, known, lag).items()
+        place: f"game {records[place].game} began with {reason}"
+        for place, reason in behind(starts, versions, lag).items()
     }
 
 
@@ -126,8 +128,8 @@ def _players(config: GomokuConfig, weights: Callable[[int], Path]) -> Callable[[
 
     def player(number: int) -> NetEvaluator:
         if number not in loaded:
-            held = torch_tensors(weights(number), schema(config))
-            loaded[number] = NetEvaluator(config, held, "cpu")
+            tensors = torch_tensors(weights(number), schema(config))
+            loaded[number] = NetEvaluator(config, tensors, "cpu")
         return loaded[number]
 
     return player

@@ -52,11 +52,11 @@ class MatchWork(PlayWork):
         )
 
     def _metrics(self) -> dict[str, float]:
-        found = score(self._records)
+        match_score = score(self._records)
         return {
-            "wins": float(found.wins),
-            "draws": float(found.draws),
-            "losses": float(found.losses),
+            "wins": float(match_score.wins),
+            "draws": float(match_score.draws),
+            "losses": float(match_score.losses),
             "positions": float(sum(player.positions for player in self._players.values())),
         }
 

@@ -46,11 +46,11 @@ def dirichlet(seed: int, ply: int, legal: NDArray[np.bool_]) -> NDArray[np.float
     normal = radius * np.cos(2 * np.pi * u[_TRIES : 2 * _TRIES])
     v = np.maximum(1 + normal / np.sqrt(9 * d), 1e-9) ** 3
     fits = np.log(u[2 * _TRIES : 3 * _TRIES]) < normal**2 / 2 + d - d * v + d * np.log(v)
-    chosen = np.where(fits.any(axis=0), fits.argmax(axis=0), 0)
-    gamma = d * v[chosen, np.arange(cells)] * u[-1] ** (1 / alpha)
+    first_fit = np.where(fits.any(axis=0), fits.argmax(axis=0), 0)
+    gamma = d * v[first_fit, np.arange(cells)] * u[-1] ** (1 / alpha)
     gamma = np.where(legal, gamma, 0.0)
-    found: NDArray[np.float32] = (gamma / max(gamma.sum(), 1e-300)).astype(np.float32)
-    return found
+    noise: NDArray[np.float32] = (gamma / max(gamma.sum(), 1e-300)).astype(np.float32)
+    return noise
 
 
 def draw(visits: NDArray[np.int32], seed: int, ply: int, temperature_plies: int) -> int:

@@ -89,9 +89,9 @@ def counts(row: Sequence[int], cells: int) -> NDArray[np.int32]:
         raise InvalidGame("the visited cells are not in order, or not on the board")
     if (many < 1).any() or (many > 1 << 20).any():
         raise InvalidGame("a count of visits is not a positive number")
-    found = np.zeros(cells, np.int32)
-    found[at] = many
-    return found
+    row_counts = np.zeros(cells, np.int32)
+    row_counts[at] = many
+    return row_counts
 
 
 def check(record: GameRecord, rules: BoardRules, manner: Manner) -> None:
@@ -107,10 +107,10 @@ def _check(record: GameRecord, rules: BoardRules, manner: Manner) -> None:
         raise InvalidGame(f"its outcome is {record.outcome}")
     _check_length(record, rules)
     if manner.match:
-        given = fixed(rules, record.game // 2)
+        opening = fixed(rules, record.game // 2)
     else:
-        given = drawn(rules, record.seed, manner.opening_plies)
-    if record.moves[: record.opening] != given:
+        opening = drawn(rules, record.seed, manner.opening_plies)
+    if record.moves[: record.opening] != opening:
         raise InvalidGame("it does not begin with the opening that it was given")
     position = Position(rules)
     for ply, move in enumerate(record.moves):
@@ -134,14 +134,14 @@ def _check_length(record: GameRecord, rules: BoardRules) -> None:
 
 def _check_draw(position: Position, record: GameRecord, ply: int, manner: Manner) -> None:
     """Check the search of a move: its sum, its cells, and the drawn move."""
-    found = counts(record.visits[ply - record.opening], position.rules.cells)
-    if int(found.sum()) != manner.simulations:
+    visits = counts(record.visits[ply - record.opening], position.rules.cells)
+    if int(visits.sum()) != manner.simulations:
         raise InvalidGame(
-            f"move {ply + 1} shows {int(found.sum())} visits instead of {manner.simulations}"
+            f"move {ply + 1} shows {int(visits.sum())} visits instead of {manner.simulations}"
         )
-    if position.board[0, :-1][found > 0].any():
+    if position.board[0, :-1][visits > 0].any():
         raise InvalidGame(f"the search of move {ply + 1} visited a cell where a stone lies")
-    drawn = draw(found, record.seed, ply, manner.temperature_plies)
+    drawn = draw(visits, record.seed, ply, manner.temperature_plies)
     if drawn != record.moves[ply]:
         size = position.rules.size
         raise InvalidGame(

@@ -45,16 +45,16 @@ class IllegalMove(BadRequest):
 def rays(rules: BoardRules) -> NDArray[np.intp]:
     """Return for each cell and direction the next win - 1 cells, or the outside cell: (A, D, L)."""
     size, outside = rules.size, rules.cells
-    found = np.full((rules.cells, len(_DIRECTIONS), rules.win - 1), outside, np.intp)
+    places = np.full((rules.cells, len(_DIRECTIONS), rules.win - 1), outside, np.intp)
     for cell in range(rules.cells):
         row, column = divmod(cell, size)
         for direction, (down, right) in enumerate(_DIRECTIONS):
             for step in range(1, rules.win):
                 y, x = row + step * down, column + step * right
                 if 0 <= y < size and 0 <= x < size:
-                    found[cell, direction, step - 1] = y * size + x
-    found.setflags(write=False)
-    return found
+                    places[cell, direction, step - 1] = y * size + x
+    places.setflags(write=False)
+    return places
 
 
 @lru_cache(maxsize=16)
@@ -62,16 +62,18 @@ def symmetries(size: int) -> NDArray[np.intp]:
     """Return the eight symmetries of a board, (8, A): the old cell of each new one."""
     grid = np.arange(size * size).reshape(size, size)
     turned = [np.rot90(grid, quarter) for quarter in range(4)]
-    found = np.stack([board.reshape(-1) for one in turned for board in (one, np.fliplr(one))])
-    found.setflags(write=False)
-    return found
+    permutations = np.stack(
+        [board.reshape(-1) for one in turned for board in (one, np.fliplr(one))]
+    )
+    permutations.setflags(write=False)
+    return permutations
 
 
 def empty(rules: BoardRules, boards: int) -> Boards:
     """Return boards without stones, (B, A + 1)."""
-    found = np.zeros((boards, rules.cells + 1), np.int8)
-    found[:, -1] = OUTSIDE
-    return found
+    boards_made = np.zeros((boards, rules.cells + 1), np.int8)
+    boards_made[:, -1] = OUTSIDE
+    return boards_made
 
 
 def wins(rules: BoardRules, boards: Boards, moves: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -134,7 +136,7 @@ class Position:
         if not self.winner:
             return ()
         last = self.moves[-1]
-        found = {last}
+        line_cells = {last}
         along = rays(self.rules)[last].tolist()
         for pair in zip(along[0::2], along[1::2], strict=True):
             line = [
@@ -143,8 +145,8 @@ class Position:
                 for cell in takewhile(lambda c: self.board[0, c] == self.winner, ray)
             ]
             if len(line) >= self.rules.win - 1:
-                found.update(line)
-        return tuple(sorted(found))
+                line_cells.update(line)
+        return tuple(sorted(line_cells))
 
 
 def drawing(rules: BoardRules, board: NDArray[np.int8], last: int = -1) -> str:

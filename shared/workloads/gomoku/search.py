@@ -116,8 +116,8 @@ class Search:
             if not len(self._waiting):  # every leaf was the end of a game
                 self._ascend()
         rows = self._waiting
-        found: Boards = self._boards[rows, :-1] * self._mover[rows, None]
-        return found
+        boards: Boards = self._boards[rows, :-1] * self._mover[rows, None]
+        return boards
 
     def waiting_games(self) -> Rows:
         """Return the game of each board of `waiting`, as a number in the order of `start`."""
@@ -151,13 +151,13 @@ class Search:
 
     def _open(self, rows: Rows, logits: Floats, values: Floats) -> None:
         """Fill rows with the priors and the value of their positions, without visits."""
-        taken = self._boards[rows, :-1] != 0
-        logits = np.where(taken, np.float32(-np.inf), logits)
+        occupied = self._boards[rows, :-1] != 0
+        logits = np.where(occupied, np.float32(-np.inf), logits)
         logits -= logits.max(axis=1, keepdims=True)
         priors = np.exp(logits, out=logits)
         priors /= priors.sum(axis=1, keepdims=True)
         self._u[rows] = priors
-        self._q[rows] = np.where(taken, np.float32(-np.inf), values[:, None])
+        self._q[rows] = np.where(occupied, np.float32(-np.inf), values[:, None])
         self._n[rows] = 0
         self._next[rows] = _NONE
         self._total[rows] = 0
@@ -228,9 +228,9 @@ class Search:
         moves = self._best[last]
         leaves = self._next[last, moves].astype(np.intp)
         new = np.flatnonzero(leaves == _NONE)
-        made = self._make(new, last[new], moves[new])
-        leaves[new] = made
-        return leaves, made[self._state[made] == _PENDING]
+        children = self._make(new, last[new], moves[new])
+        leaves[new] = children
+        return leaves, children[self._state[children] == _PENDING]
 
     def _make(self, games: Rows, parents: Rows, moves: Rows) -> Rows:
         """Make rows for the positions after `moves`; finished games get their value at once."""

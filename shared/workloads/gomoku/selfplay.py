@@ -87,10 +87,10 @@ class SelfPlayWork(PlayWork):
             elapsed_s=self._elapsed_s,
         )
         text = np.frombuffer(msgspec.json.encode(saved), np.uint8).copy()
-        found = {"games": torch.from_numpy(text)}
+        tensors = {"games": torch.from_numpy(text)}
         for number, player in enumerate(self._players.values()):
-            found |= {f"player{number}/{name}": w for name, w in player.weights().items()}
-        return found
+            tensors |= {f"player{number}/{name}": w for name, w in player.weights().items()}
+        return tensors
 
     def restore(self, snapshot: Weights) -> None:
         """Continue from a `snapshot`. Raises InvalidRunFile if it is another task's."""

@@ -40,18 +40,18 @@ def windows(rules: BoardRules) -> NDArray[np.intp]:
     along = rays(rules)[:, 0::2]  # one direction of each line: (A, 4, win - 1)
     start = np.broadcast_to(np.arange(rules.cells)[:, None, None], (*along.shape[:2], 1))
     rows = np.concatenate([start, along], axis=2).reshape(-1, rules.win)
-    found: NDArray[np.intp] = rows[rows[:, -1] < rules.cells]
-    return found
+    lines: NDArray[np.intp] = rows[rows[:, -1] < rules.cells]
+    return lines
 
 
 def completing(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]:
     """Return the empty cells of each board (B, A) where `player` would complete a row at once."""
-    found = np.zeros(boards.shape, np.bool_)
+    gaps_found = np.zeros(boards.shape, np.bool_)
     board, rows = _short_of(rules, boards, player, 1)
     cells = windows(rules)[rows]
     gaps = boards[board[:, None], cells] == 0
-    found[board, cells[gaps]] = True
-    return found
+    gaps_found[board, cells[gaps]] = True
+    return gaps_found
 
 
 def forking(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]:
@@ -67,50 +67,50 @@ def forking(rules: BoardRules, boards: Boards, player: int) -> NDArray[np.bool_]
     ways = np.unique(ways, axis=0)  # board, move, cell that it threatens
     count = np.zeros(boards.shape, np.intp)
     np.add.at(count, (ways[:, 0], ways[:, 1]), 1)
-    theirs = completing(rules, boards, -player)
-    many = theirs.sum(axis=1, keepdims=True)
-    found: NDArray[np.bool_] = (count >= 2) & ((many == 0) | ((many == 1) & theirs))
-    return found
+    threats = completing(rules, boards, -player)
+    many = threats.sum(axis=1, keepdims=True)
+    forks: NDArray[np.bool_] = (count >= 2) & ((many == 0) | ((many == 1) & threats))
+    return forks
 
 
 def kind_of(rules: BoardRules, board: NDArray[np.int8]) -> tuple[str, NDArray[np.bool_]]:
     """Return the kind of a board (A,) of the player to move, and its correct cells; "" if none."""
-    nothing = np.zeros(len(board), np.bool_)
+    no_answers = np.zeros(len(board), np.bool_)
     if any(len(_short_of(rules, board[None], player, 0)[0]) for player in (1, -1)):
-        return "", nothing  # the game is already won
-    mine, theirs = (completing(rules, board[None], player)[0] for player in (1, -1))
-    if mine.any():
-        return "win", mine
-    if theirs.any():
+        return "", no_answers  # the game is already won
+    wins, threats = (completing(rules, board[None], player)[0] for player in (1, -1))
+    if wins.any():
+        return "win", wins
+    if threats.any():
         # otherwise the game is lost
-        return ("block", theirs) if theirs.sum() == 1 else ("", nothing)
+        return ("block", threats) if threats.sum() == 1 else ("", no_answers)
     attack = forking(rules, board[None], 1)[0]
     if attack.any():
         return "attack", attack
     if not forking(rules, board[None], -1).any():
-        return "", nothing
+        return "", no_answers
     moves = np.flatnonzero(board == 0)
     after = np.repeat(board[None], len(moves), axis=0)
     after[np.arange(len(moves)), moves] = 1
-    held = moves[~forking(rules, after, -1).any(axis=1)]
-    nothing[held] = True
-    return ("defend" if 0 < len(held) <= len(moves) // 2 else ""), nothing
+    defences = moves[~forking(rules, after, -1).any(axis=1)]
+    no_answers[defences] = True
+    return ("defend" if 0 < len(defences) <= len(moves) // 2 else ""), no_answers
 
 
 @lru_cache(maxsize=8)
-def suite(rules: BoardRules, each: int = EACH) -> TacticsSuite:
-    """Return up to `each` positions of every kind for this board, always the same."""
-    found: dict[str, list[tuple[NDArray[np.int8], NDArray[np.bool_]]]] = {
+def suite(rules: BoardRules, per_kind: int = EACH) -> TacticsSuite:
+    """Return up to `per_kind` positions of every kind for this board, always the same."""
+    positions: dict[str, list[tuple[NDArray[np.int8], NDArray[np.bool_]]]] = {
         kind: [] for kind in KINDS
     }
-    for number in range(_TRIES * each):
+    for number in range(_TRIES * per_kind):
         board = _scene(rules, number)
         kind, answers = kind_of(rules, board)
-        if kind and len(found[kind]) < each:
-            found[kind].append((board, answers))
-        if all(len(rows) == each for rows in found.values()):
+        if kind and len(positions[kind]) < per_kind:
+            positions[kind].append((board, answers))
+        if all(len(rows) == per_kind for rows in positions.values()):
             break
-    rows = [(KINDS.index(kind), *row) for kind in KINDS for row in found[kind]]
+    rows = [(KINDS.index(kind), *row) for kind in KINDS for row in positions[kind]]
     return TacticsSuite(
         boards=np.array([row[1] for row in rows], np.int8).reshape(-1, rules.cells),
         answers=np.array([row[2] for row in rows], np.bool_).reshape(-1, rules.cells),
@@ -118,22 +118,22 @@ def suite(rules: BoardRules, each: int = EACH) -> TacticsSuite:
     )
 
 
-def score(rules: BoardRules, evaluator: Evaluator, each: int = EACH) -> dict[str, float]:
+def score(rules: BoardRules, evaluator: Evaluator, per_kind: int = EACH) -> dict[str, float]:
     """Return the share of positions whose likeliest move is correct, in all and for each kind;
     "loss" is the mean of -log of the policy's total for the correct moves.
     """
-    found = suite(rules, each)
-    logits, _ = evaluator(found.boards)
-    logits = np.where(found.boards == 0, logits.astype(np.float64), -np.inf)
+    tactics = suite(rules, per_kind)
+    logits, _ = evaluator(tactics.boards)
+    logits = np.where(tactics.boards == 0, logits.astype(np.float64), -np.inf)
     logits -= logits.max(axis=1, keepdims=True)
     policy = np.exp(logits)
     policy /= policy.sum(axis=1, keepdims=True)
-    right = found.answers[np.arange(len(policy)), policy.argmax(axis=1)]
-    mass = np.maximum((policy * found.answers).sum(axis=1), 1e-12)
+    right = tactics.answers[np.arange(len(policy)), policy.argmax(axis=1)]
+    mass = np.maximum((policy * tactics.answers).sum(axis=1), 1e-12)
     figures = {"loss": float(-np.log(mass).mean()), "tactics": float(right.mean())}
     for number, kind in enumerate(KINDS):
-        if (found.kinds == number).any():
-            figures[f"tactics_{kind}"] = float(right[found.kinds == number].mean())
+        if (tactics.kinds == number).any():
+            figures[f"tactics_{kind}"] = float(right[tactics.kinds == number].mean())
     return figures
 
 
@@ -142,9 +142,9 @@ def _short_of(
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return (boards, windows) that have all but `missing` stones of `player`, no other stone."""
     stones = boards[:, windows(rules)]  # (B, W, win)
-    own = (stones == player).sum(axis=2, dtype=np.int8)
+    player_stones = (stones == player).sum(axis=2, dtype=np.int8)
     other = (stones == -player).any(axis=2)
-    board, window = np.nonzero((own == rules.win - missing) & ~other)
+    board, window = np.nonzero((player_stones == rules.win - missing) & ~other)
     return board, window
 
 
@@ -164,9 +164,9 @@ def _scene(rules: BoardRules, number: int) -> NDArray[np.int8]:
     for _ in range(missing):
         line.pop(next(raw) % len(line))
     board[line] = owner
-    mine = rules.win - missing + next(raw) % 3
-    others = mine + (next(raw) % 2) * owner
-    for player, count in ((owner, mine), (-owner, others)):
+    count_of_owner = rules.win - missing + next(raw) % 3
+    count_of_other = count_of_owner + (next(raw) % 2) * owner
+    for player, count in ((owner, count_of_owner), (-owner, count_of_other)):
         for _ in range(count - int((board == player).sum())):
             near = _near(rules, board)
             if len(near):
@@ -179,5 +179,5 @@ def _near(rules: BoardRules, board: NDArray[np.int8]) -> NDArray[np.intp]:
     stones = np.flatnonzero(board)
     around = rays(rules)[stones][:, :, :2].reshape(-1)
     cells = np.unique(around[around < rules.cells])
-    found: NDArray[np.intp] = cells[board[cells] == 0]
-    return found
+    near_cells: NDArray[np.intp] = cells[board[cells] == 0]
+    return near_cells

@@ -55,17 +55,17 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine(records: Sequence[GameRecord], bench: Bench) -> dict[int, str]:
     """Return the fault of each faulty record, by its place in the file."""
-    found: dict[int, str] = {}
+    complaints: dict[int, str] = {}
     for place, record in enumerate(records):
         try:
             _check_version(record, bench)
             check(record, bench.rules, bench.manner)
         except InvalidGame as error:
-            found[place] = error.message
+            complaints[place] = error.message
     looked = {
         place: max(FIRST, round(bench.share * len(record.visits)))
         for place, record in enumerate(records)
-        if place not in found
+        if place not in complaints
     }
     first = [
         (place, spot)
@@ -73,47 +73,47 @@ def examine(records: Sequence[GameRecord], bench: Bench) -> dict[int, str]:
         for spot in _spots(records[place], bench, 0, many)
     ]
     gaps = _compare(first, bench)
-    doubtful = [place for place, seen in gaps.items() if max(seen) > APART]
-    differ = sum(gap > APART for seen in gaps.values() for gap in seen)
+    doubtful = [place for place, distances in gaps.items() if max(distances) > APART]
+    differ = sum(gap > APART for distances in gaps.values() for gap in distances)
     too_many = differ > DIFFER_MIN + DIFFER * len(first)
     more = [
         (place, spot)
         for place in doubtful
         for spot in _spots(records[place], bench, looked[place], looked[place] + MORE)
     ]
-    for place, seen in _compare(more, bench).items():
-        gaps[place] += seen
+    for place, distances in _compare(more, bench).items():
+        gaps[place] += distances
     for place in doubtful:
         same = sum(gap <= APART for gap in gaps[place])
         if too_many or same < AGREE * len(gaps[place]):
             record = records[place]
-            found[place] = (
+            complaints[place] = (
                 f"game {record.game}: searched again by version {record.version}, {same} of"
                 f" {len(gaps[place])} positions gave the visits that it shows"
             )
-    return found
+    return complaints
 
 
 def numbering(records: Sequence[GameRecord], job: Job, *, match: bool) -> dict[int, str]:
     """Return the fault of each record with a wrong number, seed or version, and of each game that
     the file contains twice, by place in the file.
     """
-    found: dict[int, str] = {}
-    seen: set[int] = set()
+    complaints: dict[int, str] = {}
+    numbers: set[int] = set()
     for place, record in enumerate(records):
         seed = 0 if match else game_seed(job.seed, record.game)
         if not job.start <= record.game < job.stop:
-            found[place] = f"game {record.game} is not one of {job.start} to {job.stop - 1}"
-        elif record.game in seen:
-            found[place] = f"game {record.game} is in the file twice"
+            complaints[place] = f"game {record.game} is not one of {job.start} to {job.stop - 1}"
+        elif record.game in numbers:
+            complaints[place] = f"game {record.game} is in the file twice"
         elif record.seed != seed:
-            found[place] = f"game {record.game} was not played with its own seed"
+            complaints[place] = f"game {record.game} was not played with its own seed"
         elif match and record.version != job.base_version:
-            found[place] = (
+            complaints[place] = (
                 f"game {record.game} measures version {record.version}, not the one asked for"
             )
-        seen.add(record.game)
-    return found
+        numbers.add(record.game)
+    return complaints
 
 
 def gap(one: NDArray[np.int32], other: NDArray[np.int32]) -> float:
@@ -122,12 +122,12 @@ def gap(one: NDArray[np.int32], other: NDArray[np.int32]) -> float:
 
 
 def _check_version(record: GameRecord, bench: Bench) -> None:
-    known = bench.hashes.get(record.version)
-    if known is None:
+    weights = bench.hashes.get(record.version)
+    if weights is None:
         raise InvalidGame(
             f"game {record.game}: version {record.version} may not play here (any more)"
         )
-    if known != record.weights:
+    if weights != record.weights:
         raise InvalidGame(
             f"game {record.game}: version {record.version} has other weights than the record says"
         )
@@ -147,8 +147,8 @@ def _spots(record: GameRecord, bench: Bench, first: int, last: int) -> list[Spot
 
 def _player(record: GameRecord, ply: int, bench: Bench) -> int:
     """Return the player to move: in a match the measured version begins the even games."""
-    theirs = bench.manner.match and (ply + record.game) % 2 == 1
-    return record.against if theirs else record.version
+    other_side = bench.manner.match and (ply + record.game) % 2 == 1
+    return record.against if other_side else record.version
 
 
 def _compare(spots: Iterable[tuple[int, Spot]], bench: Bench) -> dict[int, list[float]]:
@@ -156,17 +156,17 @@ def _compare(spots: Iterable[tuple[int, Spot]], bench: Bench) -> dict[int, list[
     groups: dict[int, list[tuple[int, Spot]]] = {}
     for place, spot in spots:
         groups.setdefault(spot.player, []).append((place, spot))
-    found: dict[int, list[float]] = {}
+    distances: dict[int, list[float]] = {}
     for version, members in groups.items():
         evaluator = bench.player(version)
         for start in range(0, len(members), BATCH):
             batch = members[start : start + BATCH]
             visits = search_again([spot for _, spot in batch], bench, evaluator)
             for (place, spot), row in zip(batch, visits, strict=True):
-                shown = spot.record.visits[spot.ply - spot.record.opening]
-                distance = gap(counts(shown, bench.rules.cells), row)
-                found.setdefault(place, []).append(distance)
-    return found
+                counted = spot.record.visits[spot.ply - spot.record.opening]
+                distance = gap(counts(counted, bench.rules.cells), row)
+                distances.setdefault(place, []).append(distance)
+    return distances
 
 
 def search_again(spots: Sequence[Spot], bench: Bench, evaluator: Evaluator) -> NDArray[np.int32]:

@@ -69,7 +69,7 @@ class GomokuWorkload(Workload):
         """
         import torch
 
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for spec in self.schema(config):
             value = np.zeros(spec.shape, np.float32)
             if spec.name.endswith(".weight") and not spec.name.endswith(
@@ -77,8 +77,8 @@ class GomokuWorkload(Workload):
             ):
                 fan_in = spec.count // spec.shape[0]
                 value = normal(spec.name, seed, spec.shape) * np.float32((2 / fan_in) ** 0.5)
-            found[spec.name] = torch.from_numpy(value)
-        return found
+            tensors[spec.name] = torch.from_numpy(value)
+        return tensors
 
     def flops_per_sample(self, config: Config) -> float:
         """Return the FLOPs to train on one position."""
@@ -122,7 +122,7 @@ class GomokuWorkload(Workload):
 
         return exhibition(GomokuConfig.from_dict(config), weights, seed)
 
-    def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
+    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> Converted:
         from shared.workloads.gomoku.network import build
         from shared.workloads.training.onnx_file import CODE, NAME, onnx_file
 
