@@ -9,13 +9,16 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Collection, Sequence
 from json import dumps
+from typing import TYPE_CHECKING
 
 from shared.sentences import Sentence, of
+
+if TYPE_CHECKING:
+    from shared.workloads.declaration import Measure
 
 TEXT_CHARS_MAX = 2000
 SHOWN_CHARS_MAX = 60
 MICRO = 1_000_000  # micro-credits in a credit
-UNSOLVED = "share unsolved"  # measure of a run of problems: screens show the share that is solved
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ZERO_WIDTH = ("Mn", "Me", "Cf", "Cc")
@@ -118,13 +121,13 @@ def whole_percent(share: float) -> int:
     return min(100, int(max(0.0, share) * 100 + 1e-9))
 
 
-def measured(loss: float, measure: str) -> str:
+def measured(loss: float, measure: Measure) -> str:
     """Return a run's loss in four digits, or for problems the share that is solved."""
-    return f"{whole_percent(1 - loss)} %" if measure == UNSOLVED else f"{loss:.4g}"
+    return f"{whole_percent(1 - loss)} %" if measure == "share solved" else f"{loss:.4g}"
 
 
-def measure_word(measure: str) -> str:
-    return "solved" if measure == UNSOLVED else "loss"
+def measure_word(measure: Measure) -> str:
+    return "solved" if measure == "share solved" else "loss"
 
 
 def credit(micro: int, digits: int = 2) -> str:

@@ -16,6 +16,7 @@ from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
 from shared.tensors.frame import torch_tensors
 from shared.workloads.base import load
+from shared.workloads.declaration import refusal
 from shared.workloads.games import BoardAnalysis, Games, MoveReply, Opponent
 from volunteer.net.api import Api
 from volunteer.net.transfers import Transfers
@@ -68,15 +69,11 @@ class Rival:
             manifest = checked(await asked, self._public_key)
         if {manifest.run, newest.run} != {self._run}:
             raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
-        games = load(manifest.workload, self._enabled).experience
-        if not isinstance(games, Games):
-            raise BadRequest(
-                Sentence(
-                    '"{run}" plays no games: {workload} is not played',
-                    run=self._run,
-                    workload=manifest.workload,
-                )
-            )
+        workload = load(manifest.workload, self._enabled)
+        if why := refusal(workload.declaration.output, "play", self._run):
+            raise BadRequest(why)
+        games = workload.experience
+        assert isinstance(games, Games)  # as every workload that plays moves
         path = await self._transfers.fetch(manifest.weights, lambda _: None)
         self._opponent = await self._on_thread(lambda: self._read(manifest, path))
         size, win = games.rules(manifest.config)

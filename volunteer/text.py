@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from shared.protocol.accounts import RunInfo
-from shared.text import UNSOLVED, duration, printable, whole_percent
+from shared.text import duration, printable, whole_percent
+from shared.workloads.declaration import MEASURES, Measure
 from volunteer.i18n.catalogue import N_, NP_, _, ngettext, number, pgettext
 from volunteer.i18n.formats import size
 
@@ -74,32 +75,32 @@ def nobody_at(url: str) -> str:
     )
 
 
-def loss(value: float | None, measure: str = "") -> str:
+def loss(value: float | None, measure: Measure = "loss") -> str:
     """Return a loss with three decimals, fewer for larger values: 3.412, 337.2, 2.1e+30. If
-    `measure` is the share of unsolved problems, return the share of solved ones: 63 %.
+    `measure` is the share of problems solved, return that: 63 %.
     """
     if value is None:
         return "-"
-    if measure == UNSOLVED:
+    if measure == "share solved":
         return f"{whole_percent(1 - value)} %"
     if abs(value) < 100:
         return number(value, ".3f")
     return number(value, ".1f" if abs(value) < 1e6 else ".2g")
 
 
-def measured(measure: str) -> str:
+def measured(measure: Measure) -> str:
     """Return the name of a run's loss as the beginning of a heading: Loss, Fréchet distance."""
     what = measure_name(measure)
     return what[:1].upper() + what[1:]
 
 
-def measure_word(measure: str) -> str:
+def measure_word(measure: Measure) -> str:
     """Return the loss's name in one word, for a table: loss, Fréchet."""
     return measure_name(measure).partition(" ")[0]
 
 
-def measure_name(measure: str) -> str:
+def measure_name(measure: Measure) -> str:
     """Return the loss's name within a sentence: loss, Fréchet distance, solved."""
-    if measure == UNSOLVED:
+    if measure == "share solved":
         return _("solved")
-    return printable(_(measure.removeprefix("held-out ") or "loss"), 24)
+    return _(MEASURES[measure].removeprefix("held-out "))

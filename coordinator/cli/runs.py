@@ -13,6 +13,7 @@ from shared.errors import BadRequest, InvalidRunFile, why
 from shared.protocol.limits import process_on
 from shared.text import credit, duration, measure_word, measured, size, whole_percent
 from shared.text_file import read_text
+from shared.workloads.declaration import MEASURES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -524,7 +525,8 @@ def export(
     if where.json:
         as_json(done)
         return
-    loss = "" if done.loss is None else f", {done.measure} {done.loss:.4f}"
+    value = "" if done.loss is None else measured(done.loss, done.measure)
+    loss = f", {MEASURES[done.measure]} {value}" if value else ""
     print(f'Version {done.version} of "{done.run}" is in {done.path} ({size(done.bytes)}{loss}).')
 
 

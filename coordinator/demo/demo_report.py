@@ -11,6 +11,7 @@ import msgspec
 from shared.decoding import MALFORMED, decode
 from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import VersionInfo
+from shared.workloads.declaration import Measure
 
 
 class ProcessTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +37,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sample_last: str
     tokens: int
     items: str  # unit of `tokens`
-    measure: str  # what the loss measures
+    measure: Measure  # what the loss measures
     accepted: int
     rejected: int
     credits: dict[str, float]

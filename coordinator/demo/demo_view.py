@@ -14,6 +14,7 @@ import msgspec
 from shared.text import measure_word, measured, printable, size
 from shared.workloads.data.image_files import read_png
 from shared.workloads.data.resize import braille, corner
+from shared.workloads.declaration import MEASURES
 
 if TYPE_CHECKING:
     from coordinator.demo.demo_report import DemoPictures, Report
@@ -98,10 +99,9 @@ def summary(report: Report) -> list[str]:
     """Return the summary of a demo, as lines."""
     lines = ["", f"  {report.run}: {report.versions} versions merged in {report.seconds:.0f} s", ""]
     if report.loss_first is not None and report.loss_last is not None:
-        fall = 100 * (1 - report.loss_last / report.loss_first)
+        first, last = (measured(x, report.measure) for x in (report.loss_first, report.loss_last))
         lines.append(
-            f"  {report.measure:<16} {report.loss_first:.3f} -> {report.loss_last:.3f}  "
-            f"({fall:.0f} % lower; measured by the coordinator)"
+            f"  {MEASURES[report.measure]:<16} {first} -> {last}  (measured by the coordinator)"
         )
         lines.append(
             "                   "
@@ -189,7 +189,7 @@ def hints(report: Report) -> list[str]:
         lines.append(f"  No contribution came: {printable(report.complaint, 300)}")
     elif not report.improved:
         lines.append(
-            f"  The {report.measure} did not fall: give it more --minutes, or look at the logs with "
+            f"  The {MEASURES[report.measure]} did not improve: give it more --minutes, or look at the logs with "
             "--data-dir."
         )
     return lines

@@ -78,8 +78,8 @@ class HarvestCase(msgspec.Struct, frozen=True, kw_only=True):
 
     def price(self, found: Inspection) -> int:
         """Return the micro-credits of the games that were found valid."""
-        play = definition(self.run).play
-        flops = found.evaluations * (play.evaluation_flops if play else 0.0)
+        pacing = definition(self.run).pacing
+        flops = found.evaluations * (pacing.evaluation_flops if pacing else 0.0)
         return price_of_flops(self.run.price_micro, self.run.step_flops, flops)
 
 
@@ -193,8 +193,8 @@ class Harvest(PlatformService):
         payments.post_step(conn, "pending", [payments.Payment.of(row)], now)
         (escrow.withhold if judgement is SUSPENDED else escrow.pay)(conn, [row], now)
         if case.drawn and judgement is not SUSPENDED:
-            play = definition(run).play
-            unit = play.unit if play else "game"
+            pacing = definition(run).pacing
+            unit = pacing.unit if pacing else "game"
             said = f"all of {counted(found.episodes, unit)} replayed"
             self._proved(conn, row, found, "passed", said)
 
@@ -278,8 +278,8 @@ def experience_of(run: RunRow) -> Experience:
 
 def judge(case: HarvestCase, found: Inspection, run_state: str) -> Judgement:
     """Return the verdict on a file of games."""
-    play = definition(case.run).play
-    unit = play.unit if play else "game"
+    pacing = definition(case.run).pacing
+    unit = pacing.unit if pacing else "game"
     missing = max(0, case.asked - found.episodes - found.refused - found.stale)
     bad = found.refused + missing
     tolerated = 0 if case.match else max(1, int(TOLERATED_SHARE * case.asked))

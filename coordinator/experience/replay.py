@@ -78,7 +78,7 @@ class Replay(PlatformService):
                     await self.tend(row.id)
                 except (VolunteerError, OSError) as error:
                     log.warning("replay not tended", run=row.name, error=str(error))
-                if row.id not in self._specs or self._specs[row.id].play is not None:
+                if row.id not in self._specs or self._specs[row.id].pacing is not None:
                     watch.topics = ("runs", "contributions", "versions", "queue")
             await watch.wait(POLL_S)
 
@@ -88,23 +88,23 @@ class Replay(PlatformService):
         if spec is None:
             spec = await self._db.read(lambda conn: lease_message.read_spec(conn, run_id))
             self._specs[run_id] = spec
-        play = spec.play
-        if play is None:
+        pacing = spec.pacing
+        if pacing is None:
             return False
-        while await self._seal(run_id, play):
+        while await self._seal(run_id, pacing):
             pass
         await self._rate(run_id)
-        changed = await self._db.write(lambda conn: self._pace(conn, spec, play))
+        changed = await self._db.write(lambda conn: self._pace(conn, spec, pacing))
         if changed:
             self._signals.notify("queue")
         return changed
 
     # --- sealing ---
 
-    async def _seal(self, run_id: int, play: Pacing) -> bool:
+    async def _seal(self, run_id: int, pacing: Pacing) -> bool:
         """Seal one chunk, if one is due."""
         rows = await self._db.read(lambda conn: experience.unsealed(conn, run_id, FILES_MAX))
-        rows = _due(rows, play.chunk, self._clock.now())
+        rows = _due(rows, pacing.chunk, self._clock.now())
         if not rows:
             return False
         run = await self._db.read(lambda conn: runs.by_id(conn, run_id))
@@ -138,7 +138,7 @@ class Replay(PlatformService):
 
     # --- pacing ---
 
-    def _pace(self, conn: Connection, spec: Spec, play: Pacing) -> bool:
+    def _pace(self, conn: Connection, spec: Spec, pacing: Pacing) -> bool:
         """Lock the run, insert its due tasks, and set how many episodes may be begun."""
         run, now = runs.by_id(conn, spec.id, lock=True), self._clock.now()
         if run.state != "running":
@@ -146,58 +146,58 @@ class Replay(PlatformService):
         _, live = self._runs.readiness(conn, run)
         found = _merged(experience.totals(conn, run.id), quorum_of(spec.plan, live))
         batch = spec.file.task.batch_size
-        window = experience.window(conn, run.id, play.window, batch)
+        window = experience.window(conn, run.id, pacing.window, batch)
         if window:
             experience.retire(conn, run.id, window[0].number, now)
-        if play.fresh:
-            since = versions.get(conn, run.id, max(0, run.head - play.fresh)).created_at
+        if pacing.fresh:
+            since = versions.get(conn, run.id, max(0, run.head - pacing.fresh)).created_at
             window = [chunk for chunk in window if chunk.sealed_at >= since]
-        warm = warm_start(spec.file.train, play.warm_steps) * batch
+        warm = warm_start(spec.file.train, pacing.warm_steps) * batch
         if found.learnt < warm or (warm and not run.head):
             return self._add_warm(conn, spec, run, found)  # actors wait for the warm start
         found = msgspec.structs.replace(
             found, planned=found.planned - warm, learnt=found.learnt - warm
         )
-        due = self._learn_due(spec, play, found, window)
-        changed = self._allow(conn, run, play, found, starved=not due and not found.learning)
-        while self._learn_due(spec, play, found, window):
+        due = self._learn_due(spec, pacing, found, window)
+        changed = self._allow(conn, run, pacing, found, starved=not due and not found.learning)
+        while self._learn_due(spec, pacing, found, window):
             found = self._add_learn(conn, spec, run, found, window)
             changed = True
         return self._add_match(conn, spec, run, found) or changed
 
     def _allow(
-        self, conn: Connection, run: RunRow, play: Pacing, found: Totals, *, starved: bool
+        self, conn: Connection, run: RunRow, pacing: Pacing, found: Totals, *, starved: bool
     ) -> bool:
         """Let actors begin at most `queue` episodes more than learners have used, or more than are
         sealed if the learners are `starved` of samples. Return True if the limit has risen.
         """
         each = found.samples / max(1, found.sealed)
-        used = found.learnt / (play.reuse * each) if each else 0.0
+        used = found.learnt / (pacing.reuse * each) if each else 0.0
         used = found.sealed if starved else used
-        allowed = int(used) + play.queue
+        allowed = int(used) + pacing.queue
         if allowed <= run.samples_total:
             return False
         runs.set_values(conn, run.id, samples_total=allowed)
         return True
 
-    def _learn_due(self, spec: Spec, play: Pacing, found: Totals, window: list[ChunkRow]) -> bool:
+    def _learn_due(self, spec: Spec, pacing: Pacing, found: Totals, window: list[ChunkRow]) -> bool:
         task = spec.file.task
         positions = task.local_steps * task.batch_size
         return (
-            found.sealed >= play.window_min
-            and found.learning < play.learners
-            and found.planned + positions <= play.reuse * found.samples
+            found.sealed >= pacing.window_min
+            and found.learning < pacing.learners
+            and found.planned + positions <= pacing.reuse * found.samples
             and sum(chunk.samples for chunk in window) >= task.batch_size
         )
 
     def _add_warm(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
         """Add the learn tasks of the warm start, which read no episodes."""
-        play, changed = spec.play, False
-        assert play is not None  # `tend` has checked this
-        left = play.warm_steps - found.planned // spec.file.task.batch_size
+        pacing, changed = spec.pacing, False
+        assert pacing is not None  # `tend` has checked this
+        left = pacing.warm_steps - found.planned // spec.file.task.batch_size
         if left <= 0 and not found.learning:  # what was learnt was lost, or no merge is due yet
-            left = min(WARM_STEPS, play.warm_steps)
-        while found.learning < play.learners and left > 0:
+            left = min(WARM_STEPS, pacing.warm_steps)
+        while found.learning < pacing.learners and left > 0:
             steps = min(WARM_STEPS, left)
             found = self._add_learn(conn, spec, run, found, [], steps)
             left, changed = left - steps, True
@@ -242,12 +242,12 @@ class Replay(PlatformService):
 
     def _add_match(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
         """Add a match of the newest version against the best, if one is due and none runs."""
-        play = spec.play
-        if play is None or not play.match_every or found.measuring:
+        pacing = spec.pacing
+        if pacing is None or not pacing.match_every or found.measuring:
             return False
         best = run.best or 0
         _, last = experience.count_matches(conn, run.id)
-        if run.head == best or run.head < last + play.match_every:
+        if run.head == best or run.head < last + pacing.match_every:
             return False
         other = versions.get(conn, run.id, best)
         data = DatasetManifest(
@@ -259,14 +259,14 @@ class Replay(PlatformService):
             assets={OPPONENT: ChunkRef(sha256=other.published_sha256, size=other.size, items=1)},
             meta={OPPONENT: best},
         )
-        flops = play.match_games * play.episode_flops
+        flops = pacing.match_games * pacing.episode_flops
         values = {
             "run_id": run.id,
             "kind": "evaluate",
             "start": 0,  # every match plays the same fixed openings
-            "stop": play.match_games,
+            "stop": pacing.match_games,
             "seed": 0,
-            "steps": play.match_games,
+            "steps": pacing.match_games,
             "batch_size": 1,
             "price_micro": price_of_flops(run.price_micro, run.step_flops, flops),
             "options": _options(data),

@@ -34,8 +34,8 @@ from coordinator.runs.definition import definition
 from shared.errors import BadRequest, Forbidden, NotFound, Unavailable
 from shared.nearest import nearest
 from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
-from shared.workloads.base import load
 from shared.workloads.data.chat_template import TEMPLATE
+from shared.workloads.declaration import Output, refusal
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -49,8 +49,6 @@ RETRY_S = 10.0
 NO_KEY = (
     "send the header Authorization: Bearer KEY; `volunteer key create` makes one for who has helped"
 )
-# values of `Traits.items` of models that answer
-TEXT_ITEMS, IMAGE_ITEMS = "tokens", "images"
 PLAIN = "chat: a plain transcript (System, User, Assistant), because the run has no template"
 READ = (
     "volunteers' machines may answer, and their owners can read prompts;"
@@ -77,7 +75,7 @@ class Servable(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str  # name in the request
     version: ModelVersion
-    items: str
+    output: Output
     serve: ServeSettings
     template: bool  # the chat template of its tokenizer formats conversations
     tier: TierSettings
@@ -225,7 +223,7 @@ class Answers:
             return Servable(
                 name=name,
                 version=ModelVersion(run_id=run.id, run=run.name, version=version),
-                items=load(run.workload).traits.items,
+                output=definition(run).declaration.output,
                 serve=serve,
                 template=_chat(run, datasets.of_run(conn, run), self._templates) == TOKENIZERS,
                 tier=serving.tier_of(serve, total),
@@ -246,8 +244,8 @@ class Answers:
 
         Raises Wrong, Forbidden, InsufficientQuota, TooManyRequests, Unavailable without an engine.
         """
-        if model.items != TEXT_ITEMS:
-            raise Wrong(f'the model "{model.name}" does not write text', "model")
+        if why := refusal(model.output, "ask", model.name):
+            raise Wrong(why, "model")
         engine = self._working()
         least = 1 if wish.max_tokens is None else min(wish.max_tokens, model.tier.tokens)
         # before the engine loads the model to prepare the prompt
@@ -308,8 +306,8 @@ class Answers:
 
     async def images(self, model: Servable, count: int, seed: int) -> tuple[Sequence[bytes], int]:
         """Return PNG files and their price. Raises like `text`."""
-        if model.items != IMAGE_ITEMS:
-            raise Wrong(f'the model "{model.name}" does not draw pictures', "model")
+        if why := refusal(model.output, "draw", model.name):
+            raise Wrong(why, "model")
         engine = self._working()
         metered = await self.meter.begin(_order(model, "image", 0, count))
         try:
@@ -378,13 +376,13 @@ def _unit_nano(run: RunRow) -> int:
     """Return the price of a run's token or image, in thousandths of a micro-credit."""
     about = definition(run)
     flops = serving.TOKEN_FLOPS * about.parameters
-    if about.workload.traits.items == IMAGE_ITEMS:
+    if about.declaration.output == "image":
         flops = run.step_flops / about.file.task.batch_size * serving.FORWARD_SHARE
     return serving.unit_nano(run.price_micro, run.step_flops, flops, about.file.serve.price)
 
 
 def _may_ask(run: RunRow, asker: Asker, helped: bool) -> bool:
-    if run.head < 0 or load(run.workload).traits.items not in (TEXT_ITEMS, IMAGE_ITEMS):
+    if run.head < 0 or refusal(definition(run).declaration.output, "generate", run.name):
         return False
     who = definition(run).file.serve.who
     allowed = who == "keys" or (who == "volunteers" and helped)
@@ -410,6 +408,8 @@ def _resolved(
         raise UnknownModel(f'the run "{run.name}" has no version yet: start it first')
     if asker.runs and run.name not in asker.runs:
         raise Forbidden(f'this key may not ask "{run.name}": {", ".join(asker.runs)} only')
+    if why := refusal(definition(run).declaration.output, "generate", run.name):
+        raise Wrong(why, "model")
     if not _may_ask(run, asker, api_key_rows.helped(conn, asker.volunteer_id)):
         if definition(run).file.serve.who == "volunteers":
             raise Forbidden(
@@ -464,7 +464,7 @@ def _chat(run: RunRow, dataset: DatasetRow | None, templates: bool) -> str:
 def _card(conn: Connection, run: RunRow, name: str, version: int, templates: bool) -> ModelCard:
     about, dataset = definition(run), datasets.of_run(conn, run)
     file = about.file
-    text = about.workload.traits.items == TEXT_ITEMS
+    text = about.declaration.output == "text"
     chat = _chat(run, dataset, templates) if text else ""
     read = READ * (text and file.serve.answered_by == "volunteers")
     return ModelCard(
@@ -478,6 +478,6 @@ def _card(conn: Connection, run: RunRow, name: str, version: int, templates: boo
         version=version,
         parameters=about.parameters,
         price_micro=serving.cost_micro(_unit_nano(run), 1000 if text else 1),
-        items=about.workload.traits.items,
+        output=about.declaration.output,
         answered_by=file.serve.answered_by if text else "organiser",
     )

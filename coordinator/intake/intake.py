@@ -454,14 +454,14 @@ def _judge(
         base_version=row.base_version,
         effort=effort,
         cohort=validation.voices(peers, validation.COHORT, norm),
-        loss=found.loss if about.workload.traits.loss_is_measured else None,
+        loss=found.loss if about.declaration.measure == "loss" else None,
         parameters=about.parameters,
         replayed=found.replayed,
     )
     file = about.file
-    train, play = file.train, about.play
-    if play is not None and found.global_step < warm_start(train, play.warm_steps):
-        train = msgspec.structs.replace(train, lr=play.warm_lr)
+    train, pacing = file.train, about.pacing
+    if pacing and found.global_step < warm_start(train, pacing.warm_steps):
+        train = msgspec.structs.replace(train, lr=pacing.warm_lr)
     judgement = validation.judge(evidence, file.validation, train, about.plan)
     if judgement.state == "accepted" and run.state not in OPEN:
         return validation.TOO_LATE

@@ -241,7 +241,7 @@ class Evaluation(PlatformService):
                 at=now,
             )
             best = evaluations.best(conn, run.id)
-            if about.play is not None:  # matches choose the best version, which is 0 at first
+            if about.matches_choose:  # 0 at first
                 best = 0 if run.best is None else None
             if best is not None:
                 runs.set_values(conn, run.id, best=best)

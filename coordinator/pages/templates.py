@@ -12,7 +12,8 @@ from typing import Any
 import jinja2
 import msgspec
 
-from shared.text import UNSOLVED, counted, credit, measured, printable, size
+from shared.text import counted, credit, measured, printable, size
+from shared.workloads.declaration import MEASURES, Measure
 from shared.workloads.games import COLUMNS
 
 KINDS = {
@@ -78,7 +79,7 @@ def environment() -> jinja2.Environment:
         "counted": counted,
         "size": size,
     }
-    templates.globals |= {"static": static_url, "UNSOLVED": UNSOLVED}
+    templates.globals |= {"static": static_url}
     return templates
 
 
@@ -136,16 +137,16 @@ def amount(number: float) -> str:
     return f"{number:.0f}"
 
 
-def loss(value: float | None, measure: str = "") -> str:
+def loss(value: float | None, measure: Measure = "loss") -> str:
     """Return a loss in four digits, or for problems the share that is solved; a dash for an
     unmeasured loss.
     """
     return "–" if value is None else measured(value, measure)
 
 
-def measure(name: str) -> str:
+def measure(name: Measure) -> str:
     """Return the name of a run's losses, as pages show it."""
-    return "solved" if name == UNSOLVED else name
+    return "solved" if name == "share solved" else MEASURES[name]
 
 
 def ago(seconds: float) -> str:

@@ -19,7 +19,8 @@ from coordinator.ttl_cache import KeyedCache
 from shared.errors import NotFound, VolunteerError
 from shared.links import format_link
 from shared.protocol.limits import process_on
-from shared.text import UNSOLVED, counted, whole_percent
+from shared.text import counted, whole_percent
+from shared.workloads.declaration import Measure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -316,9 +317,9 @@ def _column_title(stretch: Stretch) -> str:
     return f"{templates.day(stretch.at)} UTC: {people}, {work}, {templates.hours(stretch.device_s)}"
 
 
-def _point(loss: VersionLoss, measure: str) -> Point:
+def _point(loss: VersionLoss, measure: Measure) -> Point:
     """Return a measured version as a point; for problems the value is the share that is solved."""
-    y = 100 * (1 - loss.loss) if measure == UNSOLVED else loss.loss
+    y = 100 * (1 - loss.loss) if measure == "share solved" else loss.loss
     return Point(loss.version, y, at=loss.at)
 
 

@@ -21,6 +21,7 @@ from shared.machine_limits import free_memory_bytes
 from shared.signing import canonical, digest
 from shared.tensors.spec import Schema
 from shared.workloads.base import TrainSettings, Workload, load
+from shared.workloads.declaration import Declaration
 
 if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
@@ -73,13 +74,23 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
     def _samples(self, run: RunRow) -> int:
         """Return the number of samples of a pass; 0 for a run that makes its own endlessly."""
-        return run.samples_total if self.play is None else 0
+        return run.samples_total if self.declaration.taught_by == "samples" else 0
 
     @property
-    def play(self) -> Pacing | None:
+    def declaration(self) -> Declaration:
+        return self.workload.declaration
+
+    @property
+    def pacing(self) -> Pacing | None:
         """Return the pacing of a run's experience; None for a run that makes none."""
         found = self.workload.experience
         return found.plan(self.file.model, self.file.task.options) if found else None
+
+    @property
+    def matches_choose(self) -> bool:
+        """Return True if matches, not evaluations, choose the best version of the run."""
+        pacing = self.pacing
+        return self.declaration.measure == "matches" and bool(pacing and pacing.match_every)
 
 
 @lru_cache(maxsize=64)

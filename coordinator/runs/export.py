@@ -30,7 +30,7 @@ from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.runs.definition import Definition, definition
-from coordinator.runs.model_card import PICTURE, CardFacts, card
+from coordinator.runs.model_card import PICTURE, CardFacts, StatedShare, card
 from coordinator.runs.queries import suite_courses
 from coordinator.runs.version_files import read_weights
 from coordinator.storage import folders
@@ -39,6 +39,7 @@ from shared.errors import BadRequest, InvalidRunFile, NotFound, StorageFull
 from shared.protocol.versions import SuiteCourse
 from shared.workloads.base import Converted, DatasetManifest, FormatWanted, load
 from shared.workloads.data.chat_template import TEMPLATE
+from shared.workloads.declaration import Measure
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...]
     bytes: int
     loss: float | None
-    measure: str = "held-out loss"  # meaning of the loss
+    measure: Measure = "loss"
 
 
 class ExportSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -229,7 +230,7 @@ def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:
         files=names,
         bytes=sum((to / name).stat().st_size for name in names),
         loss=source.measured.loss,
-        measure=about.workload.traits.measure,
+        measure=about.declaration.measure,
     )
 
 
@@ -313,17 +314,17 @@ def _facts(
     source: ExportSource, about: Definition, files: ExportFiles, made: Converted
 ) -> CardFacts:
     data = source.dataset.manifest if source.dataset else None
-    traits = about.workload.traits
+    metrics = decode(source.measured.metrics, dict[str, float])
     return CardFacts(
         version=source.version.version,
         description=about.file.description,
         workload=about.file.workload,
         workload_version=source.run.workload_version,
-        measure=traits.measure,
-        unit=traits.unit,
+        output=about.declaration.output,
+        measure=about.declaration.measure,
         loss=source.measured.loss,
         global_step=source.version.global_step,
-        items=traits.items,
+        items=about.declaration.items,
         licence=about.file.licence,
         contact=about.file.contact,
         sample=source.measured.sample,
@@ -337,8 +338,20 @@ def _facts(
         packages=made.needs,
         code=made.code,
         pictured=files.picture is not None,
-        bits=decode(source.measured.metrics, dict[str, float]).get("bits_per_byte"),
+        bits=metrics.get("bits_per_byte"),
+        solved=_solved(metrics) if about.declaration.measure == "share solved" else None,
         suites=source.suites,
+    )
+
+
+def _solved(metrics: Mapping[str, float]) -> StatedShare | None:
+    """Return the share of held-out problems that a version solves; None if it is not measured."""
+    if "solved" not in metrics:
+        return None
+    return StatedShare(
+        share=metrics["solved"],
+        error=metrics.get("solved_error", 0.0),
+        problems=round(metrics.get("problems", 0)),
     )
 
 

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from shared.protocol.versions import SuiteCourse, SuiteScore
 from shared.text import printable
+from shared.workloads.declaration import MEASURES, Measure, Output
 
 PICTURE = "version.png"  # the version's own sample, next to the card
 OWN = "the package that the run's volunteers have installed"
-_TASKS = {
-    "gpt": "text-generation",
-    "causal-lm": "text-generation",
-    "dcgan": "unconditional-image-generation",
+_TASKS: Mapping[Output, str] = {
+    "text": "text-generation",
+    "image": "unconditional-image-generation",
 }
 # Licences that let everybody have a model, named as on hubs; others keep their own name.
 KNOWN_LICENCES = (
     *("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "mpl-2.0", "unlicense", "openrail"),
     *("cc0-1.0", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "gpl-3.0", "lgpl-3.0", "agpl-3.0"),
 )
+
+
+class StatedShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Share of held-out problems that a version solves, with its standard error."""
+
+    share: float
+    error: float
+    problems: int  # 0 = unknown
+
+    @property
+    def text(self) -> str:
+        of = f" of {self.problems:,} held-out problems" if self.problems else ""
+        return f"{self.share:.1%} ± {self.error:.1%}{of}"
 
 
 class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,9 +46,10 @@ class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
     workload: str
     workload_version: int
     parameters: int
-    measure: str
-    unit: str
+    output: Output
+    measure: Measure
     loss: float | None
+    solved: StatedShare | None = None  # measured share of held-out problems
     trained_on: str
     global_step: int
     items: str  # unit of `count`
@@ -65,9 +79,7 @@ def card(facts: CardFacts) -> str:
             "",
             f"- workload: {facts.workload} {facts.workload_version}, {facts.parameters:,} "
             "parameters",
-            f"- {measured(facts.measure, facts.loss, facts.unit)} (measured by the coordinator)"
-            if facts.loss is not None
-            else f"- {facts.measure}: not measured",
+            f"- {measured(facts)}",
             *([f"- bits a byte of held-out text: {facts.bits:.4f}"] if facts.bits else []),
             f"- trained on: {facts.trained_on}",
             f"- global steps: {facts.global_step:,}",
@@ -110,9 +122,15 @@ def _score(score: SuiteScore | None) -> str:
     return f"{score.text} (version {score.version}, {score.examples:,} examples)"
 
 
-def measured(measure: str, loss: float, unit: str) -> str:
-    """Return a loss in words."""
-    return f"{measure}: {loss:.4f}" + (f" {unit}" if unit else "")
+def measured(facts: CardFacts) -> str:
+    """Return the measure of a version in words."""
+    name = MEASURES[facts.measure]
+    if facts.loss is None:
+        return f"{name}: not measured"
+    if facts.solved is not None:
+        return f"{name}: {facts.solved.text} (measured by the coordinator)"
+    unit = " nats a token" if (facts.output, facts.measure) == ("text", "loss") else ""
+    return f"{name}: {facts.loss:.4f}{unit} (measured by the coordinator)"
 
 
 def _front(facts: CardFacts) -> list[str]:
@@ -132,8 +150,8 @@ def _front(facts: CardFacts) -> list[str]:
         known |= {"license": "other", "license_name": printable(facts.licence, 96)}
     if facts.library:
         known["library_name"] = facts.library
-    if facts.workload in _TASKS:
-        known["pipeline_tag"] = _TASKS[facts.workload]
+    if facts.output in _TASKS:
+        known["pipeline_tag"] = _TASKS[facts.output]
     pairs = [
         f"{key}: {msgspec.json.encode(value).decode()}" for key, value in (known | lines).items()
     ]

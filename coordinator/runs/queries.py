@@ -123,7 +123,9 @@ class RunQueries:
             contact=about.file.contact,
             loss=beat.loss,
             workers=beat.workers,
-            items=about.workload.traits.items,
+            items=about.declaration.items,
+            output=about.declaration.output,
+            taught_by=about.declaration.taught_by,
             measure=beat.measure,
             origin=origin.name if origin else "",
             origin_licence=origin.licence if origin else "",
@@ -176,7 +178,7 @@ class RunQueries:
 
     def _beat(self, conn: Connection, run: RunRow) -> RunBeat:
         now, about = self._clock.now(), definition(run)
-        play = about.play
+        pacing = about.pacing
         state, _ = self.readiness(conn, run)
         return RunBeat(
             run=run.name,
@@ -186,9 +188,9 @@ class RunQueries:
             needs=state.needs,
             merge_in_s=state.deadline_in_s,
             workers=runs.live_workers(conn, run.id, now - LIVE_S),
-            episodes_per_hour=experience.per_hour(conn, run.id, now) if play else None,
-            episodes=f"{play.unit}s" if play else "",
-            measure=about.workload.traits.measure,
+            episodes_per_hour=experience.per_hour(conn, run.id, now) if pacing else None,
+            episodes=f"{pacing.unit}s" if pacing else "",
+            measure=about.declaration.measure,
         )
 
     async def beats(self) -> tuple[RunBeat, ...]:
@@ -292,19 +294,19 @@ class RunQueries:
         def read(conn: Connection) -> ExperienceFigures | None:
             run = runs.by_name(conn, name)
             about = definition(run)
-            play = about.play
-            if play is None:
+            pacing = about.pacing
+            if pacing is None:
                 return None
             found = experience.totals(conn, run.id)
-            warm = warm_start(about.file.train, play.warm_steps) * about.file.task.batch_size
+            warm = warm_start(about.file.train, pacing.warm_steps) * about.file.task.batch_size
             return ExperienceFigures(
-                unit=play.unit,
+                unit=pacing.unit,
                 made=found.sealed,
                 an_hour=experience.per_hour(conn, run.id, self._clock.now()),
                 samples=found.samples,
                 learnt=max(0, found.learnt - warm),
-                signal=found.samples / (play.samples * max(1, found.sealed))
-                if play.samples
+                signal=found.samples / (pacing.samples * max(1, found.sealed))
+                if pacing.samples
                 else None,
                 behind=experience.reported(conn, run.id, "behind", contributions.UPDATES),
                 cut=experience.reported(conn, run.id, "cut", ("experience",)),
@@ -389,7 +391,7 @@ class _Bits(msgspec.Struct, frozen=True, kw_only=True):
 
 def _bits(conn: Connection, run: RunRow, about: Definition) -> _Bits:
     """Return the loss of a run on text in bits a byte."""
-    if about.workload.traits.items != "tokens":
+    if about.declaration.output != "text":
         return _Bits()
     ends = evaluations.metrics_of_ends(conn, run.id)
     first, newest = [decode(each, dict[str, float]).get("bits_per_byte") for each in ends]

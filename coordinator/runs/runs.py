@@ -135,8 +135,8 @@ class Runs(PlatformService):
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
         stored = run_file.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))
         about = of_file(stored)  # `of_file` also checks the plan
-        play = about.play
-        check_train(said.train, about.plan, learns=play is not None)
+        pacing = about.pacing
+        check_train(said.train, about.plan, learns=pacing is not None)
         check_model(about.parameters)
         if passed:
             _check_samples(file, sum(counts))
@@ -153,7 +153,7 @@ class Runs(PlatformService):
             "parameters": about.parameters,
             # A run that makes its own data may begin with games ahead of the learners, but not before
             # its warm start.
-            "samples_total": (0 if play.warm_steps else play.queue) if play else sum(counts),
+            "samples_total": (0 if pacing.warm_steps else pacing.queue) if pacing else sum(counts),
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),
             "step_flops": step_flops,

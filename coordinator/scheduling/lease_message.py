@@ -79,17 +79,17 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     file: RunFile
     plan: Plan
     options: str  # options of the workload, as JSON
-    play: Pacing | None = None  # pace of a run that makes its own data
+    pacing: Pacing | None = None  # pace of a run that makes its own data
 
     @property
     def kind(self) -> str:
         """Return the kind of the tasks of a pass."""
-        return "train" if self.play is None else "selfplay"
+        return "train" if self.pacing is None else "selfplay"
 
     @property
     def batch_size(self) -> int:
         """Return the batch size of a pass's tasks: samples in a step, or 1 for games."""
-        return self.file.task.batch_size if self.play is None else 1
+        return self.file.task.batch_size if self.pacing is None else 1
 
     def total_steps(self, reached: Reached) -> int:
         """Return the expected total of global steps, extrapolated from `reached`; 0 = unknown."""
@@ -154,13 +154,13 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
         file=file,
         plan=read_plan(file.plan),
         options=msgspec.json.encode(file.task.options).decode(),
-        play=experience.plan(file.model, file.task.options) if experience else None,
+        pacing=experience.plan(file.model, file.task.options) if experience else None,
     )
 
 
 def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) -> Run:
     """Return a run in the form that dispatching reads."""
-    plan, play = spec.plan, spec.play
+    plan, pacing = spec.plan, spec.pacing
     run = Run(
         id=spec.id,
         name=spec.name,
@@ -183,7 +183,7 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) 
         pace=pace,
         lately=lately,
     )
-    if play is None:
+    if pacing is None:
         return run
     # The pass of such a run is an endless sequence of episodes, paced by the learners; each episode
     # is a step.
@@ -191,13 +191,13 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) 
     return msgspec.structs.replace(
         run,
         settings=settings,
-        local_steps=play.episodes,
+        local_steps=pacing.episodes,
         passes=0,
-        step_flops=play.episode_flops,
-        price_micro=price_of_flops(spec.price_micro, spec.step_flops, play.episode_flops),
+        step_flops=pacing.episode_flops,
+        price_micro=price_of_flops(spec.price_micro, spec.step_flops, pacing.episode_flops),
         beside=BESIDE,
         endless=True,
-        short_of=f'"{spec.name}" has {play.unit}s enough: a learner has to use them first',
+        short_of=f'"{spec.name}" has {pacing.unit}s enough: a learner has to use them first',
     )
 
 
@@ -245,7 +245,7 @@ def lease(
         now=now,
         data=data,
         commit=commit,
-        counted=f"{spec.play.unit}s" if spec.play and task.kind in GAMES else "",
+        counted=f"{spec.pacing.unit}s" if spec.pacing and task.kind in GAMES else "",
     )
 
 

@@ -143,8 +143,8 @@ class _Simulation:
             await self._hooks.on_start(coordinator, info.name)
         row = await coordinator.db.read(lambda conn: runs.by_name(conn, info.name))
         self._run_id, about = row.id, definition(row)
-        if about.play is not None:
-            self._play = PretendedPlay(about.play, scenario, self._clock, self._scratch)
+        if pacing := about.pacing:
+            self._play = PretendedPlay(pacing, scenario, self._clock, self._scratch)
             self._coordinator = coordinator = self._play.in_place_of(coordinator)
         world = SimulatedWorld(
             coordinator=coordinator,
@@ -167,7 +167,8 @@ class _Simulation:
         """Return the dataset, the run file, and the parameter count of the real model."""
         table, scenario = dict(self._scenario.run), self._scenario
         workload = load(table.get("workload", ""))
-        _check_roles(scenario, ("play", "learn") if workload.experience else ("train",))
+        own = workload.declaration.taught_by == "experience"
+        _check_roles(scenario, ("play", "learn") if own else ("train",))
         dataset, blobs = self._hooks.dataset or _imagined(
             scenario, workload.dataset_kinds if workload.needs_dataset else ()
         )

@@ -125,9 +125,8 @@ class Upkeep(PlatformService):
                 kept = {0, run.head, *held, *opponents(conn, run.id)}
                 kept |= {run.best} if run.best is not None else set()
                 newest = run.head - keep.latest + 1
-                if (
-                    definition(run).play is not None
-                ):  # games may use any version after a leased base
+                if definition(run).declaration.taught_by == "experience":
+                    # episodes may use any version after a leased base
                     newest = min([newest, *held])
                 for row in versions.prunable(conn, run.id, sorted(kept), newest, keep.every):
                     evaluations.set_evaluation(conn, run.id, row.version, pruned=True)

@@ -8,6 +8,7 @@ from shared.protocol.base import Count, Message, RunState
 from shared.protocol.limits import PROTOCOL
 from shared.protocol.transparency import SignedRestore
 from shared.protocol.versions import SuiteCourse
+from shared.workloads.declaration import Measure, Output, Teaching
 
 
 class RunInfo(Message):
@@ -35,7 +36,9 @@ class RunInfo(Message):
     tokens: int = 0  # samples x size merged so far
     merging: str = ""  # "merging after 2 more contributions or 3:12"
     items: str = "tokens"  # unit of `tokens`
-    measure: str = "held-out loss"  # name of the loss
+    output: Output = "text"
+    taught_by: Teaching = "samples"
+    measure: Measure = "loss"  # meaning of the loss
     # share of the plan's outer rate in use: below 1 the run has lowered it automatically
     outer_scale: float = 1.0
     origin: str = ""  # base model that the run continues; "" = random weights

@@ -10,6 +10,7 @@ from shared.protocol.accounts import Me
 from shared.protocol.base import Count, Line, Message, Number, RunState
 from shared.protocol.contributions import Verdict
 from shared.protocol.limits import NEWS_MAX
+from shared.workloads.declaration import Measure
 
 TASKS_MAX = 1024  # most tasks in one heartbeat
 ANNOUNCEMENTS_MAX = 20  # most announcements in one reply
@@ -47,7 +48,7 @@ class RunBeat(Message):
     # no data of its own.
     episodes_per_hour: float | None = None
     episodes: str = "games"
-    measure: str = ""  # meaning of the loss; empty: loss on held-out data
+    measure: Measure = "loss"  # meaning of the loss
 
 
 class TaskOrder(Message):

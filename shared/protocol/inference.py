@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from shared.protocol.base import Message, Number, Word
 from shared.protocol.versions import SignedManifest
+from shared.workloads.declaration import Output
 
 KEYS_MAX = 5  # most keys of one account
 STOPS_MAX = 4
@@ -290,7 +291,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 0
     parameters: int = 0
     price_micro: int = 0  # price of a thousand tokens, or of one image
-    items: str = "tokens"  # "images": the model draws, and ignores the prompt
+    output: Output = "text"  # an image model ignores the prompt
     # "volunteers": their machines may answer too, and their owners can read the prompts
     answered_by: str = "organiser"
 

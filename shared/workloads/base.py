@@ -33,6 +33,7 @@ from shared.nearest import hint
 from shared.sentences import Sentence
 from shared.settings import check_keys
 from shared.tensors.spec import Schema
+from shared.workloads.declaration import Declaration
 
 if TYPE_CHECKING:
     import numpy as np
@@ -285,15 +286,6 @@ def fitting(schema: Schema, weights: Weights) -> dict[str, torch.Tensor]:
     return found
 
 
-class Traits(msgspec.Struct, frozen=True, kw_only=True):
-    """Meaning of a workload's figures."""
-
-    items: str = "tokens"  # unit of datasets, of progress and of [stop] tokens
-    measure: str = "held-out loss"  # name of "loss" in the result of `evaluate`
-    unit: str = ""  # unit of the measure, e.g. "nats a token"
-    loss_is_measured: bool = True  # local work reports the same quantity as "loss" of `evaluate`
-
-
 class DatasetWanted(msgspec.Struct, frozen=True, kw_only=True):
     """Request of an organiser to build a dataset from files."""
 
@@ -345,15 +337,15 @@ class Workload(Protocol):
     name: str
     version: int  # raised once earlier programs could not do its tasks
     dataset_kinds: tuple[str, ...]
-    traits: Traits = Traits()
-    experience: Experience | None = None  # experience of a workload that makes its own data
+    declaration: Declaration
+    experience: Experience | None = None  # how versions make episodes, if those teach it
     formats: tuple[str, ...] = ()  # formats that `convert` knows
     optional: tuple[str, ...] = ()  # libraries that only some configs need, by their import names
 
     @property
     def needs_dataset(self) -> bool:
         """Return False if the workload takes no dataset, or makes its own data."""
-        return bool(self.dataset_kinds) and self.experience is None
+        return bool(self.dataset_kinds) and self.declaration.taught_by == "samples"
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """Return this workload's defaults for the tables of a run file with this `[plan]`, to which
@@ -394,7 +386,7 @@ class Workload(Protocol):
         return [chunk.items for chunk in manifest.chunks]
 
     def items_per_sample(self, config: Config) -> int:
-        """Return the number of `traits.items` in a sample: the unit of `[stop] tokens` and of
+        """Return the number of `declaration.items` in a sample: the unit of `[stop] tokens` and of
         progress.
         """
         return 1

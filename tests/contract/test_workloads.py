@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -29,6 +29,8 @@ from shared.workloads.base import (
     Workload,
     load,
 )
+from shared.workloads.declaration import Measure, Output, Teaching
+from shared.workloads.games import Games
 from tests.support.workloads import (
     example_workload,
     tiny_causal,
@@ -234,8 +236,12 @@ def test_it_says_what_it_is(subject: Subject) -> None:
     assert workload.name.replace("-", "_").isidentifier()
     assert workload.version >= 1
     assert set(workload.dataset_kinds) <= {"tokens", "chat-tokens", "images", "problems"}
-    assert workload.traits.items
-    assert workload.traits.measure
+    declaration = workload.declaration
+    assert declaration.output in get_args(Output)
+    assert declaration.taught_by in get_args(Teaching)
+    assert declaration.measure in get_args(Measure)
+    assert (declaration.taught_by == "experience") == (workload.experience is not None)
+    assert (declaration.output == "moves") == isinstance(workload.experience, Games)
     for plan in ({}, {"preset": "fedavg"}, {"preset": "gradient-average"}):
         assert set(workload.defaults(plan)) <= {"plan", "task", "train", "validation"}
 
@@ -424,7 +430,7 @@ def test_a_sample_is_something_to_look_at(subject: Subject) -> None:
 
 
 def test_training_lowers_what_is_measured(subject: Subject) -> None:
-    if not subject.workload.traits.loss_is_measured:
+    if subject.workload.declaration.measure != "loss":
         return  # its tasks report something else
     steps = 12
     job = subject.job(steps=steps, stop=steps * BATCH, train=TrainSettings(lr=3e-2))

@@ -31,6 +31,7 @@ SHARED = [
         "disk_writes",
         "usage_errors",
         "workloads/base",
+        "workloads/declaration",
     )
 ]
 # Functions of the catalogue: the places of the context, of the message and of its plural.

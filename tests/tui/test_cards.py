@@ -110,7 +110,7 @@ def test_a_board_is_shown_as_it_is_with_its_numbers() -> None:
 
 
 async def test_figures_are_called_what_the_workload_calls_them(engine: FakeEngine) -> None:
-    run = replace(scenes.RUN, items="images", measure="Fréchet distance", dataset="")
+    run = replace(scenes.RUN, items="images", output="image", measure="distance", dataset="")
     step = events.Training(
         task=4711, run=run.name, device="cpu", step=1, steps=2, samples=1, loss=1.0,
         steps_per_s=1.0, tokens_per_s=64.0, eta_s=None, version=1, items="images",

@@ -129,9 +129,7 @@ async def test_what_is_measured_of_a_run_is_named_where_runs_stand_side_by_side(
     engine: FakeEngine,
 ) -> None:
     prepared(engine)
-    drawing = replace(
-        RUNS[1], name="digits", measure="Fréchet distance", loss=337.19, loss_first=402.5
-    )
+    drawing = replace(RUNS[1], name="digits", measure="distance", loss=337.19, loss_first=402.5)
     engine.answers[endpoints.RUNS] = (RUNS[0], drawing)
     async with opened(engine, scenes.filled(), size=(120, 36), look=PAGE) as (app, pilot):
         await settle(app, pilot)
@@ -258,9 +256,9 @@ async def test_scores_before_and_after_stand_beside_the_loss(engine: FakeEngine)
     ("run", "said"),
     [
         (scenes.RUN, "volunteer chat stdlib-gpt"),
-        (replace(scenes.RUN, dataset="", items="games"), "volunteer play stdlib-gpt"),
-        (replace(scenes.RUN, items="images"), "a picture of this run: volunteer"),
-        (replace(scenes.RUN, items="sounds"), "learns from sounds"),
+        (replace(scenes.RUN, dataset="", items="answers"), "volunteer chat stdlib-gpt"),
+        (replace(scenes.RUN, output="moves"), "volunteer play stdlib-gpt"),
+        (replace(scenes.RUN, output="image"), "a picture of this run: volunteer"),
     ],
 )
 async def test_the_model_of_a_run_is_met_by_a_command(

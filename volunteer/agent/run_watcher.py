@@ -18,6 +18,7 @@ from shared.protocol.heartbeat import Announcement, HeartbeatReply, RunBeat
 from shared.protocol.versions import VersionInfo
 from shared.sentences import Sentence, plural
 from shared.text import printable
+from shared.workloads.declaration import Measure
 from volunteer.agent.collaborators import Workplace
 from volunteer.agent.lifecycle import FATAL
 from volunteer.agent.verdict_news import Verdicts
@@ -210,7 +211,7 @@ class RunWatcher:
         rows = await self.place.remote.api.query(endpoints.VERSIONS, run=run, cursor=cursor)
         pictures = await self._pictures(rows, first=after is None)
         listed = self.place.hub.status.runs
-        measure = next((info.measure for info in listed if info.name == run), "")
+        measure: Measure = next((info.measure for info in listed if info.name == run), "loss")
         for row in rows:
             if row.kind == "rollback" and after is not None:
                 self.verdicts.rolled_back(run)

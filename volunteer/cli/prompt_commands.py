@@ -203,7 +203,7 @@ def generate(
 
     async def asked(api: Api) -> tuple[str, Usage | None] | ImageReply:
         card = await api.query(MODEL, model=model)
-        if card.items == "images":
+        if card.output == "image":
             return await draw(api, model, seed)
         if output is not None:
             raise BadRequest(

@@ -205,11 +205,10 @@ def _judged(e: events.Judged) -> str:
 
 
 def _measured(e: events.LossMeasured) -> str:
-    held_out = e.measure.removeprefix("held-out ") in ("", "loss")
     sentence = f"{_('{run} version {version}', run=e.run, version=e.version)}: "
     sentence += (
         _("loss {loss} on held-out data", loss=loss(e.loss))
-        if held_out
+        if e.measure == "loss"
         else f"{measure_name(e.measure)} {loss(e.loss, e.measure)}"
     )
     return f"{sentence}, {_('{n} of yours in it', n=e.mine)}" if e.mine else sentence

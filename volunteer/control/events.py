@@ -16,6 +16,7 @@ from shared.protocol.accounts import Benchmark, Device, Me, RunInfo
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import Announcement, RunBeat
 from shared.sentences import Words
+from shared.workloads.declaration import Measure
 from volunteer.control.model_step import ModelStep
 from volunteer.control.shortage import Shortage
 
@@ -221,7 +222,7 @@ class LossMeasured(Event):
     version: int
     loss: float
     mine: int
-    measure: str = ""  # meaning of the loss; empty: loss on held-out data
+    measure: Measure = "loss"  # meaning of the loss
     sample: str = ""
     picture: Picture | None = None  # part of the image sample; only some versions have one
 

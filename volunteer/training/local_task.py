@@ -27,7 +27,7 @@ from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, nbytes
 from shared.tensors.update import Delta
 from shared.text import size as bytes_in_words
-from shared.workloads.base import Job, Result, Traits, Weights, Work, Workload
+from shared.workloads.base import Job, Result, Weights, Work, Workload
 from shared.workloads.base import load as load_workload
 from shared.workloads.experience import Actor
 from shared.workloads.training.micro_batch import Paced, Rankable
@@ -114,7 +114,7 @@ class LocalTask:
         # SHA-256 of the residual added to the update; "" without one, None if unknown.
         self._residual: str | None = ""
         self._kept = ""  # SHA-256 of the residual that its codec left
-        self.items = Traits().items
+        self.items = "samples"
         self.items_per_sample = 1.0  # for a rate in tokens or images
 
     def begin(self) -> Work:
@@ -134,7 +134,7 @@ class LocalTask:
             )
         samples = sum(workload.samples(job.config, files.data.manifest))
         items = sum(chunk.items for chunk in files.data.manifest.chunks)
-        self.items = workload.traits.items
+        self.items = workload.declaration.items
         self.items_per_sample = items / samples if samples else 1.0
         copies = CPU_COPIES if files.held.device == "cpu" else DEVICE_COPIES
         need = nbytes(self._schema) * copies + workload.fixed_bytes(job.config)

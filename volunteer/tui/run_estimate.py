@@ -231,7 +231,7 @@ def part_words(status: Status, run: str, device: str, roles: Sequence[str]) -> s
     beat = next((beat for beat in status.beats if beat.run == run), None)
     if beat is None or beat.episodes_per_hour is None:
         return ""
-    parts = _PARTS if beat.episodes == "games" else _ANSWERING
+    parts = _PARTS if beat.measure == "matches" else _ANSWERING
     does = [_(word) for role, word in parts.items() if role in roles or not roles]
     if not does:
         return _("This device takes no part in it: its roles are for other runs.")

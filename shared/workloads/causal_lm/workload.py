@@ -31,6 +31,7 @@ from shared.workloads.base import (
 from shared.workloads.causal_lm import config as settings
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.data.windows import windows_of
+from shared.workloads.declaration import Declaration
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +45,7 @@ class CausalWorkload(Workload):
     formats = ("transformers", "peft", "onnx")
     dataset_kinds = ("tokens", "chat-tokens")
     optional = (settings.LIBRARY,)
+    declaration = Declaration(output="text")
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return settings.config_for(raw, manifest).to_dict()

@@ -20,7 +20,6 @@ from shared.workloads.base import (
     FormatWanted,
     Job,
     Sample,
-    Traits,
     Weights,
     Work,
     Workload,
@@ -28,6 +27,7 @@ from shared.workloads.base import (
 from shared.workloads.data.image_chunks import images_of
 from shared.workloads.dcgan import config as dcgan_config
 from shared.workloads.dcgan.config import DcganConfig
+from shared.workloads.declaration import Declaration
 from shared.workloads.training.seeded_random import normal
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class DcganWorkload(Workload):
     version = 1
     dataset_kinds = ("images",)
     formats = ("onnx",)
-    traits = Traits(items="images", measure="Fréchet distance", loss_is_measured=False)
+    declaration = Declaration(output="image", measure="distance", items="images")
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         return {"train": _TRAIN, "task": _TASK, "validation": _VALIDATION}

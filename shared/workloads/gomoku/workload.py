@@ -23,11 +23,11 @@ from shared.workloads.base import (
     FormatWanted,
     Job,
     Sample,
-    Traits,
     Weights,
     Work,
     Workload,
 )
+from shared.workloads.declaration import Declaration
 from shared.workloads.gomoku import config as gomoku_config
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.games_service import GomokuGames
@@ -44,7 +44,9 @@ class GomokuWorkload(Workload):
     version = 2
     dataset_kinds = ()
     formats = ("onnx",)
-    traits = Traits(items="positions", measure="tactical loss", loss_is_measured=False)
+    declaration = Declaration(
+        output="moves", taught_by="experience", measure="matches", items="positions"
+    )
     experience = GomokuGames()
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

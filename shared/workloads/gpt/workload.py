@@ -19,12 +19,12 @@ from shared.workloads.base import (
     FormatWanted,
     Job,
     Sample,
-    Traits,
     Weights,
     Work,
     Workload,
 )
 from shared.workloads.data.windows import windows_of
+from shared.workloads.declaration import Declaration
 from shared.workloads.gpt import config as gpt_config
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.training.seeded_random import transformer
@@ -44,7 +44,7 @@ class GptWorkload(Workload):
     version = 1
     dataset_kinds = ("tokens",)
     formats = ("transformers", "onnx")
-    traits = Traits(unit="nats a token")
+    declaration = Declaration(output="text")
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         if plan.get("update") == "gradient":  # the server makes the steps

@@ -82,6 +82,7 @@ def evaluate(
         "loss": 1 - solved,
         "solved": solved,
         "solved_error": standard_error(round(sum(rewards)), count),
+        "problems": float(count),
         "cut": cut / count,
         "answer_tokens": sum(map(len, answers)) / count,
     }

@@ -15,7 +15,6 @@ import msgspec
 
 from shared.errors import BadRequest
 from shared.tensors.spec import Schema
-from shared.text import UNSOLVED
 from shared.workloads.base import (
     ChunkRef,
     Config,
@@ -28,7 +27,6 @@ from shared.workloads.base import (
     Job,
     Origin,
     Sample,
-    Traits,
     Weights,
     Work,
     Workload,
@@ -36,6 +34,7 @@ from shared.workloads.base import (
 from shared.workloads.causal_lm.config import folder_of
 from shared.workloads.causal_lm.model_folder import TOKENIZER
 from shared.workloads.causal_lm.workload import CausalWorkload
+from shared.workloads.declaration import Declaration
 from shared.workloads.gpt.workload import GptWorkload
 from shared.workloads.rollouts import problem_dataset
 from shared.workloads.rollouts.config import FILE, TEXT, RolloutsConfig, RolloutsOptions
@@ -55,7 +54,9 @@ class RolloutsWorkload(Workload):
     dataset_kinds = (problem_dataset.KIND,)
     formats = CausalWorkload.formats
     optional = (LIBRARY, *CausalWorkload.optional)
-    traits = Traits(items="answers", measure=UNSOLVED, loss_is_measured=False)
+    declaration = Declaration(
+        output="text", taught_by="experience", measure="share solved", items="answers"
+    )
     experience = RolloutExperience()
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

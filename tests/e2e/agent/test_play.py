@@ -84,7 +84,7 @@ async def test_nobody_plays_for_a_run_without_games_or_in_the_name_of_another(
     async with local_coordinator(tmp_path / "coordinator") as home:
         await home.start_run()
         async with asking(home, tmp_path) as (api, identity):
-            with pytest.raises(BadRequest, match='"tiny" plays no games'):
+            with pytest.raises(BadRequest, match='"tiny" writes text'):
                 await rival(api, identity, tmp_path, "tiny").sit()
             with pytest.raises(NotFound):
                 await rival(api, identity, tmp_path, "chess").sit()

@@ -230,6 +230,6 @@ async def test_a_run_that_nobody_may_ask(tmp_path: Path) -> None:
 
 async def test_a_text_run_draws_no_pictures(house: Answering) -> None:
     async with house.client() as client:
-        with pytest.raises(openai.BadRequestError, match="does not draw pictures"):
+        with pytest.raises(openai.BadRequestError, match="writes text: volunteer generate"):
             await client.images.generate(model="tiny", prompt="x")
     assert (await house.balances()).held_micro == 0

@@ -552,7 +552,7 @@ async def test_pictures_of_an_image_run_are_paid_by_the_piece(house: Answering) 
     async with house.client() as client:
         card = (await client.models.retrieve("digits")).model_dump()
         made = await client.images.generate(model="digits", prompt="", n=3)
-        with pytest.raises(openai.BadRequestError, match="does not write text"):
+        with pytest.raises(openai.BadRequestError, match="draws pictures: volunteer generate"):
             await client.completions.create(model="digits", prompt="x", max_tokens=1)
     assert made.data is not None
     pictures = [base64.b64decode(each.b64_json or "") for each in made.data]

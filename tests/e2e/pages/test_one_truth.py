@@ -18,6 +18,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.pages import templates
 from shared.protocol.limits import process_on
 from shared.text import credit, size, whole_percent
+from shared.workloads.declaration import MEASURES
 from tests.e2e.pages.test_pages import merged
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.served import served
@@ -98,7 +99,7 @@ async def test_a_page_and_its_events_say_what_run_show_prints(tmp_path: Path) ->
     assert f"{name} {info['state']}" in page.words
     assert info["description"] in page.words
     assert page.terms["At work"] == f"{info['workers']} machines"
-    measure = info["measure"].capitalize()
+    measure = MEASURES[info["measure"]].capitalize()
     loss, first = templates.loss(info["loss"]), templates.loss(info["loss_first"])
     assert page.terms[measure] == f"{loss} from {first}"
     assert page.terms["Version"].split()[0] == str(info["version"])

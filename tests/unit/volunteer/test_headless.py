@@ -84,7 +84,7 @@ STORY: list[AnyEvent] = [
     events.Judged(verdict=VERDICT),
     events.TaskEnded(task=7, how="gone", message="somebody else holds it"),
     events.LossMeasured(run="r", version=4, loss=2.25, mine=1),
-    events.LossMeasured(run="p", version=2, loss=0.37, mine=0, measure="share unsolved"),
+    events.LossMeasured(run="p", version=2, loss=0.37, mine=0, measure="share solved"),
     events.Credits(me=ME),
     events.Paused(device="", by="battery", message="on battery", until="it is plugged in"),
     events.Resumed(device="cuda:0"),
@@ -185,7 +185,7 @@ async def test_asking_for_work_is_said_once() -> None:
 
 
 async def test_what_is_measured_has_its_own_name() -> None:
-    drawn = events.LossMeasured(run="r", version=4, loss=337.19, mine=0, measure="Fréchet distance")
+    drawn = events.LossMeasured(run="r", version=4, loss=337.19, mine=0, measure="distance")
     assert (await lines(drawn))[0].endswith("r version 4: Fréchet distance 337.2")
     use(choose("de"))
     try:
@@ -270,9 +270,9 @@ def test_the_status_says_what_is_done_and_why_nothing_is() -> None:
 def test_the_status_says_of_problems_the_share_that_is_solved() -> None:
     beat = RunBeat(
         run="p", state="running", version=2, loss=0.37, needs=2, merge_in_s=9, workers=1,
-        measure="share unsolved",
+        measure="share solved",
     )  # fmt: skip
-    usual = msgspec.structs.replace(beat, run="r", measure="held-out loss")
+    usual = msgspec.structs.replace(beat, run="r", measure="loss")
     text = status_lines(Status(beats=(beat, usual)))
     assert text[-2:] == ["p version 2: solved 63 %", "r version 2: loss 0.370"]
 

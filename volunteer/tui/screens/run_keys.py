@@ -54,22 +54,14 @@ def show_samples(app: VolunteerApp, run: str) -> None:
 
 
 def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
-    """Run `volunteer chat` or `play` in the terminal, or tell that the run has neither."""
+    """Run `volunteer chat` or `play` in the terminal, or name the command that draws a picture."""
     if info is None or app.control is None:
         return
-    if info.items == "tokens":
-        app.run_worker(_lend(app, "chat", info.name), group="lend", exclusive=True)
-    elif not info.dataset:  # a run without a dataset plays against itself
-        app.run_worker(_lend(app, "play", info.name), group="lend", exclusive=True)
-    elif info.items == "images":
+    if info.output == "image":
         app.tell(_("a picture of this run: volunteer generate {run}", run=info.name))
-    else:
-        sentence = _(
-            "{name} learns from {items}: it answers no prompts and plays no games",
-            name=info.name,
-            items=info.items,
-        )
-        app.tell(sentence, "warning")
+        return
+    command = "chat" if info.output == "text" else "play"
+    app.run_worker(_lend(app, command, info.name), group="lend", exclusive=True)
 
 
 async def _lend(app: VolunteerApp, word: str, run: str) -> None:

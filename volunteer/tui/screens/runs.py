@@ -13,13 +13,13 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LossPoint
 from shared.protocol.versions import SuiteCourse
-from shared.text import UNSOLVED, printable
+from shared.text import printable
 from shared.workloads.base import installed
 from volunteer.control import commands
 from volunteer.control.commands import SettingRow
 from volunteer.i18n.catalogue import N_, NP_, _, number, pgettext
 from volunteer.i18n.formats import size
-from volunteer.text import loss, measure_word, measured, origin_of
+from volunteer.text import loss, measure_name, measure_word, measured, origin_of
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
 from volunteer.tui.run_estimate import STATES, STATES_SHORT, RunEstimate, estimate
@@ -201,7 +201,7 @@ class RunsPage(QueryPage):
         if model is not None and len(model.points) > len(points):
             points = list(model.points)
         return Chart(
-            series=(Series(points=rising(points, info.measure if info else ""), role="model"),),
+            series=(Series(points=rising(points, info.measure if info else "loss"), role="model"),),
             marks=tuple(float(version) for version in sorted(self._mine(scene, name))),
             x_name=_("version"),
             empty=_("asking the coordinator")
@@ -437,8 +437,7 @@ def _course(info: RunInfo, glyphs: Glyphs) -> str:
     measure = info.measure
     first = loss(info.loss_first, measure)
     first = "" if info.loss_first in (None, info.loss) else f"{first} {glyphs.right} "
-    usual = measure == "held-out loss" or measure == UNSOLVED
-    named = "" if usual else f" ({printable(measure, 24)})"
+    named = "" if measure in ("loss", "share solved") else f" ({measure_name(measure)})"
     return f"{first}{loss(info.loss, measure)}{named}"
 
 

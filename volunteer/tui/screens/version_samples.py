@@ -12,6 +12,7 @@ from textual.events import Resize
 from shared.errors import VolunteerError
 from shared.protocol.versions import VersionInfo
 from shared.text import printable
+from shared.workloads.declaration import Measure
 from volunteer.i18n.catalogue import N_, _, ngettext, shown
 from volunteer.text import loss, measure_word
 from volunteer.tui import keys
@@ -202,7 +203,9 @@ class SamplesPage(Page):
         info = self.volunteer.latest.info(self.run)
         for view, version in (("#before", self.base), ("#after", self.at)):
             row = self.history.rows.get(version) if version is not None else None
-            self.query_one(view, SampleView).look_at(self.run, row, info.measure if info else "")
+            self.query_one(view, SampleView).look_at(
+                self.run, row, info.measure if info else "loss"
+            )
         self.show(self.volunteer.scene(), at_once=True)
 
     # Drawing.
@@ -222,7 +225,7 @@ class SamplesPage(Page):
             )
             + "  "
         )
-        facts = f"  {version_words(row, info.measure if info else '')}"
+        facts = f"  {version_words(row, info.measure if info else 'loss')}"
         room = width - len(text)
         if room - len(facts) >= 12:
             room -= len(facts)
@@ -275,7 +278,7 @@ class SamplesPage(Page):
         self.dismiss()
 
 
-def version_words(row: VersionInfo, measure: str) -> str:
+def version_words(row: VersionInfo, measure: Measure) -> str:
     """Return the measure of a version, its contributions and its time."""
     parts = []
     if row.loss is not None:

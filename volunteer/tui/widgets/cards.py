@@ -257,7 +257,7 @@ def _loss_of(info: RunInfo | None, model: ModelView | None, glyphs: Glyphs) -> l
     if newest is None:
         return []
     better = first is not None and newest < first
-    measure = info.measure if info else ""
+    measure = info.measure if info else "loss"
     label = fit(measure_word(measure), NAME_CELLS - 1)
     arrow = f"{loss(first, measure)} {glyphs.right} " if first not in (None, newest) else ""
     return [fact(label, (arrow, "dim"), (loss(newest, measure), "good" if better else "value"))]

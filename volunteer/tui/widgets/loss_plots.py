@@ -74,7 +74,7 @@ class ModelPlot(Plot):
         model = scene.view.models.get(scene.view.run())
         newest = last_value(model.points) if model else None
         info = scene.view.info(scene.view.run())
-        measure = info.measure if info else ""
+        measure = info.measure if info else "loss"
         value = f" {loss(newest, measure)}" if newest is not None else ""
         share = (
             f"{scene.glyphs.mark} {_('mine {n}', n=count(len(model.mine)))}"
@@ -90,7 +90,7 @@ class ModelPlot(Plot):
         if model is None or not model.points:
             return Chart(empty=_("the loss of each new version appears here"))
         info = scene.view.info(scene.view.run())
-        points = rising(model.points, info.measure if info else "")
+        points = rising(model.points, info.measure if info else "loss")
         return Chart(
             series=(Series(points=points, role="model"),),
             marks=tuple(float(version) for version in sorted(model.mine)),

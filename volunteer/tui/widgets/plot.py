@@ -9,7 +9,7 @@ from itertools import groupby
 
 import msgspec
 
-from shared.text import UNSOLVED
+from shared.workloads.declaration import Measure
 from volunteer.i18n.catalogue import localized
 from volunteer.tui.text import Glyphs, Line, Span, blank, count, fit, left, right
 from volunteer.tui.widgets.panel import Panel, Scene
@@ -44,9 +44,9 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     empty: str = ""  # sentence shown without points
 
 
-def rising(points: Sequence[Point], measure: str) -> Sequence[Point]:
+def rising(points: Sequence[Point], measure: Measure) -> Sequence[Point]:
     """Return a measured loss by version as people read it: for problems, the share solved."""
-    return [(x, 1 - y) for x, y in points] if measure == UNSOLVED else points
+    return [(x, 1 - y) for x, y in points] if measure == "share solved" else points
 
 
 class Plot(Panel):

@@ -12,7 +12,7 @@ from textual.content import Content
 
 from shared.errors import VolunteerError
 from shared.protocol.versions import VersionInfo
-from shared.text import UNSOLVED
+from shared.workloads.declaration import Measure
 from volunteer.control import commands
 from volunteer.i18n.catalogue import _
 from volunteer.text import loss, measure_word
@@ -85,7 +85,7 @@ class SampleView(Container):
         yield Words()
         yield PictureView()
 
-    def look_at(self, run: str, row: VersionInfo | None, measure: str) -> None:
+    def look_at(self, run: str, row: VersionInfo | None, measure: Measure) -> None:
         """Show the sample of a version; its picture follows after its download."""
         version = row.version if row else None
         if version == self._version:
@@ -128,9 +128,9 @@ class SampleView(Container):
         self.set_class(not plain, "-drawn")
 
 
-def _value(value: float, measure: str) -> str:
+def _value(value: float, measure: Measure) -> str:
     """Return the value of a version's measure, named if it is the share of problems solved."""
-    named = f"{measure_word(measure)} " if measure == UNSOLVED else ""
+    named = f"{measure_word(measure)} " if measure == "share solved" else ""
     return f"{named}{loss(value, measure)}"
 
 

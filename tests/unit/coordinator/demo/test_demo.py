@@ -16,8 +16,9 @@ from coordinator.demo.demo_report import Report, traffic_of
 from coordinator.demo.demo_view import hints, summary, table
 from shared.errors import Configuration, InvalidRunFile
 from shared.protocol.versions import VersionInfo
-from shared.text import UNSOLVED, measure_word, measured
+from shared.text import measure_word, measured
 from shared.workloads import base
+from shared.workloads.declaration import Measure
 
 
 def version(number: int, **metrics: float) -> VersionInfo:
@@ -47,7 +48,7 @@ def report(**more: Any) -> Report:
         "sample_last": "",
         "tokens": 90_000,
         "items": "positions",
-        "measure": "tactical loss",
+        "measure": "matches",
         "accepted": 40,
         "rejected": 0,
         "credits": {"ann": 12.5},
@@ -67,7 +68,7 @@ def test_a_workload_that_plays_ends_in_rating_and_tactics() -> None:
     )
     lines = summary(report(history=history))
     text = "\n".join(lines)
-    assert "tactical loss    3.000 -> 2.100" in text
+    assert "tactical loss    3 -> 2.1" in text
     assert "\n".join(table(history)) in text
     assert "trained          90,000 positions" in text
     assert "ledger           balanced" in text
@@ -82,8 +83,9 @@ def test_a_workload_that_plays_ends_in_rating_and_tactics() -> None:
 
 
 def test_a_run_of_problems_says_how_many_are_solved() -> None:
-    assert [measured(0.543, name) for name in (UNSOLVED, "loss")] == ["45 %", "0.543"]
-    assert [measure_word(name) for name in (UNSOLVED, "loss")] == ["solved", "loss"]
+    measures: tuple[Measure, ...] = ("share solved", "loss")
+    assert [measured(0.543, measure) for measure in measures] == ["45 %", "0.543"]
+    assert [measure_word(measure) for measure in measures] == ["solved", "loss"]
 
 
 def test_a_long_history_is_a_short_table_with_both_ends() -> None:
@@ -97,7 +99,7 @@ def test_whether_it_got_better_is_told_by_the_loss() -> None:
     assert report().improved
     worse = report(loss_last=3.5)
     assert not worse.improved
-    assert "The tactical loss did not fall" in hints(worse)[-1]
+    assert "The tactical loss did not improve" in hints(worse)[-1]
 
 
 def test_traffic_is_what_a_volunteer_said_last(tmp_path: Any) -> None:

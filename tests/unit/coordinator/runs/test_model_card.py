@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from coordinator.runs.model_card import CardFacts, card
+from coordinator.runs.model_card import CardFacts, StatedShare, card
 
 
 def facts(**changes: Any) -> CardFacts:
     values: dict[str, Any] = {
         "run": "tiny", "version": 3, "description": "Sums.", "workload": "gpt",
-        "workload_version": 1, "parameters": 1234567, "measure": "held-out loss",
-        "unit": "nats a token", "loss": 3.25, "trained_on": "sums", "global_step": 10,
+        "workload_version": 1, "parameters": 1234567, "output": "text",
+        "measure": "loss", "loss": 3.25, "trained_on": "sums", "global_step": 10,
         "items": "tokens", "count": 2000, "licence": "Apache-2.0", "contact": "",
         "library": "", "packages": "", "code": ["print(1)"],
     }  # fmt: skip
@@ -31,10 +31,12 @@ def front(text: str) -> dict[str, Any]:
 
 def test_the_measure_has_its_unit_and_a_missing_one_is_said() -> None:
     assert "- held-out loss: 3.2500 nats a token (measured by" in card(facts())
-    assert "- Fréchet distance: 3.2500 (measured" in card(
-        facts(measure="Fréchet distance", unit="")
-    )
+    assert "- Fréchet distance: 3.2500 (measured" in card(facts(measure="distance", output="image"))
     assert "- held-out loss: not measured\n" in card(facts(loss=None))
+    share = StatedShare(share=0.8125, error=0.0244, problems=256)
+    text = card(facts(measure="share solved", loss=0.1875, solved=share))
+    assert "- share solved: 81.2% ± 2.4% of 256 held-out problems (measured by" in text
+    assert "0.1875" not in text  # the share that is not solved
 
 
 def test_hubs_read_licence_library_and_task() -> None:

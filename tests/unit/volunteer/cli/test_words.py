@@ -31,6 +31,7 @@ from shared.protocol.inference import (
 )
 from shared.protocol.transparency import LedgerEntry, Receipt, TreeHead
 from shared.sentences import Sentence
+from shared.workloads.declaration import Output
 from tests.support.greek import in_english, pseudo
 from tests.tui.scenes import ME
 from volunteer.account.profile import Identity, Profile
@@ -184,14 +185,14 @@ class Answers:
     client = None
 
     def __init__(self) -> None:
-        self.items = "tokens"
+        self.output: Output = "text"
 
     async def query(self, endpoint: Endpoint[Any], **args: Any) -> Any:
         return await self.call(endpoint, args)
 
     async def call(self, endpoint: Endpoint[Any], *told: Any, **options: Any) -> Any:
         card = ModelCard(
-            id="tiny", created=0, owned_by="x", items=self.items, answered_by="volunteers"
+            id="tiny", created=0, owned_by="x", output=self.output, answered_by="volunteers"
         )
         return {
             endpoints.ME: ME,
@@ -286,7 +287,7 @@ def test_a_command_of_an_account(joined: Answers, said: Said, words: str, code: 
 
 
 def test_a_picture_that_is_none(joined: Answers, said: Said) -> None:
-    joined.items = "images"
+    joined.output = "image"
     assert said("generate", "tiny", "--seed", "3", code=2) == set()
 
 

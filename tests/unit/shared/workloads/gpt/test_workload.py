@@ -63,7 +63,7 @@ def test_the_reference_config_is_valid_and_has_its_parameters() -> None:
 
 def test_a_sample_counts_as_many_tokens_as_it_trains_on() -> None:
     whole = WORKLOAD.config({"vocab_size": 300, "block_size": 32}, None)
-    assert (WORKLOAD.traits.items, WORKLOAD.items_per_sample(whole)) == ("tokens", 32)
+    assert (WORKLOAD.declaration.items, WORKLOAD.items_per_sample(whole)) == ("tokens", 32)
     assert load("dcgan").items_per_sample({}) == load("gomoku").items_per_sample({}) == 1
 
 

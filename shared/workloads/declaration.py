@@ -1,0 +1,56 @@
+"""Declaration of a workload: what its versions make, how they are taught and how they are measured.
+
+Every subject (prompts, games, export, the best version, retention, screens) reads the declaration
+to know what a model can do, and nothing else. This module loads without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from shared.sentences import Sentence
+
+Output: TypeAlias = Literal["text", "image", "moves"]
+Teaching: TypeAlias = Literal["samples", "experience"]
+# Meaning of "loss" in the result of `Workload.evaluate`, which is lower for a better version:
+# a loss, the share of problems that is not solved, a loss that matches overrule, a distance.
+Measure: TypeAlias = Literal["loss", "share solved", "matches", "distance"]
+Subject: TypeAlias = Literal["ask", "draw", "generate", "play"]
+
+MEASURES: Mapping[Measure, str] = MappingProxyType(
+    {
+        "loss": "held-out loss",
+        "share solved": "share solved",
+        "matches": "tactical loss",
+        "distance": "Fréchet distance",
+    }
+)
+_OUTPUTS: Mapping[Subject, tuple[Output, ...]] = MappingProxyType(
+    {"ask": ("text",), "draw": ("image",), "generate": ("text", "image"), "play": ("moves",)}
+)
+
+
+class Declaration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a workload can do."""
+
+    output: Output
+    taught_by: Teaching = "samples"  # samples of a dataset, or episodes of its own versions
+    measure: Measure = "loss"
+    items: str = "tokens"  # unit of datasets, of progress and of [stop] tokens
+
+
+def refusal(output: Output, subject: Subject, name: str) -> Sentence | None:
+    """Return the sentence that refuses a subject to a model, and names what to do instead; None if
+    the model can do it.
+    """
+    if output in _OUTPUTS[subject]:
+        return None
+    if output == "text":
+        return Sentence('"{name}" writes text: volunteer generate {name}', name=name)
+    if output == "image":
+        return Sentence('"{name}" draws pictures: volunteer generate {name}', name=name)
+    return Sentence('"{name}" plays a game: volunteer play {name}', name=name)
