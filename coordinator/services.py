@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
@@ -30,6 +30,7 @@ from coordinator.checking.checkers import Checkers
 from coordinator.checking.recompute import Recomputes
 from coordinator.compute import Compute, half_the_cores
 from coordinator.config import Settings
+from coordinator.database import unreferenced_blobs
 from coordinator.database.engine.open_database import Database, file_of, is_new, migrate
 from coordinator.experience.harvest import Harvest
 from coordinator.experience.replay import Replay
@@ -40,6 +41,7 @@ from coordinator.inference.inference_engine import InferenceEngine
 from coordinator.inference.volunteer_engine import VolunteerEngine
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.intake.uploads import Uploads
+from coordinator.joiner import Joiner
 from coordinator.merging.evaluation import Evaluation
 from coordinator.merging.merger import Merger
 from coordinator.platform import Platform
@@ -55,6 +57,7 @@ from coordinator.scheduling.heartbeat_replies import Heartbeats
 from coordinator.scheduling.queue import Queue
 from coordinator.scheduling.renewals import Renewals
 from coordinator.signals import Signals
+from coordinator.storage.blobs import Announcer
 from coordinator.storage.disk_space import Space
 from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
@@ -70,6 +73,7 @@ from shared.machine_limits import disk_bytes
 from shared.signing import SigningKey
 
 RESTART_S = 1.0  # wait before a failed background job starts again
+ANNOUNCED_MAX = 64  # blobs announced in one transaction
 STOP_S = 20.0  # time that background jobs have to end
 
 log = structlog.get_logger("app")
@@ -149,7 +153,8 @@ class Coordinator(Platform):
         cls, settings: Settings, clock: Clock, db: Database, key: SigningKey, separate: bool
     ) -> Self:
         signals, traffic = Signals(clock), TrafficCounter()
-        blobs = open_blobs(settings.blobs_url, settings.directory / "cache")
+        cache = settings.directory / "cache"
+        blobs = open_blobs(settings.blobs_url, cache, _announcer(db, clock))
         await signals.connect(db)
         on = Platform(
             settings=settings,
@@ -372,6 +377,17 @@ def _examiners(on: Platform, computing: tuple[Compute, ...]) -> Examiners:
         recomputes=Recomputes(on, (first, aside), draws),
         audits=Audits(on, draws),
     )
+
+
+def _announcer(db: Database, clock: Clock) -> Announcer:
+    """Return the function that announces blobs in the database."""
+
+    async def announce_all(names: Sequence[str]) -> list[Exception | None]:
+        since = clock.now()
+        swept = await db.write(lambda conn: unreferenced_blobs.announce(conn, set(names), since))
+        return [unreferenced_blobs.being_deleted() if name in swept else None for name in names]
+
+    return Joiner(announce_all, ANNOUNCED_MAX).ask
 
 
 async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> Database:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import Connection, delete, insert, select, union
 
-from coordinator.database import key_values
+from coordinator.database import key_values, unreferenced_blobs
 from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.statements import its
 from coordinator.database.ledger.postings import insert_new
@@ -158,6 +158,7 @@ def register(conn: Connection, rows: Iterable[tuple[str, int, str]], now: float)
     if noted:
         # Rows are inserted in one order, so that two transactions cannot deadlock.
         conn.execute(insert_new(conn, blobs, "sha256"), [noted[sha] for sha in sorted(noted)])
+        unreferenced_blobs.reference(conn, sorted(noted))
 
 
 def blob_sizes(conn: Connection, sha256s: Sequence[str]) -> dict[str, int]:
@@ -167,11 +168,6 @@ def blob_sizes(conn: Connection, sha256s: Sequence[str]) -> dict[str, int]:
 
 def all_registered(conn: Connection) -> dict[str, int]:
     return dict(conn.execute(select(blobs.c.sha256, blobs.c.size)).all())
-
-
-def unregister(conn: Connection, sha256s: Sequence[str]) -> None:
-    if sha256s:
-        conn.execute(delete(blobs).where(blobs.c.sha256.in_(sha256s)))
 
 
 def in_use(conn: Connection) -> set[str]:

@@ -115,11 +115,9 @@ def abandoned(conn: sa.Connection, before: float, limit: int) -> list[str]:
     return list(conn.execute(_ABANDONED, {"before": before, "most": limit}).scalars())
 
 
-def arrived(conn: sa.Connection) -> set[str]:
-    """Return the complete uploads that may still be submitted, or are evidence: no contribution
-    refers to them, but they must stay.
-    """
-    return set(conn.execute(sa.select(_U.sha256).where(_U.complete)).scalars())
+def blobs_in_use(conn: sa.Connection) -> set[str]:
+    """Return the blobs of all uploads: no contribution refers to them yet, but they must stay."""
+    return set(conn.execute(sa.select(_U.sha256)).scalars())
 
 
 def expired(conn: sa.Connection, now: float, limit: int) -> list[str]:

@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from coordinator.database import contributions, datasets, recomputes, runs, tasks, upload_rows
+from coordinator.database import (
+    contributions,
+    datasets,
+    recomputes,
+    runs,
+    tasks,
+    unreferenced_blobs,
+    upload_rows,
+)
 from coordinator.database.tasks import TaskRow
 from coordinator.database.upload_rows import UploadRow, Use
 from coordinator.joiner import Joiner
@@ -233,9 +241,16 @@ class Uploads(PlatformService):
                 answers.append((row, True))
             except VolunteerError as error:
                 answers.append(error)
-        new = [found for found in answers if not isinstance(found, Exception) and found[1]]
-        upload_rows.add(conn, [row for row, _ in new])
-        return answers
+        new = [answer[0] for answer in answers if isinstance(answer, tuple) and answer[1]]
+        names = {row.sha256 for row in new}
+        swept = unreferenced_blobs.announce(conn, names, self._clock.now())
+        upload_rows.add(conn, [row for row in new if row.sha256 not in swept])
+        return [
+            unreferenced_blobs.being_deleted()
+            if isinstance(answer, tuple) and answer[0].sha256 in swept
+            else answer
+            for answer in answers
+        ]
 
     def _row_of(self, conn: Connection, each: _Asked, task: TaskRow) -> UploadRow:
         """Return the row of an upload that its worker may begin. Raises like `create`."""
@@ -529,7 +544,7 @@ class Uploads(PlatformService):
             if staging is not None:
                 await staging.store(row.sha256, path, copy)
             else:
-                await self._blobs.put_file(row.sha256, path)
+                await self._blobs.store_file(row.sha256, path)
         finally:
             if staging is not None:
                 await staging.release(copy)

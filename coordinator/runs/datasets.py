@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import audits, datasets, experience, record, versions
+from coordinator.database import (
+    audits,
+    datasets,
+    experience,
+    record,
+    unreferenced_blobs,
+    versions,
+)
 from coordinator.database.datasets import DatasetRow
 from coordinator.platform import PlatformService
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
@@ -24,11 +31,31 @@ from shared.workloads.data.task_suite import KIND as SUITE
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
+    from shared.clock import Clock
 
+ANNOUNCED_S = 600.0  # interval of announcing the chunks of a long build again
 Build = Callable[[Callable[[bytes], str]], DatasetManifest]
 # Receives the progress of a build for the waiting command.
 progress: ContextVar[Callable[[Any], None] | None] = ContextVar("progress", default=None)
+
+
+class _ChunkStore:
+    """Stores the chunks of one build, and announces them again while a long build runs."""
+
+    def __init__(self, blobs: BlobStore, db: Database, clock: Clock) -> None:
+        self._blobs, self._db, self._clock = blobs, db, clock
+        self._names, self._announced_at = set[str](), clock.now()
+
+    async def put(self, data: bytes) -> str:
+        sha256 = await self._blobs.put_bytes(data)
+        self._names.add(sha256)
+        now = self._clock.now()
+        if now - self._announced_at > ANNOUNCED_S:
+            self._announced_at = now
+            await self._db.write(lambda conn: unreferenced_blobs.announce(conn, self._names, now))
+        return sha256
 
 
 class Datasets(PlatformService):
@@ -41,8 +68,10 @@ class Datasets(PlatformService):
         """
         loop = asyncio.get_running_loop()
 
+        chunks = _ChunkStore(self._blobs, self._db, self._clock)
+
         def put(data: bytes) -> str:
-            return asyncio.run_coroutine_threadsafe(self._blobs.put_bytes(data), loop).result()
+            return asyncio.run_coroutine_threadsafe(chunks.put(data), loop).result()
 
         manifest = await loop.run_in_executor(self._threads, build, put)
         if not manifest.chunks and manifest.kind != SUITE:

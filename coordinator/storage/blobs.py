@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -84,10 +84,15 @@ class BlobStore(Protocol):
     public: bool
 
     async def put_file(self, sha256: str, path: Path) -> None:
-        """Move the file at `path` into the store. Durable, idempotent; the caller has hashed it."""
+        """Announce a blob, then store it as `store_file` does."""
 
     async def put_bytes(self, data: bytes) -> str:
-        """Store bytes and return their SHA-256."""
+        """Announce and store bytes; return their SHA-256."""
+
+    async def store_file(self, sha256: str, path: Path) -> None:
+        """Move the file at `path` into the store. Durable, idempotent; the caller has hashed it,
+        and announced it if a sweep shall find it should nothing refer to it.
+        """
 
     async def local(self, sha256: str) -> Path:
         """Return a read-only local file with the blob's bytes, to be memory-mapped."""
@@ -126,9 +131,22 @@ class BlobStore(Protocol):
         """Return a directory on the same filesystem for files on their way into the store."""
 
 
+# Tells the database of a blob before it is written.
+Announcer: TypeAlias = Callable[[str], Awaitable[None]]
+
+
+async def unannounced(sha256: str) -> None:
+    """Announce nothing: this store has no database."""
+
+
+def is_name(text: str) -> bool:
+    """Return True for a SHA-256 in lower-case hex."""
+    return _NAME.fullmatch(text) is not None
+
+
 def check_name(sha256: str) -> str:
     """Return a valid name. Raises BadRequest for all but a SHA-256 in lower-case hex."""
-    if not _NAME.fullmatch(sha256):
+    if not is_name(sha256):
         raise BadRequest("a blob is named by its SHA-256: 64 hexadecimal digits in lower case")
     return sha256
 
@@ -239,8 +257,9 @@ class DiskBlobs:
     staging: Staging | None = None
     public = False
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, announce: Announcer = unannounced) -> None:
         self._root = root
+        self._announce = announce
         self._scratch = root / "tmp"
         self._scratch.mkdir(parents=True, exist_ok=True)
         if root.stat().st_mode & 0o777 != 0o700:  # else a read-only disk would refuse
@@ -261,6 +280,10 @@ class DiskBlobs:
             await in_pool(write_private, self._root / OWNER, name.encode())
 
     async def put_file(self, sha256: str, path: Path) -> None:
+        await self._announce(sha256)
+        await self.store_file(sha256, path)
+
+    async def store_file(self, sha256: str, path: Path) -> None:
         await in_pool(self._take, sha256, path)
 
     def _take(self, sha256: str, path: Path) -> None:
@@ -296,10 +319,12 @@ class DiskBlobs:
         path.unlink()
 
     async def put_bytes(self, data: bytes) -> str:
-        return await in_pool(self._put_bytes, data)
-
-    def _put_bytes(self, data: bytes) -> str:
         sha256 = hashlib.sha256(data).hexdigest()
+        await self._announce(sha256)
+        await in_pool(self._put_bytes, sha256, data)
+        return sha256
+
+    def _put_bytes(self, sha256: str, data: bytes) -> None:
         part = self._scratch / f"{uuid4().hex}.part"
         try:
             with storage_errors():
@@ -307,7 +332,6 @@ class DiskBlobs:
             self._take(sha256, part)
         finally:
             part.unlink(missing_ok=True)
-        return sha256
 
     async def local(self, sha256: str) -> Path:
         path = self._path(sha256)
@@ -360,7 +384,7 @@ class DiskBlobs:
     def _entries(self, folder: Path) -> tuple[BlobEntry, ...]:
         found = []
         for path in folder.iterdir():
-            if _NAME.fullmatch(path.name):
+            if is_name(path.name):
                 stat = path.stat()
                 entry = BlobEntry(sha256=path.name, size=stat.st_size, modified_at=stat.st_mtime)
                 found.append(entry)

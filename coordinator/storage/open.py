@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator.storage.blobs import BlobStore, DiskBlobs
+from coordinator.storage.blobs import Announcer, BlobStore, DiskBlobs, unannounced
 from shared.errors import Configuration
 
 
-def open_blobs(url: str, cache: Path) -> BlobStore:
+def open_blobs(url: str, cache: Path, announce: Announcer = unannounced) -> BlobStore:
     """Open a setting's store: a directory, or `s3://bucket/prefix`. Raises Configuration."""
     if url.startswith("s3://"):
         from coordinator.storage.s3 import S3Blobs  # needs an extra
 
-        return S3Blobs(url, cache)
+        return S3Blobs(url, cache, announce)
     if "://" in url:
         raise Configuration(f'blobs must be a directory or s3://bucket/prefix, not "{url}"')
     try:
-        return DiskBlobs(Path(url).expanduser().absolute())
+        return DiskBlobs(Path(url).expanduser().absolute(), announce)
     except OSError as error:
         raise Configuration(f"the blob directory {url} cannot be used: {error.strerror}") from error

@@ -20,6 +20,7 @@ from uuid import uuid4
 from coordinator.storage.blobs import (
     OWNER,
     READ_BYTES,
+    Announcer,
     BlobEntry,
     DamagedBlob,
     FileStream,
@@ -27,9 +28,11 @@ from coordinator.storage.blobs import (
     Pieces,
     check_name,
     in_pool,
+    is_name,
     open_in_pool,
     storage_errors,
     sync_file,
+    unannounced,
 )
 from coordinator.storage.sparse_copy import SparseCopy
 from coordinator.storage.staging import Staging
@@ -59,6 +62,7 @@ class S3Blobs:
         self,
         url: str,
         cache: Path,
+        announce: Announcer = unannounced,
         *,
         cache_bytes_max: int = CACHE_BYTES_MAX,
         retry_s: float = 30.0,
@@ -92,6 +96,7 @@ class S3Blobs:
         public = os.environ.get("AWS_ENDPOINT_URL_PUBLIC", "")
         self._signing = S3Store.from_url(url, endpoint=public) if public else None
         self.public = self._signing is not None
+        self._announce = announce
         self._cache = cache
         self._cache_bytes_max = cache_bytes_max
         self.staging: Staging | None = Staging(self)
@@ -114,6 +119,10 @@ class S3Blobs:
         await self.put_object(OWNER, name.encode(), len(name))
 
     async def put_file(self, sha256: str, path: Path) -> None:
+        await self._announce(sha256)
+        await self.store_file(sha256, path)
+
+    async def store_file(self, sha256: str, path: Path) -> None:
         await self.put_object(self.key(sha256), path, (await in_pool(path.stat)).st_size)
         await in_pool(self._keep, sha256, path)
 
@@ -154,6 +163,7 @@ class S3Blobs:
 
     async def put_bytes(self, data: bytes) -> str:
         sha256 = hashlib.sha256(data).hexdigest()
+        await self._announce(sha256)
         await self.put_object(self.key(sha256), data, len(data))
         return sha256
 
@@ -280,7 +290,7 @@ class S3Blobs:
     async def entries(self) -> AsyncIterator[BlobEntry]:
         async for found in self.objects(None):
             folder, _, name = found["path"].rpartition("/")
-            if len(folder) == 2:
+            if folder == name[:2] and is_name(name):
                 modified = found["last_modified"].timestamp()
                 yield BlobEntry(sha256=name, size=int(found["size"]), modified_at=modified)
 

@@ -114,7 +114,7 @@ class Staging:
             await self._blobs.copy_object(copy, self._blobs.key(sha256))
             await self._blobs.keep(sha256, path)
         else:
-            await self._blobs.put_file(sha256, path)
+            await self._blobs.store_file(sha256, path)
 
     async def release(self, copy: str) -> None:
         """Delete a copy that `collect` made; "" is none."""

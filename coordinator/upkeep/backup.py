@@ -392,7 +392,7 @@ async def _put_blob(blobs: BlobStore, path: Path, sha256: str) -> None:
     copy = blobs.scratch() / f"restore-{sha256}"
     with storage_errors():
         await in_pool(shutil.copyfile, path, copy)
-    await blobs.put_file(sha256, copy)
+    await blobs.store_file(sha256, copy)
     if await blobs.hash(sha256) != sha256:
         raise Configuration(f"the blob store gave back other bytes for {sha256}: look at its disk")
 

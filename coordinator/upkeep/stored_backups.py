@@ -122,7 +122,7 @@ class StorePlace:
         if not await backups.copy_blob(self._blobs, sha256, copy):
             return False
         size = (await in_pool(copy.stat)).st_size
-        await self._store.put_file(sha256, copy)
+        await self._store.store_file(sha256, copy)
         if await self._store.hash(sha256) != sha256:
             raise Configuration(f"the object store gave back other bytes for {sha256}")
         self._there[sha256] = size

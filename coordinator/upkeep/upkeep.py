@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from coordinator.database import (
     record,
     runs,
     tasks,
+    unreferenced_blobs,
     upload_rows,
     versions,
     volunteers,
@@ -41,6 +43,7 @@ TICK_S = 2.0
 SWEEP_S = 300.0  # interval of retention and of deleting orphans
 # an unreferenced blob is kept for this time, since a transaction may be about to refer to it
 ORPHAN_AGE_S = 3600.0
+SWEPT_SHARE, SWEPT_MIN = 0.1, 64  # most blobs of one sweep: a share of the registered ones, or some
 
 log = structlog.get_logger("upkeep")
 
@@ -52,6 +55,7 @@ class Upkeep(PlatformService):
         super().__init__(on)
         self._intake = intake
         self._uploads = uploads
+        self._sweeper = secrets.token_hex(8)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until `stop` is set.
@@ -136,38 +140,36 @@ class Upkeep(PlatformService):
         return await self._db.write(mark)
 
     async def sweep(self) -> int:
-        """Delete unreferenced blobs that are too old to be part of a running transaction."""
-        before = self._clock.now() - ORPHAN_AGE_S
+        """Delete blobs whose names this database has let go, or announced and never registered,
+        once they are too old to be part of a running transaction; return their number.
+
+        A sweep takes at most a share of the store, so that the deletions of a mistake take hours.
+        """
+        now = self._clock.now()
+        before = now - ORPHAN_AGE_S
         await in_pool(_clear, self._blobs.scratch(), before)
-
-        def candidates(conn: Connection) -> set[str]:
-            played = experience.blobs_in_use(conn, self._clock.now())
-            moving = merge_jobs.blobs_in_use(conn) | upload_rows.arrived(conn)
-            moving |= recomputes.blobs_in_use(conn)
-            return datasets.in_use(conn) | versions.blobs_in_use(conn) | played | moving
-
         await self._db.write(lambda conn: _forget_parts(conn, before))
-        await self._db.write(lambda conn: volunteers.clear_networks(conn, self._clock.now()))
-        used = await self._db.read(candidates)
-        orphans = [
-            entry.sha256
-            async for entry in self._blobs.entries()
-            if entry.modified_at < before and entry.sha256 not in used
-        ]
+        await self._db.write(lambda conn: volunteers.clear_networks(conn, now))
 
-        # The blobs are checked again in the transaction that forgets them, since a contribution may
-        # refer to one by now.
-        def forget(conn: Connection) -> list[str]:
-            gone = sorted(set(orphans) - candidates(conn))
-            datasets.unregister(conn, gone)
-            return gone
+        def taken(conn: Connection) -> list[str]:
+            used = _used(conn, now)
+            most = max(SWEPT_MIN, int(unreferenced_blobs.let_go(conn, used, before) * SWEPT_SHARE))
+            return unreferenced_blobs.take(conn, used, self._sweeper, (before, now), most)
 
-        gone = await self._db.write(forget) if orphans else []
-        for sha256 in gone:
-            await self._blobs.delete(sha256)
-        if gone:
-            log.info("swept", blobs=len(gone))
-        return len(gone)
+        names = await self._db.write(taken)
+        for name in names:
+            await self._blobs.delete(name)
+        await self._db.write(lambda conn: unreferenced_blobs.forget(conn, names))
+        if names:
+            log.info("swept", blobs=len(names))
+        return len(names)
+
+
+def _used(conn: Connection, now: float) -> set[str]:
+    """Return the blobs to which rows refer."""
+    used = datasets.in_use(conn) | versions.blobs_in_use(conn) | upload_rows.blobs_in_use(conn)
+    used |= experience.blobs_in_use(conn, now) | merge_jobs.blobs_in_use(conn)
+    return used | recomputes.blobs_in_use(conn)
 
 
 def _forget_parts(conn: Connection, before: float) -> None:

@@ -16,6 +16,15 @@ blobs = sa.Table(
     sa.Column("created_at", sa.Double, nullable=False),
 )
 
+# Blobs that a sweep may delete: announced before they are written, or let go since.
+unreferenced_blobs = sa.Table(
+    "unreferenced_blobs",
+    metadata,
+    sa.Column("sha256", sa.String(64), primary_key=True),
+    sa.Column("since", sa.Double, nullable=False, index=True),
+    sa.Column("sweeper", sa.String(32)),  # the process that deletes the blob at this moment
+)
+
 datasets = sa.Table(
     "datasets",
     metadata,

@@ -20,6 +20,7 @@ from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.versions import VersionRow
 from coordinator.rules import run_file
 from coordinator.runs.definition import definition, of_file
+from coordinator.upkeep.upkeep import ORPHAN_AGE_S
 from shared.clock import SystemClock
 from shared.decoding import decode
 from shared.protocol.accounts import RunInfo
@@ -224,7 +225,7 @@ async def test_what_the_newest_version_needs_is_kept_when_older_ones_are_pruned(
     old = await manifest(ann)
     await advance(home, ann, 1)
     assert await home.coordinator.upkeep.prune() == 4
-    await grow_old(home)
+    await home.clock.advance(ORPHAN_AGE_S + 1)
     assert await home.coordinator.upkeep.sweep() > 0
     found = await manifest(ann)
     assert found.downlink.links[1] == old.downlink.links[0]  # made for a version that is gone
@@ -234,12 +235,6 @@ async def test_what_the_newest_version_needs_is_kept_when_older_ones_are_pruned(
     await fetched(getting, found)
     await fetched(downloads(ann, tmp_path / "new"), found)
     assert (await home.coordinator.checks.run()).breaches == ()
-
-
-async def grow_old(home: LocalCoordinator) -> None:
-    """Make every blob look old."""
-    async for entry in home.coordinator.blobs.entries():
-        os.utime(await home.coordinator.blobs.local(entry.sha256), (0, 0))
 
 
 async def test_a_rollback_leads_to_the_old_bits_and_the_chain_goes_on_from_them(
@@ -279,7 +274,7 @@ async def test_a_coordinator_that_dies_between_link_and_commit_leaves_nothing(
     with faults(order).installed(), pytest.raises(RuntimeError):
         await whole.merger.merge_if_due(1)
     assert not [path for path in whole.blobs.scratch().iterdir() if path.is_file()]
-    await grow_old(home)
+    await home.clock.advance(ORPHAN_AGE_S + 1)
     await whole.upkeep.sweep()
     assert await stored(home) == before
     await home.clock.advance(60)  # the lease of the dead one is over

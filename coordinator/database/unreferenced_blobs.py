@@ -1,0 +1,95 @@
+"""Names of the blobs that a sweep may delete: announced before they are written, or let go.
+
+    announced ── registered ── let go ── old enough: deleted
+        └─────────────────────────────────────┘
+
+A blob whose name is not here is never deleted, whatever refers to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert as insert_postgresql
+from sqlalchemy.dialects.sqlite import insert as insert_sqlite
+
+from coordinator.database.engine.statements import among
+from coordinator.database.ledger.postings import insert_new
+from coordinator.database.tables.datasets import blobs, unreferenced_blobs
+from shared.errors import Unavailable
+
+_U = unreferenced_blobs.c
+_OF = among(_U.sha256, "names")
+_FORGET = sa.delete(unreferenced_blobs).where(_OF)
+_REFERENCED = _FORGET.returning(_U.sweeper)
+_DUE = sa.select(_U.sha256).where(_U.since < sa.bindparam("before")).order_by(_U.since)
+_SWEPT = sa.select(_U.sha256).where(_OF, _U.sweeper.is_not(None))
+_TAKE = (
+    sa.update(unreferenced_blobs)
+    .where(_OF, _U.since < sa.bindparam("before"))
+    .values(since=sa.bindparam("now"), sweeper=sa.bindparam("owner"))
+    .returning(_U.sha256)
+)
+
+
+@cache
+def _announcement(dialect: str) -> Any:
+    new = insert_postgresql if dialect == "postgresql" else insert_sqlite
+    statement = new(unreferenced_blobs)
+    later = sa.case((statement.excluded.since > _U.since, statement.excluded.since), else_=_U.since)
+    return statement.on_conflict_do_update(
+        index_elements=["sha256"], set_={"since": later}, where=_U.sweeper.is_(None)
+    )
+
+
+def announce(conn: sa.Connection, names: Collection[str], since: float) -> set[str]:
+    """Announce blobs that are about to be written; return those that a sweep deletes meanwhile."""
+    if not names:
+        return set()
+    rows = [{"sha256": name, "since": since} for name in sorted(names)]  # in one order: no deadlock
+    conn.execute(_announcement(conn.dialect.name), rows)
+    return set(conn.execute(_SWEPT, {"names": sorted(names)}).scalars())
+
+
+def being_deleted() -> Unavailable:
+    return Unavailable("an old copy of these bytes is being deleted: try again", retry_after_s=5.0)
+
+
+def reference(conn: sa.Connection, names: Sequence[str]) -> None:
+    """Take registered blobs out of the sweep's reach. Raises Unavailable for one being deleted."""
+    if names and any(conn.execute(_REFERENCED, {"names": list(names)}).scalars()):
+        raise being_deleted()
+
+
+def let_go(conn: sa.Connection, used: Collection[str], before: float) -> int:
+    """Let go of the registered blobs that nothing uses and that are older than an instant; return
+    the number of blobs that stay.
+    """
+    registered = dict(conn.execute(sa.select(blobs.c.sha256, blobs.c.created_at)).all())
+    free = [name for name, at in sorted(registered.items()) if at < before and name not in used]
+    if free:
+        rows = [{"sha256": name, "since": registered[name]} for name in free]
+        conn.execute(insert_new(conn, unreferenced_blobs, "sha256"), rows)
+        conn.execute(sa.delete(blobs).where(among(blobs.c.sha256, "names")), {"names": free})
+    return len(registered) - len(free)
+
+
+def take(
+    conn: sa.Connection, used: Collection[str], owner: str, times: tuple[float, float], most: int
+) -> list[str]:
+    """Take the oldest unused names for deletion by one sweeper, at most `most`. `times` are the
+    instant before which they must be announced or let go, and now.
+    """
+    before, now = times
+    due = [name for name in conn.execute(_DUE, {"before": before}).scalars() if name not in used]
+    given = {"names": due[:most], "before": before, "now": now, "owner": owner}
+    return sorted(conn.execute(_TAKE, given).scalars()) if due else []
+
+
+def forget(conn: sa.Connection, names: Sequence[str]) -> None:
+    """Forget names whose blobs are deleted."""
+    if names:
+        conn.execute(_FORGET, {"names": list(names)})

@@ -1,0 +1,102 @@
+"""Only what a database once knew, and let go on purpose, is deleted; the same on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import pytest
+from sqlalchemy import Connection
+
+from coordinator.database import datasets, unreferenced_blobs
+from coordinator.database.engine.open_database import Database
+from shared.errors import Unavailable
+
+A, B, C = ("a" * 64, "b" * 64, "c" * 64)
+
+
+async def announce(database: Database, names: set[str], since: float) -> set[str]:
+    return await database.write(lambda conn: unreferenced_blobs.announce(conn, names, since))
+
+
+async def take(database: Database, used: set[str], before: float, most: int = 9) -> list[str]:
+    def work(conn: Connection) -> list[str]:
+        unreferenced_blobs.let_go(conn, used, before)
+        return unreferenced_blobs.take(conn, used, "me", (before, before + 100.0), most)
+
+    return await database.write(work)
+
+
+async def register(database: Database, name: str, now: float) -> None:
+    await database.write(partial(datasets.register, rows=[(name, 1, "update")], now=now))
+
+
+async def test_what_was_never_known_is_never_taken(database: Database) -> None:
+    assert await take(database, set(), 1e9) == []
+
+
+async def test_an_announced_blob_is_taken_once_it_is_old_and_unused(database: Database) -> None:
+    await announce(database, {A, B}, 10.0)
+    assert await take(database, set(), 10.0) == []
+    assert await take(database, {A}, 11.0) == [B]
+    assert await take(database, {A}, 11.0) == []
+
+
+async def test_a_registered_blob_is_taken_only_when_nothing_uses_it(database: Database) -> None:
+    await announce(database, {A}, 1.0)
+    await register(database, A, 2.0)
+    assert await take(database, {A}, 100.0) == []
+    assert A in await database.read(datasets.all_registered)
+    assert await take(database, set(), 100.0) == [A]
+    assert await database.read(datasets.all_registered) == {}
+
+
+async def test_a_blob_that_is_announced_again_waits_again(database: Database) -> None:
+    await announce(database, {A}, 1.0)
+    await announce(database, {A}, 50.0)
+    await announce(database, {A}, 20.0)
+    assert await take(database, set(), 40.0) == []
+    assert await take(database, set(), 51.0) == [A]
+
+
+async def test_a_blob_that_is_being_deleted_is_neither_announced_nor_registered(
+    database: Database,
+) -> None:
+    await announce(database, {A, B}, 1.0)
+    assert await take(database, {B}, 2.0) == [A]
+    assert await announce(database, {A, B}, 3.0) == {A}
+    with pytest.raises(Unavailable):
+        await register(database, A, 4.0)
+    assert await database.read(datasets.all_registered) == {}
+    await database.write(lambda conn: unreferenced_blobs.forget(conn, [A]))
+    assert await announce(database, {A}, 5.0) == set()
+    await register(database, A, 6.0)
+
+
+async def test_a_sweep_that_died_is_finished_by_a_later_one(database: Database) -> None:
+    await announce(database, {A}, 1.0)
+    assert await take(database, set(), 2.0) == [A]  # at 102
+    assert await take(database, set(), 102.0) == []
+    assert await take(database, set(), 103.0) == [A]
+
+
+async def test_one_sweep_takes_the_oldest_few(database: Database) -> None:
+    for name, at in ((A, 3.0), (B, 1.0), (C, 2.0)):
+        await announce(database, {name}, at)
+    assert await take(database, set(), 9.0, most=2) == [B, C]
+
+
+async def test_sweeps_and_announcements_at_once_never_agree(database: Database) -> None:
+    """Whoever announces a blob while it is taken either comes first, or is told."""
+    names = [f"{number:064x}" for number in range(40)]
+    await announce(database, set(names), 1.0)
+
+    async def again(name: str) -> bool:
+        return not await announce(database, {name}, 50.0)
+
+    taking = asyncio.create_task(take(database, set(), 20.0, most=99))
+    announced = await asyncio.gather(*map(again, names))
+    taken = await taking
+    kept = {name for name, done in zip(names, announced, strict=True) if done}
+    assert kept.isdisjoint(taken)
+    assert kept | set(taken) == set(names)
