@@ -16,6 +16,7 @@ from shared.errors import Configuration
 from shared.wheel import PROJECT
 
 TORCH = "https://download.pytorch.org/whl"  # builds of torch, one folder each
+TORCH_FOLDERS = {"cpu": "cpu", "cuda": "cu130", "cuda126": "cu126", "rocm": "rocm7.2"}
 _REQUIREMENT = re.compile(r"([^;]+);.*\bextra == ['\"]([\w-]+)['\"]")
 
 
@@ -46,20 +47,37 @@ def line(words: list[str]) -> str:
     return " ".join(f'"{word}"' if re.search(r"[^\w./:=@+-]", word) else word for word in words)
 
 
+def find_torch(build: str) -> list[str]:
+    """Return the options with which an installer finds a build of torch: an extra of the package
+    pins its version. PyPI has the one of macOS.
+    """
+    folder = TORCH_FOLDERS.get(build)
+    if folder is None:
+        return []
+    if build == "rocm":  # brings packages of its own
+        return ["--extra-index-url", f"{TORCH}/{folder}"]
+    return ["--find-links", f"{TORCH}/{folder}/torch/"]
+
+
 def torch_line(build: str) -> str:
-    """Return the command line that replaces torch by another build, such as "cu128"."""
-    return line(installing("--force-reinstall", "torch", "--index-url", f"{TORCH}/{build}"))
+    """Return the command line that replaces torch by another build, such as "cuda"."""
+    return line(installing("--force-reinstall", *_packages(build), *find_torch(build)))
 
 
 def extra_line(extra: str) -> str:
     """Return the command line that installs the packages of an extra."""
+    return line(installing(*_packages(extra)))
+
+
+def _packages(extra: str) -> list[str]:
+    """Return the requirements of an extra; in a tree that was never installed, the tree with it."""
     try:
         requirements = distribution(PROJECT).requires or []
     except PackageNotFoundError:
         requirements = []
     matches = (match for requirement in requirements if (match := _REQUIREMENT.match(requirement)))
     packages = [match[1].strip() for match in matches if match[2] == extra]
-    return line(installing(*(packages or ["-e", f".[{extra}]"])))
+    return packages or ["-e", f".[{extra}]"]
 
 
 def lacking(feature: str, extra: str) -> Configuration:

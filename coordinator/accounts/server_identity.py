@@ -9,6 +9,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,12 +17,13 @@ from coordinator.certificates import write_private
 from coordinator.config import without_password
 from coordinator.database import datasets, key_values, record
 from coordinator.platform import Platform, PlatformService
+from coordinator.rules.install_lines import installations, message
 from coordinator.storage.blobs import in_pool
 from coordinator.ttl_cache import CachedValue
 from shared.clock import machine_time
 from shared.decoding import decode
 from shared.errors import BadRequest, Configuration, Unavailable
-from shared.links import JoinLink
+from shared.links import JoinLink, is_loopback
 from shared.protocol.accounts import RunInfo, ServerInfo, SignedWheel
 from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
 from shared.protocol.transparency import SignedRestore
@@ -139,6 +141,22 @@ class ServerIdentity(PlatformService):
         return JoinLink(
             url=address.url, fingerprint=self.fingerprint, tls_pin=address.tls_pin, code=code
         )
+
+    async def message(self, link: str) -> list[str]:
+        """Return the lines of a message that asks somebody to join by a link; no line where only
+        this machine reaches the address.
+        """
+        if self.is_local:
+            return []
+        install, pinned = self._settings.install, bool(self.address.tls_pin)
+        if not install and (wheel := await self.wheel()):
+            install = installations(wheel, self.address.url, pinned=pinned)[0].lines[0].line
+        return message(self._settings.name, link, install, pinned=pinned)
+
+    @property
+    def is_local(self) -> bool:
+        """Return True if join links lead to the machine on which they are opened."""
+        return is_loopback(urlsplit(self.address.url).hostname or "")
 
     def is_admin(self, token: str) -> bool:
         """Return True if this is the organiser's token."""

@@ -78,6 +78,7 @@ class InviteLink(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     link: str
     expires_at: float | None
+    message: tuple[str, ...]  # lines to send with it; none if only the server's machine reaches it
 
 
 class ActionDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,12 +96,14 @@ class BanDone(msgspec.Struct, frozen=True, kw_only=True):
     reversal: Reversal | None = None
 
 
-def _link(coordinator: Coordinator, code: NewCode) -> InviteLink:
+async def _link(coordinator: Coordinator, code: NewCode) -> InviteLink:
+    link = format_link(coordinator.server.link(code.code))
     return InviteLink(
         id=code.id,
         label=code.label,
+        link=link,
         expires_at=code.expires_at,
-        link=format_link(coordinator.server.link(code.code)),
+        message=tuple(await coordinator.server.message(link)),
     )
 
 
@@ -132,7 +135,7 @@ async def invite_create(coordinator: Coordinator, ask: CreateInvites) -> tuple[I
     codes = await coordinator.volunteers.invites.create(
         ask.names, count=ask.count, uses=ask.uses, expires_s=ask.expires_s
     )
-    return tuple(_link(coordinator, code) for code in codes)
+    return tuple([await _link(coordinator, code) for code in codes])
 
 
 @organiser_command("invite.list", needs="database")
@@ -219,7 +222,7 @@ async def rename(coordinator: Coordinator, ask: Rename) -> ActionDone:
 
 @organiser_command("volunteer.reissue")
 async def reissue(coordinator: Coordinator, ask: Named) -> InviteLink:
-    return _link(coordinator, await coordinator.volunteers.reissue(ask.name))
+    return await _link(coordinator, await coordinator.volunteers.reissue(ask.name))
 
 
 @organiser_command("volunteer.forget", needs="database")

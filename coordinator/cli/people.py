@@ -5,6 +5,7 @@ their pay.
 from __future__ import annotations
 
 import csv
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,6 +63,18 @@ def create(
                 print(qr_coloured(invite.link))
     else:
         write_csv([{"name": i.label, "link": i.link} for i in invites], ["name", "link"])
+    if not where.json:
+        print("\n".join(_beside(invites[0])), file=sys.stderr)
+
+
+def _beside(invite: Any) -> list[str]:
+    """Return the lines for the organiser beside the first of the links."""
+    if invite.message:
+        return ["", "To send with the link:", *(f"  {line}" for line in invite.message)]
+    return [
+        "This link leads to the machine on which it is opened: only people at this machine can "
+        "join by it. `coordinator serve --host 0.0.0.0` first, then make invites.",
+    ]
 
 
 def _names(file: Path) -> list[str]:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from urllib.parse import urlsplit
 
 import structlog
 import uvicorn
@@ -330,8 +329,10 @@ async def welcome(coordinator: Coordinator) -> list[str]:
         lines += [f"  mend    {run.name} {UNGUARDED}" for run in means]
     if settings.public_page:
         lines.append(f"  page    {where.url}/")
-    if is_loopback(urlsplit(where.url).hostname or ""):
+    if coordinator.server.is_local:
         lines.append(f"  other machines: coordinator serve --host 0.0.0.0{here}")
+    if not settings.invite_only and (text := await coordinator.server.message(link)):
+        lines += ["", "  To send to those who are to join:", *(f"  | {line}" for line in text), ""]
     lines.append(f"  next    {_next(known)}{here}")
     return lines
 

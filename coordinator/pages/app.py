@@ -24,6 +24,8 @@ from coordinator.pages.page_replies import (
 )
 from coordinator.pages.templates import KINDS, static_files
 from coordinator.pages.views import Live, Views
+from coordinator.request_body import raw_header
+from coordinator.rules.install_lines import visitor_system
 from coordinator.rules.networks import address_key
 from coordinator.runs.public import PublicRuns, may_be_had
 from coordinator.storage.blobs import in_pool
@@ -64,7 +66,7 @@ class Site:
         return await self.views.home()
 
     async def join(self, scope: Scope) -> FinishedPage:
-        return await self.views.join()
+        return await self.views.join(visitor_system(raw_header(scope, b"user-agent")))
 
     async def leaderboard(self, scope: Scope) -> FinishedPage:
         run, window = _query(scope, "run"), _query(scope, "window")

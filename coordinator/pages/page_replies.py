@@ -43,6 +43,7 @@ class FinishedPage(msgspec.Struct, frozen=True, kw_only=True):
     tag: bytes
     status: int = 200
     keep: str = "no-cache"  # browsers ask again each time, by the tag
+    varies: str = "accept-encoding"  # request headers that the document depends on
 
 
 def made(kind: str, content: str | bytes, **fields: Any) -> FinishedPage:
@@ -118,7 +119,7 @@ async def send_file(scope: Scope, send: Send, blobs: BlobStore, sha256: str) -> 
 async def reply(scope: Scope, send: Send, document: FinishedPage) -> None:
     """Send a document, or 304 to a client that has it."""
     headers = head(scope, document.kind, document.keep)
-    headers.append((b"vary", b"accept-encoding"))
+    headers.append((b"vary", document.varies.encode()))
     status, body = document.status, document.body
     zipped = document.zipped and b"gzip" in raw_header(scope, b"accept-encoding")
     if status == 200:

@@ -10,9 +10,9 @@ import msgspec
 from coordinator.accounts.accounts import not_shown
 from coordinator.pages import charts, templates
 from coordinator.pages.charts import ChartColumn, Line, Point
-from coordinator.pages.install_lines import install_lines
 from coordinator.pages.page_replies import HTML, FinishedPage, made
 from coordinator.pages.templates import render
+from coordinator.rules.install_lines import PATH_LINE, System, installations
 from coordinator.runs.definition import definition
 from coordinator.runs.public import HISTORY_REST, News, PublicRuns, may_be_had
 from coordinator.ttl_cache import KeyedCache
@@ -140,21 +140,29 @@ class Views:
     def _invited(self) -> bool:
         return self._coordinator.settings.by_invitation
 
-    async def join(self) -> FinishedPage:
-        """Return the page of ways to join: the link, its picture, and a line for each system."""
+    async def join(self, system: System) -> FinishedPage:
+        """Return the page of ways to join for a visitor's system: its install line first."""
 
         async def make() -> FinishedPage:
             server = self._coordinator.server
             link = format_link(server.link())
-            code = None if self._invited else square(link)
             wheel = await server.wheel()
-            address = server.address
-            lines = wheel and install_lines(wheel, address.url, pinned=bool(address.tls_pin))
-            install = self._coordinator.settings.install
-            facts = {"link": link, "code": code, "invited": self._invited}
-            return made(HTML, self._page("join.html", lines=lines, install=install, **facts))
+            pinned = bool(server.address.tls_pin)
+            lines = installations(wheel, server.address.url, pinned=pinned) if wheel else ()
+            body = self._page(
+                "join.html",
+                phone=system == "phone",
+                systems=sorted(lines, key=lambda one: one.system != system),
+                install=self._coordinator.settings.install,
+                path_line=PATH_LINE,
+                pinned=pinned,
+                link=link,
+                code=None if self._invited else square(link),
+                invited=self._invited,
+            )
+            return made(HTML, body, varies="accept-encoding, user-agent")
 
-        return await self._once("/join", make)
+        return await self._once(f"/join {system}", make)
 
     async def leaderboard(self, run: str, window: str) -> FinishedPage:
         """Return the ranking of volunteers by credits. Raises NotFound."""

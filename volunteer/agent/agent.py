@@ -53,7 +53,7 @@ from volunteer.control import events
 from volunteer.control.commands import How, Pause
 from volunteer.control.event_bus import EventBus
 from volunteer.machine import memory_limit
-from volunteer.machine.devices import choose, detect, ranked
+from volunteer.machine.devices import choose, detect, hardware, ranked
 from volunteer.machine.policy_loop import PolicyGuard, Read, Watched
 from volunteer.machine.sensors import Sense, Sensors, Watch
 from volunteer.machine.surroundings import Senses
@@ -240,7 +240,7 @@ class Agent:
         others = {each for _, more in groups for each in more}
         devices = tuple(chosen.get(each.id, each) for each in devices if each.id not in others)
         lent = {device.id: usable_bytes(device, share) for device in chosen.values()}
-        self._hub.emit(events.devices_found(devices, lent))
+        self._hub.emit(events.devices_found(devices, lent, hardware().torch))
         self._trainers = {groups[0][0].id: first}
         pairs = [(d, self._trainers.get(d.id) or self._thread(d.id)) for d in chosen.values()]
         for (_, trainer), (_, more) in zip(pairs, groups, strict=True):

@@ -94,7 +94,10 @@ def _devices(e: events.DevicesFound) -> str:
             problem=e.problems.get(device.id, device.problem),
         )
         parts.append(label if device.usable else unusable)
-    return _("devices: {devices}", devices="; ".join(parts))
+    devices = "; ".join(parts)
+    if not e.torch:
+        return _("devices: {devices}", devices=devices)
+    return _("torch {version} works on: {devices}", version=e.torch, devices=devices)
 
 
 def _benchmarked(e: events.Benchmarked) -> str:

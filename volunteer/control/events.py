@@ -52,22 +52,25 @@ class Connection(Event):
 
 
 class DevicesFound(Event):
-    """Devices of this machine, the bytes that a task may use on each (0: unknown), and their
-    problems.
+    """Devices of this machine, the bytes that a task may use on each (0: unknown), their problems,
+    and the version of the torch that found them.
     """
 
     devices: tuple[Device, ...]
+    torch: str = ""
     lent_bytes: dict[str, int] = {}
     problems: dict[str, Words] = {}
 
 
-def devices_found(devices: tuple[Device, ...], lent: dict[str, int]) -> DevicesFound:
+def devices_found(
+    devices: tuple[Device, ...], lent: dict[str, int], torch: str = ""
+) -> DevicesFound:
     """Return the event of found devices; only in `problems` their problems stay translatable."""
     plain = tuple(
         msgspec.structs.replace(device, problem=str(device.problem)) for device in devices
     )
     problems = {device.id: device.problem for device in devices if device.problem}
-    return DevicesFound(devices=plain, lent_bytes=lent, problems=problems)
+    return DevicesFound(devices=plain, lent_bytes=lent, problems=problems, torch=torch)
 
 
 class Benchmarked(Event):

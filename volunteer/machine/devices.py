@@ -24,8 +24,7 @@ from shared.sentences import Sentence
 CPUINFO = Path("/proc/cpuinfo")
 KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 # Builds of torch for CUDA, newest first: (lowest CUDA version that the driver must support, name).
-CUDA_BUILDS = (((13, 0), "cu130"), ((12, 8), "cu128"), ((12, 6), "cu126"))
-ROCM_BUILD = "rocm6.4"
+CUDA_BUILDS = (((13, 0), "cuda"), ((12, 6), "cuda126"))
 
 
 class DriverGpu(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,6 +138,16 @@ def look_at_torch() -> TorchView:
             kind: Literal["cuda", "rocm"] = "rocm" if torch.version.hip else "cuda"
             for index in range(torch.cuda.device_count()):
                 properties = torch.cuda.get_device_properties(index)
+                if kind == "cuda" and (properties.major, properties.minor) < _oldest(
+                    torch.cuda.get_arch_list()
+                ):
+                    problem = Sentence(
+                        "it has no kernels for this card (sm_{major}{minor}): {command}",
+                        major=properties.major,
+                        minor=properties.minor,
+                        command=torch_line("cuda126"),
+                    )
+                    continue
                 devices.append(
                     Device(
                         id=f"cuda:{index}",
@@ -164,6 +173,12 @@ def look_at_torch() -> TorchView:
                 )
             )
     return TorchView(version=version, build=build, devices=tuple(devices), problem=problem)
+
+
+def _oldest(architectures: list[str]) -> tuple[int, int]:
+    """Return the lowest compute capability of kernels such as "sm_75" or "sm_120"."""
+    numbers = [name.partition("_")[2].rstrip("abcdefgh") for name in architectures]
+    return min(((int(n[:-1]), int(n[-1])) for n in numbers if n[1:].isdigit()), default=(0, 0))
 
 
 def match(view: TorchView, gpus: tuple[DriverGpu, ...]) -> tuple[Device, ...]:
@@ -204,7 +219,7 @@ def _remedy(view: TorchView, gpu: DriverGpu) -> str:
     if gpu.vendor == "amd":
         if sys.platform != "linux":
             return Sentence("torch supports AMD GPUs on Linux only")
-        return _reinstall(view, ROCM_BUILD)
+        return _reinstall(view, "rocm")
     build = next((name for least, name in CUDA_BUILDS if gpu.cuda >= least), "")
     if not build:
         version = ".".join(map(str, gpu.cuda))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 from shared.errors import BadSignature, Configuration, NotFound, Unavailable, VolunteerError
@@ -73,7 +74,8 @@ def replace(name: str, data: bytes) -> None:
         before.write_bytes(old.data)
         try:
             _run(installing("--force-reinstall", "--no-deps", str(new)), INSTALL_S)
-            _run(installing(str(new)), INSTALL_S)  # dependencies that only the new version has
+            # Dependencies that only the new version has; torch stays the build that it is.
+            _run(installing(str(new), f"torch=={version('torch')}"), INSTALL_S)
             _run([sys.executable, "-c", _START], START_S)
         except VolunteerError as error:
             _run(installing("--force-reinstall", "--no-deps", str(before)), INSTALL_S)

@@ -203,15 +203,34 @@ const games = (root) => all("svg[data-game]", root).filter((b) => !b.dataset.dre
 
 // --- joining ---
 
+// The card that draws this page; its install line is opened. "" where the browser does not tell.
+function drawnBy() {
+  const gl = document.createElement("canvas").getContext("webgl");
+  const info = gl?.getExtension("WEBGL_debug_renderer_info");
+  const name = info ? gl.getParameter(info.UNMASKED_RENDERER_WEBGL) : "";
+  return /nvidia/i.test(name) ? "cuda" : /\bamd\b|radeon/i.test(name) ? "rocm" : "";
+}
+
+function send(button, link) {
+  button.href = `mailto:?subject=Join&body=${encodeURIComponent(link)}`;
+  if (!navigator.share) return;
+  button.addEventListener("click", (event) => {
+    event.preventDefault();
+    navigator.share({ url: link }).catch(() => {}); // closed without a choice
+  });
+}
+
 function join() {
   const code = document.querySelector("[data-join]");
   if (!code) return;
+  const safe = location.href.replace(/[^A-Za-z0-9:/#=+&%.~_[\]-]/g, "");
   if (location.hash.length > 1) { // the link was opened: its code stays behind the "#"
-    const safe = location.href.replace(/[^A-Za-z0-9:/#=+&%.~_[\]-]/g, "");
     code.textContent = `volunteer join '${safe}'`;
-    const qr = document.querySelector(".qr");
-    if (qr) qr.previousElementSibling.hidden = qr.hidden = false;
+    all("[data-invited]").forEach((part) => { part.hidden = true; });
   }
+  all("[data-send]").forEach((button) => send(button, safe));
+  const card = document.querySelector(`ol > li > [data-card="${drawnBy() || "cpu"}"]`);
+  if (card) card.open = true;
   if (!navigator.clipboard) return;
   for (const button of all("[data-copy]")) {
     button.hidden = false;

@@ -142,6 +142,37 @@ async def test_an_opened_join_link_is_a_command_to_copy(tmp_path: Path) -> None:
             )
 
 
+HEIGHT = "document.documentElement.scrollHeight"
+PHONE = "Mozilla/5.0 (Linux; Android 15; Pixel 9) Chrome/140.0 Mobile Safari/537.36"
+
+
+async def test_the_way_in_is_one_line_on_a_small_window(tmp_path: Path) -> None:
+    async with (
+        local_coordinator(tmp_path, name="Hillside school") as home,
+        browser() as chromium,
+        served(home) as url,
+        looking(chromium, f"{url}/join#key=abcd-efgh+code=XYZ") as page,
+    ):
+        assert await page.evaluate(HEIGHT) <= 1000
+        assert await page.locator("[data-install]:visible").count() == 1
+        line = await page.locator("[data-install]:visible").text_content()
+        assert line is not None
+        assert "volunteer[cpu] @ " in line
+        await page.get_by_text("NVIDIA GPU").first.click()
+        assert await page.locator("[data-install]:visible").count() == 1
+
+
+async def test_a_phone_sends_the_link_to_a_computer(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home, browser() as chromium, served(home) as url:
+        page = await chromium.new_page(user_agent=PHONE, viewport={"width": 390, "height": 844})
+        await page.goto(f"{url}/join#key=abcd-efgh+code=XYZ")
+        assert await page.evaluate(HEIGHT) <= 1000
+        assert not await page.locator("[data-install]:visible").count()
+        href = await page.get_by_role("link", name="Send me the link").get_attribute("href")
+        assert href is not None
+        assert href.endswith("%2Fjoin%23key%3Dabcd-efgh%2Bcode%3DXYZ")
+
+
 async def test_a_first_visit_is_small(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home, browser() as chromium:
         run = await merged(home, rounds=6)

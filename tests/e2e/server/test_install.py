@@ -102,12 +102,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
         yield process
 
 
-def lines(server: Process, installer: str) -> list[str]:
-    """The lines of /join for an installer."""
-    page = urllib.request.urlopen(f"{server.url}/join", context=UNCHECKED).read().decode()
-    found = re.findall(rf'data-install="{installer}"[^>]*>([^<]+)<', page)
-    assert len(found) == 4
-    return [html.unescape(line) for line in found]
+def line(server: Process, installer: str, agent: str = "Macintosh") -> str:
+    """The line of /join for a visitor's system that stands first; macOS needs no index of torch."""
+    asked = urllib.request.Request(f"{server.url}/join", headers={"user-agent": agent})
+    page = urllib.request.urlopen(asked, context=UNCHECKED).read().decode()
+    first = html.unescape(re.findall(r"data-install[^>]*>([^<]+)<", page)[0])
+    return first if installer == "uv" else first.removeprefix("uvx ")
 
 
 def run(
@@ -132,13 +132,13 @@ def damaged(line: str) -> str:
 def test_the_line_of_the_page_installs_the_program(
     server: Process, machine: dict[str, str], installer: str
 ) -> None:
-    line = lines(server, installer)[-1]  # the one that needs nothing of PyTorch's own index
+    pasted = line(server, installer)
     program = Path(machine["HOME"], "bin", "volunteer")
-    wrong = run(shlex.split(damaged(line)), machine)
+    wrong = run(shlex.split(damaged(pasted)), machine)
     assert wrong.returncode
     assert "sha256" in wrong.stdout + wrong.stderr
     assert not program.exists()
-    done = run(shlex.split(line), machine)
+    done = run(shlex.split(pasted), machine)
     assert done.returncode == 0, done.stderr
     (packages,) = Path(machine["HOME"]).glob("pipx/venvs/*/lib/*/site-packages")
     (packages / "zz.pth").write_text(f"{SITE}\n")
@@ -148,13 +148,24 @@ def test_the_line_of_the_page_installs_the_program(
     assert run(["pipx", "uninstall", "volunteer"], machine).returncode == 0
 
 
+def test_a_missing_build_of_torch_installs_nothing_else(
+    server: Process, machine: dict[str, str]
+) -> None:
+    """The index of this machine has torch, but not the build for NVIDIA's cards."""
+    pasted = line(server, "pipx").replace("[mac]", "[cuda]")
+    done = run(shlex.split(pasted), machine)
+    assert done.returncode
+    assert "torch==2.13.0+cu130" in done.stdout + done.stderr
+    assert not Path(machine["HOME"], "bin", "volunteer").exists()
+
+
 def test_pip_takes_the_wheel_and_refuses_another(
     server: Process, machine: dict[str, str], tmp_path: Path
 ) -> None:
     run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], machine)
     python = str(tmp_path / "env" / "bin" / "python")
-    for line, code in ((damaged, 1), (str, 0)):
-        *_, options, address = shlex.split(line(lines(server, "pipx")[-1]))
+    for change, code in ((damaged, 1), (str, 0)):
+        *_, options, address = shlex.split(change(line(server, "pipx")))
         trust = options.removeprefix("--pip-args=").split()
         pip = [sys.executable, "-m", "pip", "--python", python, "install", *trust, address]
         done = run(pip, machine)
@@ -204,7 +215,7 @@ def test_an_update_brings_the_coordinators_version(
     again = run([*volunteer, "update"], machine, **home)
     assert "this is the version" in again.stdout
     asked = "from shared.wheel import own_wheel as w; print(w().sha256)"
-    assert run([str(python), "-c", asked], machine).stdout.strip() in lines(server, "pipx")[0]
+    assert run([str(python), "-c", asked], machine).stdout.strip() in line(server, "pipx")
 
 
 def test_a_version_that_does_not_start_is_taken_back(

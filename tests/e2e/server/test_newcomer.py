@@ -52,10 +52,11 @@ class Machine:
         return done.stdout
 
     def install(self, url: str) -> None:
-        """Follow the line for pipx of the page behind a link."""
-        page = urllib.request.urlopen(f"{url}/join").read().decode()
-        line = re.findall(r'data-install="pipx"[^>]*>([^<]+)<', page)[-1]
-        self(*shlex.split(html.unescape(line)), "--force")
+        """Follow the first line of the page for macOS, which needs no other index, by pipx."""
+        asked = urllib.request.Request(f"{url}/join", headers={"user-agent": "Macintosh"})
+        page = urllib.request.urlopen(asked).read().decode()
+        line = html.unescape(re.findall(r"data-install[^>]*>([^<]+)<", page)[0])
+        self(*shlex.split(line.removeprefix("uvx ")), "--force")
         (packages,) = self.programs.parent.glob("pipx/venvs/*/lib/*/site-packages")
         (packages / "zz.pth").write_text(f"{SITE}\n")
 

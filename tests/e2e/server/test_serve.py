@@ -19,6 +19,7 @@ import pytest
 
 from coordinator.accounts.server_identity import ServerAddress
 from coordinator.admin.command import Nothing
+from coordinator.admin.people_commands import CreateInvites
 from coordinator.admin.registry import COMMANDS
 from coordinator.admin.remote_server import RemoteServer
 from coordinator.cli.main import main
@@ -118,6 +119,28 @@ async def test_it_names_the_command_that_brings_the_newest_run_on(tmp_path: Path
         assert (await welcome(coordinator))[-1].endswith(f"run start {run.name} {there}")
         await coordinator.runs.start(run.name)
         assert (await welcome(coordinator))[-1].endswith(f"run show {run.name} {there}")
+
+
+async def test_the_lines_to_send_are_for_an_address_that_others_reach(tmp_path: Path) -> None:
+    async with opened(Settings(data_dir=str(tmp_path), name="Lab")) as coordinator:
+        await coordinator.server.set_address(ServerAddress(url="http://127.0.0.1:1"))
+        assert "To send" not in "".join(await welcome(coordinator))
+        (invite,) = await COMMANDS["invite.create"].run(coordinator, CreateInvites())
+        assert invite.message == ()
+        address = ServerAddress(url="https://192.168.1.17:1", tls_pin="ab" * 32)
+        await coordinator.server.set_address(address)
+        said = "\n".join(await welcome(coordinator))
+        (invite,) = await COMMANDS["invite.create"].run(coordinator, CreateInvites())
+    for text in (said, "\n".join(invite.message)):
+        assert "uvx pipx install" in text
+        assert f"volunteer join '{address.url}/join#key=" in text
+        assert "certificate" in text
+
+
+def test_an_invite_to_this_machine_alone_says_so(server: Process, commanded: Commanded) -> None:
+    made = commanded("invite", "create", "--data-dir", str(server.data_dir))
+    assert parse_link(made.stdout.strip()).code
+    assert "--host 0.0.0.0" in made.stderr
 
 
 def test_drip_feeding_connections_are_closed(server: Process) -> None:

@@ -62,6 +62,7 @@ STORY: list[AnyEvent] = [
     events.Connection(online=False, message="refused", retry_at=NOW + 12, queued=1, at=NOW),
     events.Connection(online=True, since=NOW, at=NOW + 90),
     events.DevicesFound(
+        torch="2.13.0+cpu",
         devices=(
             Device(id="cpu", kind="cpu", name="EPYC", memory_bytes=25_300_000_000),
             Device(
@@ -72,7 +73,7 @@ STORY: list[AnyEvent] = [
                 usable=False,
                 problem="pip install torch",
             ),
-        )
+        ),
     ),
     events.Benchmarked(
         benchmark=Benchmark(device="cpu", fp32_flops=1e11, bf16_flops=1e11, step_flops=8e10)

@@ -52,16 +52,16 @@ def test_a_working_gpu_comes_first_and_has_no_problem() -> None:
 
 def test_a_gpu_that_torch_was_not_built_for_comes_with_the_command_that_mends_it() -> None:
     said = problem(view("cpu"), NVIDIA)
-    command = f"{sys.executable} -m pip install --force-reinstall torch --index-url "
-    assert said.endswith(f": {command}https://download.pytorch.org/whl/cu128")
+    command = f"{sys.executable} -m pip install --force-reinstall torch==2.13.0+cu126 --find-links "
+    assert said.endswith(f": {command}https://download.pytorch.org/whl/cu126/torch/")
 
 
 @pytest.mark.parametrize(
-    ("cuda", "build"), [((13, 1), "/cu130"), ((12, 9), "/cu128"), ((12, 6), "/cu126")]
+    ("cuda", "build"), [((13, 1), "/cu130/"), ((12, 9), "/cu126/"), ((12, 6), "/cu126/")]
 )
 def test_the_build_fits_the_driver(cuda: tuple[int, int], build: str) -> None:
     gpu = DriverGpu(vendor="nvidia", name="RTX 4090", memory_bytes=1, cuda=cuda)
-    assert problem(view("cpu"), gpu).endswith(build)
+    assert build in problem(view("cpu"), gpu)
 
 
 def test_an_old_driver_is_named_instead_of_a_build_that_cannot_work() -> None:
