@@ -68,11 +68,11 @@ class _Field(NamedTuple):
 class SettingsTable(Generic[S]):
     """Settings of a program, by name: reading, checks and descriptions."""
 
-    def __init__(self, kind: type[S], prefix: str, other_names: Collection[str] = ()) -> None:
-        """Describe a settings struct. Variables begin with `prefix`; `other_names` name no settings."""
+    def __init__(self, kind: type[S], prefix: str, foreign: Collection[str] = ()) -> None:
+        """Describe a settings struct. Variables begin with `prefix`; `foreign` ones are ignored."""
         self._kind = kind
         self._prefix = prefix
-        self._others = other_names
+        self._foreign = foreign
 
     @cached_property
     def _fields(self) -> dict[str, _Field]:
@@ -163,7 +163,7 @@ class SettingsTable(Generic[S]):
         """
         values: dict[str, Any] = {}
         for variable, text in environ.items():
-            if not text or not variable.startswith(self._prefix) or variable in self._others:
+            if not text or not variable.startswith(self._prefix) or variable in self._foreign:
                 continue
             name = variable.removeprefix(self._prefix).lower()
             if name in self._fields and variable.isupper():

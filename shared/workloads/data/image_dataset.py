@@ -105,15 +105,18 @@ def build_images(
     skipped = skipped if skipped is not None else Skipped()
     with tempfile.TemporaryFile() as spool:
         pictures = read_pictures(sources, skipped, settings.size)
-        pictures_stored, copies = _spool(pictures, spool, settings, tell)
-        if len(pictures_stored) < _IMAGES_MIN:
-            few = f"{len(pictures_stored)} different images are too few to learn from (at least {_IMAGES_MIN})"
+        scratch, copies = _spool(pictures, spool, settings, tell)
+        if len(scratch) < _IMAGES_MIN:
+            few = (
+                f"{len(scratch)} different images are too few to learn from"
+                f" (at least {_IMAGES_MIN})"
+            )
             why = "; ".join(skipped.sentences[:3])
             could = f"; {skipped.count} could not be used: {why}" if skipped.count else ""
             raise InvalidRunFile(few + could)
-        corpus = _ImageScratch(spool, pictures_stored, settings)
+        corpus = _ImageScratch(spool, scratch, settings)
         train, heldout_images = corpus.split()
-        writer = _ChunkWriter(corpus, put, tell, total=len(pictures_stored))
+        writer = _ChunkWriter(corpus, put, tell, total=len(scratch))
         chunks, heldout = writer.write(train), writer.write(heldout_images)
         tell(ImageBuild(stage="judge", done=0, total=1))
         judge, about = _judge(corpus, train, heldout_images)
@@ -151,7 +154,7 @@ def _spool(
 ) -> tuple[list[_ScratchImage], int]:
     """Write every new image to the temporary file."""
     digests: set[bytes] = set()
-    pictures_stored: list[_ScratchImage] = []
+    scratch: list[_ScratchImage] = []
     copies = 0
     for picture in pictures:
         data = fit(picture.pixels, settings.size, settings.channels).tobytes()
@@ -161,10 +164,10 @@ def _spool(
             continue
         digests.add(digest)
         spool.write(data)
-        pictures_stored.append(_ScratchImage(digest, len(pictures_stored), picture.label))
-        if len(pictures_stored) % 64 == 0:
-            tell(ImageBuild(stage="reading", done=len(pictures_stored), total=0))
-    return pictures_stored, copies
+        scratch.append(_ScratchImage(digest, len(scratch), picture.label))
+        if len(scratch) % 64 == 0:
+            tell(ImageBuild(stage="reading", done=len(scratch), total=0))
+    return scratch, copies
 
 
 class _ImageScratch:

@@ -104,8 +104,8 @@ def build(config: GomokuConfig, weights: Weights, device: str) -> GomokuNet:
     if shapes != expected:
         wrong = next(n for n in {**expected, **shapes} if shapes.get(n) != expected.get(n))
         raise InvalidFrame(
-            f"these weights are of another network: {wrong} has the shape {shapes.get(wrong)}, but a"
-            f" player of {config.depth} blocks and {config.width} channels has "
+            f"these weights are of another network: {wrong} has the shape {shapes.get(wrong)},"
+            f" but a player of {config.depth} blocks and {config.width} channels has "
             f"{expected.get(wrong)}"
         )
     tensors = {name: weights[name].to(device, torch.float32, copy=True) for name in expected}
