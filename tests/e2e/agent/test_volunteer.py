@@ -33,6 +33,7 @@ from volunteer.settings.settings import directories
 VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"]
 LONG = RUN.replace("local_steps = 2", "local_steps = 1500").replace("quorum = 2", "quorum = 1")
 WAIT_S = 150.0
+MODULES_MAX = 500  # that --help loads, cyclopts and rich among them
 
 
 class Machine:
@@ -250,14 +251,13 @@ def test_bad_input_gets_a_sentence_and_a_code(
 @pytest.mark.slow
 def test_help_is_quick_and_loads_nothing_heavy() -> None:
     code = (
-        "import sys, resource\n"
+        "import sys\n"
         "from volunteer.cli.main import run_command\n"
         "assert run_command(['--help']) == 0\n"
         "heavy = {'torch', 'textual', 'numpy', 'httpx', 'cryptography'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "print('cpu', used.ru_utime + used.ru_stime)\n"
+        "print('modules', len(sys.modules))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout.rpartition("cpu ")[2]) < 1.0  # 0.5 on a machine at rest
+    assert int(done.stdout.rpartition("modules ")[2]) < MODULES_MAX
