@@ -180,8 +180,8 @@ def proved(conn: sa.Connection, contribution_id: int, weight: float) -> None:
 
 def left_behind(conn: sa.Connection, run_id: int, base: int, kind: str) -> list[ContributionRow]:
     """Return accepted updates that began below version `base`, or are of another kind."""
-    given = {"its_run_id": run_id, "base": base, "kind": kind}
-    return [_row(row) for row in conn.execute(_LEFT_BEHIND, given).mappings()]
+    values = {"its_run_id": run_id, "base": base, "kind": kind}
+    return [_row(row) for row in conn.execute(_LEFT_BEHIND, values).mappings()]
 
 
 _GOOD_OF = (
@@ -206,14 +206,14 @@ def good_of(
     """Lock and return a volunteer's accepted contributions by number: received from `since` on,
     numbered above `after`.
     """
-    given = {"its_volunteer_id": volunteer_id, "since": since, "after": after, "most": limit}
-    return [_row(row) for row in conn.execute(_GOOD_OF, given).mappings()]
+    values = {"its_volunteer_id": volunteer_id, "since": since, "after": after, "most": limit}
+    return [_row(row) for row in conn.execute(_GOOD_OF, values).mappings()]
 
 
 def accepted_of(conn: sa.Connection, volunteer_id: str) -> list[ContributionRow]:
     """Return a volunteer's accepted, unmerged updates, locked."""
-    found = conn.execute(_ACCEPTED_OF, {"its_volunteer_id": volunteer_id})
-    return [_row(row) for row in found.mappings()]
+    rows = conn.execute(_ACCEPTED_OF, {"its_volunteer_id": volunteer_id})
+    return [_row(row) for row in rows.mappings()]
 
 
 _NEWEST_OF = sa.select(sa.func.max(_C.id)).where(its(_C.volunteer_id))
@@ -254,9 +254,9 @@ _COHORT = (
 
 def cohort(conn: sa.Connection, run_id: int, kind: str, limit: int) -> Sequence[PeerContribution]:
     """Return vetted accounts' newest contributions: accepted, or refused for their norm."""
-    given = {"its_run_id": run_id, "its_kind": kind, "most": limit}
+    values = {"its_run_id": run_id, "its_kind": kind, "most": limit}
     # Rows have the struct's fields in order; building structs would take as long as the query.
-    return cast_type("Sequence[PeerContribution]", conn.execute(_COHORT, given).all())
+    return cast_type("Sequence[PeerContribution]", conn.execute(_COHORT, values).all())
 
 
 _TAKEN_BACK = sa.exists().where(
@@ -272,10 +272,10 @@ _DISCREDITED = (
 
 def discredited(conn: sa.Connection, run_id: int, first: int) -> dict[int, frozenset[int]]:
     """Return by version merged contributions of suspended accounts, and reversed or forfeited."""
-    found: dict[int, set[int]] = {}
+    by_version: dict[int, set[int]] = {}
     for version, number in conn.execute(_DISCREDITED, {"its_run_id": run_id, "first": first}):
-        found.setdefault(version, set()).add(number)
-    return {version: frozenset(numbers) for version, numbers in found.items()}
+        by_version.setdefault(version, set()).add(number)
+    return {version: frozenset(numbers) for version, numbers in by_version.items()}
 
 
 _IS_WAITING = (
@@ -288,8 +288,8 @@ _IS_WAITING = (
 
 def is_waiting(conn: sa.Connection, run_id: int, worker_id: str) -> bool:
     """Return True if a worker has an update that waits to be merged into a run."""
-    given = {"its_run_id": run_id, "its_worker_id": worker_id}
-    return conn.execute(_IS_WAITING, given).first() is not None
+    values = {"its_run_id": run_id, "its_worker_id": worker_id}
+    return conn.execute(_IS_WAITING, values).first() is not None
 
 
 def counts(conn: sa.Connection, run_id: int) -> dict[str, int]:
@@ -317,6 +317,6 @@ def merged_by(
     `last`.
     """
     c = contributions.c
-    mine = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
-    query = sa.select(c.version, sa.func.count()).where(mine, c.version.between(first, last))
+    of_account = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
+    query = sa.select(c.version, sa.func.count()).where(of_account, c.version.between(first, last))
     return dict(conn.execute(query.where(c.state == "merged").group_by(c.version)).all())

@@ -50,22 +50,22 @@ def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: 
         raise Conflict(
             f'there is a different dataset called "{manifest.name}"; choose another name'
         )
-    made = insert(datasets).values(
+    insertion = insert(datasets).values(
         name=manifest.name,
         kind=manifest.kind,
         manifest=msgspec.json.encode(manifest).decode(),
         manifest_sha256=manifest_sha256,
         created_at=now,
     )
-    dataset_id = int(conn.execute(made.returning(datasets.c.id)).scalar_one())
+    dataset_id = int(conn.execute(insertion.returning(datasets.c.id)).scalar_one())
     served = {chunk.sha256: True for chunk in (*manifest.chunks, *manifest.assets.values())}
-    kept = {chunk.sha256: served.get(chunk.sha256, False) for chunk in manifest.heldout} | served
-    if kept:
+    chunks = {chunk.sha256: served.get(chunk.sha256, False) for chunk in manifest.heldout} | served
+    if chunks:
         conn.execute(
             insert(dataset_blobs),
             [
-                {"dataset_id": dataset_id, "sha256": sha, "served": seen}
-                for sha, seen in kept.items()
+                {"dataset_id": dataset_id, "sha256": sha, "served": servable}
+                for sha, servable in chunks.items()
             ],
         )
     return dataset_id
@@ -73,12 +73,12 @@ def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: 
 
 def serve(conn: Connection, dataset_id: int, files: Iterable[ChunkRef], now: float) -> None:
     """Keep the files that a dataset's runs need, and let volunteers fetch them."""
-    wanted = {file.sha256: file for file in files}
-    register(conn, [(file.sha256, file.size, "asset") for file in wanted.values()], now)
-    own = select(dataset_blobs.c.sha256).where(dataset_blobs.c.dataset_id == dataset_id)
-    there = set(conn.execute(own.where(dataset_blobs.c.sha256.in_(list(wanted)))).scalars())
+    by_hash = {file.sha256: file for file in files}
+    register(conn, [(file.sha256, file.size, "asset") for file in by_hash.values()], now)
+    registered = select(dataset_blobs.c.sha256).where(dataset_blobs.c.dataset_id == dataset_id)
+    there = set(conn.execute(registered.where(dataset_blobs.c.sha256.in_(list(by_hash)))).scalars())
     fresh = [
-        {"dataset_id": dataset_id, "sha256": sha, "served": True} for sha in wanted.keys() - there
+        {"dataset_id": dataset_id, "sha256": sha, "served": True} for sha in by_hash.keys() - there
     ]
     if fresh:
         conn.execute(insert(dataset_blobs), fresh)
@@ -98,17 +98,17 @@ def remove(conn: Connection, dataset_id: int) -> None:
 
 def skipped(conn: Connection, dataset_id: int) -> tuple[str, ...]:
     """Return the sentences about files that the build of a dataset skipped."""
-    stored = key_values.get(conn, f"{_SKIPPED}{dataset_id}")
-    return () if stored is None else decode(stored, tuple[str, ...])
+    text = key_values.get(conn, f"{_SKIPPED}{dataset_id}")
+    return () if text is None else decode(text, tuple[str, ...])
 
 
 def by_name(conn: Connection, name: str) -> DatasetRow:
     """Find a dataset by name. Raises NotFound, which names the nearest name or all."""
     row = conn.execute(select(datasets).where(datasets.c.name == name)).mappings().first()
     if row is None:
-        known = conn.execute(select(datasets.c.name).order_by(datasets.c.name)).scalars().all()
-        said = hint(name, known) if known else "add it: `coordinator dataset add`"
-        raise NotFound(f'there is no dataset "{name}": {said}')
+        names = conn.execute(select(datasets.c.name).order_by(datasets.c.name)).scalars().all()
+        advice = hint(name, names) if names else "add it: `coordinator dataset add`"
+        raise NotFound(f'there is no dataset "{name}": {advice}')
     return _row(dict(row))
 
 
@@ -126,8 +126,8 @@ def of_run(conn: Connection, run: RunRow) -> DatasetRow | None:
 
 def assets_of(conn: Connection, run: RunRow) -> Mapping[str, ChunkRef]:
     """Return the assets of a run's dataset, such as its tokenizer."""
-    found = of_run(conn, run)
-    return {} if found is None else found.manifest.assets
+    dataset = of_run(conn, run)
+    return {} if dataset is None else dataset.manifest.assets
 
 
 def every(conn: Connection) -> list[DatasetRow]:

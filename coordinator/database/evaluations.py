@@ -99,16 +99,20 @@ class VersionLoss(NamedTuple):
 def measured(conn: sa.Connection, run_id: int, most: int) -> list[VersionLoss]:
     """Return up to `most` versions with a loss, oldest first, evenly spread, with the newest."""
     e = evaluations.c
-    found = (e.run_id == run_id) & (e.state == "done") & e.loss.is_not(None)
+    measured_rows = (e.run_id == run_id) & (e.state == "done") & e.loss.is_not(None)
     count = conn.execute(
-        sa.select(sa.func.count()).select_from(evaluations).where(found)
+        sa.select(sa.func.count()).select_from(evaluations).where(measured_rows)
     ).scalar_one()
     place = sa.func.row_number().over(order_by=e.version.desc()) - 1
-    every = sa.select(e.version, e.loss, e.at, place.label("place")).where(found).subquery()
-    chosen = sa.select(every.c.version, every.c.loss, every.c.at).order_by(every.c.version)
+    numbered = (
+        sa.select(e.version, e.loss, e.at, place.label("place")).where(measured_rows).subquery()
+    )
+    selection = sa.select(numbered.c.version, numbered.c.loss, numbered.c.at).order_by(
+        numbered.c.version
+    )
     if count > most:
-        chosen = chosen.where(every.c.place % -(-count // most) == 0)
-    return [VersionLoss(version, loss, at or 0.0) for version, loss, at in conn.execute(chosen)]
+        selection = selection.where(numbered.c.place % -(-count // most) == 0)
+    return [VersionLoss(version, loss, at or 0.0) for version, loss, at in conn.execute(selection)]
 
 
 class Sampled(NamedTuple):
@@ -143,10 +147,10 @@ def some_measured(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> l
 def some_sampled(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> list[int]:
     """Return the versions of `numbers` with a sample, and the first and the newest with one."""
     query = sa.select(_E.version).where(_shown(run_id))
-    found = {*conn.execute(query.where(_E.version.in_(numbers))).scalars()}
+    versions_sampled = {*conn.execute(query.where(_E.version.in_(numbers))).scalars()}
     for order in (_E.version, _E.version.desc()):
-        found.update(conn.execute(query.order_by(order).limit(1)).scalars())
-    return sorted(found)
+        versions_sampled.update(conn.execute(query.order_by(order).limit(1)).scalars())
+    return sorted(versions_sampled)
 
 
 def samples(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> list[Sampled]:
@@ -200,8 +204,8 @@ class SuiteScoreRow(NamedTuple):
 def put(conn: sa.Connection, run_id: int, scores: list[SuiteScoreRow], now: float) -> None:
     """Store scores, which replace older ones of the same version and suite."""
     for score in scores:
-        its = (_S.run_id == run_id, _S.suite == score.suite, _S.version == score.version)
-        conn.execute(sa.delete(suite_scores).where(*its))
+        of_score = (_S.run_id == run_id, _S.suite == score.suite, _S.version == score.version)
+        conn.execute(sa.delete(suite_scores).where(*of_score))
         row: dict[str, Any] = {"run_id": run_id, "at": now, **score._asdict()}
         conn.execute(sa.insert(suite_scores).values(**row))
 
@@ -232,7 +236,7 @@ def course(
         .where(_S.run_id == run_id, _S.version.in_((ends.c.low, ends.c.high)))
         .order_by(_S.suite, _S.version)
     )
-    found: dict[str, list[SuiteScoreRow]] = {}
+    by_suite: dict[str, list[SuiteScoreRow]] = {}
     for row in conn.execute(query):
-        found.setdefault(row[0], []).append(SuiteScoreRow(*row))
-    return {name: (rows[0], rows[-1]) for name, rows in found.items()}
+        by_suite.setdefault(row[0], []).append(SuiteScoreRow(*row))
+    return {name: (rows[0], rows[-1]) for name, rows in by_suite.items()}

@@ -43,16 +43,16 @@ class Sign(msgspec.Struct, frozen=True, kw_only=True):
 
 def _renewed(beat: CTE) -> ClauseElement:
     later = tasks.c.finish_by + beat.c.extra_s
-    own = tasks.c.id == beat.c.id
+    of_beat = tasks.c.id == beat.c.id
     live = in_order(
-        own,
+        of_beat,
         tasks.c.attempt == beat.c.attempt,
         tasks.c.state == "doing",
         tasks.c.renew_by.is_not(None),  # None: the task waits for its verdict
     )
     return (
         update(tasks)
-        .where(own, live)
+        .where(of_beat, live)
         .values(
             renew_by=case(
                 (beat.c.renew_by > tasks.c.renew_by, beat.c.renew_by), else_=tasks.c.renew_by

@@ -113,9 +113,11 @@ def invites(conn: Connection) -> list[tuple[CodeRow, tuple[str, ...]]]:
 
 def revoke(conn: Connection, invite_id: int, now: float) -> CodeRow:
     """Revoke an invite; volunteers admitted by it stay. Raises NotFound."""
-    mine = (codes.c.id == invite_id) & (codes.c.kind == "invite")
-    conn.execute(update(codes).where(mine, codes.c.revoked_at.is_(None)).values(revoked_at=now))
-    row = conn.execute(select(*_COLUMNS).where(mine)).mappings().first()
+    of_invite = (codes.c.id == invite_id) & (codes.c.kind == "invite")
+    conn.execute(
+        update(codes).where(of_invite, codes.c.revoked_at.is_(None)).values(revoked_at=now)
+    )
+    row = conn.execute(select(*_COLUMNS).where(of_invite)).mappings().first()
     if row is None:
         raise NotFound(f"there is no invite {invite_id}: `coordinator invite list` shows all")
     return CodeRow(**row)

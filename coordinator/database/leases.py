@@ -34,39 +34,39 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     run_seed: int
 
 
-def take(conn: sa.Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
+def take(conn: sa.Connection, items: Sequence[Taken], now: float) -> list[TaskRow]:
     """Write assignments as leases; return their rows in order. Raises Conflict for a taken task."""
-    again = [item for item in wanted if item.assignment.task_id is not None]
-    fresh = [item for item in wanted if item.assignment.task_id is None]
-    made = {row.claim_id: row for row in _reissue(conn, again, now) + _insert(conn, fresh, now)}
-    if len(made) != len(wanted):
+    again = [item for item in items if item.assignment.task_id is not None]
+    fresh = [item for item in items if item.assignment.task_id is None]
+    by_claim = {row.claim_id: row for row in _reissue(conn, again, now) + _insert(conn, fresh, now)}
+    if len(by_claim) != len(items):
         raise Conflict("the tasks have just been taken by another coordinator; claim again")
-    return [made[item.waiter.claim_id] for item in wanted]
+    return [by_claim[item.waiter.claim_id] for item in items]
 
 
-def _reissued(given: sa.CTE) -> sa.ClauseElement:
+def _reissued(lines: sa.CTE) -> sa.ClauseElement:
     now = sa.bindparam("now", type_=sa.Double)
     return (
         sa.update(tasks)
-        .where(tasks.c.id == given.c.id, tasks.c.state == "todo")
+        .where(tasks.c.id == lines.c.id, tasks.c.state == "todo")
         .values(
             state="doing",
             attempt=tasks.c.attempt + 1,
-            claim_id=given.c.claim_id,
-            worker_id=given.c.worker_id,
-            volunteer_id=given.c.volunteer_id,
-            device=given.c.device,
-            stop=given.c.stop,
-            steps=given.c.steps,
-            price_micro=given.c.price_micro,
-            update_kind=given.c.update_kind,
-            part_steps=given.c.part_steps,
+            claim_id=lines.c.claim_id,
+            worker_id=lines.c.worker_id,
+            volunteer_id=lines.c.volunteer_id,
+            device=lines.c.device,
+            stop=lines.c.stop,
+            steps=lines.c.steps,
+            price_micro=lines.c.price_micro,
+            update_kind=lines.c.update_kind,
+            part_steps=lines.c.part_steps,
             claimed_at=now,
             begun_at=None,
             base_version=None,
             renew_by=now + RENEW_S,
-            finish_by=now + given.c.allowance_s,
-            finish_limit=now + given.c.allowance_s * 2.0,
+            finish_by=now + lines.c.allowance_s,
+            finish_limit=now + lines.c.allowance_s * 2.0,
             returned=False,
         )
         .returning(*tasks.c)
@@ -93,14 +93,14 @@ _REISSUE = Lines(
 )
 
 
-def _reissue(conn: sa.Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
-    if not wanted:
+def _reissue(conn: sa.Connection, items: Sequence[Taken], now: float) -> list[TaskRow]:
+    if not items:
         return []
-    for item in wanted:
+    for item in items:
         if item.assignment.rest_stop > item.assignment.stop:
             _split(conn, item, now)
-    made = _REISSUE.execute(conn, [_line(item) for item in wanted], now=now)
-    return rows_of(made)
+    result = _REISSUE.execute(conn, [_line(item) for item in items], now=now)
+    return rows_of(result)
 
 
 def _line(item: Taken) -> tuple[Any, ...]:
@@ -138,28 +138,28 @@ def _split(conn: sa.Connection, item: Taken, now: float) -> None:
         "base_version": None,
         "created_at": now,
     }
-    made = conn.execute(sa.insert(tasks).values(**rest).returning(tasks.c.id)).scalar_one()
+    task_id = conn.execute(sa.insert(tasks).values(**rest).returning(tasks.c.id)).scalar_one()
     c = failures.c
-    kept = sa.select(made + 0 * c.task_id, c.attempt, c.worker_id, c.kind, c.message, c.at)
+    copies = sa.select(task_id + 0 * c.task_id, c.attempt, c.worker_id, c.kind, c.message, c.at)
     names = ["task_id", "attempt", "worker_id", "kind", "message", "at"]
-    conn.execute(sa.insert(failures).from_select(names, kept.where(c.task_id == one.task_id)))
+    conn.execute(sa.insert(failures).from_select(names, copies.where(c.task_id == one.task_id)))
 
 
-def _new(given: sa.CTE) -> sa.ClauseElement:
+def _new(lines: sa.CTE) -> sa.ClauseElement:
     now = sa.bindparam("now", type_=sa.Double)
-    filled: dict[str, Any] = {name: given.c[name] for name in _FRESH if name != "allowance_s"} | {
+    filled: dict[str, Any] = {name: lines.c[name] for name in _FRESH if name != "allowance_s"} | {
         "state": sa.literal("doing"),
         "attempt": sa.literal(1),
         "claimed_at": now,
         "renew_by": now + RENEW_S,
-        "finish_by": now + given.c.allowance_s,
-        "finish_limit": now + given.c.allowance_s * 2.0,
+        "finish_by": now + lines.c.allowance_s,
+        "finish_limit": now + lines.c.allowance_s * 2.0,
         "returned": sa.literal(False),
         "failures": sa.literal(0),
         "timeouts": sa.literal(0),
         "created_at": now,
     }
-    source = sa.select(*filled.values()).where(given.c.stop > given.c.start)
+    source = sa.select(*filled.values()).where(lines.c.stop > lines.c.start)
     return sa.insert(tasks).from_select(list(filled), source).returning(*tasks.c)
 
 
@@ -187,11 +187,11 @@ _INSERT = Lines(
 )
 
 
-def _insert(conn: sa.Connection, wanted: Sequence[Taken], now: float) -> list[TaskRow]:
-    if not wanted:
+def _insert(conn: sa.Connection, items: Sequence[Taken], now: float) -> list[TaskRow]:
+    if not items:
         return []
-    made = _INSERT.execute(conn, [_fresh(item) for item in wanted], now=now)
-    return rows_of(made)
+    result = _INSERT.execute(conn, [_fresh(item) for item in items], now=now)
+    return rows_of(result)
 
 
 def _fresh(item: Taken) -> tuple[Any, ...]:

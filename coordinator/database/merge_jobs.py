@@ -96,19 +96,21 @@ def take(
         .exists()
     )
     free = (p.state == "todo") | ((p.state == "leased") & (p.lease_until <= now))
-    wanted: list[ColumnElement[bool]] = [free, (p.phase == "survey") | ~surveying]
+    conditions: list[ColumnElement[bool]] = [free, (p.phase == "survey") | ~surveying]
     if merge_id is None:
-        wanted.append(exists().where(merges.c.id == p.merge_id, merges.c.state == "leased"))
+        conditions.append(exists().where(merges.c.id == p.merge_id, merges.c.state == "leased"))
     else:
-        wanted.append(p.merge_id == merge_id)
-    first = select(p.id).where(*wanted).order_by(p.id).limit(1).with_for_update(skip_locked=True)
-    taken = (
+        conditions.append(p.merge_id == merge_id)
+    first = (
+        select(p.id).where(*conditions).order_by(p.id).limit(1).with_for_update(skip_locked=True)
+    )
+    lease = (
         update(merge_parts)
         .where(p.id == first.scalar_subquery())
         .values(state="leased", owner=owner, fence=p.fence + 1, lease_until=now + lease_s)
         .returning(*p)
     )
-    row = conn.execute(taken).mappings().first()
+    row = conn.execute(lease).mappings().first()
     return None if row is None else PartRow(**row)
 
 
@@ -124,9 +126,9 @@ def renew(conn: Connection, part: PartRow, until: float) -> bool:
     )
 
 
-def finish(conn: Connection, part: PartRow, made: MergedPart) -> bool:
+def finish(conn: Connection, part: PartRow, result_part: MergedPart) -> bool:
     """Mark a part done; return False if another process has it, or the merge has ended."""
-    result = msgspec.json.encode(made).decode()
+    result = msgspec.json.encode(result_part).decode()
     done = update(merge_parts).where(_ours(part)).values(state="done", result=result)
     return conn.execute(done).rowcount == 1
 
@@ -158,10 +160,10 @@ def files_of(rows: Sequence[PartRow]) -> list[str]:
 def blobs_in_use(conn: Connection) -> set[str]:
     """Return the files made by running merges, and the files of every stored state."""
     rows = conn.execute(select(merge_parts).where(merge_parts.c.state == "done")).mappings()
-    found = set(conn.execute(select(state_parts.c.sha256)).scalars())
-    for made in (made_by(PartRow(**row)) for row in rows):
-        found |= {made.sha256, made.state_sha256} - {""}
-    return found
+    hashes = set(conn.execute(select(state_parts.c.sha256)).scalars())
+    for part_files in (made_by(PartRow(**row)) for row in rows):
+        hashes |= {part_files.sha256, part_files.state_sha256} - {""}
+    return hashes
 
 
 def drop_old(conn: Connection, before: float) -> None:
@@ -175,8 +177,8 @@ def drop_old(conn: Connection, before: float) -> None:
 
 def add_state(conn: Connection, state_sha256: str, files: Sequence[StateFile]) -> None:
     """Insert the list of a state's files; an equal list is the same state."""
-    known = select(state_parts.c.shard).where(state_parts.c.state_sha256 == state_sha256).limit(1)
-    if files and conn.execute(known).first() is None:
+    shards = select(state_parts.c.shard).where(state_parts.c.state_sha256 == state_sha256).limit(1)
+    if files and conn.execute(shards).first() is None:
         rows = [{"state_sha256": state_sha256, **file._asdict()} for file in files]
         conn.execute(insert(state_parts), rows)
 
@@ -193,6 +195,6 @@ def state_files(conn: Connection, state_sha256: str | None) -> tuple[str, ...]:
 def drop_states(conn: Connection, used: set[str]) -> None:
     """Delete the lists of states that no kept version refers to."""
     noted = set(conn.execute(select(state_parts.c.state_sha256).distinct()).scalars())
-    gone = sorted(noted - used)
-    if gone:
-        conn.execute(delete(state_parts).where(state_parts.c.state_sha256.in_(gone)))
+    unused = sorted(noted - used)
+    if unused:
+        conn.execute(delete(state_parts).where(state_parts.c.state_sha256.in_(unused)))

@@ -69,12 +69,12 @@ def take(conn: Connection, bid: Bid, now: float, *, fresh: bool = False) -> Merg
     row = None if fresh else conn.execute(_MERGE_LOCKED, key).mappings().first()
     values = msgspec.structs.asdict(bid) | {"state": "leased", "ended_at": None}
     if row is None:
-        begun = {"fence": 1, "failures": 0, "message": "", "created_at": now}
-        return MergeRow(**conn.execute(_ADD_MERGE, begun | values).mappings().one())
+        initial = {"fence": 1, "failures": 0, "message": "", "created_at": now}
+        return MergeRow(**conn.execute(_ADD_MERGE, initial | values).mappings().one())
     if row["state"] == "committed" or MergeRow(**row).is_led(bid.owner, now):
         return None
-    taken = {"fence": row["fence"] + 1} | values
-    return MergeRow(**conn.execute(_TAKE_OVER, key | taken).mappings().one())
+    takeover = {"fence": row["fence"] + 1} | values
+    return MergeRow(**conn.execute(_TAKE_OVER, key | takeover).mappings().one())
 
 
 def of_base(conn: Connection, run_id: int, base: int) -> MergeRow | None:
@@ -101,8 +101,8 @@ def renew(conn: Connection, merge: MergeRow, until: float) -> bool:
 
 def end(conn: Connection, merge: MergeRow, state: str, now: float, **values: Any) -> bool:
     """End a merge that this process still leases; return False if another process took it over."""
-    given = {"its_id": merge.id, "its_fence": merge.fence, "state": state, "ended_at": now}
-    return conn.execute(_END_MERGE, given | values).rowcount == 1
+    values_of_key = {"its_id": merge.id, "its_fence": merge.fence, "state": state, "ended_at": now}
+    return conn.execute(_END_MERGE, values_of_key | values).rowcount == 1
 
 
 def abandon(conn: Connection, now: float) -> None:

@@ -41,14 +41,14 @@ def append(
     now: float,
 ) -> None:
     """Append a line, in the transaction of the action that it records. Long texts are cut."""
-    said = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
+    text = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
     conn.execute(
         insert(record_lines).values(
             at=now,
             actor=actor[:64],
             action=action[:64],
             subject=subject[:255],
-            detail=said[:DETAIL_CHARS_MAX],
+            detail=text[:DETAIL_CHARS_MAX],
         )
     )
 
@@ -64,11 +64,11 @@ def told(conn: Connection, texts: Sequence[str]) -> list[str]:
     """Return texts with the words of the reasons that they name, unless those were forgotten."""
     names = {name for text in texts for name in _NAMED.findall(text)}
     query = select(reasons.c.name, reasons.c.text).where(reasons.c.name.in_(names))
-    known = {row.name: row.text for row in conn.execute(query)} if names else {}
+    text_by_name = {row.name: row.text for row in conn.execute(query)} if names else {}
 
-    def words(found: re.Match[str]) -> str:
-        said = known.get(found[0], found[0])
-        return msgspec.json.encode(said).decode()[1:-1] if found.string.startswith("{") else said
+    def words(match: re.Match[str]) -> str:
+        text = text_by_name.get(match[0], match[0])
+        return msgspec.json.encode(text).decode()[1:-1] if match.string.startswith("{") else text
 
     return [_NAMED.sub(words, text) for text in texts]
 
@@ -83,7 +83,7 @@ def entries(conn: Connection, before: int | None = None, limit: int = 100) -> li
         query = query.where(record_lines.c.id < before)
     rows = conn.execute(query).mappings().all()
     details = told(conn, [row["detail"] for row in rows])
-    return [RecordLine(**{**row, "detail": said}) for row, said in zip(rows, details, strict=True)]
+    return [RecordLine(**{**row, "detail": text}) for row, text in zip(rows, details, strict=True)]
 
 
 def about(conn: Connection, subject: str, actions: Collection[str], limit: int) -> list[RecordLine]:

@@ -100,26 +100,26 @@ def work(
     """Return totals by volunteer: of one or all, in one run or all, since an instant or ever."""
     c = contributions.c
     query = sa.select(c.volunteer_id, c.state, c.reason, sa.func.count(), sa.func.sum(c.train_s))
-    for wanted, value in ((c.volunteer_id, volunteer_id), (c.run_id, run_id)):
-        query = query if value is None else query.where(wanted == value)
+    for column, value in ((c.volunteer_id, volunteer_id), (c.run_id, run_id)):
+        query = query if value is None else query.where(column == value)
     if since is not None:
         query = query.where(c.decided_at >= since)
-    found: defaultdict[str, WorkTotals] = defaultdict(WorkTotals)
+    totals: defaultdict[str, WorkTotals] = defaultdict(WorkTotals)
     for who, state, reason, count, seconds in conn.execute(
         query.group_by(c.volunteer_id, c.state, c.reason)
     ):
-        found[who] = _with(found[who], state, reason, int(count), float(seconds))
-    return dict(found)
+        totals[who] = _with(totals[who], state, reason, int(count), float(seconds))
+    return dict(totals)
 
 
 _B, _C, _V = verdicts.alias("before"), contributions.c, verdicts.c
 
 
-def _changed(given: sa.CTE) -> sa.ClauseElement:
+def _changed(lines: sa.CTE) -> sa.ClauseElement:
     """Return the query of contributions with a new verdict, by their present and former state."""
-    g = given.c
-    mine = (_V.volunteer_id == g.who) & (_V.id > g.after)
-    new = sa.select(g.who, g.after, _V.contribution_id).join_from(given, verdicts, mine).distinct()
+    g = lines.c
+    newer = (_V.volunteer_id == g.who) & (_V.id > g.after)
+    new = sa.select(g.who, g.after, _V.contribution_id).join_from(lines, verdicts, newer).distinct()
     of = new.subquery("new")
     last = sa.select(sa.func.max(_V.id)).where(_V.contribution_id == _C.id, _V.id <= of.c.after)
     last = last.correlate(contributions, of)
@@ -184,7 +184,7 @@ def stretches(
     `width_s` seconds, oldest first, without empty ones.
     """
     c = contributions.c
-    whose = (c.volunteer_id == volunteer_id,) if volunteer_id else ()
+    conditions = (c.volunteer_id == volunteer_id,) if volunteer_id else ()
     # The quotient is never negative, so that both databases round it the same way.
     number = sa.cast(sa.func.floor((c.decided_at - since) / width_s), sa.Integer).label("number")
     query = (
@@ -194,7 +194,7 @@ def stretches(
             sa.func.count(c.volunteer_id.distinct()),
             sa.func.sum(c.train_s),
         )
-        .where(c.run_id.in_(run_ids), c.state.in_(GOOD), c.decided_at >= since, *whose)
+        .where(c.run_id.in_(run_ids), c.state.in_(GOOD), c.decided_at >= since, *conditions)
         .group_by(number)
         .order_by(number)
     )
@@ -217,8 +217,8 @@ def work_over_time(
     contribution on.
     """
     c = contributions.c
-    mine = (c.volunteer_id == volunteer_id) & c.run_id.in_(run_ids) & c.state.in_(GOOD)
-    first_at = conn.execute(sa.select(sa.func.min(c.decided_at)).where(mine)).scalar()
+    of_account = (c.volunteer_id == volunteer_id) & c.run_id.in_(run_ids) & c.state.in_(GOOD)
+    first_at = conn.execute(sa.select(sa.func.min(c.decided_at)).where(of_account)).scalar()
     if first_at is None:
         return []
     width_s = max(DAY_S, (now - first_at) / (STRETCHES - 1))
@@ -258,8 +258,8 @@ def earned_behind(conn: sa.Connection, who: str, after: int, run_id: int | None 
 
 def pending(conn: sa.Connection, run_id: int) -> dict[str, int]:
     """Return each volunteer's pending credits of a run."""
-    found = conn.execute(_posted("pending", events.c.run_id == run_id))
-    return {owner: int(total) for owner, total in found}
+    totals = conn.execute(_posted("pending", events.c.run_id == run_id))
+    return {owner: int(total) for owner, total in totals}
 
 
 def standings(
@@ -271,7 +271,7 @@ def standings(
     machines = _machines(conn)
     query = sa.select(volunteers.c.id, volunteers.c.nickname, volunteers.c.public)
     people = conn.execute(query.where(volunteers.c.state == "active"))
-    found = [
+    rows = [
         LeaderboardStanding(
             volunteer_id=who,
             nickname=nickname,
@@ -284,7 +284,7 @@ def standings(
         for who, nickname, public in people
         if who in totals
     ]
-    return sorted(found, key=lambda s: (-s.earned_micro, s.nickname))
+    return sorted(rows, key=lambda s: (-s.earned_micro, s.nickname))
 
 
 def _machines(conn: sa.Connection) -> dict[str, int]:
@@ -330,21 +330,23 @@ def people(conn: sa.Connection, who: Iterable[str] | None = None) -> list[Volunt
     ]
 
 
-def summed(conn: sa.Connection, found: Iterable[VolunteerSummary]) -> list[VolunteerSummary]:
+def summed(
+    conn: sa.Connection, people_listed: Iterable[VolunteerSummary]
+) -> list[VolunteerSummary]:
     """Return the same volunteers with their work and credits on all runs."""
     totals, done = earned(conn), work(conn)
     a = accounts.c
-    held: dict[str, dict[str, int]] = {"pending": {}, "escrow": {}, "debt": {}}
-    query = sa.select(a.owner, a.kind, a.balance_micro).where(a.kind.in_([*held]))
+    balances_by_kind: dict[str, dict[str, int]] = {"pending": {}, "escrow": {}, "debt": {}}
+    query = sa.select(a.owner, a.kind, a.balance_micro).where(a.kind.in_([*balances_by_kind]))
     for owner, kind, balance in conn.execute(query):
-        held[kind][owner] = int(balance)
+        balances_by_kind[kind][owner] = int(balance)
     return [
         msgspec.structs.replace(
-            _with_totals(person, totals, held["pending"], done),
-            escrow_micro=held["escrow"].get(person.volunteer_id, 0),
-            debt_micro=held["debt"].get(person.volunteer_id, 0),
+            _with_totals(person, totals, balances_by_kind["pending"], done),
+            escrow_micro=balances_by_kind["escrow"].get(person.volunteer_id, 0),
+            debt_micro=balances_by_kind["debt"].get(person.volunteer_id, 0),
         )
-        for person in found
+        for person in people_listed
     ]
 
 
@@ -353,12 +355,12 @@ def of_run(conn: sa.Connection, run_id: int) -> list[VolunteerSummary]:
     totals, waiting, done = earned(conn, run_id), pending(conn, run_id), work(conn, run_id=run_id)
     agreed = sa.select(consents.c.volunteer_id).where(consents.c.run_id == run_id)
     part = {*totals, *waiting, *done, *conn.execute(agreed).scalars()}
-    found = [
+    rows = [
         _with_totals(person, totals, waiting, done)
         for person in people(conn)
         if person.volunteer_id in part or person.label
     ]
-    return found + _invited(conn)
+    return rows + _invited(conn)
 
 
 def _with_totals(
@@ -418,12 +420,12 @@ _ACCOUNTS = (
 )
 
 
-def _earned(given: sa.CTE) -> sa.ClauseElement:
-    g = given.c
+def _earned(lines: sa.CTE) -> sa.ClauseElement:
+    g = lines.c
     gained = sa.select(sa.func.coalesce(sa.func.sum(postings.c.amount_micro), 0)).where(
         *earnings(g.who, g.since), postings.c.event_id > g.after
     )
-    return sa.select(g.who, gained.correlate(given).scalar_subquery())
+    return sa.select(g.who, gained.correlate(lines).scalar_subquery())
 
 
 _SINCE: dict[str, TypeEngine[Any]] = {
@@ -443,16 +445,18 @@ def account_rows(
     rows: defaultdict[str, list[sa.RowMapping]] = defaultdict(list)
     for row in conn.execute(_ACCOUNTS, {"ids": [*since]}).mappings():
         rows[row["id"]].append(row)
-    found: Any = _EARNED.execute(conn, [(who, *each) for who, each in since.items()])
-    gained: dict[str, int] = dict(found.all())
+    result: Any = _EARNED.execute(conn, [(who, *since_of) for who, since_of in since.items()])
+    gained: dict[str, int] = dict(result.all())
     fields = VolunteerRow.__struct_fields__
     return {
         who: AccountRow(
-            volunteer=VolunteerRow(**{name: its[0][name] for name in fields}),
-            balances=balances_of((row["kind"], row["balance_micro"]) for row in its if row["kind"]),
+            volunteer=VolunteerRow(**{name: account_rows_of[0][name] for name in fields}),
+            balances=balances_of(
+                (row["kind"], row["balance_micro"]) for row in account_rows_of if row["kind"]
+            ),
             earned_micro=int(gained[who]),
         )
-        for who, its in rows.items()
+        for who, account_rows_of in rows.items()
     }
 
 
@@ -477,9 +481,9 @@ def machines(
     conn: sa.Connection, volunteer_ids: Iterable[str], now: float
 ) -> dict[str, list[WorkerInfo]]:
     """Return the unrevoked machines of accounts, with their states."""
-    found: dict[str, list[WorkerInfo]] = {who: [] for who in volunteer_ids}
-    for row in conn.execute(_MACHINES, {"volunteers": [*found]}):
-        found[row.volunteer_id].append(
+    by_account: dict[str, list[WorkerInfo]] = {who: [] for who in volunteer_ids}
+    for row in conn.execute(_MACHINES, {"volunteers": [*by_account]}):
+        by_account[row.volunteer_id].append(
             WorkerInfo(
                 worker_id=row.id,
                 hostname=row.hostname,
@@ -489,4 +493,4 @@ def machines(
                 task=row.task,
             )
         )
-    return found
+    return by_account

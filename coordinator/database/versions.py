@@ -68,8 +68,8 @@ _GET = sa.select(versions).where(its(versions.c.run_id), its(versions.c.version)
 
 def get(conn: sa.Connection, run_id: int, version: int) -> VersionRow:
     """Return a version. Raises NotFound."""
-    given = {"its_run_id": run_id, "its_version": version}
-    row = conn.execute(_GET, given).mappings().first()
+    values = {"its_run_id": run_id, "its_version": version}
+    row = conn.execute(_GET, values).mappings().first()
     if row is None:
         raise NotFound(f"this run has no version {version}")
     return VersionRow(**row)
@@ -120,8 +120,8 @@ def content_before(conn: sa.Connection, row: VersionRow) -> int | None:
     query = sa.select(sa.func.max(v.version)).where(
         v.run_id == row.run_id, v.version < row.version, v.master_sha256 == row.master_sha256
     )
-    found: int | None = conn.execute(query).scalar()
-    return found
+    version: int | None = conn.execute(query).scalar()
+    return version
 
 
 _HEADINGS = (
@@ -176,18 +176,18 @@ _OUTER_SCALE = sa.select(versions.c.outer_scale).where(
 
 def outer_scale(conn: sa.Connection, run_id: int, version: int) -> float:
     """Return the factor on the outer rate that made a version; 1 for an unknown version."""
-    given = {"its_run_id": run_id, "its_version": version}
-    found: float | None = conn.execute(_OUTER_SCALE, given).scalar()
-    return 1.0 if found is None else found
+    values = {"its_run_id": run_id, "its_version": version}
+    scale: float | None = conn.execute(_OUTER_SCALE, values).scalar()
+    return 1.0 if scale is None else scale
 
 
 # --- retention ---
 
 
 def prunable(
-    conn: sa.Connection, run_id: int, keep: Sequence[int], newest: int, every: int
+    conn: sa.Connection, run_id: int, keep: Sequence[int], newest: int, interval: int
 ) -> list[VersionRow]:
-    """Return prunable versions: below `newest`, not in `keep`, no `every`-th, no evaluation due."""
+    """Return prunable versions: below `newest`, not in `keep`, no `interval`-th, no evaluation due."""
     query = (
         sa.select(versions)
         .select_from(_EVALUATED)
@@ -199,8 +199,8 @@ def prunable(
             evaluations.c.state.not_in(("waiting", "running")),
         )
     )
-    if every > 0:
-        query = query.where(versions.c.version % every != 0)
+    if interval > 0:
+        query = query.where(versions.c.version % interval != 0)
     return [VersionRow(**row) for row in conn.execute(query).mappings()]
 
 
@@ -221,11 +221,11 @@ def blobs_in_use(conn: sa.Connection) -> set[str]:
         conn.execute(sa.select(e.sample_sha256).where(e.sample_sha256.is_not(None))).scalars()
     )
     b = version_blobs.c
-    kept = version_blobs.join(
+    unpruned = version_blobs.join(
         evaluations, (evaluations.c.run_id == b.run_id) & (evaluations.c.version == b.version)
     )
     return used | set(
-        conn.execute(sa.select(b.sha256).select_from(kept).where(~e.pruned)).scalars()
+        conn.execute(sa.select(b.sha256).select_from(unpruned).where(~e.pruned)).scalars()
     )
 
 
@@ -238,5 +238,5 @@ _PUBLIC = tuple(
 
 def is_published(conn: sa.Connection, sha256: str) -> bool:
     """Return True if volunteers may fetch this blob: weights, a link or snapshot, or a sample."""
-    given = {"sha256": sha256}
-    return any(conn.execute(statement, given).first() is not None for statement in _PUBLIC)
+    values = {"sha256": sha256}
+    return any(conn.execute(statement, values).first() is not None for statement in _PUBLIC)

@@ -90,13 +90,13 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     state: VolunteerState
 
 
-def worker_state(stored: str, last_seen_at: float, now: float) -> WorkerState:
+def worker_state(state: str, last_seen_at: float, now: float) -> WorkerState:
     """Return the state of a worker: its last heartbeat's, or offline if that is too old."""
-    if stored == "left":
+    if state == "left":
         return "left"
     if now - last_seen_at > OFFLINE_S:
         return "offline"
-    return "training" if stored == "training" else "paused" if stored == "paused" else "online"
+    return "training" if state == "training" else "paused" if state == "paused" else "online"
 
 
 # --- credentials ---
@@ -182,8 +182,8 @@ def find(conn: Connection, who: str, key: str) -> VolunteerRow:
     row = by_id(conn, who)
     if row is None and key:
         query = select(volunteers).where(volunteers.c.nickname_key == key)
-        found = conn.execute(query).mappings().first()
-        row = None if found is None else VolunteerRow(**found)
+        found_row = conn.execute(query).mappings().first()
+        row = None if found_row is None else VolunteerRow(**found_row)
     if row is None:
         raise NotFound(f'there is no volunteer "{who}": `coordinator volunteer list` shows all')
     return row
@@ -203,8 +203,8 @@ _STRANGERS = select(func.count()).where(
 
 def strangers_of(conn: Connection, network: str, since: float) -> int:
     """Return how many accounts registered from a network without a code since a time."""
-    given = {"its_network": network, "since": since}
-    return int(conn.execute(_STRANGERS, given).scalar_one())
+    values = {"its_network": network, "since": since}
+    return int(conn.execute(_STRANGERS, values).scalar_one())
 
 
 # --- coming and going ---
@@ -227,7 +227,7 @@ def devices_since(conn: Connection, since: float) -> list[Device]:
     w = workers.c
     query = select(w.hardware).where(w.last_seen_at >= since, w.revoked_at.is_(None))
     rows = conn.execute(query.order_by(w.last_seen_at.desc()).limit(DEVICES_OF)).scalars()
-    return [device for stored in rows for device in decode(stored, Hardware).devices]
+    return [device for text in rows for device in decode(text, Hardware).devices]
 
 
 def live_machines(conn: Connection, volunteer_id: str) -> int:
@@ -257,8 +257,8 @@ def order(conn: Connection, volunteer_id: str, worker_id: str, order: str, now: 
 
 def orders(conn: Connection, since: float) -> dict[str, OwnOrder]:
     """Return the newest orders of owners given since an instant, by machine."""
-    found = select(workers.c.id, workers.c.ordered, workers.c.ordered_at)
-    newest = found.where(workers.c.ordered_at > since).order_by(workers.c.ordered_at.desc())
+    selection = select(workers.c.id, workers.c.ordered, workers.c.ordered_at)
+    newest = selection.where(workers.c.ordered_at > since).order_by(workers.c.ordered_at.desc())
     rows = conn.execute(newest.limit(ORDERS_MAX))
     return {row.id: OwnOrder(order=row.ordered, at=row.ordered_at) for row in rows}
 
@@ -286,8 +286,8 @@ def rename(conn: Connection, volunteer_id: str, nickname: str, key: str) -> bool
 
 def revoke(conn: Connection, volunteer_id: str, now: float) -> int:
     """Revoke every secret and key of an account; return the number of secrets."""
-    mine = (api_keys.c.volunteer_id == volunteer_id) & api_keys.c.revoked_at.is_(None)
-    conn.execute(update(api_keys).where(mine).values(revoked_at=now))
+    of_account = (api_keys.c.volunteer_id == volunteer_id) & api_keys.c.revoked_at.is_(None)
+    conn.execute(update(api_keys).where(of_account).values(revoked_at=now))
     live = (workers.c.volunteer_id == volunteer_id) & workers.c.revoked_at.is_(None)
     return int(conn.execute(update(workers).where(live).values(revoked_at=now)).rowcount)
 
@@ -301,11 +301,11 @@ def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: fl
     conn.execute(delete(codes).where(codes.c.volunteer_id == volunteer_id))
     for table in (consents, reasons):
         conn.execute(delete(table).where(table.c.volunteer_id == volunteer_id))
-    own = workers.c.volunteer_id == volunteer_id
-    said = failures.c.worker_id.in_(select(workers.c.id).where(own))
-    conn.execute(update(failures).where(said).values(message=""))
+    of_account = workers.c.volunteer_id == volunteer_id
+    by_workers = failures.c.worker_id.in_(select(workers.c.id).where(of_account))
+    conn.execute(update(failures).where(by_workers).values(message=""))
     wiped = {"hostname": "", "hardware": "{}", "benchmark": "[]", "software": "", "secret_hash": ""}
-    conn.execute(update(workers).where(own).values(**wiped, state="left"))
+    conn.execute(update(workers).where(of_account).values(**wiped, state="left"))
     set_volunteer(
         conn,
         volunteer_id,
@@ -341,12 +341,14 @@ def clear_networks(conn: Connection, now: float) -> None:
 def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now: float) -> None:
     """Record the consent to a run's licence; another licence later is recorded again."""
     c = consents.c
-    mine = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
-    if conn.execute(select(c.licence).where(mine)).scalar() == licence:
+    of_consent = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
+    if conn.execute(select(c.licence).where(of_consent)).scalar() == licence:
         return
-    conn.execute(delete(consents).where(mine))
-    given = {"volunteer_id": volunteer_id, "run_id": run_id, "licence": licence, "given_at": now}
-    conn.execute(insert_new(conn, consents, ""), given)  # the same consent may arrive twice at once
+    conn.execute(delete(consents).where(of_consent))
+    values = {"volunteer_id": volunteer_id, "run_id": run_id, "licence": licence, "given_at": now}
+    conn.execute(
+        insert_new(conn, consents, ""), values
+    )  # the same consent may arrive twice at once
 
 
 # --- standing ---
@@ -357,8 +359,8 @@ _HARDWARE = select(workers.c.hardware).where(its(workers.c.id))
 
 def model_of(conn: Connection, worker_id: str, device: str) -> str:
     """Return the registered model of a device; "" without one."""
-    stored = conn.execute(_HARDWARE, {"its_id": worker_id}).scalar() or "{}"
-    return next((d.name for d in decode(stored, Hardware).devices if d.id == device), "")
+    text = conn.execute(_HARDWARE, {"its_id": worker_id}).scalar() or "{}"
+    return next((d.name for d in decode(text, Hardware).devices if d.id == device), "")
 
 
 def is_suspended(conn: Connection, volunteer_id: str) -> bool:
@@ -392,8 +394,8 @@ def count_accepted(conn: Connection, accepted: Sequence[tuple[str, int]]) -> dic
     """
     if not accepted:
         return {}
-    found = conn.execute(_STANDING, {"ids": sorted({account for account, _ in accepted})})
-    rows = {row.id: row for row in found}
+    rows_found = conn.execute(_STANDING, {"ids": sorted({account for account, _ in accepted})})
+    rows = {row.id: row for row in rows_found}
     totals = {account: (row.accepted, row.accepted_micro) for account, row in rows.items()}
     for account, price_micro in accepted:
         count, total_micro = totals[account]

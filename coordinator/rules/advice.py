@@ -17,9 +17,9 @@ MOMENTUM_MIN = 0.5
 
 def too_large(needed: int, devices: Sequence[Device]) -> tuple[str, ...]:
     """Return the advice for a run that needs more memory than any online device has."""
-    known = [device for device in devices if device.memory_bytes > 0 and not device.problem]
-    largest = max(known, key=lambda device: device.memory_bytes, default=None)
-    if largest is None or any(memory_on(d.kind, needed) <= d.memory_bytes for d in known):
+    usable = [device for device in devices if device.memory_bytes > 0 and not device.problem]
+    largest = max(usable, key=lambda device: device.memory_bytes, default=None)
+    if largest is None or any(memory_on(d.kind, needed) <= d.memory_bytes for d in usable):
         return ()
     return (
         f"no device that is online can hold this run: it needs about {size(needed)} of a GPU or "

@@ -10,15 +10,15 @@ from coordinator.plan.plan_tables import Plan
 FALLBACKS = ("int8", "bf16", "float32")
 
 
-def agreed(wanted: str, spoken: Collection[str]) -> str:
+def agreed(preferred: str, spoken: Collection[str]) -> str:
     """Return the codec for an update: the run's own, or the best other one that the worker has; ""
     without one.
 
     A worker that names no codec gets the run's own.
     """
     if not spoken:
-        return wanted
-    return next((name for name in (wanted, *FALLBACKS) if name in spoken), "")
+        return preferred
+    return next((name for name in (preferred, *FALLBACKS) if name in spoken), "")
 
 
 def grantable(plan: Plan) -> frozenset[str]:

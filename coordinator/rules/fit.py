@@ -77,9 +77,9 @@ def misfit(run: Run, waiter: Waiter) -> str:
         )
     if not agreed(run.codec, waiter.codecs):
         return f'"{run.name}" wants updates as "{run.codec}", which this version cannot write'
-    wanted = memory_on(waiter.device, run.memory_bytes)
-    if 0 < waiter.memory_bytes < wanted:
-        need, have = wanted / 2**30, waiter.memory_bytes / 2**30
+    needed_bytes = memory_on(waiter.device, run.memory_bytes)
+    if 0 < waiter.memory_bytes < needed_bytes:
+        need, have = needed_bytes / 2**30, waiter.memory_bytes / 2**30
         return f'"{run.name}" needs about {need:.1f} GiB of memory, {waiter.device} has {have:.1f}'
     return ""
 

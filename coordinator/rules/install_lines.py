@@ -92,7 +92,7 @@ def visitor_system(agent: bytes) -> System:
 
 def message(server: str, link: str, install: str, *, pinned: bool) -> list[str]:
     """Return the lines of a message to people who are to join, with what they paste."""
-    own = (
+    pinned_line = (
         "A browser warns of the server's own certificate; the link carries its fingerprint, and "
         "`volunteer` trusts no other."
     )
@@ -100,5 +100,5 @@ def message(server: str, link: str, install: str, *, pinned: bool) -> list[str]:
         f"{server} trains a model with volunteers: open the link on a computer, or paste there:",
         *([f"  {install}"] if install else []),
         f"  volunteer join '{link}'",
-        *([own] if pinned else []),
+        *([pinned_line] if pinned else []),
     ]

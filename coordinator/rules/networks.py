@@ -16,10 +16,10 @@ UNKNOWN = ""  # loopback, private, or no address: does not distinguish people
 @lru_cache(maxsize=KEYS_KEPT)
 def address_key(address: str) -> str:
     """Return the key by which an address is rate-limited: an IPv4 address, or an IPv6 /64."""
-    found = _parsed(address)
-    if isinstance(found, IPv6Address):
-        return str(ip_network((found, 64), strict=False))
-    return address[:64] if found is None else str(found)
+    ip = _parsed(address)
+    if isinstance(ip, IPv6Address):
+        return str(ip_network((ip, 64), strict=False))
+    return address[:64] if ip is None else str(ip)
 
 
 def network(address: str) -> str:
@@ -27,16 +27,16 @@ def network(address: str) -> str:
 
     Private addresses have no network, since machines behind one router may have different owners.
     """
-    found = _parsed(address)
-    if found is None or not found.is_global:
+    ip = _parsed(address)
+    if ip is None or not ip.is_global:
         return UNKNOWN
-    return str(ip_network((found, 24 if found.version == 4 else 48), strict=False))
+    return str(ip_network((ip, 24 if ip.version == 4 else 48), strict=False))
 
 
 def _parsed(address: str) -> IPv4Address | IPv6Address | None:
     try:
-        found = ip_address(address.partition("%")[0])
+        ip = ip_address(address.partition("%")[0])
     except ValueError:
         return None
-    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-    return mapped or found
+    mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
+    return mapped or ip

@@ -114,9 +114,9 @@ def _script(char: str) -> str:
 
 
 def _check_scripts(name: str) -> None:
-    found = {_script(char) for char in name if char.isalpha()} - {"MODIFIER"}
-    if len(found) > 1 and not found - _BESIDE_LATIN <= {"LATIN"}:
-        listed = " and ".join(sorted(script.capitalize() for script in found))
+    scripts = {_script(char) for char in name if char.isalpha()} - {"MODIFIER"}
+    if len(scripts) > 1 and not scripts - _BESIDE_LATIN <= {"LATIN"}:
+        listed = " and ".join(sorted(script.capitalize() for script in scripts))
         raise InvalidName(f"a nickname keeps to one script, but this one mixes {listed}")
 
 
@@ -125,8 +125,8 @@ def _seen(char: str) -> str:
     kind = unicodedata.category(char)
     if kind == "Nd":
         return str(unicodedata.decimal(char)).translate(_TABLE)
-    kept = kind[0] in "LMN" and fits_nickname(char) and _script(char) != "MODIFIER"
-    return char if kept else ""
+    counts = kind[0] in "LMN" and fits_nickname(char) and _script(char) != "MODIFIER"
+    return char if counts else ""
 
 
 def skeleton(name: str) -> str:
@@ -150,10 +150,10 @@ def alternatives(name: str) -> Iterator[str]:
         yield f"{base} {number}"
 
 
-def suggestion(name: str, taken: Callable[[str], bool]) -> str:
-    """Return the nearest free name; `taken` is True for a skeleton in use. Raises InvalidName."""
+def suggestion(name: str, is_taken: Callable[[str], bool]) -> str:
+    """Return the nearest free name; `is_taken` is True for a skeleton in use. Raises InvalidName."""
     for other in alternatives(name):
-        if not taken(skeleton(other)):
+        if not is_taken(skeleton(other)):
             return other
     raise InvalidName(f'"{name}" and every similar name are taken: choose a different nickname')
 

@@ -54,12 +54,12 @@ class Placement:
 
     def leaves(self, run: Run, task: Todo, waiter: Waiter) -> bool:
         """Return True if a waiter leaves this task to a machine that finishes it much sooner."""
-        own = took_s(run, task.price_micro, speed(run, waiter))
-        if not own or self._left_s.get(task.id, 0.0) >= min(own, PATIENCE_S):
+        seconds = took_s(run, task.price_micro, speed(run, waiter))
+        if not seconds or self._left_s.get(task.id, 0.0) >= min(seconds, PATIENCE_S):
             return False
-        mine = own + self._free_s.get(_place(waiter), 0.0)
+        here_s = seconds + self._free_s.get(_place(waiter), 0.0)
         if not any(
-            end * WORTH_WAITING < mine
+            end * WORTH_WAITING < here_s
             for peer in self._peers
             if (end := self._end_s(run, task, peer.waiter))
         ):
@@ -107,9 +107,9 @@ class Machines:
         """Store that a device was assigned a task, and until when it is busy."""
         place = _place(waiter)
         if place in self._seen:
-            known, seen, until = self._seen[place]
+            speed_known, last_seen, until = self._seen[place]
             needs = took_s(run, price, speed(run, waiter))
-            self._seen[place] = (known, seen, until + needs)
+            self._seen[place] = (speed_known, last_seen, until + needs)
 
     def bench(self, todo: Sequence[Todo], now: float) -> DeviceBench:
         """Return candidates for the waiting tasks outside the pass; empty if there are none."""
@@ -120,8 +120,8 @@ class Machines:
         return DeviceBench(
             peers=tuple(
                 PeerDevice(waiter=waiter, free_s=max(0.0, until - now))
-                for waiter, seen, until in self._seen.values()
-                if now <= max(seen, until) + THERE_S
+                for waiter, last_seen, until in self._seen.values()
+                if now <= max(last_seen, until) + THERE_S
             ),
             left_s={task: now - at for task, at in self._left.items()},
         )

@@ -23,37 +23,39 @@ RATE_MAX = 1e24  # operations or bytes a second; far above any machine
 
 def line(text: str, chars: int = TEXT_CHARS_MAX) -> str:
     """Return one printable line, without characters that control a terminal."""
-    kept = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in text[: chars * 4])
-    return " ".join(kept.split())[:chars].rstrip()
+    printable_text = "".join(
+        c if unicodedata.category(c)[0] != "C" else " " for c in text[: chars * 4]
+    )
+    return " ".join(printable_text.split())[:chars].rstrip()
 
 
-def hardware(told: Hardware) -> Hardware:
+def hardware(report: Hardware) -> Hardware:
     """Return the report with every text, list and number within its limit."""
     return Hardware(
-        hostname=line(told.hostname),
-        system=line(told.system),
-        cores=_count(told.cores),
-        threads=_count(told.threads),
-        memory_bytes=_count(told.memory_bytes),
-        devices=tuple(_device(device) for device in told.devices[:DEVICES_MAX]),
-        torch=line(told.torch, NAME_CHARS_MAX),
-        python=line(told.python, NAME_CHARS_MAX),
+        hostname=line(report.hostname),
+        system=line(report.system),
+        cores=_count(report.cores),
+        threads=_count(report.threads),
+        memory_bytes=_count(report.memory_bytes),
+        devices=tuple(_device(device) for device in report.devices[:DEVICES_MAX]),
+        torch=line(report.torch, NAME_CHARS_MAX),
+        python=line(report.python, NAME_CHARS_MAX),
     )
 
 
-def _device(told: Device) -> Device:
+def _device(device: Device) -> Device:
     return msgspec.structs.replace(
-        told,
-        id=line(told.id, 32),
-        name=line(told.name),
-        memory_bytes=_count(told.memory_bytes),
-        problem=line(told.problem),
+        device,
+        id=line(device.id, 32),
+        name=line(device.name),
+        memory_bytes=_count(device.memory_bytes),
+        problem=line(device.problem),
     )
 
 
-def benchmarks(told: Sequence[Benchmark]) -> tuple[Benchmark, ...]:
+def benchmarks(results: Sequence[Benchmark]) -> tuple[Benchmark, ...]:
     """Return one result for each device, the last reported, within limits."""
-    kept = {line(b.device, 32): b for b in told[: 4 * DEVICES_MAX]}
+    by_device = {line(b.device, 32): b for b in results[: 4 * DEVICES_MAX]}
     return tuple(
         Benchmark(
             device=device,
@@ -62,13 +64,13 @@ def benchmarks(told: Sequence[Benchmark]) -> tuple[Benchmark, ...]:
             step_flops=_rate(b.step_flops),
             at=b.at if math.isfinite(b.at) else 0.0,
         )
-        for device, b in list(kept.items())[:DEVICES_MAX]
+        for device, b in list(by_device.items())[:DEVICES_MAX]
     )
 
 
-def workloads(told: Sequence[str]) -> tuple[str, ...]:
+def workloads(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the workloads that a worker reports, each once, within limits."""
-    return tuple(dict.fromkeys(line(name, NAME_CHARS_MAX) for name in told[:WORKLOADS_MAX]))
+    return tuple(dict.fromkeys(line(name, NAME_CHARS_MAX) for name in names[:WORKLOADS_MAX]))
 
 
 def _count(value: int) -> int:

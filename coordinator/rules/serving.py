@@ -24,8 +24,8 @@ DRAWN_SHARE = 0.1  # least probability of a draw, for an account that has often 
 
 def tier_of(serve: ServeSettings, earned_micro: int) -> TierSettings:
     """Return the highest tier that an account has earned; the first if it reaches none."""
-    reached = [tier for tier in serve.tiers if tier.credits * MICRO <= earned_micro]
-    return max(reached, key=lambda tier: tier.credits, default=serve.tiers[0])
+    tiers = [tier for tier in serve.tiers if tier.credits * MICRO <= earned_micro]
+    return max(tiers, key=lambda tier: tier.credits, default=serve.tiers[0])
 
 
 def unit_nano(price_micro: int, step_flops: float, flops: float, factor: float) -> int:
@@ -44,8 +44,8 @@ def cost_micro(nano: int, units: int) -> int:
 def transcript(chat: ChatSettings, turns: Sequence[tuple[str, str]]) -> str:
     """Return the prompt for a conversation of (role, text), up to the answer, by a template."""
     forms = {"system": chat.system, "developer": chat.system, "user": chat.user}
-    said = [forms.get(role, chat.assistant).replace("{content}", text) for role, text in turns]
-    return "".join(said) + chat.reply
+    parts = [forms.get(role, chat.assistant).replace("{content}", text) for role, text in turns]
+    return "".join(parts) + chat.reply
 
 
 def is_of_model(looked: int, wrong: int, tally: tuple[int, int]) -> bool:

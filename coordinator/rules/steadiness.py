@@ -60,11 +60,11 @@ def outer_scale(recent: Sequence[Heading], most: int, falls: int = 0) -> float:
     if not recent:
         return 1.0
     scale = recent[0].outer_scale
-    same = takewhile(lambda each: each.outer_scale == scale, recent)
-    told = [each.heading for each in same if each.heading is not None]
-    if len(told) >= most and median(told[:most]) < LEAST:
+    same = takewhile(lambda heading: heading.outer_scale == scale, recent)
+    headings = [heading.heading for heading in same if heading.heading is not None]
+    if len(headings) >= most and median(headings[:most]) < LEAST:
         return max(SCALE_MIN, scale * FACTOR)
-    if len(told) >= rest(most, falls):
+    if len(headings) >= rest(most, falls):
         return min(1.0, scale / FACTOR)
     return scale
 

@@ -128,15 +128,19 @@ def effort(update: str, train: TrainSettings, first: int, steps: int, total: int
     return 1.0 if update == "gradient" else full_steps(train, first, steps, total)
 
 
-def by_effort(norm: float, its: float, ours: float) -> float:
-    """Return the norm by effort of a contribution of effort `its`, for comparison with one of
-    effort `ours`: the largest plausible value.
+def by_effort(norm: float, effort_there: float, effort_here: float) -> float:
+    """Return the norm by effort of a contribution of effort `effort_there`, for comparison with one of
+    effort `effort_here`: the largest plausible value.
 
     The steps of a task partly undo each other, so norms grow with something between the square root
     of the steps and the steps themselves. Divided by its steps alone, the norm of an honest task
     with a tenth of the steps stood out by up to a factor of three.
     """
-    return norm / its if ours >= its else norm / math.sqrt(its * ours)
+    return (
+        norm / effort_there
+        if effort_here >= effort_there
+        else norm / math.sqrt(effort_there * effort_here)
+    )
 
 
 def voices(peers: Iterable[P], most: int, norm: Callable[[P], float]) -> list[float]:
@@ -148,13 +152,13 @@ def voices(peers: Iterable[P], most: int, norm: Callable[[P], float]) -> list[fl
     """
     by: dict[str, list[P]] = {}
     for peer in peers:
-        own = by.get(peer[0])
-        if own is None:
+        peers_of_account = by.get(peer[0])
+        if peers_of_account is None:
             if len(by) < most:
                 by[peer[0]] = [peer]
-        elif len(own) < VOICE_OF:
-            own.append(peer)
-    return [median([norm(peer) for peer in own]) for own in by.values()]
+        elif len(peers_of_account) < VOICE_OF:
+            peers_of_account.append(peer)
+    return [median([norm(peer) for peer in peers_of_account]) for peers_of_account in by.values()]
 
 
 def cohort_limit(cohort: Sequence[float], settings: ValidationSettings) -> float:
@@ -248,8 +252,8 @@ def _norm(
     if not evidence.cohort:
         return 1.0
     per_step, limit = norm / evidence.effort, cohort_limit(evidence.cohort, settings)
-    known = len(evidence.cohort) >= COHORT_MIN
-    if known and per_step < COHORT_LEAST * median(evidence.cohort):
+    enough = len(evidence.cohort) >= COHORT_MIN
+    if enough and per_step < COHORT_LEAST * median(evidence.cohort):
         return _rejected(
             Reason.NORM,
             f"the norm a step, {per_step:.3g}, is far below that of other volunteers "
@@ -257,7 +261,7 @@ def _norm(
         )
     if per_step <= limit:
         return 1.0
-    if known and per_step > settings.clip_until * limit:
+    if enough and per_step > settings.clip_until * limit:
         return _rejected(
             Reason.NORM,
             f"the norm a step, {per_step:.3g}, is far above that of other volunteers (limit "

@@ -55,11 +55,13 @@ def _limited(voices: Sequence[Voice]) -> list[float]:
     weights = [voice.weight for voice in voices]
     people = [voice.volunteer for voice in voices]
     networks = [voice.network or None for voice in voices]
-    groupings = [found for found in (people, networks) if len({*found} - {None}) >= GROUPS_MIN]
+    groupings = [
+        grouping for grouping in (people, networks) if len({*grouping} - {None}) >= GROUPS_MIN
+    ]
     while groupings:
-        found = _capped(weights, groupings)
-        if sum(found) > VANISHED * sum(weights):
-            return found
+        capped = _capped(weights, groupings)
+        if sum(capped) > VANISHED * sum(weights):
+            return capped
         groupings.pop()
     return weights
 
@@ -72,14 +74,14 @@ def _capped(
     A group cut to a fixed size stays within it whatever else is cut, so one pass for each grouping
     suffices; each round cuts to shares of the previous round's total.
     """
-    found = list(weights)
+    capped = list(weights)
     for _ in range(ROUNDS):
-        whole, found = sum(found), list(weights)
+        whole, capped = sum(capped), list(weights)
         for groups in groupings:
-            _cut_groups(found, groups, SHARE_MAX * whole)
-        if sum(found) >= whole * (1 - ROUNDING):
+            _cut_groups(capped, groups, SHARE_MAX * whole)
+        if sum(capped) >= whole * (1 - ROUNDING):
             break
-    return found
+    return capped
 
 
 def _cut_groups(weights: list[float], groups: Sequence[Hashable | None], most: float) -> None:
@@ -93,9 +95,9 @@ def _cut_groups(weights: list[float], groups: Sequence[Hashable | None], most: f
 
 
 def _limit_probation(weights: list[float], vetted: Sequence[bool]) -> None:
-    trusted = sum(w for w, known in zip(weights, vetted, strict=True) if known)
-    new = sum(w for w, known in zip(weights, vetted, strict=True) if not known)
+    trusted = sum(w for w, is_vetted in zip(weights, vetted, strict=True) if is_vetted)
+    new = sum(w for w, is_vetted in zip(weights, vetted, strict=True) if not is_vetted)
     most = trusted * PROBATION_MAX / (1 - PROBATION_MAX)
     if trusted > 0 and new > most:
-        for i, known in enumerate(vetted):
-            weights[i] *= 1.0 if known else most / new
+        for i, is_vetted in enumerate(vetted):
+            weights[i] *= 1.0 if is_vetted else most / new

@@ -190,7 +190,12 @@ async def test_answers_that_nobody_paid_are_compared_and_free_nothing(house: Hou
     await house.quiet()
     assert (len(house.judge.order), await house.has(bob)) == (2, (PAY, PAY))
     many = partial(
-        answer_pay.compared, request_id="", who=bob.volunteer_id, found=(900, 0), memo="", now=2.0
+        answer_pay.compared,
+        request_id="",
+        who=bob.volunteer_id,
+        comparison=(900, 0),
+        memo="",
+        now=2.0,
     )
     await house.bench.db.write(many)  # many right tokens do not hide the wrong ones of one answer
     house.judge.wrong = 9

@@ -59,7 +59,7 @@ class Lines:
         self._compiled: dict[tuple[str, int], _CompiledText] = {}
 
     def execute(
-        self, conn: Connection, rows: Sequence[Sequence[Any]], **others: Any
+        self, conn: Connection, rows: Sequence[Sequence[Any]], **constants: Any
     ) -> CursorResult[Any]:
         """Execute the statement with these rows. The result has the driver's plain values."""
         size = 1 << max(0, len(rows) - 1).bit_length()
@@ -67,7 +67,7 @@ class Lines:
         cells = [*chain.from_iterable(rows), *self._blank * (size - len(rows))]
         if len(cells) != size * len(self._columns):
             raise ValueError(f"a row of {self._name} has {len(self._columns)} columns")
-        cells += [others[name] for name in text.others]
+        cells += [constants[name] for name in text.others]
         return conn.exec_driver_sql(text.statement, text.picked([*cells, *text.constants]))
 
     def _text(self, dialect: Dialect, size: int) -> _CompiledText:
@@ -77,7 +77,7 @@ class Lines:
         return self._compiled[key]
 
     def _compile(self, dialect: Dialect, size: int) -> _CompiledText:
-        names = [[_name(index, each) for each in self._columns] for index in range(size)]
+        names = [[_name(index, clause) for clause in self._columns] for index in range(size)]
         data = [
             tuple(
                 bindparam(name, type_=c.type) for name, c in zip(line, self._columns, strict=True)
@@ -88,16 +88,16 @@ class Lines:
         compiled: Any = self._build(table).compile(dialect=dialect)
         cells = list(chain.from_iterable(names))
         beside = [name for name in compiled.params if name not in set(cells)]
-        others = [name for name in beside if compiled.binds[name].required]
-        constants = [name for name in beside if name not in others]
-        place = {name: index for index, name in enumerate([*cells, *others, *constants])}
+        required = [name for name in beside if compiled.binds[name].required]
+        constants = [name for name in beside if name not in required]
+        place = {name: index for index, name in enumerate([*cells, *required, *constants])}
         return _CompiledText(
             statement=str(compiled),
-            others=tuple(others),
+            others=tuple(required),
             constants=tuple(compiled.params[name] for name in constants),
             picked=itemgetter(*(place[name] for name in compiled.positiontup)),
         )
 
 
-def _name(index: int, each: ColumnClause[Any]) -> str:
-    return f"line{index}_{each.name}"
+def _name(index: int, clause: ColumnClause[Any]) -> str:
+    return f"line{index}_{clause.name}"

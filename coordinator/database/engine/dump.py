@@ -32,10 +32,10 @@ def names() -> tuple[str, ...]:
 def rows(conn: Connection, name: str) -> Iterator[dict[str, Any]]:
     """Yield all rows of a table, in the order of its key."""
     table = metadata.tables[name]
-    found = conn.execution_options(yield_per=BATCH_ROWS).execute(
+    result = conn.execution_options(yield_per=BATCH_ROWS).execute(
         select(table).order_by(*table.primary_key.columns)
     )
-    for row in found.mappings():
+    for row in result.mappings():
         yield dict(row)
 
 

@@ -239,18 +239,18 @@ class PostgresRunner:
 
     async def _compare_clocks(self, clock: SystemClock) -> None:
         """Set the clock's offset to that of the quickest of three round trips."""
-        seen: list[tuple[float, float]] = []
+        offsets: list[tuple[float, float]] = []
 
         def ask(connection: Connection) -> None:
             for _ in range(3):
                 sent = time.time()
                 there = connection.execute(select(func.extract("epoch", func.clock_timestamp())))
-                theirs = float(there.scalar_one())
+                server_time = float(there.scalar_one())
                 took = time.time() - sent
-                seen.append((took, theirs - (sent + took / 2)))
+                offsets.append((took, server_time - (sent + took / 2)))
 
         await self.read(ask)
-        clock.offset_s = min(seen)[1]
+        clock.offset_s = min(offsets)[1]
 
     async def _keep_clock(self, clock: SystemClock) -> None:
         while True:
@@ -287,7 +287,9 @@ class PostgresRunner:
             self._send.clear()
             topics, self._pending = self._pending, {}
             try:
-                await self.write(partial(_tell, told=[f"{self._name} {topic}" for topic in topics]))
+                await self.write(
+                    partial(_tell, topics=[f"{self._name} {topic}" for topic in topics])
+                )
             except (VolunteerError, DBAPIError, OSError):
                 await asyncio.sleep(1)
                 self._pending = topics | self._pending
@@ -337,8 +339,8 @@ class PostgresRunner:
 _TELL = text("SELECT pg_notify(:channel, told) FROM unnest(CAST(:told AS text[])) AS told")
 
 
-def _tell(connection: Connection, told: Sequence[str]) -> None:
-    connection.execute(_TELL, {"channel": CHANNEL, "told": told})
+def _tell(connection: Connection, topics: Sequence[str]) -> None:
+    connection.execute(_TELL, {"channel": CHANNEL, "told": topics})
 
 
 class _Lost(Exception):

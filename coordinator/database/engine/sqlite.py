@@ -48,7 +48,7 @@ log = structlog.get_logger("database")
 
 def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
     """Return an engine whose transactions start with `begin`, instead of the driver's own way."""
-    made = create_engine(
+    created = create_engine(
         f"sqlite:///{path}",
         connect_args={
             "isolation_level": None,
@@ -63,7 +63,7 @@ def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
         ),
     )
 
-    @event.listens_for(made, "connect")
+    @event.listens_for(created, "connect")
     def _prepare(connection: sqlite3.Connection, record: object) -> None:
         for pragma in (
             "journal_mode=WAL",
@@ -77,12 +77,12 @@ def engine(path: Path, *, begin: str, readers: int = 0) -> Engine:
         ):
             connection.execute(f"PRAGMA {pragma}").close()
 
-    @event.listens_for(made, "begin")
+    @event.listens_for(created, "begin")
     def _begin(connection: Connection) -> None:
         driver: Any = connection.connection.driver_connection
         driver.execute(begin).close()  # SQLAlchemy's own way takes ten times as long
 
-    return made
+    return created
 
 
 def prepare_file(path: Path) -> None:
@@ -212,10 +212,10 @@ class SqliteRunner:
 
         Compares its inode in 2 us, before each read and before each commit is acknowledged.
         """
-        found = _identity(self._path)
+        identity = _identity(self._path)
         if self._file is None:
-            self._file = found
-        if found is None or found != self._file:
+            self._file = identity
+        if identity is None or identity != self._file:
             self._fail(
                 f"the database file {self._path} was removed or replaced while this server had it "
                 "open: stop the server, then put it back or restore a backup"
@@ -367,10 +367,10 @@ class SqliteRunner:
 
     def _abandon(self, error: BaseException, done: list[_WriteJob]) -> None:
         """Fail all jobs of a lost transaction; none is retried."""
-        told = translate(error)
+        failure = translate(error)
         self._note(error)  # after a failed fsync the content of the disk is unknown
         for job in done:
-            job.result, job.error = None, told
+            job.result, job.error = None, failure
         if self._connection is not None:
             self._connection.invalidate()
             self._connection.close()
@@ -396,10 +396,10 @@ class SqliteRunner:
 def _identity(path: Path) -> tuple[int, int] | None:
     """Return device and inode of a file; None if it is missing."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _in_transaction(connection: Connection) -> bool:

@@ -51,14 +51,14 @@ class _Among(FunctionElement[Any]):
 
 @compiles(_Among)
 def _in_list(element: _Among, compiler: SQLCompiler, **options: Any) -> str:
-    column, given = element.clauses
-    return compiler.process(column.in_(bindparam(given.key, expanding=True)), **options)
+    column, values = element.clauses
+    return compiler.process(column.in_(bindparam(values.key, expanding=True)), **options)
 
 
 @compiles(_Among, "postgresql")
 def _any_of_array(element: _Among, compiler: SQLCompiler, **options: Any) -> str:
-    column, given = (compiler.process(each, **options) for each in element.clauses)
-    return f"{column} = ANY ({given})"
+    column, values = (compiler.process(clause, **options) for clause in element.clauses)
+    return f"{column} = ANY ({values})"
 
 
 def among(column: KeyedColumnElement[Any], name: str) -> ColumnElement[bool]:

@@ -56,8 +56,8 @@ def by_hash(conn: Connection, key_hash: str) -> tuple[KeyRow, bool] | None:
     row = conn.execute(_BY_HASH, {"its_key_hash": key_hash}).mappings().first()
     if row is None:
         return None
-    found = KeyRow(**{name: row[name] for name in KeyRow.__struct_fields__})
-    return found, row["state"] == "active" and row["standing"] != "suspended"
+    key = KeyRow(**{name: row[name] for name in KeyRow.__struct_fields__})
+    return key, row["state"] == "active" and row["standing"] != "suspended"
 
 
 def existing(conn: Connection, key_id: int, *, lock: bool = False) -> KeyRow:

@@ -106,18 +106,18 @@ def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -
         spending.release(conn, row["volunteer_id"], request_id, now)
     done = {"state": "done", "tokens_out": out, "cost_micro": cost, "ended_at": now}
     by_others = msgspec.json.encode(streamed.answered).decode()
-    told = {"first_token_s": ending.first_s, "answered": by_others}
-    conn.execute(_SET, {"its_id": request_id} | told | done)
+    progress = {"first_token_s": ending.first_s, "answered": by_others}
+    conn.execute(_SET, {"its_id": request_id} | progress | done)
     if cost and row["key_id"] is not None:
         api_key_rows.charge(conn, row["key_id"], cost)
     if pays:
-        asked = answer_pay.AnsweredRequest(
+        answered_request = answer_pay.AnsweredRequest(
             id=request_id,
             run_id=row["run_id"],
             asker_id=row["volunteer_id"],
             replica=ending.replica,
         )
-        answer_pay.pay(conn, asked, pays, ending.roll, now)
+        answer_pay.pay(conn, answered_request, pays, ending.roll, now)
     return cost
 
 
@@ -125,37 +125,41 @@ def shares(cost: int, out: int, answered: Mapping[str, int], house_share: float)
     """Return volunteers' shares of a price by account: by tokens, without the house's share."""
     whole = math.floor(cost * (1 - house_share))
     left = out
-    found: dict[str, int] = {}
+    amounts: dict[str, int] = {}
     for who in sorted(answered):
         tokens = min(max(0, answered[who]), left)
         left -= tokens
         if amount := whole * tokens // max(1, out):
-            found[who] = amount
-    return found
+            amounts[who] = amount
+    return amounts
 
 
 def beat(conn: Connection, streamed: Mapping[str, Streamed], now: float) -> None:
     """Store how many tokens each running request has streamed."""
     rows = [
         {
-            "its_id": each,
-            "out": streamed[each].out,
-            "by_others": msgspec.json.encode(streamed[each].answered).decode(),
+            "its_id": request_id,
+            "out": streamed[request_id].out,
+            "by_others": msgspec.json.encode(streamed[request_id].answered).decode(),
             "beat": now,
         }
-        for each in sorted(streamed)
+        for request_id in sorted(streamed)
     ]
     if rows:
         conn.execute(_BEAT, rows)
 
 
-def abandoned(conn: Connection, before: float, mine: Sequence[str]) -> dict[str, Streamed]:
+def abandoned(conn: Connection, before: float, open_requests: Sequence[str]) -> dict[str, Streamed]:
     """Return open requests without a beat since an instant, with their stored tokens; the requests
     of this process are left out.
     """
     query = select(_u.id, _u.tokens_out, _u.answered).where(_u.state == "open", _u.beat_at < before)
-    query = query.order_by(_u.beat_at).limit(RECOVERED_MAX + len(mine))
-    return {each: sent for each, sent in _streamed(conn, query).items() if each not in set(mine)}
+    query = query.order_by(_u.beat_at).limit(RECOVERED_MAX + len(open_requests))
+    return {
+        request_id: sent
+        for request_id, sent in _streamed(conn, query).items()
+        if request_id not in set(open_requests)
+    }
 
 
 def still_open(conn: Connection, ids: Sequence[str]) -> dict[str, Streamed]:
@@ -185,8 +189,8 @@ def under_way(conn: Connection, volunteer_id: str, key_id: int | None) -> UnderW
         func.sum(case((_u.key_id == key_id, _u.held_micro), else_=0)),
     ]
     query = select(*sums).where(_u.state == "open", _u.volunteer_id == volunteer_id)
-    tokens, held = (int(value or 0) for value in conn.execute(query).one())
-    return UnderWay(tokens=tokens, key_micro=held)
+    tokens, held_micro = (int(value or 0) for value in conn.execute(query).one())
+    return UnderWay(tokens=tokens, key_micro=held_micro)
 
 
 def recent(
@@ -200,8 +204,8 @@ def recent(
         .offset(most - 1)
         .limit(1)
     )
-    found = conn.execute(query).scalar()
-    return None if found is None else float(found)
+    value = conn.execute(query).scalar()
+    return None if value is None else float(value)
 
 
 def spent_since(conn: Connection, volunteer_id: str, since: float) -> int:

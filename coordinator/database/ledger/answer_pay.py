@@ -80,7 +80,7 @@ def lock(conn: Connection, who: Collection[str]) -> None:
 
 def pay(
     conn: Connection,
-    asked: AnsweredRequest,
+    request: AnsweredRequest,
     amounts: Mapping[str, int],
     roll: Callable[[], float],
     now: float,
@@ -89,26 +89,26 @@ def pay(
     about = _about(conn, amounts)
     drafts, lines = [], []
     for who, amount in amounts.items():
-        known = about[who]
-        mean = known.paid_micro / known.answers if known.answers else amount
-        drawn = known.untold or roll() < chance(known.agreed, amount, mean, DRAWN_SHARE)
+        record = about[who]
+        mean = record.paid_micro / record.answers if record.answers else amount
+        drawn = record.untold or roll() < chance(record.agreed, amount, mean, DRAWN_SHARE)
         moves = (Move(SYSTEM, MINT, -amount), Move(who, "escrow", amount))
-        key = f"answer:{asked.id}:{who}"
-        drafts.append(EventDraft(key=key, kind="answer", moves=moves, run_id=asked.run_id))
-        waits = "drawn" if asked.replica else "untold"
+        key = f"answer:{request.id}:{who}"
+        drafts.append(EventDraft(key=key, kind="answer", moves=moves, run_id=request.run_id))
+        waits = "drawn" if request.replica else "untold"
         lines.append(
             {
-                "request_id": asked.id,
+                "request_id": request.id,
                 "volunteer_id": who,
-                "asker_id": asked.asker_id,
-                "run_id": asked.run_id,
+                "asker_id": request.asker_id,
+                "run_id": request.run_id,
                 "amount_micro": amount,
                 "state": waits if drawn else "",
-                "replica": asked.replica,
+                "replica": request.replica,
                 "beat_at": now,
             }
         )
-        sums = {"answers": known.answers + 1, "paid_micro": known.paid_micro + amount}
+        sums = {"answers": record.answers + 1, "paid_micro": record.paid_micro + amount}
         conn.execute(_SET_ABOUT, {"its_volunteer_id": who} | sums)
     conn.execute(_ADD, lines)
     post(conn, drafts, now)
@@ -118,7 +118,7 @@ def pay(
 
 
 def compared(
-    conn: Connection, request_id: str, who: str, found: tuple[int, int], memo: str, now: float
+    conn: Connection, request_id: str, who: str, comparison: tuple[int, int], memo: str, now: float
 ) -> bool:
     """Record how many tokens of an answer were compared, and how many are wrong.
 
@@ -126,13 +126,13 @@ def compared(
     differs forfeits all pay at stake. Return True if the account is proven to use another model.
     """
     lock(conn, [who])
-    known, (looked, wrong) = _about(conn, [who])[who], found
-    sums = known.looked + looked, known.wrong + wrong
+    record, (looked, wrong) = _about(conn, [who])[who], comparison
+    sums = record.looked + looked, record.wrong + wrong
     if sums[0] > TALLY_MAX:
         sums = sums[0] // 2, sums[1] // 2
     values = {"looked": sums[0], "wrong": sums[1]}
     if agrees := is_of_model(looked, wrong, sums):
-        values["agreed"] = known.agreed + _tell(conn, request_id, who, "agreed", now)
+        values["agreed"] = record.agreed + _tell(conn, request_id, who, "agreed", now)
     else:
         take(conn, who, memo, now)
     conn.execute(_SET_ABOUT, {"its_volunteer_id": who} | values)
@@ -153,9 +153,9 @@ def take(conn: Connection, who: str, memo: str, now: float) -> int:
     drafts = []
     for row in rows:
         amount = row.amount_micro
-        taken = (Move(who, "escrow", -amount), Move(SYSTEM, MINT, amount))
+        moves_back = (Move(who, "escrow", -amount), Move(SYSTEM, MINT, amount))
         repaid = (Move(row.asker_id, "burn", -amount), Move(row.asker_id, "earned", amount))
-        drafts += [_draft("unanswer", row, taken, memo), _draft("refund", row, repaid)]
+        drafts += [_draft("unanswer", row, moves_back, memo), _draft("refund", row, repaid)]
     post(conn, drafts, now)
     _remove(conn, rows)
     conn.execute(_SET_ABOUT, {"its_volunteer_id": who, "agreed": 0})
@@ -167,9 +167,9 @@ def take(conn: Connection, who: str, memo: str, now: float) -> int:
     return sum(int(row.amount_micro) for row in rows)
 
 
-def _tell(conn: Connection, request_id: str, who: str, told: str, now: float) -> int:
+def _tell(conn: Connection, request_id: str, who: str, outcome: str, now: float) -> int:
     """End a waiting draw and free the pay that it held; return the ended draws, 0 or 1."""
-    its_own = {"its_request_id": request_id, "its_volunteer_id": who, "told": told}
+    its_own = {"its_request_id": request_id, "its_volunteer_id": who, "told": outcome}
     ended = conn.execute(_TELL, its_own).rowcount
     _free(conn, who, now)
     return int(ended)
@@ -202,7 +202,7 @@ def _draft(kind: str, row: Any, moves: tuple[Move, ...], memo: str = "") -> Even
 def _about(conn: Connection, who: Collection[str]) -> dict[str, Any]:
     """Return the tallies of answering accounts, by account; missing rows are inserted."""
     zero = dict.fromkeys(("answers", "paid_micro", "agreed", "looked", "wrong"), 0)
-    rows = [{"volunteer_id": each} | zero for each in sorted(who)]
+    rows = [{"volunteer_id": account} | zero for account in sorted(who)]
     conn.execute(insert_new(conn, answerers, "volunteer_id"), rows)
     return {row.volunteer_id: row for row in conn.execute(_ABOUT, {"ids": sorted(who)})}
 
@@ -222,8 +222,8 @@ def states(conn: Connection, request_id: str) -> dict[str, str]:
 
 def beat(conn: Connection, replica: str, now: float) -> None:
     """Store a beat of the process that can compare the draws."""
-    mine = update(answer_stakes).where(_S.state == "drawn", _S.replica == replica)
-    conn.execute(mine.values(beat_at=now))
+    of_replica = update(answer_stakes).where(_S.state == "drawn", _S.replica == replica)
+    conn.execute(of_replica.values(beat_at=now))
 
 
 def abandoned(conn: Connection, before: float, replica: str) -> list[tuple[str, str]]:

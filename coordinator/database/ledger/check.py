@@ -78,10 +78,10 @@ def _moves(conn: Connection, after: int, upto: int) -> defaultdict[int, list[Mov
         .join(accounts, accounts.c.id == postings.c.account_id)
         .where(postings.c.event_id > after, postings.c.event_id <= upto)
     )
-    found: defaultdict[int, list[Move]] = defaultdict(list)
+    moves_by_event: defaultdict[int, list[Move]] = defaultdict(list)
     for event_id, owner, kind, amount in conn.execute(query):
-        found[event_id].append(Move(owner, kind, amount))
-    return found
+        moves_by_event[event_id].append(Move(owner, kind, amount))
+    return moves_by_event
 
 
 def _balances(conn: Connection) -> Iterator[str]:
@@ -93,15 +93,15 @@ def _balances(conn: Connection) -> Iterator[str]:
         .group_by(accounts.c.id)
         .order_by(accounts.c.id)
     )
-    everything = 0
+    sum_of_all = 0
     for owner, kind, balance, posted in conn.execute(query):
-        everything += int(posted)
+        sum_of_all += int(posted)
         if balance != int(posted):
             yield f"account {owner}/{kind} says {balance}, its postings sum to {int(posted)}"
         if balance < 0 and (owner, kind) != (SYSTEM, MINT):
             yield f"account {owner}/{kind} is below zero: {balance}"
-    if everything != 0:
-        yield f"all accounts together hold {everything} instead of 0"
+    if sum_of_all != 0:
+        yield f"all accounts together hold {sum_of_all} instead of 0"
 
 
 def _steps(conn: Connection) -> Iterator[str]:
@@ -146,8 +146,10 @@ def _steps(conn: Connection) -> Iterator[str]:
         .order_by(one.c.contribution_id)
         .limit(BREACHES_MAX)
     )
-    for number, now, *found in conn.execute(query):
-        for sentence in (said for said, broken in zip(bad, found, strict=True) if broken):
+    for number, now, *breaches in conn.execute(query):
+        for sentence in (
+            sentence for sentence, broken in zip(bad, breaches, strict=True) if broken
+        ):
             yield f"contribution {number} ({now or 'not stored'}): {sentence}"
 
 
@@ -170,13 +172,13 @@ def _holds(conn: Connection) -> Iterator[str]:
     # The hold's name follows "settle:" or "release:".
     start = case((events.c.kind == "settle", 8), else_=9)
     name = func.substr(events.c.key, start)
-    begun = events.alias("begun")
+    beginnings = events.alias("begun")
     query = (
-        select(name.label("hold"), func.count(), func.count(begun.c.id))
-        .join(begun, begun.c.key == "hold:" + name, isouter=True)
+        select(name.label("hold"), func.count(), func.count(beginnings.c.id))
+        .join(beginnings, beginnings.c.key == "hold:" + name, isouter=True)
         .where(events.c.kind.in_(("settle", "release")))
         .group_by(name)
-        .having(or_(func.count() > 1, func.count(begun.c.id) == 0))
+        .having(or_(func.count() > 1, func.count(beginnings.c.id) == 0))
     )
     for hold, ends, begins in conn.execute(query.limit(BREACHES_MAX)):
         why = "was never made" if not begins else f"ended {ends} times"
@@ -187,12 +189,12 @@ def _escrow(conn: Connection) -> Iterator[str]:
     """Check that the rows of `escrow` and `answer_stakes` sum to the escrow accounts' balances."""
     waiting: defaultdict[str, int] = defaultdict(int)
     for table in (escrow, answer_stakes):
-        whose = table.c.volunteer_id
-        rows = select(whose, func.sum(table.c.amount_micro)).group_by(whose)
+        holder = table.c.volunteer_id
+        rows = select(holder, func.sum(table.c.amount_micro)).group_by(holder)
         for name, total in conn.execute(rows):
             waiting[name] += int(total)
-    kept = select(accounts.c.owner, accounts.c.balance_micro).where(accounts.c.kind == "escrow")
-    have = {owner: int(balance) for owner, balance in conn.execute(kept)}
+    stakes = select(accounts.c.owner, accounts.c.balance_micro).where(accounts.c.kind == "escrow")
+    have = {owner: int(balance) for owner, balance in conn.execute(stakes)}
     for owner in sorted(waiting.keys() | have.keys()):
         if waiting.get(owner, 0) != have.get(owner, 0):
             yield (
@@ -205,13 +207,13 @@ def _answers(conn: Connection) -> Iterator[str]:
     """Check that the pay of each answer is at stake, earned, or refunded: exactly one of these."""
     name, stake = func.substr(events.c.key, len("answer:") + 1), answer_stakes.c
     waits = name.in_(select(stake.request_id + ":" + stake.volunteer_id))
-    freed, taken, back = (
+    freed, revoked, back = (
         exists().where(after.c.key == literal(f"{kind}:") + name)
         for kind in ("answered", "unanswer", "refund")
         for after in (events.alias(kind),)
     )
-    ends = sum((case((each, 1), else_=0) for each in (waits, freed, taken)), literal(0))
-    query = select(events.c.key).where(events.c.kind == "answer", or_(ends != 1, taken != back))
+    ends = sum((case((wait, 1), else_=0) for wait in (waits, freed, revoked)), literal(0))
+    query = select(events.c.key).where(events.c.kind == "answer", or_(ends != 1, revoked != back))
     for key in conn.execute(query.order_by(events.c.id).limit(BREACHES_MAX)).scalars():
         yield f'the pay of "{key}" is not once at stake, earned, or taken and paid back'
 

@@ -58,10 +58,10 @@ def repay(conn: Connection, keys: Mapping[str, str], now: float) -> None:
     if not owing:
         return
     names = [(owner, kind) for owner in owing for kind in ("debt", "earned")]
-    held = lock(conn, [*names, (SYSTEM, MINT)])
+    balances_held = lock(conn, [*names, (SYSTEM, MINT)])
     drafts: list[EventDraft] = []
     for owner in owing:
-        amount = min(held[owner, "debt"], held[owner, "earned"])
+        amount = min(balances_held[owner, "debt"], balances_held[owner, "earned"])
         moves = (
             Move(owner, "debt", -amount),
             Move(owner, "earned", -amount),

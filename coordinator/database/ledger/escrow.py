@@ -66,17 +66,17 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
     """
     if not rows:
         return
-    found = conn.execute(_WHOSE, {"ids": [row.id for row in rows]})
-    whose = {each.contribution: each for each in found if not each.settled}
+    rows_found = conn.execute(_WHOSE, {"ids": [row.id for row in rows]})
+    accounts_of = {row.contribution: row for row in rows_found if not row.settled}
     earned: list[ContributionRow] = []
-    held: list[ContributionRow] = []
+    uninvited: list[ContributionRow] = []
     unpaid: dict[str, list[ContributionRow]] = {}
-    for row in (row for row in rows if row.id in whose):
-        account = whose[row.id]
+    for row in (row for row in rows if row.id in accounts_of):
+        account = accounts_of[row.id]
         if why := _why_unpaid(account, row):
             unpaid.setdefault(why, []).append(row)
         else:
-            (earned if account.invited else held).append(row)
+            (earned if account.invited else uninvited).append(row)
     for why, withheld in unpaid.items():
         withhold(conn, withheld, now)
         verdicts.unpaid(conn, [row.id for row in withheld], why)
@@ -84,8 +84,8 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
         paid = [Payment.of(row) for row in earned]
         post_step(conn, "earn", paid, now)
         _settle(conn, paid, now)
-    _hold(conn, held, now)
-    _not_suspended(conn, (*earned, *held))
+    _hold(conn, uninvited, now)
+    _not_suspended(conn, (*earned, *uninvited))
 
 
 def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
@@ -127,14 +127,14 @@ def free_all(conn: Connection, volunteer_id: str, now: float) -> int:
 
 def at_stake(conn: Connection, volunteer_id: str, last: int | None = None) -> int:
     """Return an account's stake in micro-credits, up to a contribution or all."""
-    query, given = (_SUM, {}) if last is None else (_SUM_UP_TO, {"last": last})
-    return int(conn.execute(query, {"its_volunteer_id": volunteer_id} | given).scalar_one())
+    query, values = (_SUM, {}) if last is None else (_SUM_UP_TO, {"last": last})
+    return int(conn.execute(query, {"its_volunteer_id": volunteer_id} | values).scalar_one())
 
 
 def waiting(conn: Connection, volunteer_id: str) -> list[Payment]:
     """Return an account's stake in the order of its contributions."""
-    found = conn.execute(_OF_ONE, {"its_volunteer_id": volunteer_id})
-    return [_payment(row) for row in found]
+    rows = conn.execute(_OF_ONE, {"its_volunteer_id": volunteer_id})
+    return [_payment(row) for row in rows]
 
 
 def forfeit(conn: Connection, rows: Sequence[Payment], now: float, memo: str = "") -> None:

@@ -162,26 +162,30 @@ def post_step(
 
     def allowed(new: Sequence[EventDraft]) -> None:
         ids = [draft.contribution_id for draft in new if draft.contribution_id is not None]
-        found = digests(conn, [f"{other}:{i}" for i in ids for other in (*befores, *nevers)])
+        digests_found = digests(
+            conn, [f"{other}:{i}" for i in ids for other in (*befores, *nevers)]
+        )
         for i in ids:
-            if not any(found.get(f"{b}:{i}") == digest(_draft(b, pays[i])) for b in befores):
+            if not any(
+                digests_found.get(f"{b}:{i}") == digest(_draft(b, pays[i])) for b in befores
+            ):
                 raise Conflict(
                     f'contribution {i} has no event "{befores[0]}" of this amount and volunteer'
                 )
-            if had := [never for never in nevers if f"{never}:{i}" in found]:
-                raise Conflict(f'contribution {i} has had its event "{had[0]}" already')
+            if earlier := [never for never in nevers if f"{never}:{i}" in digests_found]:
+                raise Conflict(f'contribution {i} has had its event "{earlier[0]}" already')
 
     post(conn, [_draft(step, pay, memo) for pay in rows], now, allowed if befores else None)
 
 
 def steps_of(conn: Connection, ids: Sequence[int]) -> dict[int, set[str]]:
     """Return the kinds of the events of each contribution."""
-    found: dict[int, set[str]] = {number: set() for number in ids}
+    steps: dict[int, set[str]] = {number: set() for number in ids}
     kinds = {KINDS.get(step, step) for step in ORDER}
     for key in digests(conn, [f"{kind}:{number}" for number in ids for kind in kinds]):
         kind, _, number = key.partition(":")
-        found[int(number)].add(kind)
-    return found
+        steps[int(number)].add(kind)
+    return steps
 
 
 # --- reading ---
@@ -218,13 +222,13 @@ _BEFORE = (
 
 def balances(conn: Connection, volunteer_id: str) -> Balances:
     """Return the balances of a volunteer; all zero for an unknown one."""
-    found = conn.execute(_BALANCES, {"its_owner": volunteer_id})
-    return balances_of((row.kind, row.balance_micro) for row in found)
+    rows = conn.execute(_BALANCES, {"its_owner": volunteer_id})
+    return balances_of((row.kind, row.balance_micro) for row in rows)
 
 
-def balances_of(held: Iterable[tuple[str, int]]) -> Balances:
+def balances_of(pairs: Iterable[tuple[str, int]]) -> Balances:
     """Return balances as their accounts hold them, by kind."""
-    have = {kind: int(balance) for kind, balance in held}
+    have = {kind: int(balance) for kind, balance in pairs}
     return Balances(
         pending_micro=have.get("pending", 0),
         earned_micro=have.get("earned", 0),
@@ -244,21 +248,21 @@ def earned_since(conn: Connection, volunteer_id: str, at: float, upto: int | Non
     """Return the micro-credits earned from `at` on, less reversals, up to the event `upto`."""
     after = conn.execute(_BEFORE, {"since": at - SKEW_S}).scalar() or 0  # skips old history
     query = _EARNED_SINCE if upto is None else _EARNED_SINCE.where(postings.c.event_id <= upto)
-    given = {"owner": volunteer_id, "since": at, "after": after}
-    return int(conn.execute(query, given).scalar_one())
+    values = {"owner": volunteer_id, "since": at, "after": after}
+    return int(conn.execute(query, values).scalar_one())
 
 
 def _newest(conn: Connection, owner: str, before: int | None, limit: int) -> list[int]:
     """Return the newest events of an owner; each account's are read in order from an index."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     number = postings.c.event_id
     for account in conn.execute(select(accounts.c.id).where(accounts.c.owner == owner)).scalars():
         query = select(number).where(postings.c.account_id == account)
         if before is not None:
             # clients may send any number
             query = query.where(number < max(0, min(before, BALANCE_MAX)))
-        found |= set(conn.execute(query.order_by(number.desc()).limit(limit)).scalars())
-    return sorted(found, reverse=True)[:limit]
+        numbers |= set(conn.execute(query.order_by(number.desc()).limit(limit)).scalars())
+    return sorted(numbers, reverse=True)[:limit]
 
 
 def history(conn: Connection, volunteer_id: str, before: int | None, limit: int) -> list[LedgerRow]:

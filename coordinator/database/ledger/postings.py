@@ -71,8 +71,8 @@ class EventDraft(msgspec.Struct, frozen=True, kw_only=True):
 def digest(draft: EventDraft) -> str:
     """Return the SHA-256 of an event's content, independent of the order of its moves."""
     moves = sorted((m.owner, m.kind, m.amount_micro) for m in draft.moves)
-    said = [draft.key, draft.kind, draft.run_id, draft.contribution_id, draft.memo, moves]
-    return hashlib.sha256(msgspec.json.encode(said)).hexdigest()
+    fields = [draft.key, draft.kind, draft.run_id, draft.contribution_id, draft.memo, moves]
+    return hashlib.sha256(msgspec.json.encode(fields)).hexdigest()
 
 
 _POST = insert(postings)
@@ -130,18 +130,20 @@ def lock(conn: Connection, names: Iterable[AccountName]) -> dict[AccountName, in
     transaction posts to: those of its events are locked in the same order, which avoids deadlocks.
     """
     numbers = _lock_accounts(conn, names)
-    held: dict[int, int] = {}
+    balances_by_id: dict[int, int] = {}
     for part in _parts(sorted(numbers.values())):
-        held |= {row.id: int(row.balance_micro) for row in conn.execute(_BALANCES, {"ids": part})}
-    return {name: held[number] for name, number in numbers.items()}
+        balances_by_id |= {
+            row.id: int(row.balance_micro) for row in conn.execute(_BALANCES, {"ids": part})
+        }
+    return {name: balances_by_id[number] for name, number in numbers.items()}
 
 
 def digests(conn: Connection, keys: Iterable[str]) -> dict[str, str]:
     """Return the digests posted under these keys, by key; unused keys are left out."""
-    found: dict[str, str] = {}
+    digest_by_key: dict[str, str] = {}
     for part in _parts(sorted(keys)):
-        found |= {row.key: row.digest for row in conn.execute(_DIGESTS, {"keys": part})}
-    return found
+        digest_by_key |= {row.key: row.digest for row in conn.execute(_DIGESTS, {"keys": part})}
+    return digest_by_key
 
 
 def insert_new(conn: Connection, table: Table, conflict: str) -> Any:
@@ -188,24 +190,24 @@ def _add_events(conn: Connection, by_key: Mapping[str, EventDraft], now: float) 
     """Write the new events; return their numbers by key. Raises Conflict for a key with other
     content.
     """
-    stored = {key: digest(draft) for key, draft in sorted(by_key.items())}
+    digest_by_key = {key: digest(draft) for key, draft in sorted(by_key.items())}
     rows = [
         {
             "key": key,
-            "digest": said,
+            "digest": digest_text,
             "kind": by_key[key].kind,
             "run_id": by_key[key].run_id,
             "contribution_id": by_key[key].contribution_id,
             "memo": by_key[key].memo,
             "at": now,
         }
-        for key, said in stored.items()
+        for key, digest_text in digest_by_key.items()
     ]
     if not rows:
         return {}
     ids = {row.key: row.id for row in conn.execute(_new_events(conn.dialect.name), rows)}
-    for key, before in digests(conn, stored.keys() - ids.keys()).items():
-        if before != stored[key]:
+    for key, before in digests(conn, digest_by_key.keys() - ids.keys()).items():
+        if before != digest_by_key[key]:
             raise Conflict(f'"{key}" was posted before with other content')
     return ids
 
@@ -218,25 +220,27 @@ def _lock_accounts(conn: Connection, names: Iterable[AccountName]) -> dict[Accou
     """Return the numbers of the accounts, inserted if missing and locked until the transaction
     ends.
     """
-    wanted = sorted(names, key=_order)
-    found = _find(conn, wanted)
-    missing = [name for name in wanted if name not in found]
+    ordered = sorted(names, key=_order)
+    ids_found = _find(conn, ordered)
+    missing = [name for name in ordered if name not in ids_found]
     if missing:
         rows = [{"owner": owner, "kind": kind, "balance_micro": 0} for owner, kind in missing]
         conn.execute(insert_new(conn, accounts, "owner,kind"), rows)
-        found = _find(conn, wanted)
-    return found
+        ids_found = _find(conn, ordered)
+    return ids_found
 
 
-def _find(conn: Connection, wanted: Sequence[AccountName]) -> dict[AccountName, int]:
-    names = set(wanted)
-    found: dict[AccountName, int] = {}
-    owners = list(dict.fromkeys(owner for owner, _ in wanted))
-    kinds = sorted({kind for _, kind in wanted})
+def _find(conn: Connection, owners_and_kinds: Sequence[AccountName]) -> dict[AccountName, int]:
+    names = set(owners_and_kinds)
+    ids_found: dict[AccountName, int] = {}
+    owners = list(dict.fromkeys(owner for owner, _ in owners_and_kinds))
+    kinds = sorted({kind for _, kind in owners_and_kinds})
     for part in _parts(owners):
         rows = conn.execute(_ACCOUNTS, {"owners": part, "kinds": kinds})
-        found |= {(row.owner, row.kind): row.id for row in rows if (row.owner, row.kind) in names}
-    return found
+        ids_found |= {
+            (row.owner, row.kind): row.id for row in rows if (row.owner, row.kind) in names
+        }
+    return ids_found
 
 
 def _moved(change: CTE) -> ClauseElement:

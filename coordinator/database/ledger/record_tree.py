@@ -132,12 +132,12 @@ def consistency(conn: Connection, old: int, new: int) -> list[bytes]:
 
 def paid(conn: Connection, volunteer_id: str, after: int, limit: int) -> list[Paid]:
     """Return a volunteer's payments that are in the tree, oldest first, after event `after`."""
-    own = select(accounts.c.id).where(
+    own_accounts = select(accounts.c.id).where(
         accounts.c.owner == volunteer_id, accounts.c.kind.in_(("earned", "escrow"))
     )
     numbers = (
         select(postings.c.event_id)
-        .where(postings.c.account_id.in_(own), postings.c.event_id > after)
+        .where(postings.c.account_id.in_(own_accounts), postings.c.event_id > after)
         .where(postings.c.amount_micro > 0)
     )
     query = (
@@ -191,20 +191,20 @@ def check(conn: Connection) -> Iterator[str]:
             name: _rows(conn, name, [leaf.row_id for leaf in leaves if leaf.log == name])
             for name in LOGS
         }
-        made: dict[tuple[int, int], bytes] = {}
+        hashes: dict[tuple[int, int], bytes] = {}
         for leaf in leaves:
             row = rows.get(leaf.log, {}).get(leaf.row_id)
             if row is None:
                 yield f"{leaf.log} {leaf.row_id}: this row is in the tree, and was removed since"
                 return
             for level, place, hashed in edge.append_leaf(leaf_hash(leaf.log, row)):
-                made[level, place] = hashed
-        stored = _stored(conn, list(made))
+                hashes[level, place] = hashed
+        hashes_stored = _stored(conn, list(hashes))
         for leaf in leaves:
-            if stored.get((0, leaf.place)) != made[0, leaf.place]:
+            if hashes_stored.get((0, leaf.place)) != hashes[0, leaf.place]:
                 yield f"{leaf.log} {leaf.row_id}: this row is not what the tree says it was"
                 return
-        if stored != made:
+        if hashes_stored != hashes:
             yield f"the tree of the record is damaged between the entries {at} and {upto - 1}"
             return
     if edge.root().hex() != tree.root:
@@ -212,13 +212,15 @@ def check(conn: Connection) -> Iterator[str]:
     last = {"events": tree.events, "record": tree.record}
     for name, (table, _) in LOGS.items():
         there = select(func.count()).select_from(table).where(table.c.id <= last[name])
-        known = select(func.count()).select_from(merkle_leaves).where(merkle_leaves.c.log == name)
-        if conn.execute(there).scalar_one() != conn.execute(known).scalar_one():
+        leaves_counted = (
+            select(func.count()).select_from(merkle_leaves).where(merkle_leaves.c.log == name)
+        )
+        if conn.execute(there).scalar_one() != conn.execute(leaves_counted).scalar_one():
             yield f"{name}: up to row {last[name]} there are other rows than the tree has"
 
 
-def _read(stored: str | None) -> RecordRoot:
-    return RecordRoot() if stored is None else decode(stored, RecordRoot)
+def _read(root: str | None) -> RecordRoot:
+    return RecordRoot() if root is None else decode(root, RecordRoot)
 
 
 def _check_size(conn: Connection, size: int) -> None:
@@ -264,12 +266,12 @@ def _next(conn: Connection, name: str, after: int, limit: int) -> list[list[Any]
 
 def _rows(conn: Connection, name: str, ids: Sequence[int]) -> dict[int, list[Any]]:
     table, columns = LOGS[name]
-    found: dict[int, list[Any]] = {}
+    rows_by_id: dict[int, list[Any]] = {}
     for start in range(0, len(ids), 500):
         part = ids[start : start + 500]
         query = select(table.c.id, *columns).where(table.c.id.in_(part))
-        found |= {row[0]: list(row) for row in conn.execute(query)}
-    return found
+        rows_by_id |= {row[0]: list(row) for row in conn.execute(query)}
+    return rows_by_id
 
 
 def _moves(conn: Connection, ids: Sequence[int]) -> dict[int, list[tuple[str, str, int]]]:
@@ -279,35 +281,37 @@ def _moves(conn: Connection, ids: Sequence[int]) -> dict[int, list[tuple[str, st
         .where(postings.c.event_id.in_(ids))
         .order_by(postings.c.id)
     )
-    found: dict[int, list[tuple[str, str, int]]] = {number: [] for number in ids}
+    moves_by_event: dict[int, list[tuple[str, str, int]]] = {number: [] for number in ids}
     for number, owner, kind, amount in conn.execute(query) if ids else ():
-        found[number].append((owner, kind, int(amount)))
-    return found
+        moves_by_event[number].append((owner, kind, int(amount)))
+    return moves_by_event
 
 
-def _stored(conn: Connection, wanted: Sequence[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
+def _stored(
+    conn: Connection, places_read: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], bytes]:
     """Return nodes by their keys, with one query a level, since a condition on pairs would read the
     whole table.
     """
     levels: dict[int, list[int]] = {}
-    for level, place in wanted:
+    for level, place in places_read:
         levels.setdefault(level, []).append(place)
-    found: dict[tuple[int, int], bytes] = {}
+    hashes: dict[tuple[int, int], bytes] = {}
     for level, places in levels.items():
         for start in range(0, len(places), 500):
-            given = {"its_level": level, "places": places[start : start + 500]}
-            rows = conn.execute(_AT_LEVEL, given)
-            found |= {(level, row.place): bytes(row.hash) for row in rows}
-    return found
+            values = {"its_level": level, "places": places[start : start + 500]}
+            rows = conn.execute(_AT_LEVEL, values)
+            hashes |= {(level, row.place): bytes(row.hash) for row in rows}
+    return hashes
 
 
-def _nodes(conn: Connection, wanted: Sequence[tuple[int, int]]) -> merkle.Nodes:
+def _nodes(conn: Connection, places_read: Sequence[tuple[int, int]]) -> merkle.Nodes:
     """Return a reader of these nodes, all fetched before."""
-    found = _stored(conn, wanted)
+    hashes = _stored(conn, places_read)
 
     def read(level: int, place: int) -> bytes:
         try:
-            return found[level, place]
+            return hashes[level, place]
         except KeyError:
             raise Internal(
                 "the tree of the record is damaged: `coordinator record verify`"
@@ -320,13 +324,13 @@ def _proofs(
     conn: Connection, makers: Sequence[Callable[[merkle.Nodes], list[bytes]]]
 ) -> list[list[bytes]]:
     """Return proofs: a first pass finds the nodes that they need, a second one uses them."""
-    wanted: dict[tuple[int, int], None] = {}
+    places_needed: dict[tuple[int, int], None] = {}
 
     def note(level: int, place: int) -> bytes:
-        wanted[level, place] = None
+        places_needed[level, place] = None
         return merkle.EMPTY
 
     for make in makers:
         make(note)
-    nodes = _nodes(conn, list(wanted))
+    nodes = _nodes(conn, list(places_needed))
     return [make(nodes) for make in makers]

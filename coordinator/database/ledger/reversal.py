@@ -45,7 +45,7 @@ def take_back(conn: Connection, rows: Sequence[Payment], memo: str, now: float) 
     if not rows:
         return TakenBack()
     owner = rows[0].volunteer_id
-    held = lock(conn, [*((owner, kind) for kind in TOUCHED), (SYSTEM, MINT)])
+    balances_held = lock(conn, [*((owner, kind) for kind in TOUCHED), (SYSTEM, MINT)])
     steps = payments.steps_of(conn, [row.contribution_id for row in rows])
     live = [row for row in rows if not steps[row.contribution_id] & OVER]
     earned = [row for row in live if steps[row.contribution_id] & {"earn", "vest"}]
@@ -53,7 +53,7 @@ def take_back(conn: Connection, rows: Sequence[Payment], memo: str, now: float) 
     pending = [row for row in live if steps[row.contribution_id] == {"pending"}]
     payments.post_step(conn, "withdraw", pending, now, memo)
     escrow.forfeit(conn, held_back, now, memo)
-    missing = max(0, _sum(earned) - held[owner, "earned"])
+    missing = max(0, _sum(earned) - balances_held[owner, "earned"])
     if earned:
         # Each contribution is reversed once, so the debt can be named after the last of them.
         last = max(row.contribution_id for row in earned)

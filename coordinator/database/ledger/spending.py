@@ -39,12 +39,14 @@ def hold(
 
 def settle(conn: Connection, volunteer_id: str, hold_id: str, cost_micro: int, now: float) -> None:
     """Settle a delivered request for `cost_micro`, at most its hold; the rest is released."""
-    held = _held(conn, volunteer_id, hold_id)
-    if not 0 <= cost_micro <= held:
-        raise BadRequest(f"hold {hold_id} is {held} micro-credits, so it cannot pay {cost_micro}")
-    moves = [Move(volunteer_id, "held", -held), Move(volunteer_id, "burn", cost_micro)]
-    if held > cost_micro:
-        moves.append(Move(volunteer_id, "earned", held - cost_micro))
+    held_micro = _held(conn, volunteer_id, hold_id)
+    if not 0 <= cost_micro <= held_micro:
+        raise BadRequest(
+            f"hold {hold_id} is {held_micro} micro-credits, so it cannot pay {cost_micro}"
+        )
+    moves = [Move(volunteer_id, "held", -held_micro), Move(volunteer_id, "burn", cost_micro)]
+    if held_micro > cost_micro:
+        moves.append(Move(volunteer_id, "earned", held_micro - cost_micro))
     _end(
         conn,
         EventDraft(key=f"settle:{hold_id}", kind="settle", moves=tuple(moves)),
@@ -55,8 +57,8 @@ def settle(conn: Connection, volunteer_id: str, hold_id: str, cost_micro: int, n
 
 def release(conn: Connection, volunteer_id: str, hold_id: str, now: float) -> None:
     """Release the whole hold of an undelivered request."""
-    held = _held(conn, volunteer_id, hold_id)
-    moves = (Move(volunteer_id, "held", -held), Move(volunteer_id, "earned", held))
+    held_micro = _held(conn, volunteer_id, hold_id)
+    moves = (Move(volunteer_id, "held", -held_micro), Move(volunteer_id, "earned", held_micro))
     _end(
         conn,
         EventDraft(key=f"release:{hold_id}", kind="release", moves=moves),

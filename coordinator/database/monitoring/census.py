@@ -181,16 +181,16 @@ def _refusals(conn: Connection, newest: CTE) -> tuple[RefusalCount, ...]:
     counted = list(conn.execute(query))
     last = select(_C.id, _C.message, _C.received_at)
     rows = conn.execute(last.where(_C.id.in_([row.last for row in counted])))
-    said = {row.id: row for row in rows}
+    newest_rows = {row.id: row for row in rows}
     return tuple(
         RefusalCount(
             reason=row.reason or "other",
             count=int(row.n),
-            newest=said[row.last].message[:TEXT_MAX],
-            at=said[row.last].received_at,
+            newest=newest_rows[row.last].message[:TEXT_MAX],
+            at=newest_rows[row.last].received_at,
         )
         for row in counted
-        if row.last in said
+        if row.last in newest_rows
     )
 
 
@@ -220,14 +220,18 @@ def _machines(conn: Connection, newest: CTE, now: float) -> tuple[WorkerLine, ..
         if state not in UNDECIDED:
             work[worker, state == "rejected"] += int(count)
     bad = failed + Counter({who: count for (who, refused), count in work.items() if refused})
-    shown = [who for who, _ in bad.most_common(MACHINES_MAX // 2)]
+    ids = [who for who, _ in bad.most_common(MACHINES_MAX // 2)]
     last = select(_W.id).where(_W.revoked_at.is_(None), _W.state != "left")
-    recent = last.order_by(_W.last_seen_at.desc(), _W.id).limit(MACHINES_MAX - len(shown))
-    shown += [who for who in conn.execute(recent).scalars() if who not in shown]
-    rows = {row["id"]: row for row in conn.execute(_described(shown)).mappings()}
-    held = select(_T.worker_id, _T.id, runs.c.name).join(runs, runs.c.id == _T.run_id)
-    held = held.where(_T.worker_id.in_(shown), _T.state == "doing").order_by(_T.id.desc())
-    holding = {who: (task, run) for who, task, run in conn.execute(held)}  # the first of each
+    recent = last.order_by(_W.last_seen_at.desc(), _W.id).limit(MACHINES_MAX - len(ids))
+    ids += [who for who in conn.execute(recent).scalars() if who not in ids]
+    rows = {row["id"]: row for row in conn.execute(_described(ids)).mappings()}
+    leases_held = select(_T.worker_id, _T.id, runs.c.name).join(runs, runs.c.id == _T.run_id)
+    leases_held = leases_held.where(_T.worker_id.in_(ids), _T.state == "doing").order_by(
+        _T.id.desc()
+    )
+    holding = {
+        who: (task, run) for who, task, run in conn.execute(leases_held)
+    }  # the first of each
     return tuple(
         WorkerLine(
             id=who,
@@ -242,14 +246,14 @@ def _machines(conn: Connection, newest: CTE, now: float) -> tuple[WorkerLine, ..
             refused=work[who, True],
             failures=failed[who],
         )
-        for who in shown
+        for who in ids
         if who in rows
     )
 
 
-def _described(shown: Sequence[str]) -> Select[Any]:
+def _described(ids: Sequence[str]) -> Select[Any]:
     query = select(_W.id, _W.hostname, _W.state, _W.last_seen_at, _W.step_flops, _V.nickname)
-    return query.join(volunteers, _V.id == _W.volunteer_id).where(_W.id.in_(shown))
+    return query.join(volunteers, _V.id == _W.volunteer_id).where(_W.id.in_(ids))
 
 
 def _failures(conn: Connection, now: float) -> Counter[str]:
@@ -259,8 +263,8 @@ def _failures(conn: Connection, now: float) -> Counter[str]:
     query = select(some.c.worker_id, func.count()).where(
         some.c.kind != "forgiven", some.c.at >= now - WINDOW_S
     )
-    found = conn.execute(query.group_by(some.c.worker_id))
-    return Counter({worker: int(count) for worker, count in found})
+    counts = conn.execute(query.group_by(some.c.worker_id))
+    return Counter({worker: int(count) for worker, count in counts})
 
 
 # --- checks ---
@@ -319,5 +323,5 @@ def _bytes(conn: Connection) -> int:
 
 def last_backup(conn: Connection) -> float | None:
     """Return the time of the last backup; None without one."""
-    stored = key_values.get(conn, key_values.BACKUP)
-    return float(stored) if stored else None
+    stored_text = key_values.get(conn, key_values.BACKUP)
+    return float(stored_text) if stored_text else None

@@ -34,9 +34,9 @@ def beat(conn: Connection, replica_id: str, figures: ReplicaFigures, now: float)
     Return False if the row is gone: another process replaced it, or deleted it for silence.
     """
     forget(conn, now - FORGOTTEN_S)
-    said = msgspec.json.encode(figures).decode()
-    given = {"its_id": replica_id, "beat_at": now, "figures": said}
-    return conn.execute(_BEAT, given).rowcount == 1
+    text = msgspec.json.encode(figures).decode()
+    values = {"its_id": replica_id, "beat_at": now, "figures": text}
+    return conn.execute(_BEAT, values).rowcount == 1
 
 
 def forget(conn: Connection, before: float) -> None:
