@@ -135,12 +135,12 @@ class Volunteers:
         proves = settings.open and not request.code
         if proves:
             await self._prove(request)
-        made = await self._db.write(
+        registered = await self._db.write(
             lambda conn: registration.register(conn, request, admission, now)
         )
-        if proves and made.created:
+        if proves and registered.created:
             self._entrance.use(request)
-        return made
+        return registered
 
     async def _prove(self, request: RegisterRequest) -> None:
         """Check the proof of work of a new worker. Raises Forbidden, BadRequest."""
@@ -207,10 +207,10 @@ class Volunteers:
             "step_flops": max((b.step_flops for b in results), default=0.0),
         }
         if request.hardware is not None:
-            kept = machines.hardware(request.hardware)
+            checked = machines.hardware(request.hardware)
             values |= {
-                "hostname": kept.hostname,
-                "hardware": msgspec.json.encode(kept).decode(),
+                "hostname": checked.hostname,
+                "hardware": msgspec.json.encode(checked).decode(),
             }
         if request.workloads is not None:
             names = machines.workloads(request.workloads)
@@ -258,29 +258,33 @@ class Volunteers:
 
         day = now - now % DAY_S
         old = await self._counted.get((who, day), lambda: self._db.read(partial(_count, who, day)))
-        asked = _Look(who, day, old, rank, also, principal.worker_id, since)
-        me, found = await self._looking.ask(asked)
-        return me, found
+        question = _Look(who, day, old, rank, also, principal.worker_id, since)
+        me, result = await self._looking.ask(question)
+        return me, result
 
-    async def _look_all(self, asked: Sequence[_Look]) -> list[tuple[Me, Any] | Exception]:
-        return await self._db.read(lambda conn: self._look(conn, asked))
+    async def _look_all(self, questions: Sequence[_Look]) -> list[tuple[Me, Any] | Exception]:
+        return await self._db.read(lambda conn: self._look(conn, questions))
 
-    def _look(self, conn: Connection, asked: Sequence[_Look]) -> list[tuple[Me, Any] | Exception]:
+    def _look(
+        self, conn: Connection, questions: Sequence[_Look]
+    ) -> list[tuple[Me, Any] | Exception]:
         """Return the views of several accounts, each with the result of its `also`, or an error."""
         now = self._clock.now()
-        looks = {each.who: each for each in asked}
+        looks = {question.who: question for question in questions}
         rows = statistics.account_rows(conn, {w: (e.day, e.old.event) for w, e in looks.items()})
         new = statistics.since_verdicts(conn, {w: e.old.verdict for w, e in looks.items()})
         machines = statistics.machines(conn, looks, now)
         proving = _proving(conn, [*looks], now)
-        after = {each.worker: each.since for each in asked if each.since is not None}
-        told = verdicts.newest_of(conn, after, now - verdicts.RECENT_S)
+        after = {
+            question.worker: question.since for question in questions if question.since is not None
+        }
+        news = verdicts.newest_of(conn, after, now - verdicts.RECENT_S)
         answers: list[tuple[Me, Any] | Exception] = []
-        for who, _, _, rank, also, worker, _ in asked:
-            if (found := rows.get(who)) is None:
+        for who, _, _, rank, also, worker, _ in questions:
+            if (account := rows.get(who)) is None:
                 answers.append(_gone())
                 continue
-            row, has, old = found.volunteer, found.balances, looks[who].old
+            row, has, old = account.volunteer, account.balances, looks[who].old
             done = statistics.joined(old.work, new[who])
             me = Me(
                 volunteer_id=who,
@@ -298,7 +302,7 @@ class Volunteers:
                 device_s=done.device_s,
                 invited=row.invited,
                 standing=row.standing,
-                today_micro=old.today_micro + found.earned_micro,
+                today_micro=old.today_micro + account.earned_micro,
                 rank=rank,
                 rejected=done.refused,
                 workers=tuple(machines[who]),
@@ -308,7 +312,7 @@ class Volunteers:
                 at=now,
             )
             try:
-                answers.append((me, also(conn, told.get(worker, ()))))
+                answers.append((me, also(conn, news.get(worker, ()))))
             except VolunteerError as error:
                 answers.append(error)
         return answers
@@ -504,10 +508,10 @@ def _find(conn: Connection, who: str) -> VolunteerRow:
 
 def _count(who: str, day: float, conn: Connection) -> _AccountSums:
     (verdict, _), event = verdicts.newest(conn), payments.last_event(conn)
-    found = statistics.work(conn, volunteer_id=who)
+    totals = statistics.work(conn, volunteer_id=who)
     return _AccountSums(
         verdict=verdict,
-        work=found.get(who, statistics.WorkTotals()),
+        work=totals.get(who, statistics.WorkTotals()),
         event=event,
         today_micro=payments.earned_since(conn, who, day, upto=event),
     )

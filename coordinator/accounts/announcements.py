@@ -54,14 +54,19 @@ class Announcements:
         def announce(conn: Connection) -> Announcement:
             if run:
                 runs.by_name(conn, run)
-            kept = self._standing(conn, lock=True)
-            if len(kept.standing) >= ANNOUNCEMENTS_MAX:
+            announcements = self._standing(conn, lock=True)
+            if len(announcements.standing) >= ANNOUNCEMENTS_MAX:
                 raise Conflict(
                     f"{ANNOUNCEMENTS_MAX} announcements are shown: withdraw one with `coordinator "
                     "announce --withdraw ID`"
                 )
-            new = Announcement(id=kept.next_id, text=text.strip(), run=run, at=now, until=until)
-            self._put(conn, _Kept(next_id=kept.next_id + 1, standing=(*kept.standing, new)))
+            new = Announcement(
+                id=announcements.next_id, text=text.strip(), run=run, at=now, until=until
+            )
+            self._put(
+                conn,
+                _Kept(next_id=announcements.next_id + 1, standing=(*announcements.standing, new)),
+            )
             record.append(conn, "organiser", "announce", run, text, now)
             return new
 
@@ -71,15 +76,15 @@ class Announcements:
         """End an announcement. Raises NotFound."""
 
         def end(conn: Connection) -> Announcement:
-            kept = self._standing(conn, lock=True)
-            found = next((each for each in kept.standing if each.id == id), None)
-            if found is None:
+            announcements = self._standing(conn, lock=True)
+            announcement = next((one for one in announcements.standing if one.id == id), None)
+            if announcement is None:
                 raise NotFound(f"there is no announcement {id}: `coordinator announce` lists them")
-            left = tuple(each for each in kept.standing if each.id != id)
-            self._put(conn, msgspec.structs.replace(kept, standing=left))
+            left = tuple(one for one in announcements.standing if one.id != id)
+            self._put(conn, msgspec.structs.replace(announcements, standing=left))
             now = self._clock.now()
-            record.append(conn, "organiser", "announce.withdraw", str(id), found.text, now)
-            return found
+            record.append(conn, "organiser", "announce.withdraw", str(id), announcement.text, now)
+            return announcement
 
         return await self._db.write(end)
 
@@ -91,10 +96,10 @@ class Announcements:
         if lock:
             key_values.put_new(conn, key_values.ANNOUNCEMENTS, "{}")
         text = key_values.get(conn, key_values.ANNOUNCEMENTS, lock=lock)
-        kept = decode(text.encode(), _Kept) if text else _Kept()
+        announcements = decode(text.encode(), _Kept) if text else _Kept()
         now = self._clock.now()
-        current = (a for a in kept.standing if a.until is None or a.until > now)
-        return msgspec.structs.replace(kept, standing=tuple(current))
+        current = (a for a in announcements.standing if a.until is None or a.until > now)
+        return msgspec.structs.replace(announcements, standing=tuple(current))
 
-    def _put(self, conn: Connection, kept: _Kept) -> None:
-        key_values.put(conn, key_values.ANNOUNCEMENTS, msgspec.json.encode(kept).decode())
+    def _put(self, conn: Connection, announcements: _Kept) -> None:
+        key_values.put(conn, key_values.ANNOUNCEMENTS, msgspec.json.encode(announcements).decode())

@@ -79,10 +79,10 @@ class ApiKeys:
     async def sign_in(self, key: str) -> Asker:
         """Return a key's account. Raises Unauthorized, Forbidden for one banned or suspended."""
         hashed, now = _hash(key), self._clock.now()
-        found = await self._db.read(lambda conn: api_key_rows.by_hash(conn, hashed))
-        if found is None:
+        found_key = await self._db.read(lambda conn: api_key_rows.by_hash(conn, hashed))
+        if found_key is None:
             raise Unauthorized(WRONG_KEY)
-        row, allowed = found
+        row, allowed = found_key
         if not row.works(now):
             raise Unauthorized(GONE_KEY)
         if not allowed:
@@ -101,8 +101,8 @@ class ApiKeys:
         def make(conn: Connection) -> KeyRow:
             account = store.locked(conn, principal.volunteer_id)
             _check_standing(conn, account)
-            mine = [row for row in api_key_rows.of(conn, account.id) if row.works(now)]
-            if len(mine) >= KEYS_MAX:
+            working_keys = [row for row in api_key_rows.of(conn, account.id) if row.works(now)]
+            if len(working_keys) >= KEYS_MAX:
                 raise Conflict(
                     f"an account has at most {KEYS_MAX} keys: revoke one with `volunteer key "
                     "revoke`"
@@ -174,17 +174,17 @@ class ApiKeys:
             if taker.id == giver.id:
                 raise BadRequest("an account cannot give credits to itself")
             sides = (giver.id, taker.id)
-            given, count = gifts.given_since(conn, giver.id, now - DAY_S)
+            total_micro, count = gifts.given_since(conn, giver.id, now - DAY_S)
             has = payments.balances(conn, giver.id).earned_micro
             try:
                 new = gifts.give(conn, sides, request.id, request.amount_micro, now)
             except Forbidden as error:
-                asked = credit(request.amount_micro)
-                raise Forbidden(f"you have {credit(has)} credits to give, not {asked}") from error
-            if new and given + request.amount_micro > self._gift_micro:
+                amount = credit(request.amount_micro)
+                raise Forbidden(f"you have {credit(has)} credits to give, not {amount}") from error
+            if new and total_micro + request.amount_micro > self._gift_micro:
                 raise Forbidden(
                     f"at most {credit(self._gift_micro)} credits may be given within 24 hours, "
-                    f"and {credit(given)} were given already"
+                    f"and {credit(total_micro)} were given already"
                 )
             if new and count >= GIFTS_A_DAY:
                 raise TooManyRequests(
@@ -203,9 +203,9 @@ class ApiKeys:
 
         def add(conn: Connection) -> Granted:
             taker = store.find(conn, name[:256], to)
-            said = record.reason(conn, taker.id, why)
-            gifts.grant(conn, taker.id, gift, amount_micro, said, now)
-            detail = {"reason": said, "amount_micro": amount_micro}
+            stored_reason = record.reason(conn, taker.id, why)
+            gifts.grant(conn, taker.id, gift, amount_micro, stored_reason, now)
+            detail = {"reason": stored_reason, "amount_micro": amount_micro}
             record.append(conn, "organiser", "grant", taker.id, detail, now)
             left = payments.balances(conn, taker.id).earned_micro
             return Granted(name=taker.nickname, amount_micro=amount_micro, earned_micro=left)
@@ -252,9 +252,9 @@ def _taker(conn: Connection, who: str, key: str) -> store.VolunteerRow:
     NotFound.
     """
     try:
-        found = store.find(conn, who, key)
+        volunteer = store.find(conn, who, key)
     except NotFound:
-        found = None
-    if found is None or found.state != "active":
+        volunteer = None
+    if volunteer is None or volunteer.state != "active":
         raise NotFound(f'there is no volunteer "{who}"')
-    return found
+    return volunteer

@@ -74,32 +74,32 @@ class Tokens:
         codes.check_credentials(worker_id, secret)
         header = f"Bearer {worker_id}.{secret}".encode()
         stamp = await self._stamp.get()  # read before the account: a later change has another stamp
-        if (known := self.recall(header)) is not None:
-            return known
-        found = await self._look(worker_id, secret)
+        if (remembered := self.recall(header)) is not None:
+            return remembered
+        principal = await self._look(worker_id, secret)
         while len(self._known) >= CACHE_MAX:
             self._known.pop(next(iter(self._known)))
         key, until = sha256(header).digest(), self._clock.monotonic() + AGAIN_S
         self._known.pop(key, None)
-        self._known[key] = _Remembered(found, stamp, until)
-        return found
+        self._known[key] = _Remembered(principal, stamp, until)
+        return principal
 
     async def _look(self, worker_id: str, secret: str) -> Principal:
-        known = await self._db.read(lambda conn: store.credentials(conn, worker_id))
-        known = registration.authorise(known, secret)
-        if known.left:
+        credentials = await self._db.read(lambda conn: store.credentials(conn, worker_id))
+        credentials = registration.authorise(credentials, secret)
+        if credentials.left:
             back = {"state": "online", "last_seen_at": self._clock.now()}
             await self._db.write(lambda conn: store.set_worker(conn, worker_id, **back))
         return Principal(
-            volunteer_id=known.volunteer_id,
+            volunteer_id=credentials.volunteer_id,
             worker_id=worker_id,
-            nickname=known.nickname,
+            nickname=credentials.nickname,
         )
 
     def forget(self, worker_id: str = "") -> None:
         """Drop the cache of this process: one worker's entry, or all."""
-        kept = self._known.items() if worker_id else ()
-        self._known = {key: one for key, one in kept if one.principal.worker_id != worker_id}
+        items = self._known.items() if worker_id else ()
+        self._known = {key: one for key, one in items if one.principal.worker_id != worker_id}
         if not worker_id:
             self._stamp.drop()
 

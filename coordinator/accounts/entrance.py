@@ -60,13 +60,13 @@ class Entrance:
                 "this coordinator is open to everybody and asks newcomers for a proof of work, "
                 "which this request lacks: `volunteer update`, or join by an invite"
             )
-        now, given = self._clock.now(), request.challenge
-        proof_of_work.check(self._secret, request.volunteer_id, given, now)
+        now, challenge = self._clock.now(), request.challenge
+        proof_of_work.check(self._secret, request.volunteer_id, challenge, now)
         if not _NONCE.fullmatch(request.nonce) or not proof_of_work.solves(
-            given, int(request.nonce, 16), self.bits
+            challenge, int(request.nonce, 16), self.bits
         ):
             raise BadRequest("the nonce does not solve the challenge; ask for another one")
-        if given in self._used:
+        if challenge in self._used:
             raise BadRequest("this challenge was used already; ask for another one")
 
     def use(self, request: RegisterRequest) -> None:

@@ -80,12 +80,12 @@ class Invites:
         _check(labels, bool(names), uses, expires_s)
         now = self._clock.now()
         until = None if expires_s is None else now + expires_s
-        made = [(label, codes.new_code(codes.INVITE_CHARS)) for label in labels]
-        hashes = {codes.code_hash(code): label for label, code in made}
+        codes_made = [(label, codes.new_code(codes.INVITE_CHARS)) for label in labels]
+        hashes = {codes.code_hash(code): label for label, code in codes_made}
         numbers = await self._db.write(lambda conn: self._add(conn, hashes, uses, now, until))
         return tuple(
             NewCode(id=number, label=label, code=code, expires_at=until)
-            for number, (label, code) in zip(numbers, made, strict=True)
+            for number, (label, code) in zip(numbers, codes_made, strict=True)
         )
 
     async def of_server(self, key: SigningKey, *, uses: int, expires_s: float) -> ServerInvite:
@@ -150,9 +150,9 @@ def _check(labels: Sequence[str], named: bool, uses: int, expires_s: float | Non
         raise BadRequest(f"between 1 and {COUNT_MAX} invites can be made at once")
     if named and not all(labels):
         raise BadRequest("every name of the list needs at least one printable character")
-    if named and (alike := _alike(labels)):
+    if named and (lookalikes := _alike(labels)):
         raise BadRequest(
-            f"these names are the same, or look the same: {'; '.join(alike)}."
+            f"these names are the same, or look the same: {'; '.join(lookalikes)}."
             " Tell them apart, since each becomes a nickname"
         )
     if not 1 <= uses <= USES_MAX:

@@ -78,11 +78,11 @@ class Leaderboard:
         The sums may be older with `seldom`, for pages that strangers ask for; a volunteer who hides
         still disappears at once. Raises NotFound, BadRequest.
         """
-        found = await self._standings(run, window_days, self._seldom if seldom else self._kept)
-        rows = found.rows
+        board = await self._standings(run, window_days, self._seldom if seldom else self._kept)
+        rows = board.rows
         if me is not None:
-            rows = found.raised(me, await self._earned_since(me, found.event, run))
-        shown = self._places(rows, me)
+            rows = board.raised(me, await self._earned_since(me, board.event, run))
+        places = self._places(rows, me)
         return tuple(
             LeaderRow(
                 nickname=s.nickname,
@@ -93,21 +93,21 @@ class Leaderboard:
                 rank=place,
                 me=s.volunteer_id == me,
             )
-            for index, (place, s) in enumerate(shown)
+            for index, (place, s) in enumerate(places)
             if index < ROWS or s.volunteer_id == me
         )
 
     async def rank(self, me: str) -> int | None:
         """Return the place of a volunteer over all runs and times; None before the first credit."""
-        found = await self._standings(None, None, self._kept)
-        mine = found.earned.get(me)
-        if mine is None:
+        board = await self._standings(None, None, self._kept)
+        standing = board.earned.get(me)
+        if standing is None:
             return None
-        before = bisect_left(found.public, -mine[0])
+        before = bisect_left(board.public, -standing[0])
         since = self._clock.monotonic() - SHOWN_S
         for who, (public, at) in self._shown.items():  # may be newer than the standings
-            micro, was_public = found.earned.get(who, (0, False))
-            if at > since and micro > mine[0]:
+            micro, was_public = board.earned.get(who, (0, False))
+            if at > since and micro > standing[0]:
                 before += public - was_public
         return before + 1
 
@@ -132,19 +132,19 @@ class Leaderboard:
     ) -> list[tuple[int, LeaderboardStanding]]:
         """Rank the public standings; equal credits share a place."""
         since = self._clock.monotonic() - SHOWN_S
-        found: list[tuple[int, LeaderboardStanding]] = []
+        places: list[tuple[int, LeaderboardStanding]] = []
         index = 0
         for standing in standings:
             public, at = self._shown.get(standing.volunteer_id, (standing.public, since))
             if not (public if at > since else standing.public) and standing.volunteer_id != me:
                 continue
             index += 1
-            tied = found and found[-1][1].earned_micro == standing.earned_micro
-            found.append((found[-1][0] if tied else index, standing))
-        return found
+            tied = places and places[-1][1].earned_micro == standing.earned_micro
+            places.append((places[-1][0] if tied else index, standing))
+        return places
 
     async def _standings(
-        self, run: str | None, days: int | None, kept: KeyedCache[tuple[str, int], Standings]
+        self, run: str | None, days: int | None, cache: KeyedCache[tuple[str, int], Standings]
     ) -> Standings:
         if days is not None and not 1 <= days <= DAYS_MAX:
             raise BadRequest(f"a leaderboard looks back between 1 and {DAYS_MAX} days")
@@ -162,7 +162,7 @@ class Leaderboard:
                 public=[-s.earned_micro for s in rows if s.public],
             )
 
-        return await kept.get((run or "", days or 0), lambda: self._db.read(read))
+        return await cache.get((run or "", days or 0), lambda: self._db.read(read))
 
     async def _earned_since(self, me: str, event: int, run: str | None) -> int:
         """Return the credits that a volunteer earned by ledger events after `event`."""

@@ -74,19 +74,19 @@ def register(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
 ) -> Registered:
     """Return this worker's account, or a new one. Raises the errors of a refused registration."""
-    known = store.credentials(conn, request.worker_id)
-    if known is None:
-        made = _admit(conn, request, admission, now)
-        if made is not None:
-            return made
+    credentials = store.credentials(conn, request.worker_id)
+    if credentials is None:
+        registered = _admit(conn, request, admission, now)
+        if registered is not None:
+            return registered
         # the same request, sent twice, may have registered it meanwhile
-        known = store.credentials(conn, request.worker_id)
-        if known is None:
+        credentials = store.credentials(conn, request.worker_id)
+        if credentials is None:
             raise Unauthorized(
                 "this account exists already: add a machine to it with a code that the first one "
                 "makes (volunteer link)"
             )
-    return _again(conn, known, request, now)
+    return _again(conn, credentials, request, now)
 
 
 def _admit(
@@ -134,10 +134,10 @@ def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
 
 def _no_room(most: int) -> str:
     """Return the refusal for an account with too many machines, with the remedy."""
-    said = f"this account may have at most {most} machines, including those that left"
+    sentence = f"this account may have at most {most} machines, including those that left"
     if most < MACHINES_MAX:
-        return f"{said}, until its work passed checks or the organiser vouches for it"
-    return f"{said}: the organiser can make room (coordinator volunteer reissue)"
+        return f"{sentence}, until its work passed checks or the organiser vouches for it"
+    return f"{sentence}: the organiser can make room (coordinator volunteer reissue)"
 
 
 def _opened(
@@ -228,28 +228,30 @@ def _told(request: RegisterRequest) -> dict[str, Any]:
 
 
 def _again(
-    conn: Connection, known: Credentials, request: RegisterRequest, now: float
+    conn: Connection, credentials: Credentials, request: RegisterRequest, now: float
 ) -> Registered:
     """Repeat a known worker's registration: its report and consents are updated, it is online."""
-    authorise(known, request.secret)
-    store.set_worker(conn, known.worker_id, state="online", last_seen_at=now, **_told(request))
-    _agree(conn, known.volunteer_id, request.accepts, now)
-    return Registered(known.volunteer_id, known.worker_id, known.nickname, False)
+    authorise(credentials, request.secret)
+    store.set_worker(
+        conn, credentials.worker_id, state="online", last_seen_at=now, **_told(request)
+    )
+    _agree(conn, credentials.volunteer_id, request.accepts, now)
+    return Registered(credentials.volunteer_id, credentials.worker_id, credentials.nickname, False)
 
 
-def authorise(known: Credentials | None, secret: str) -> Credentials:
+def authorise(credentials: Credentials | None, secret: str) -> Credentials:
     """Return the credentials if the secret is right. Raises Unauthorized, or Banned for a banned or
     forgotten account. The check takes equally long for an unknown worker.
     """
-    stored = known.secret_hash if known else codes.secret_hash("")
-    right = codes.same(codes.secret_hash(secret), stored)
-    if known is None or not right:
+    secret_hash = credentials.secret_hash if credentials else codes.secret_hash("")
+    right = codes.same(codes.secret_hash(secret), secret_hash)
+    if credentials is None or not right:
         raise Unauthorized(codes.WRONG_SECRET)
-    if known.revoked:
+    if credentials.revoked:
         raise Unauthorized(codes.REVOKED)
-    if known.state != "active":
+    if credentials.state != "active":
         raise Banned(codes.BANNED)
-    return known
+    return credentials
 
 
 def _agree(conn: Connection, volunteer_id: str, accepts: tuple[str, ...], now: float) -> None:

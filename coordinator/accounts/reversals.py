@@ -48,17 +48,17 @@ class Reversals:
         """Reverse the pay of contributions received since `since`. Raises NotFound, BadRequest."""
         why = reason_of(reason)
         key = nicknames.skeleton(who[:256])
-        found = await self._db.read(lambda conn: store.find(conn, who[:256], key))
-        taken, after = TakenBack(), 0
+        volunteer = await self._db.read(lambda conn: store.find(conn, who[:256], key))
+        totals, after = TakenBack(), 0
 
         def batch(conn: Connection) -> tuple[TakenBack, int]:
-            return self._batch(conn, found.id, since, after, why)
+            return self._batch(conn, volunteer.id, since, after, why)
 
         while True:
             more, after = await self._db.write(batch)
-            taken += more
+            totals += more
             if not after:
-                return Reversal(name=found.nickname, taken=taken)
+                return Reversal(name=volunteer.nickname, taken=totals)
 
     async def of_contribution(self, number: int, reason: str) -> Reversal:
         """Reverse the pay of one contribution.
@@ -69,11 +69,11 @@ class Reversals:
 
         def change(conn: Connection) -> Reversal:
             row = _paid(conn, number)
-            now, said = self._clock.now(), record.reason(conn, row.volunteer_id, why)
-            taken = take_back(conn, [Payment.of(row)], said, now)
-            detail = {"reason": said, **msgspec.structs.asdict(taken)}
+            now, stored_reason = self._clock.now(), record.reason(conn, row.volunteer_id, why)
+            totals = take_back(conn, [Payment.of(row)], stored_reason, now)
+            detail = {"reason": stored_reason, **msgspec.structs.asdict(totals)}
             record.append(conn, "organiser", "contribution.reverse", str(number), detail, now)
-            return Reversal(name=store.existing(conn, row.volunteer_id).nickname, taken=taken)
+            return Reversal(name=store.existing(conn, row.volunteer_id).nickname, taken=totals)
 
         return await self._db.write(change)
 
@@ -86,12 +86,12 @@ class Reversals:
         for row in rows:
             if row.state == "accepted":
                 verdicts.decide(conn, row, "superseded", now=now, weight=0.0, message=UNMERGED)
-        said = record.reason(conn, volunteer_id, why)
-        taken = take_back(conn, [Payment.of(row) for row in rows], said, now)
-        if taken.contributions:
-            detail = {"reason": said, "since": since, **msgspec.structs.asdict(taken)}
+        stored_reason = record.reason(conn, volunteer_id, why)
+        totals = take_back(conn, [Payment.of(row) for row in rows], stored_reason, now)
+        if totals.contributions:
+            detail = {"reason": stored_reason, "since": since, **msgspec.structs.asdict(totals)}
             record.append(conn, "organiser", "volunteer.reverse", volunteer_id, detail, now)
-        return taken, rows[-1].id if len(rows) == BATCH else 0
+        return totals, rows[-1].id if len(rows) == BATCH else 0
 
 
 def _paid(conn: Connection, number: int) -> ContributionRow:

@@ -67,13 +67,13 @@ def give_up(conn: Connection, volunteer_id: str, reason: str, now: float) -> Tak
     waiting = contributions.accepted_of(conn, row.id)
     for contribution in waiting:
         verdicts.decide(conn, contribution, "superseded", now=now, weight=0.0, message=UNMERGED)
-    taken = take_back(conn, [Payment.of(one) for one in waiting], reason, now)
-    taken += take_back(conn, escrow.waiting(conn, row.id), reason, now)
+    totals = take_back(conn, [Payment.of(one) for one in waiting], reason, now)
+    totals += take_back(conn, escrow.waiting(conn, row.id), reason, now)
     for number in recomputes.open_of(conn, row.id):
         recomputes.end(conn, number, "unproven", (UNMERGED, "{}"), now)
     lost = {"draws": 0, "proofs": 0, "lost_to": contributions.newest_of(conn, row.id)}
     store.set_volunteer(conn, row.id, **lost)
-    return taken
+    return totals
 
 
 def suspend(
@@ -84,12 +84,12 @@ def suspend(
     store.set_volunteer(conn, volunteer_id, standing="suspended", suspended_reason=reason)
     if actor == "organiser":
         reason = record.reason(conn, volunteer_id, reason)
-    taken = give_up(conn, volunteer_id, reason, now)
+    totals = give_up(conn, volunteer_id, reason, now)
     answers = answer_pay.take(conn, volunteer_id, reason, now)
-    forfeit = taken.pending_micro + taken.escrow_micro + answers
+    forfeit = totals.pending_micro + totals.escrow_micro + answers
     detail = {"reason": reason, "forfeit_micro": forfeit}
     record.append(conn, actor, "volunteer.suspend", volunteer_id, detail, now)
-    return taken
+    return totals
 
 
 def unsuspend(conn: Connection, volunteer_id: str, reason: str, now: float) -> None:

@@ -107,7 +107,7 @@ class Transparency:
         if old is None or new is None:
             raise BadRequest("a proof of consistency needs two sizes: ?old=3&new=8")
         hashes = await self._db.read(lambda conn: store.consistency(conn, old, new))
-        return TreeProof(size=new, hashes=tuple(each.hex() for each in hashes))
+        return TreeProof(size=new, hashes=tuple(node.hex() for node in hashes))
 
     async def receipts(
         self, principal: Principal, cursor: int | None = None
@@ -120,25 +120,25 @@ class Transparency:
         def read(conn: Connection) -> list[Receipt]:
             tree = store.tree_head(conn, self._clock.now())
             who = principal.volunteer_id
-            found = store.paid(conn, who, cursor or 0, RECEIPTS_MAX)
-            places = [each.place for each in found]
+            payments = store.paid(conn, who, cursor or 0, RECEIPTS_MAX)
+            places = [payment.place for payment in payments]
             proofs = store.inclusions(conn, places, tree.size)
             return [
                 Receipt(
                     volunteer=who,
-                    run=each.run,
-                    contribution=each.entry.contribution_id,
-                    version=each.version,
-                    credits_micro=credited(each.entry, who),
-                    entry=each.entry,
-                    leaf=each.place,
+                    run=payment.run,
+                    contribution=payment.entry.contribution_id,
+                    version=payment.version,
+                    credits_micro=credited(payment.entry, who),
+                    entry=payment.entry,
+                    leaf=payment.place,
                     proof=tuple(one.hex() for one in proof),
                     tree=tree,
                 )
-                for each, proof in zip(found, proofs, strict=True)
+                for payment, proof in zip(payments, proofs, strict=True)
             ]
 
-        return tuple(self._signed(each) for each in await self._db.read(read))
+        return tuple(self._signed(receipt) for receipt in await self._db.read(read))
 
     def _signed(self, receipt: Receipt) -> SignedReceipt:
         payload = canonical(receipt)

@@ -77,8 +77,8 @@ class Clipped(Aggregator):
     def settle(self, cohort: Cohort, survey: Doubles | None) -> Floats:
         if survey is None:
             raise ValueError("a clipped update needs its survey")
-        own = np.diag(survey) if isinstance(self.rule, NormClip) else survey
-        factors = self.rule.settle(cohort, own if self.rule.surveys else None)
+        products = np.diag(survey) if isinstance(self.rule, NormClip) else survey
+        factors = self.rule.settle(cohort, products if self.rule.surveys else None)
         square = survey[0]
         if self.rule.surveys:
             wide = factors.astype(np.float64)
@@ -146,10 +146,10 @@ def survey(
         if piece.spec.role != "parameter":
             return None
         with np.errstate(over="ignore", invalid="ignore"):
-            found = rule.survey(cohort, piece)
-        if found is not None and not np.isfinite(found).all():
+            figures = rule.survey(cohort, piece)
+        if figures is not None and not np.isfinite(figures).all():
             raise NotFinite(cohort.culprits(piece) or cohort.positions, _where(piece))
-        return found
+        return figures
 
     if not rule.surveys or threads <= 1:
         yield from map(look, grid)
@@ -180,9 +180,9 @@ def merge(
     def work(piece: TensorPiece, out: Floats) -> Merged:
         if piece.spec.role == "counter":
             raise ValueError(f"{piece.spec.name} is a counter: merge_counters takes it")
-        chosen, chosen_factors = (rule, factors) if piece.spec.role == "parameter" else buffers
+        combiner, chosen_factors = (rule, factors) if piece.spec.role == "parameter" else buffers
         with np.errstate(over="ignore", invalid="ignore"):
-            squares = chosen.fill(cohort, chosen_factors, piece, out)
+            squares = combiner.fill(cohort, chosen_factors, piece, out)
             square = kernels.quick_square(out)
         # The norm doubles as the test for NaN; the piece is scanned only if its norm is not finite.
         if not math.isfinite(square) and not np.isfinite(out).all():

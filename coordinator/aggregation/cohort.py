@@ -88,15 +88,15 @@ class Cohort:
         Raises InvalidFrame if the reader returns another length.
         """
         reader, first = self.readers[index], piece.start
-        found = reader.read(piece.spec.name, first + start, first + stop, room)
+        values = reader.read(piece.spec.name, first + start, first + stop, room)
         # numpy would silently broadcast a single element over the whole block.
-        if found.shape != (stop - start,):
+        if values.shape != (stop - start,):
             raise InvalidFrame(
-                f"contribution {self.positions[index]} gives {found.shape} elements of "
+                f"contribution {self.positions[index]} gives {values.shape} elements of "
                 f"{piece.spec.name} "
                 f"where {stop - start} belong: submit it again"
             )
-        return found
+        return values
 
     def culprits(self, piece: TensorPiece) -> tuple[int, ...]:
         """Return the positions of the contributions that are not finite in a piece."""
@@ -118,9 +118,9 @@ def cohort(readers: Sequence[DeltaReader], weights: Sequence[float]) -> Cohort:
     total = math.fsum(weights)
     if total <= 0 or not math.isfinite(total):
         raise ValueError("no contribution has a weight above zero")
-    kept = [position for position, weight in enumerate(weights) if weight > 0]
+    positions = [position for position, weight in enumerate(weights) if weight > 0]
     return Cohort(
-        readers=tuple(readers[position] for position in kept),
-        weights=tuple(weights[position] / total for position in kept),
-        positions=tuple(kept),
+        readers=tuple(readers[position] for position in positions),
+        weights=tuple(weights[position] / total for position in positions),
+        positions=tuple(positions),
     )

@@ -52,13 +52,13 @@ def weighted_sum(
     coefficients.
     """
     product = aligned(min(BLOCK, piece.size))
-    chosen = [(index, factors[index]) for index in range(len(cohort)) if factors[index] != 0]
+    weighted = [(index, factors[index]) for index in range(len(cohort)) if factors[index] != 0]
     for start, stop in grid(piece.size, BLOCK):
         into = out[start:stop]
-        if not chosen:
+        if not weighted:
             into.fill(0)
         fresh = True
-        for index, factor in chosen:
+        for index, factor in weighted:
             x = cohort.read(index, piece, start, stop, product)
             if squares is not None:
                 squares[index] += quick_square(x)
@@ -82,7 +82,7 @@ def quick_square(x: Floats) -> float:
 
 def squared_norms(cohort: Cohort, piece: TensorPiece) -> Doubles:
     """Return (K,) squared norms, exact products summed in float64 along fixed lanes."""
-    found = np.zeros(len(cohort))
+    norms_squared = np.zeros(len(cohort))
     wide = np.empty(min(SCRATCH_BYTES // 8, piece.size))
     for index in range(len(cohort)):
         lanes = np.zeros(LANES)
@@ -94,8 +94,8 @@ def squared_norms(cohort: Cohort, piece: TensorPiece) -> Doubles:
             lanes += square[:edge].reshape(-1, LANES).sum(axis=0)
             lanes[: len(square) - edge] += square[edge:]
         # fsum refuses opposite infinities, which squares cannot have; a NaN passes through.
-        found[index] = math.fsum(lanes.tolist())
-    return found
+        norms_squared[index] = math.fsum(lanes.tolist())
+    return norms_squared
 
 
 def inner_products(cohort: Cohort, piece: TensorPiece) -> Doubles:
@@ -116,11 +116,11 @@ def inner_products(cohort: Cohort, piece: TensorPiece) -> Doubles:
         wide[:, stop - start :] = 0
         for left, right, products, total in panels:
             np.add(total, np.matmul(left, right, out=products), out=total)
-    found = np.zeros((count, count))
+    gram = np.zeros((count, count))
     for first, (_, _, _, total) in zip(range(0, count, GEMM_COLUMNS), panels, strict=True):
         lower = np.tril(total.sum(axis=0)[:, : count - first])
-        found[first:, first : first + lower.shape[1]] = lower
-    return found + np.tril(found, -1).T
+        gram[first:, first : first + lower.shape[1]] = lower
+    return gram + np.tril(gram, -1).T
 
 
 def _panels(wide: Doubles, tile: int) -> Iterator[tuple[Doubles, Doubles, Doubles, Doubles]]:
@@ -155,11 +155,11 @@ def rank_mean(cohort: Cohort, piece: TensorPiece, out: Floats, *, low: int, high
     width = -(-size * 4 // LINE) * LINE // 4
     scratch = aligned(network.rows - count, width)
     divisor = np.float32(high - low)
-    for start, stop, found in blocks(cohort, piece, size, RANK_BYTES):
+    for start, stop, cohort_rows in blocks(cohort, piece, size, RANK_BYTES):
         merged = out[start:stop]
         # Adding to zero turns -0.0 into 0.0, since a minimum may return either of the two.
         merged.fill(0)
-        rows = [*found, *scratch[:, : stop - start], merged]
+        rows = [*cohort_rows, *scratch[:, : stop - start], merged]
         for combine, left, right, into in network.steps:
             combine(rows[left], rows[right], out=rows[into])
         if high - low > 1:

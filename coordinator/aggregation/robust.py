@@ -98,9 +98,9 @@ class Krum(Aggregator):
         # Compared in float32, so that the last bit of a double never decides; of equal scores the
         # first wins.
         order = np.argsort(nearest.sum(axis=1).astype(np.float32), kind="stable")
-        chosen = order[: count - hostile] if self.several else order[:1]
+        best = order[: count - hostile] if self.several else order[:1]
         factors = np.zeros(count)
-        factors[chosen] = weights[chosen] / math.fsum(weights[chosen].tolist())
+        factors[best] = weights[best] / math.fsum(weights[best].tolist())
         return factors.astype(np.float32)
 
 
@@ -132,11 +132,11 @@ class CentredClip(Aggregator):
             raise ValueError("centred clip needs its survey")
         weights = np.asarray(cohort.weights)
         place = self._centre(survey, weights)
-        kept = _agreeing(survey, weights, place)
-        if not kept.all():
+        agreeing = _agreeing(survey, weights, place)
+        if not agreeing.all():
             place = np.zeros(len(cohort))
-            shares = weights[kept] / math.fsum(weights[kept].tolist())
-            place[kept] = self._centre(survey[np.ix_(kept, kept)], shares)
+            shares = weights[agreeing] / math.fsum(weights[agreeing].tolist())
+            place[agreeing] = self._centre(survey[np.ix_(agreeing, agreeing)], shares)
         if not np.isfinite(place).all():
             raise NotFinite(cohort.positions, "the centre of the contributions")
         return place.astype(np.float32)
@@ -177,8 +177,8 @@ class NormClip(Aggregator):
             raise ValueError("norm clip needs its survey")
         norms = np.sqrt(survey)
         limit = self.factor * _middle(norms, np.asarray(cohort.weights))
-        kept = np.minimum(1, limit / np.maximum(norms, 1e-300))
-        return (np.asarray(cohort.weights) * kept).astype(np.float32)
+        scales = np.minimum(1, limit / np.maximum(norms, 1e-300))
+        return (np.asarray(cohort.weights) * scales).astype(np.float32)
 
 
 def _middle(values: Doubles, weights: Doubles) -> float:
@@ -197,27 +197,27 @@ def _agreeing(survey: Doubles, weights: Doubles, place: Doubles) -> NDArray[np.b
     the centre of the rest. The bound is lower for a contribution of small weight, which is noisier.
     """
     norms, cross = np.diag(survey), _dot(survey, place)
-    others = np.maximum(_dot(place, cross) - 2 * place * cross + place**2 * norms, 1e-300)
-    cosines = (cross - place * norms) / np.sqrt(np.maximum(norms, 1e-300) * others)
+    distances = np.maximum(_dot(place, cross) - 2 * place * cross + place**2 * norms, 1e-300)
+    cosines = (cross - place * norms) / np.sqrt(np.maximum(norms, 1e-300) * distances)
     usual = _middle(cosines, weights)
     voices = math.fsum(weights.tolist()) ** 2 / math.fsum((weights**2).tolist())
     if voices < VOICES or not usual >= AGREED:  # also True for NaN
         return np.ones(len(weights), bool)
     short = np.sqrt(np.minimum(1, weights / _middle(weights, weights)))
-    found: NDArray[np.bool_] = cosines >= ASTRAY * usual * short
-    return found
+    agreeing: NDArray[np.bool_] = cosines >= ASTRAY * usual * short
+    return agreeing
 
 
 def _squared_distances(products: Doubles) -> Doubles:
     """Return (K, K) squared distances from inner products."""
     norms = np.diag(products)
-    found: Doubles = np.maximum(norms[:, None] + norms[None, :] - 2 * products, 0)
-    return found
+    distances: Doubles = np.maximum(norms[:, None] + norms[None, :] - 2 * products, 0)
+    return distances
 
 
 def _dot(left: Doubles, right: Doubles) -> Doubles:
     """Return products summed along the last axis without BLAS, so that all replicas get equal
     factors.
     """
-    found: Doubles = np.asarray((left * right).sum(axis=-1))
-    return found
+    product: Doubles = np.asarray((left * right).sum(axis=-1))
+    return product

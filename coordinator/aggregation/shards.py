@@ -79,8 +79,8 @@ def reassemble(schema: Schema, shards: Sequence[Shard]) -> Iterator[tuple[Tensor
     if len(homes) != len(grid) or sum(len(shard) for shard in shards) != len(grid):
         raise ValueError("the shards do not hold each piece of the model exactly once")
     for piece in grid:
-        index, held = homes.get((piece.spec.name, piece.start), (-1, piece))
-        if index < 0 or held != piece:
+        index, shard_piece = homes.get((piece.spec.name, piece.start), (-1, piece))
+        if index < 0 or shard_piece != piece:
             raise ValueError(f"no shard holds {piece.spec.name}[{piece.start}:{piece.stop}]")
         yield piece, index, file_name(piece)
 

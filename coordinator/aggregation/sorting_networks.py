@@ -32,7 +32,7 @@ class Network(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def rank_network(count: int, low: int, high: int) -> Network:
     """Return the steps that sum the values at [low, high) of `count` sorted rows."""
-    wanted = range(low, high)
+    outputs = range(low, high)
     place = list(range(count))  # row that holds each wire's value
     free: list[int] = []
     rows = count
@@ -43,7 +43,7 @@ def rank_network(count: int, low: int, high: int) -> Network:
         rows += not free
         return free.pop() if free else rows - 1
 
-    for item in _depth_first(_needed(_pairwise(count), wanted), wanted):
+    for item in _depth_first(_needed(_pairwise(count), outputs), outputs):
         if isinstance(item, int):
             steps.append((np.add, place[item], -1, -1))
             free += [place[item]] if place[item] >= count else []
@@ -51,40 +51,40 @@ def rank_network(count: int, low: int, high: int) -> Network:
         left, right, smaller, larger = item
         one, other = place[left], place[right]
         # scratch rows that the last step may write over
-        own = [row for row in (one, other) if row >= count]
+        spare = [row for row in (one, other) if row >= count]
         if smaller and larger:
             place[left] = fresh()
             steps.append((np.minimum, one, other, place[left]))
-        into = own.pop() if own else fresh()
+        into = spare.pop() if spare else fresh()
         steps.append((np.maximum if larger else np.minimum, one, other, into))
         place[right if larger else left] = into
-        free += own
+        free += spare
     return Network(rows, tuple(steps))
 
 
-def _needed(comparators: Comparators, wanted: Sequence[int]) -> list[Needed]:
-    """Return the comparators that the sum of the `wanted` wires depends on."""
+def _needed(comparators: Comparators, outputs: Sequence[int]) -> list[Needed]:
+    """Return the comparators that the sum of the `outputs` wires depends on."""
     # wires that later comparators read; wires that only enter the sum
-    used, summed = set[int](), set(wanted)
-    kept: list[Needed] = []
+    used, summed = set[int](), set(outputs)
+    needed: list[Needed] = []
     for left, right in reversed(comparators):
         if left in summed and right in summed:
             continue  # the sum of two wires does not depend on their order
         needs = used | summed
         if left in needs or right in needs:
-            kept.append((left, right, left in needs, right in needs))
+            needed.append((left, right, left in needs, right in needs))
             used |= {left, right}
             summed -= {left, right}
-    return kept[::-1]
+    return needed[::-1]
 
 
-def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Needed | int]:
+def _depth_first(needed: Sequence[Needed], outputs: Sequence[int]) -> Iterator[Needed | int]:
     """Yield the comparators, ordered so that a written wire is read soon, and each wire of the sum
     once its value is final.
     """
     last: dict[int, int] = {}  # latest comparator on a wire
     before: list[tuple[int | None, int | None]] = []
-    for index, (left, right, _, _) in enumerate(kept):
+    for index, (left, right, _, _) in enumerate(needed):
         before.append((last.get(left), last.get(right)))
         last[left] = last[right] = index
     done = set[int]()
@@ -95,9 +95,9 @@ def _depth_first(kept: Sequence[Needed], wanted: Sequence[int]) -> Iterator[Need
         done.add(index)
         for earlier in before[index]:
             yield from visit(earlier)
-        yield kept[index]
+        yield needed[index]
 
-    for wire in wanted:
+    for wire in outputs:
         yield from visit(last.get(wire))
         yield wire
 
@@ -106,19 +106,19 @@ def _pairwise(count: int) -> Comparators:
     """Return the pairwise sorting network (Parberry 1992), which is short if only some ranks are
     needed.
     """
-    found: Comparators = []
+    comparators: Comparators = []
     gap = 1
     while gap < count:
-        found += [(right - gap, right) for right in range(count) if right & gap]
+        comparators += [(right - gap, right) for right in range(count) if right & gap]
         gap *= 2
     gap, reach = gap // 4, 1
     while gap:
         far = reach
         while far:
             first = (far + 1) * gap
-            found += [
+            comparators += [
                 (right - far * gap, right) for right in range(first, count) if not right & gap
             ]
             far //= 2
         gap, reach = gap // 2, 2 * reach + 1
-    return found
+    return comparators

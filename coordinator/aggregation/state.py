@@ -35,8 +35,8 @@ class OldState:
         self._slots = {name.partition("/")[0] for name in self._arrays}
 
     def counter(self, name: str) -> float | None:
-        found = self._arrays.get(f"count/{name}")
-        return None if found is None else float(found[0])
+        values = self._arrays.get(f"count/{name}")
+        return None if values is None else float(values[0])
 
     def piece(self, slot: str, piece: TensorPiece) -> Floats | None:
         """Return a piece of a slot, or None if the last merge had no such slot. Raises InvalidFrame
@@ -47,13 +47,13 @@ class OldState:
         whole = self._arrays.get(f"{slot}/{piece.spec.name}")
         if whole is not None and len(whole) == piece.spec.count:
             return whole[piece.start : piece.stop]
-        found = self._arrays.get(f"{slot}/{file_name(piece)}")
-        if found is None or len(found) != piece.size:
+        values = self._arrays.get(f"{slot}/{file_name(piece)}")
+        if values is None or len(values) != piece.size:
             raise InvalidFrame(
                 f"the server-optimiser state lacks {slot} of {file_name(piece)}: "
                 "roll back to a version whose files are complete"
             )
-        return found
+        return values
 
 
 class NewState:

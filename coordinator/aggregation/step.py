@@ -143,15 +143,15 @@ def heading_of(turns: Iterable[MomentumFigures], volunteers: Sequence[str]) -> f
     None without momentum, or if either is zero.
     """
     turns = tuple(turns)
-    both = norm_of(turn.update for turn in turns) * norm_of(turn.momentum for turn in turns)
-    if not both:
+    lengths = norm_of(turn.update for turn in turns) * norm_of(turn.momentum for turn in turns)
+    if not lengths:
         return None
     voices: dict[str, list[float]] = defaultdict(list)
     columns = zip(*(turn.products for turn in turns), strict=True)
     for volunteer, products in zip(volunteers, columns, strict=True):
         voices[volunteer].append(math.fsum(products))
     along = median(fmean(products) for products in voices.values())
-    return max(-1.0, min(1.0, along / both))
+    return max(-1.0, min(1.0, along / lengths))
 
 
 # --- in shards ---
@@ -165,13 +165,13 @@ def survey_shard(order: MergeOrder, shard: Shard, path: Path) -> Written:
     with ExitStack() as files:
         gathered = _gather(files, order)
         grid = [piece for piece in shard if piece.spec.role == "parameter"]
-        found = aggregate.survey(order.rule, gathered, grid, order.threads)
-        first = next(found, None)
+        surveys = aggregate.survey(order.rule, gathered, grid, order.threads)
+        first = next(surveys, None)
         # shape of the survey, the same for all pieces
         shape = None if first is None else first.shape
         specs = [TensorSpec(file_name(piece), shape, "F64", "buffer") for piece in grid if shape]
         with FrameWriter(path, tuple(specs), order.metadata) as writer:
-            for spec, values in zip(specs, itertools.chain([first], found), strict=False):
+            for spec, values in zip(specs, itertools.chain([first], surveys), strict=False):
                 assert values is not None
                 writer.write(spec.name, values)
         assert writer.written is not None
@@ -224,8 +224,8 @@ class _Clipped:
     parameters: frozenset[str]
 
     def read(self, name: str, start: int, stop: int, room: Floats | None = None) -> Floats:
-        found = self.reader.read(name, start, stop, room)
-        return found * self.factor if name in self.parameters else found
+        values = self.reader.read(name, start, stop, room)
+        return values * self.factor if name in self.parameters else values
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,14 +261,14 @@ def _write(
     old = OldState(files, order.state)
     before = {name: old.counter(name) or 0.0 for name in optimizer.counters}
     tick = optimizer.begin(before, order.push)
-    kept = NewState(files, state, layout, optimizer, old) if optimizer.slots else None
+    new_state = NewState(files, state, layout, optimizer, old) if optimizer.slots else None
     writer = files.enter_context(FrameWriter(weights, layout.schema, order.metadata))
-    walk = _Walk(order, layout, gathered, base, writer, optimizer, kept, tick)
+    walk = _Walk(order, layout, gathered, base, writer, optimizer, new_state, tick)
     squares, turns = walk.run(factors)
     written = writer.close()
     return MergeOutput(
         weights=written,
-        state=kept.close(tick) if kept else None,
+        state=new_state.close(tick) if new_state else None,
         squares=squares,
         turns=turns,
         volunteers=tuple(order.inputs[at].volunteer for at in gathered.positions),
@@ -319,10 +319,10 @@ class _Walk:
         flat: Floats = self.base.array(piece.spec.name).reshape(-1)
         order, square = self.order, 0.0
         decay = order.decay if len(piece.spec.shape) > 1 else 0.0
-        kept = np.float32(1 - order.plan.lr * order.push.scale * decay)
+        retention = np.float32(1 - order.plan.lr * order.push.scale * decay)
         for start, stop in grid(piece.size, SPAN):
             params = self.writer.room(name, stop - start)
-            np.multiply(flat[piece.start + start : piece.start + stop], kept, out=params)
+            np.multiply(flat[piece.start + start : piece.start + stop], retention, out=params)
             part = {slot: values[start:stop] for slot, values in slots.items()}
             square += sum_squares(update[start:stop])
             self.optimizer.step(params, update[start:stop], part, self.tick)
@@ -332,7 +332,7 @@ class _Walk:
         name, start, stop = piece.spec.name, piece.start, piece.stop
         values = [reader.read(name, start, stop) for reader in self.gathered.readers]
         before = self.base.array(name).reshape(-1)[start:stop]
-        most = COUNTS_A_STEP * max(each.steps for each in self.order.inputs)
+        most = COUNTS_A_STEP * max(entry.steps for entry in self.order.inputs)
         return aggregate.merge_counters(before, values, most).astype(before.dtype)
 
     def _bounded(self, piece: TensorPiece, values: Floats) -> Floats:

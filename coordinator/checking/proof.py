@@ -34,14 +34,14 @@ def settle(
     conn: Connection,
     row: RecomputeRow,
     result: Result,
-    told: tuple[str, str],
+    messages: tuple[str, str],
     now: float,
     share: float = 1.0,
 ) -> bool:
-    """End a draw with its result, a sentence and figures (`told`); return False if it had a result
+    """End a draw with its result, a sentence and figures (`messages`); return False if it had a result
     before. `share` is the share of the work that the draw shows.
     """
-    if not recomputes.end(conn, row.contribution_id, result, told, now):
+    if not recomputes.end(conn, row.contribution_id, result, messages, now):
         return False
     account = accounts.locked(conn, row.volunteer_id)
     if account.standing == "suspended":
@@ -58,7 +58,7 @@ def settle(
     fresh = result == "passed" and recomputes.is_fresh(conn, row)
     after = standing.after_draw(before, result, fresh=fresh)
     if result == "unproven" and not account.invited:
-        give_up(conn, account.id, f"task {row.task_id} could not be proved: {told[0]}", now)
+        give_up(conn, account.id, f"task {row.task_id} could not be proved: {messages[0]}", now)
     accounts.set_volunteer(conn, account.id, proofs=after.proofs)
     if after.state != before.state:
         (accounts.vet if after.state == "vetted" else accounts.doubt)(conn, account.id)
@@ -75,8 +75,8 @@ def release(conn: Connection, account: VolunteerRow, now: float) -> None:
     """Free the pay that the passed draws of an account prove."""
     proven = recomputes.proven_to(conn, account.id, account.lost_to)
     waiting = len(recomputes.open_of(conn, account.id))
-    kept = bond_of(account, waiting) + payments.balances(conn, account.id).debt_micro
-    escrow.free(conn, account.id, proven, kept, now)
+    bond_micro = bond_of(account, waiting) + payments.balances(conn, account.id).debt_micro
+    escrow.free(conn, account.id, proven, bond_micro, now)
 
 
 def bond_of(account: VolunteerRow, waiting: int = 0) -> int:

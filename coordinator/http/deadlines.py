@@ -262,8 +262,8 @@ class _Watched:
         # A request gets its cycle when its headers are complete; until then `cycle` belongs to the
         # previous request.
         waiting = cycle is not None and not cycle.response_complete
-        begun = waiting and (cycle.response_started or self.phase() != "body" or self.pipeline)
-        if not begun and not silent:
+        answering = waiting and (cycle.response_started or self.phase() != "body" or self.pipeline)
+        if not answering and not silent:
             self.transport.write(raw_reply(status, message))
         self.transport.close()
 

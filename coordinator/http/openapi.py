@@ -73,18 +73,18 @@ def _operation(endpoint: Endpoint[Any]) -> dict[str, Any]:
 
 
 def _parameters(endpoint: Endpoint[Any]) -> Sequence[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    parameters: list[dict[str, Any]] = []
     for name in endpoint.parameters:
         kind = "integer" if name in NUMBERS else "string"
-        found.append({"name": name, "in": "path", "required": True, "schema": {"type": kind}})
+        parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": kind}})
     for query in endpoint.query:
         kind = "integer" if query.kind is int else "string"
-        found.append(
+        parameters.append(
             {"name": query.name, "in": "query", "description": query.help, "schema": {"type": kind}}
         )
     text = {"type": "string"}
-    found += [{"name": name, "in": "header", "schema": text} for name in endpoint.headers]
-    return found
+    parameters += [{"name": name, "in": "header", "schema": text} for name in endpoint.headers]
+    return parameters
 
 
 def _responses(endpoint: Endpoint[Any]) -> dict[str, Any]:

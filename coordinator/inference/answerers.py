@@ -84,19 +84,19 @@ class AnswerPart:
         """Yield tokens as they arrive, until the end. Raises Silent if they stop, or arrive far too
         slowly.
         """
-        told, limit_s, now = 0, FIRST_S, asyncio.get_running_loop().time
+        sent, limit_s, now = 0, FIRST_S, asyncio.get_running_loop().time
         began = now()
         while True:
-            for token in self.tokens[told:]:
-                told, limit_s = told + 1, NEXT_S
+            for token in self.tokens[sent:]:
+                sent, limit_s = sent + 1, NEXT_S
                 yield token
             if self.finish == "failed":
                 raise Silent
-            if self.finish and told == len(self.tokens):
+            if self.finish and sent == len(self.tokens):
                 return
             self._arrived.clear()
-            if told == len(self.tokens) and not self.finish:
-                left_s = began + FIRST_S + told * PACE_S - now()
+            if sent == len(self.tokens) and not self.finish:
+                left_s = began + FIRST_S + sent * PACE_S - now()
                 try:
                     await asyncio.wait_for(self._arrived.wait(), min(limit_s, left_s))
                 except TimeoutError:
@@ -150,17 +150,17 @@ class Answerers:
         now = self._clock.monotonic()
         self._rests = {worker: until for worker, until in self._rests.items() if until > now}
         fit = [
-            each
-            for each in self._waiting.values()
-            if not each.task.done()  # the machine's wait has just ended
-            and each.volunteer_id not in but
-            and (not each.runs or run in each.runs)
-            and each.worker_id not in self._rests
+            offer
+            for offer in self._waiting.values()
+            if not offer.task.done()  # the machine's wait has just ended
+            and offer.volunteer_id not in but
+            and (not offer.runs or run in offer.runs)
+            and offer.worker_id not in self._rests
         ]
         if not fit:
             return None
-        chosen = self._rng.choice(sorted({each.volunteer_id for each in fit}))
-        waiting = self._rng.choice([each for each in fit if each.volunteer_id == chosen])
+        owner = self._rng.choice(sorted({offer.volunteer_id for offer in fit}))
+        waiting = self._rng.choice([offer for offer in fit if offer.volunteer_id == owner])
         task = msgspec.structs.replace(task, id=secrets.token_hex(16))
         part = self._parts[task.id] = AnswerPart(waiting, task)
         del self._waiting[waiting.worker_id]

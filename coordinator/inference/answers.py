@@ -123,16 +123,16 @@ class AnswerStream:
         self._count = count
 
     async def pieces(
-        self, gone: asyncio.Future[None]
+        self, disconnect: asyncio.Future[None]
     ) -> AsyncGenerator[tuple[int, AnswerPiece], None]:
-        """Yield the next piece of any sequence, with its number, until all end or `gone` is done.
+        """Yield the next piece of any sequence, with its number, until all end or `disconnect` is done.
 
         Each piece is counted on arrival, even if the asker no longer waits for it.
         """
         waiting = {asyncio.ensure_future(_next(s)): n for n, s in enumerate(self._sequences)}
         try:
-            while waiting and not gone.done():
-                either: list[asyncio.Future[Any]] = [*waiting, gone]
+            while waiting and not disconnect.done():
+                either: list[asyncio.Future[Any]] = [*waiting, disconnect]
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 done = [task for task in waiting if task.done()]
                 arrived = [(waiting.pop(task), self._counted(task)) for task in done]
@@ -231,10 +231,10 @@ class Answers:
                 asker=asker,
             )
 
-        found = await self._db.read(read)
-        key = f"{asker.volunteer_id}:{found.version.run_id}"
-        self.rates.hit(key, found.tier.requests_per_minute)
-        return found
+        model = await self._db.read(read)
+        key = f"{asker.volunteer_id}:{model.version.run_id}"
+        self.rates.hit(key, model.tier.requests_per_minute)
+        return model
 
     # --- answers ---
 
@@ -311,11 +311,11 @@ class Answers:
         engine = self._working()
         metered = await self.meter.begin(_order(model, "image", 0, count))
         try:
-            made = await engine.images(model.version, count, seed)
-            self.meter.count(metered, len(made))
+            pictures = await engine.images(model.version, count, seed)
+            self.meter.count(metered, len(pictures))
         finally:
             cost = await asyncio.shield(self.meter.end(metered))
-        return made, cost
+        return pictures, cost
 
     @property
     def _templates(self) -> bool:
@@ -356,9 +356,9 @@ def _room(model: Servable, wish: TextPrompt, prompt: int, context: int) -> int:
     """Return how many tokens may be generated. Raises Wrong with the figures."""
     room, limit = context - prompt, model.tier.tokens
     if room < (1 if wish.max_tokens is None else wish.max_tokens):
-        wanted = f" and {wish.max_tokens} more" if wish.max_tokens and room > 0 else ""
+        answer_room = f" and {wish.max_tokens} more" if wish.max_tokens and room > 0 else ""
         raise Wrong(
-            f"the prompt has {prompt} tokens{wanted}, and {context} fit, answer included: "
+            f"the prompt has {prompt} tokens{answer_room}, and {context} fit, answer included: "
             "shorten it, or lower max_tokens",
             wish.field,
             "context_length_exceeded",
@@ -394,10 +394,10 @@ def _resolved(
 ) -> tuple[RunRow, int]:
     """Return the run and the version of a model id. Raises UnknownModel, Forbidden."""
     run_name, _, which = name.partition("@")
-    every = {run.name: run for run in runs.every(conn)}
-    run = every.get(run_name)
+    by_name = {run.name: run for run in runs.every(conn)}
+    run = by_name.get(run_name)
     if run is None:
-        near = nearest(run_name, every)
+        near = nearest(run_name, by_name)
         hint = (
             f'; did you mean "{near}"?'
             if near
@@ -447,18 +447,18 @@ def _cards(conn: Connection, run: RunRow, only: int | None, templates: bool) -> 
     """Return a run's newest version, and its best one if known; only version `only` if given."""
     if only is not None:
         return [_card(conn, run, run.name, only, templates)] if only <= run.head else []
-    found = [_card(conn, run, run.name, run.head, templates)]
+    cards = [_card(conn, run, run.name, run.head, templates)]
     if run.best is not None:
-        found.append(_card(conn, run, f"{run.name}@best", run.best, templates))
-    return found
+        cards.append(_card(conn, run, f"{run.name}@best", run.best, templates))
+    return cards
 
 
 def _chat(run: RunRow, dataset: DatasetRow | None, templates: bool) -> str:
     """Return how conversations are formatted for a run's model, in words."""
     if definition(run).file.serve.chat != ServeSettings().chat:
         return OWN
-    own = templates and dataset is not None and TEMPLATE in dataset.manifest.assets
-    return TOKENIZERS if own else PLAIN
+    templated = templates and dataset is not None and TEMPLATE in dataset.manifest.assets
+    return TOKENIZERS if templated else PLAIN
 
 
 def _card(conn: Connection, run: RunRow, name: str, version: int, templates: bool) -> ModelCard:
@@ -471,7 +471,7 @@ def _card(conn: Connection, run: RunRow, name: str, version: int, templates: boo
         id=name,
         created=int(versions.get(conn, run.id, version).created_at),
         owned_by="volunteers",
-        description=". ".join(each for each in (file.description, chat, read) if each),
+        description=". ".join(part for part in (file.description, chat, read) if part),
         licence=file.licence,
         dataset="" if dataset is None else dataset.name,
         loss=evaluations.evaluation(conn, run.id, version).loss,

@@ -96,9 +96,9 @@ class BuiltinEngine:
         self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
     ) -> PreparedPrompt:
         files = await self._files(model)
-        given = prompt.tokens if isinstance(prompt, TokenPrompt) else ()
+        tokens = prompt.tokens if isinstance(prompt, TokenPrompt) else ()
         text = "" if isinstance(prompt, TokenPrompt) else prompt
-        order = messages.Prepare(id=_id(), model=files, prompt=text, tokens=given, probe=probe)
+        order = messages.Prepare(id=_id(), model=files, prompt=text, tokens=tokens, probe=probe)
         async with self._ordered(order) as events:
             return (await _next(events, messages.TokenizedPrompt)).prompt
 
@@ -126,8 +126,8 @@ class BuiltinEngine:
             ended=ended,
         )
         async with self._ordered(order) as events:
-            found = await _next(events, messages.Compared)
-        return found.looked, found.wrong
+            comparison = await _next(events, messages.Compared)
+        return comparison.looked, comparison.wrong
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
         files = await self._files(model)
@@ -170,19 +170,19 @@ class BuiltinEngine:
             rest = self._rest_until - self._clock.monotonic()
             if self._closed or rest > 0:
                 raise Unavailable("answers are not computed at the moment", retry_after_s=rest + 1)
-            ours, its = socket.socketpair()
-            with its:
-                reader, writer = await asyncio.open_connection(sock=ours)
+            near, far = socket.socketpair()
+            with far:
+                reader, writer = await asyncio.open_connection(sock=near)
                 try:
                     self._process = await asyncio.create_subprocess_exec(
                         sys.executable,
                         "-m",
                         "coordinator.inference.worker",
-                        str(its.fileno()),
+                        str(far.fileno()),
                         str(self._power.threads or half_the_cores()),
                         str(self._power.memory_bytes),
                         self._power.device,
-                        pass_fds=[its.fileno()],
+                        pass_fds=[far.fileno()],
                         stdin=asyncio.subprocess.DEVNULL,
                     )
                 except BaseException as error:
@@ -283,7 +283,7 @@ async def _send(writer: asyncio.StreamWriter, order: messages.Order) -> None:
         raise Unavailable("the answer broke off", retry_after_s=RESTART_S) from error
 
 
-async def _next(events: _Events, wanted: type[T]) -> T:
+async def _next(events: _Events, expected: type[T]) -> T:
     """Return the next event, of this kind. Raises the errors of the process."""
     event = await events.get()
     if event is None:
@@ -291,6 +291,6 @@ async def _next(events: _Events, wanted: type[T]) -> T:
     if isinstance(event, messages.OrderFailed):
         kind = BY_CODE.get(event.code, Internal)
         raise kind(event.message, retry_after_s=event.retry_after_s)
-    if not isinstance(event, wanted):
+    if not isinstance(event, expected):
         raise Internal("the inference process gave an answer of the wrong kind")
     return event

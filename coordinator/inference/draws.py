@@ -90,8 +90,8 @@ class AnswerDraws:
         """Keep a machine's answer until its request is settled."""
         if part.tokens or part.finish == "stop":
             request_id, who = request.id.rpartition("-")[0], part.volunteer_id
-            made = self._kept.setdefault(request_id, {})
-            made.setdefault(who, AccountParts(request_id, [])).parts.append((request, part))
+            by_account = self._kept.setdefault(request_id, {})
+            by_account.setdefault(who, AccountParts(request_id, [])).parts.append((request, part))
             while len(self._kept) > KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
 
@@ -126,12 +126,14 @@ class AnswerDraws:
                 request_id = next(iter(self._settled))
                 states = await self._db.read(partial(answer_pay.states, request_id=request_id))
                 self._settled.pop(request_id, None)
-                kept = self._kept.pop(request_id, {})
+                by_account = self._kept.pop(request_id, {})
                 drawn = {who for who, state in states.items() if state == "drawn"}
-                drawn |= {who for who in kept if who not in states and self.roll() < DRAWN_SHARE}
+                drawn |= {
+                    who for who in by_account if who not in states and self.roll() < DRAWN_SHARE
+                }
                 for who in sorted(drawn):
-                    made = kept.get(who, AccountParts(request_id, []))
-                    self._queues.setdefault(who, deque()).append(made)
+                    parts = by_account.get(who, AccountParts(request_id, []))
+                    self._queues.setdefault(who, deque()).append(parts)
                 self.go_on()
         except VolunteerError as error:
             log.warning("draws are looked at later", error=error.message)
@@ -153,16 +155,16 @@ class AnswerDraws:
             if not queue:
                 del self._queues[who]
 
-    async def _tell(self, who: str, made: AccountParts) -> None:
+    async def _tell(self, who: str, parts: AccountParts) -> None:
         """Compare an answer and record the result."""
-        found, now, name = await self._found(made), self._clock.now(), made.request_id
+        comparison, now, name = await self._found(parts), self._clock.now(), parts.request_id
 
         def change(conn: Connection) -> bool:
-            if found is None:
+            if comparison is None:
                 answer_pay.untold(conn, name, who, now)
                 return False
-            reason = f"{CAUGHT}: {found[1]} of {found[0]} tokens"
-            other = answer_pay.compared(conn, name, who, found, reason, now)
+            reason = f"{CAUGHT}: {comparison[1]} of {comparison[0]} tokens"
+            other = answer_pay.compared(conn, name, who, comparison, reason, now)
             if other:
                 with suppress(NotFound):
                     suspension.suspend(conn, who, reason, now)
@@ -171,7 +173,7 @@ class AnswerDraws:
         if await self._db.write(change):
             log.warning("an answer was not the model's", volunteer=who)
 
-    async def _found(self, made: AccountParts) -> tuple[int, int] | None:
+    async def _found(self, account_parts: AccountParts) -> tuple[int, int] | None:
         """Return how many tokens were compared and how many are wrong; None if the check is
         impossible.
         """
@@ -179,9 +181,9 @@ class AnswerDraws:
         try:
             if self._compare is None:
                 raise Unavailable("no engine compares answers here")
-            for request, part in made.parts:
-                found = await self._compare(request, part.tokens, ended=part.finish == "stop")
-                looked, wrong = looked + found[0], wrong + found[1]
+            for request, part in account_parts.parts:
+                comparison = await self._compare(request, part.tokens, ended=part.finish == "stop")
+                looked, wrong = looked + comparison[0], wrong + comparison[1]
         except VolunteerError as error:  # an impossible check punishes no account
             log.warning("an answer was not compared", error=error.message)
             return None

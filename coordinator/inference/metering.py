@@ -258,7 +258,7 @@ class Meter:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Write live requests and settle abandoned ones, until `stop` is set."""
-        await self.recover(everything=self._db.dialect == "sqlite")  # SQLite has one server
+        await self.recover(all_replicas=self._db.dialect == "sqlite")  # SQLite has one server
         checked = self._clock.monotonic()
         while not stop.is_set():
             await self.tick()
@@ -274,47 +274,49 @@ class Meter:
 
     async def tick(self) -> None:
         """Store the tokens streamed so far, and retry failed settlements."""
-        for metered in [each for each in self._live.values() if each.ended]:
+        for metered in [row for row in self._live.values() if row.ended]:
             try:
                 await self.end(metered)
             except NotFound:  # the request was never stored
                 self._forget(metered)
             except VolunteerError as error:
                 log.warning("not settled yet", request=metered.id, error=error.message)
-        due = self._clock.monotonic() - self._beaten > BEAT_S
-        rows = [each for each in self._live.values() if due or each.tokens != each.written]
-        out = {each.id: each.streamed for each in rows}
+        is_due = self._clock.monotonic() - self._beaten > BEAT_S
+        rows = [row for row in self._live.values() if is_due or row.tokens != row.written]
+        out = {row.id: row.streamed for row in rows}
         now = self._clock.now()
-        if due:
+        if is_due:
             self._beaten = self._clock.monotonic()
             if self.draws.waiting:
                 await self._db.write(lambda conn: answer_pay.beat(conn, self._replica, now))
         self.draws.go_on()
         if out:
             await self._db.write(lambda conn: request_rows.beat(conn, out, now))
-            for each in rows:
-                each.written = out[each.id].out
+            for row in rows:
+                row.written = out[row.id].out
 
-    async def recover(self, *, everything: bool = False) -> int:
+    async def recover(self, *, all_replicas: bool = False) -> int:
         """Settle the requests of dead processes by their logged tokens; return their number.
         Waiting draws of such processes cannot be compared, since the prompts were lost.
 
-        `everything` says that no other process runs, so every other open request is abandoned.
+        `all_replicas` says that no other process runs, so every other open request is abandoned.
         """
         now = self._clock.now()
-        before, mine = now + 1 if everything else now - GONE_S, tuple(self._live)
+        before, own_ids = now + 1 if all_replicas else now - GONE_S, tuple(self._live)
         left, settled = await asyncio.to_thread(OrphanStreams.take, self._folder), False
         ending = Ending(now=now, roll=self.draws.roll)
         try:
             sent = left.streamed
-            found = await self._db.read(
+            left_over = await self._db.read(
                 lambda conn: (
-                    request_rows.abandoned(conn, before, mine)
+                    request_rows.abandoned(conn, before, own_ids)
                     | request_rows.still_open(conn, [*sent])
                 )
             )
-            for request_id, known in found.items():
-                streamed = max(known, sent.get(request_id, known), key=lambda each: each.out)
+            for request_id, recorded in left_over.items():
+                streamed = max(
+                    recorded, sent.get(request_id, recorded), key=lambda progress: progress.out
+                )
                 end = partial(
                     request_rows.end, request_id=request_id, streamed=streamed, ending=ending
                 )
@@ -326,9 +328,9 @@ class Meter:
         for request_id, who in await self._db.read(lost):
             untold = partial(answer_pay.untold, request_id=request_id, who=who, now=now)
             await self._db.write(untold)
-        if found:
-            log.info("settled after a crash", requests=len(found))
-        return len(found)
+        if left_over:
+            log.info("settled after a crash", requests=len(left_over))
+        return len(left_over)
 
 
 def _check_minute(conn: Connection, order: MeteredRequest, volunteer_id: str, now: float) -> None:
@@ -342,9 +344,9 @@ def _check_minute(conn: Connection, order: MeteredRequest, volunteer_id: str, no
 
 
 def _check_waiting(order: MeteredRequest, open_now: UnderWay) -> None:
-    most, wanted = order.tier.tokens_waiting, order.tokens_max if order.kind != "image" else 0
+    most, tokens = order.tier.tokens_waiting, order.tokens_max if order.kind != "image" else 0
     # a prompt longer than the limit is scored alone
-    if open_now.tokens + max(wanted - order.scored, min(wanted, most)) > most:
+    if open_now.tokens + max(tokens - order.scored, min(tokens, most)) > most:
         raise TooManyRequests(
             f"{open_now.tokens} tokens of this account are under way, and at most "
             f"{most} may be: wait for an answer, or ask for fewer tokens",

@@ -127,14 +127,14 @@ class OrphanStreams:
 
 def read_slots(file: BinaryIO) -> dict[str, Streamed]:
     """Return the logged tokens of each request in a file; damaged slots are left out."""
-    found: dict[str, Streamed] = {}
+    slots: dict[str, Streamed] = {}
     for _ in range(SLOTS_MAX):
         slot = file.read(SLOT_BYTES)
         data, ended, _ = slot.partition(b"\n")
         if data and ended:
             with suppress(msgspec.DecodeError, ValueError, RecursionError):
                 one = decode(data, _StreamSlot)
-                found[one.id] = one.streamed
+                slots[one.id] = one.streamed
         if len(slot) < SLOT_BYTES:
             break
-    return found
+    return slots

@@ -71,7 +71,7 @@ class Upstream(msgspec.Struct, frozen=True, kw_only=True):
 
     def newest(self) -> dict[str, int]:
         """Return, by run, the version that a name pins as `run@version`."""
-        pinned = (each.partition("@") for each in self.names)
+        pinned = (name.partition("@") for name in self.names)
         return {run: int(version) for run, at, version in pinned if at}
 
     def name_of(self, model: ModelVersion) -> str:
@@ -182,9 +182,9 @@ class UpstreamEngine:
     ) -> AsyncIterator[httpx.Response]:
         """Send a request; yield its reply, with the head read, until the block is left."""
         body = {"model": self._upstream.name_of(model), **body}
-        asked = self._http.build_request("POST", self._upstream.url.rstrip("/") + path, json=body)
+        request = self._http.build_request("POST", self._upstream.url.rstrip("/") + path, json=body)
         try:
-            response = await self._soon(self._http.send(asked, stream=True), self._silent_s)
+            response = await self._soon(self._http.send(request, stream=True), self._silent_s)
         except httpx.PoolTimeout:
             raise Unavailable("too many prompts wait for an answer", retry_after_s=5) from None
         except (httpx.HTTPError, OSError) as error:
@@ -207,10 +207,10 @@ class UpstreamEngine:
         """Raise the asker's error for a refusal by the server, whose own words are logged."""
         status = response.status_code
         try:
-            said = await self._soon(_whole(response, LINE_BYTES_MAX), USAGE_S)
+            reply_bytes = await self._soon(_whole(response, LINE_BYTES_MAX), USAGE_S)
         except Unavailable:
-            said = b""
-        words = "".join(c for c in said.decode(errors="replace")[:200] if c.isprintable())
+            reply_bytes = b""
+        words = "".join(c for c in reply_bytes.decode(errors="replace")[:200] if c.isprintable())
         name = f"{model.run}@{model.version}"
         log.warning("the server for answers refuses", model=name, status=status, said=words)
         if status == 404:
@@ -301,11 +301,11 @@ class _TextStream:
             self.finish, self.cut = "stop", True
         elif choice.finish_reason is not None:
             self.finish = "length" if choice.finish_reason == "length" else "stop"
-        said = _logprobs(choice.logprobs)
-        if not (text or said or choice.text):
+        probabilities = _logprobs(choice.logprobs)
+        if not (text or probabilities or choice.text):
             return None
         return AnswerPiece(
-            text=text, tokens=self._new(self._told + bool(choice.text)), logprobs=said
+            text=text, tokens=self._new(self._told + bool(choice.text)), logprobs=probabilities
         )
 
     def _new(self, total: int) -> tuple[int, ...]:
@@ -333,13 +333,13 @@ def _body(request: Generation) -> dict[str, Any]:
 
 async def _chunks(response: httpx.Response, bytes_max: int) -> AsyncGenerator[_Chunk, None]:
     """Yield the events of a stream, up to [DONE]. Raises Unavailable for malformed ones."""
-    held, total, done = bytearray(), 0, False
+    unread, total, done = bytearray(), 0, False
     async for part in response.aiter_raw():
         total += len(part)
-        held += part
-        *lines, rest = held.split(b"\n")
-        held = rest
-        if total > bytes_max or len(held) > LINE_BYTES_MAX:
+        unread += part
+        *lines, rest = unread.split(b"\n")
+        unread = rest
+        if total > bytes_max or len(unread) > LINE_BYTES_MAX:
             _broken("more bytes than an answer has")
         for line in lines:
             if not line.startswith(b"data:"):
@@ -358,12 +358,12 @@ async def _chunks(response: httpx.Response, bytes_max: int) -> AsyncGenerator[_C
 
 
 async def _whole(response: httpx.Response, bytes_max: int) -> bytes:
-    found = bytearray()
+    data = bytearray()
     async for part in response.aiter_raw():
-        found += part
-        if len(found) > bytes_max:
+        data += part
+        if len(data) > bytes_max:
             _broken("more bytes than an answer has")
-    return bytes(found)
+    return bytes(data)
 
 
 def _broken(why: object) -> NoReturn:
@@ -373,13 +373,15 @@ def _broken(why: object) -> NoReturn:
     )
 
 
-def _logprobs(said: _Probabilities | None) -> tuple[TokenLogprob, ...]:
-    if said is None:
+def _logprobs(probabilities: _Probabilities | None) -> tuple[TokenLogprob, ...]:
+    if probabilities is None:
         return ()
-    tops = said.top_logprobs or ({},) * len(said.tokens)
+    tops = probabilities.top_logprobs or ({},) * len(probabilities.tokens)
     return tuple(
         TokenLogprob(text=text, logprob=value, top=tuple((top or {}).items()))
-        for text, value, top in zip(said.tokens, said.token_logprobs, tops, strict=False)
+        for text, value, top in zip(
+            probabilities.tokens, probabilities.token_logprobs, tops, strict=False
+        )
         if value is not None
     )
 
@@ -394,5 +396,5 @@ def _tokens(text: str, tokenizer: bytes | None) -> tuple[int, ...]:
     if tokenizer is None:
         return (UNKNOWN,) * max(1, len(text.split()))
     loaded = _tokenizer(tokenizer)
-    found = loaded.encode(text, add_special_tokens=False).ids
-    return tuple(found) or (end_of_text(loaded) or 0,)
+    ids = loaded.encode(text, add_special_tokens=False).ids
+    return tuple(ids) or (end_of_text(loaded) or 0,)

@@ -51,18 +51,18 @@ class VolunteerEngine:
 
     def __init__(
         self,
-        own: BuiltinEngine,
+        engine: BuiltinEngine,
         answerers: Answerers,
         draws: AnswerDraws,
         on: tuple[Database, BlobStore],
         manifest: Callable[[str, int], Awaitable[SignedManifest]],
     ) -> None:
-        self._own = own
+        self._own = engine
         self._answerers = answerers
         self._db, self._blobs = on
         self._manifest = manifest
         self._draws = draws
-        draws.connect(own.compare)
+        draws.connect(engine.compare)
         self._texts: dict[int, PromptText] = {}  # keyed by dataset
 
     @property
@@ -97,7 +97,7 @@ class VolunteerEngine:
             if part is None:
                 break
             tried.add(part.volunteer_id)
-            begun = answer.rest()
+            rest = answer.rest()
             silent = False
             try:
                 async with aclosing(part.arriving()) as tokens:
@@ -115,7 +115,7 @@ class VolunteerEngine:
                 log.info("another machine continues an answer", worker=part.worker_id)
             finally:
                 self._answerers.end(part, silent=silent)
-                self._draws.keep(begun, part)
+                self._draws.keep(rest, part)
         async with aclosing(self._own.generate(answer.rest())) as pieces:
             async for piece in pieces:
                 for token in piece.tokens:
@@ -151,15 +151,15 @@ class VolunteerEngine:
             return run.dataset_id or 0, asset.sha256 if asset else None
 
         dataset, tokenizer = await self._db.read(look)
-        found = self._texts.get(dataset)
-        if found is None:
+        text = self._texts.get(dataset)
+        if text is None:
             path = None if tokenizer is None else await self._blobs.local(tokenizer)
             data = None if path is None else await asyncio.to_thread(path.read_bytes)
-            found = await asyncio.to_thread(PromptText, data, 0)
+            text = await asyncio.to_thread(PromptText, data, 0)
             while len(self._texts) >= TEXTS_MAX:
                 del self._texts[next(iter(self._texts))]
-            self._texts[dataset] = found
-        return found
+            self._texts[dataset] = text
+        return text
 
 
 class _Answer:
@@ -176,12 +176,12 @@ class _Answer:
 
     def rest(self) -> Generation:
         """Return the order for the rest of the answer."""
-        request, made = self._request, tuple(self._made)
+        request, tokens = self._request, tuple(self._made)
         return msgspec.structs.replace(
             request,
-            prompt=(*request.prompt, *made),
-            max_tokens=request.max_tokens - len(made),
-            place=request.place + len(made),
+            prompt=(*request.prompt, *tokens),
+            max_tokens=request.max_tokens - len(tokens),
+            place=request.place + len(tokens),
             stop=request.stop,
         )
 

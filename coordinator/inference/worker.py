@@ -104,12 +104,12 @@ class Worker:
         """Work until the server closes the socket."""
         Thread(target=self._listen, daemon=True).start()
         while True:
-            busy = [each for each in self._loaded.values() if len(each.texts)]
+            busy = [loaded for loaded in self._loaded.values() if len(loaded.texts)]
             if not self._take(wait=not busy):
                 return
-            for each in busy:
-                for made in each.texts.step():
-                    self._tell(messages.GeneratedPiece(id=made.id, piece=_piece(each, made)))
+            for loaded in busy:
+                for token in loaded.texts.step():
+                    self._tell(messages.GeneratedPiece(id=token.id, piece=_piece(loaded, token)))
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError), self._server.makefile("rb") as stream:
@@ -132,9 +132,9 @@ class Worker:
 
     def _obey(self, order: messages.Order) -> None:
         if isinstance(order, messages.Cancel):
-            for each in self._loaded.values():
-                each.texts.cancel(order.id)
-                each.probed.discard(order.id)
+            for loaded in self._loaded.values():
+                loaded.texts.cancel(order.id)
+                loaded.probed.discard(order.id)
             return
         its_id = order.sequence.id if isinstance(order, messages.Generate) else order.id
         try:
@@ -170,25 +170,25 @@ class Worker:
                 loaded.probed.add(order.sequence.id)
 
     def _of(self, model: messages.ModelFiles) -> LoadedVersion:
-        found = self._loaded.get(model.key)
-        if found is None:
+        loaded = self._loaded.get(model.key)
+        if loaded is None:
             size = LOADING * Path(model.weights).stat().st_size
             while not self._memory.holds(size) and self._drop():
                 pass
             try:
-                found = _load(model, self._memory.device)
+                loaded = _load(model, self._memory.device)
             except (MemoryError, RuntimeError) as error:
-                if not _too_large(error) or not self._drop(everything=True):
+                if not _too_large(error) or not self._drop(all_idle=True):
                     raise
-                found = _load(model, self._memory.device)
-            self._loaded[model.key] = found
+                loaded = _load(model, self._memory.device)
+            self._loaded[model.key] = loaded
         self._loaded.move_to_end(model.key)
-        return found
+        return loaded
 
-    def _drop(self, everything: bool = False) -> bool:
+    def _drop(self, all_idle: bool = False) -> bool:
         """Unload the least recently used idle version, or all idle ones."""
-        idle = [key for key, each in self._loaded.items() if not len(each.texts)]
-        for key in idle if everything else idle[:1]:
+        idle = [key for key, loaded in self._loaded.items() if not len(loaded.texts)]
+        for key in idle if all_idle else idle[:1]:
             del self._loaded[key]
         gc.collect()
         return bool(idle)
@@ -207,10 +207,10 @@ def compared(reader: Reader, order: messages.Compare) -> tuple[int, int]:
     """Return how many tokens of an answer were compared and how many are wrong; of a long answer
     only some are compared.
     """
-    asked, tokens = order.sequence, list(order.tokens)
+    sequence, tokens = order.sequence, list(order.tokens)
     if order.ended and reader.end is not None:
-        tokens.append(asked.ends[0] if asked.ends else reader.end)
-    whole = [*asked.prompt, *tokens]
+        tokens.append(sequence.ends[0] if sequence.ends else reader.end)
+    whole = [*sequence.prompt, *tokens]
     if len(whole) > reader.context + 1:
         return len(tokens), len(tokens)
     looked = sorted(random.SystemRandom().sample(range(len(tokens)), min(len(tokens), LOOKED_MAX)))
@@ -219,73 +219,73 @@ def compared(reader: Reader, order: messages.Compare) -> tuple[int, int]:
     if not looked:
         return 0, 0
     wrong = 0
-    rows = reader.scores(whole[:-1], [len(asked.prompt) + index - 1 for index in looked])
+    rows = reader.scores(whole[:-1], [len(sequence.prompt) + index - 1 for index in looked])
     for index, logits in zip(looked, rows, strict=True):
-        draw = uniform(asked.seed, asked.place + index)
-        how = {"temperature": asked.temperature, "top_p": asked.top_p}
+        draw = uniform(sequence.seed, sequence.place + index)
+        how = {"temperature": sequence.temperature, "top_p": sequence.top_p}
         wrong += not agrees(logits, draw, tokens[index], **how)
     return len(looked), wrong
 
 
 def _prepared(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt:
-    found = _tokenized(loaded, order)
-    if order.probe is None or not 1 < len(found.tokens) <= found.context:
-        return found
-    rows = loaded.reader.scores(found.tokens[:-1], range(len(found.tokens) - 1))
-    first = TokenLogprob(text=loaded.reader.decode(found.tokens[:1]), logprob=None)
+    prompt = _tokenized(loaded, order)
+    if order.probe is None or not 1 < len(prompt.tokens) <= prompt.context:
+        return prompt
+    rows = loaded.reader.scores(prompt.tokens[:-1], range(len(prompt.tokens) - 1))
+    first = TokenLogprob(text=loaded.reader.decode(prompt.tokens[:1]), logprob=None)
     more = [
         _probability(loaded, probed(row, token, order.probe))
-        for row, token in zip(rows, found.tokens[1:], strict=True)
+        for row, token in zip(rows, prompt.tokens[1:], strict=True)
     ]
-    return msgspec.structs.replace(found, said=(first, *more))
+    return msgspec.structs.replace(prompt, said=(first, *more))
 
 
 def _tokenized(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt:
     reader, prompt = loaded.reader, order.prompt
-    found = PreparedPrompt(tokens=(), context=reader.context, vocabulary=reader.vocabulary)
+    prompt_tokens = PreparedPrompt(tokens=(), context=reader.context, vocabulary=reader.vocabulary)
     if order.tokens:
         if max(order.tokens) >= reader.vocabulary:
             raise BadRequest(
                 f"the prompt has the token {max(order.tokens)}, and the model {reader.vocabulary}"
             )
         text = reader.decode(order.tokens[: reader.context])
-        return msgspec.structs.replace(found, tokens=order.tokens, text=text)
+        return msgspec.structs.replace(prompt_tokens, tokens=order.tokens, text=text)
     if isinstance(prompt, str):
         check_length(len(prompt), reader.context)
-        return msgspec.structs.replace(found, tokens=tuple(reader.encode(prompt)))
+        return msgspec.structs.replace(prompt_tokens, tokens=tuple(reader.encode(prompt)))
     chat = loaded.conversation
     return msgspec.structs.replace(
-        found, tokens=chat.tokens(prompt), ends=chat.ends, stop=chat.stop
+        prompt_tokens, tokens=chat.tokens(prompt), ends=chat.ends, stop=chat.stop
     )
 
 
-def _piece(loaded: LoadedVersion, made: NextToken) -> AnswerPiece:
+def _piece(loaded: LoadedVersion, token: NextToken) -> AnswerPiece:
     """Return a generated token as a piece, with its log-probability if that was requested."""
-    chosen = made.chosen
-    wanted = made.id in loaded.probed
-    if made.finish:
-        loaded.probed.discard(made.id)
+    sample = token.chosen
+    with_probability = token.id in loaded.probed
+    if token.finish:
+        loaded.probed.discard(token.id)
     return AnswerPiece(
-        text=made.text,
-        tokens=() if chosen is None else (chosen.token,),
-        logprobs=(_probability(loaded, chosen),) if chosen is not None and wanted else (),
-        finish=made.finish,
+        text=token.text,
+        tokens=() if sample is None else (sample.token,),
+        logprobs=(_probability(loaded, sample),) if sample is not None and with_probability else (),
+        finish=token.finish,
     )
 
 
-def _probability(loaded: LoadedVersion, chosen: SampledToken) -> TokenLogprob:
+def _probability(loaded: LoadedVersion, sample: SampledToken) -> TokenLogprob:
     decode = loaded.reader.decode
     return TokenLogprob(
-        text=decode([chosen.token]),
-        logprob=chosen.logprob,
-        top=tuple((decode([token]), value) for token, value in chosen.top),
+        text=decode([sample.token]),
+        logprob=sample.logprob,
+        top=tuple((decode([token]), value) for token, value in sample.top),
     )
 
 
 def _too_large(error: Exception) -> bool:
     """Return True if an allocator refused memory: PyTorch's raises RuntimeError."""
-    said = str(error)
-    return isinstance(error, MemoryError) or "alloc" in said or "out of memory" in said
+    message = str(error)
+    return isinstance(error, MemoryError) or "alloc" in message or "out of memory" in message
 
 
 class DrawingVersion:
@@ -305,9 +305,9 @@ class DrawingVersion:
             about.workload.sample(about.file.model, self._weights, None, "", seed + index)
             for index in range(count)
         ]
-        if any(each.kind != "png" for each in drawn):
+        if any(picture.kind != "png" for picture in drawn):
             raise BadRequest(f"runs of the workload {about.file.workload} draw no pictures")
-        return tuple(each.data for each in drawn)
+        return tuple(picture.data for picture in drawn)
 
 
 class VersionMemory:
@@ -337,8 +337,8 @@ class VersionMemory:
             import torch
 
             return torch.cuda.memory_allocated()
-        found = psutil.Process().memory_info()
-        return int(getattr(found, "data", found.rss))
+        memory = psutil.Process().memory_info()
+        return int(getattr(memory, "data", memory.rss))
 
     def _size(self) -> int:
         if self.device == "cuda":
@@ -348,14 +348,14 @@ class VersionMemory:
         return memory_bytes()
 
 
-def _device(wanted: str) -> str:
+def _device(preference: str) -> str:
     """Return "cuda" or "cpu". Ends the process if "cuda" is wanted and there is no GPU."""
     import torch
 
     there = torch.cuda.is_available()
-    if wanted == "cuda" and not there:
+    if preference == "cuda" and not there:
         sys.exit("inference_device is cuda, and PyTorch finds no GPU: set it to cpu, or to auto")
-    return "cuda" if there and wanted != "cpu" else "cpu"
+    return "cuda" if there and preference != "cpu" else "cpu"
 
 
 def _load(model: messages.ModelFiles, device: str) -> LoadedVersion:
@@ -367,10 +367,10 @@ def _load(model: messages.ModelFiles, device: str) -> LoadedVersion:
     tokenizer = None if model.tokenizer is None else Path(model.tokenizer).read_bytes()
     files = {name: Path(path) for name, path in model.files.items()}
     weights = workload.whole(config, read_weights(Path(model.weights), about), files)
-    found = workload.decoder(config, weights, tokenizer, SLOTS, device)
-    if found is None:
+    decoder = workload.decoder(config, weights, tokenizer, SLOTS, device)
+    if decoder is None:
         raise BadRequest(f"runs of the workload {about.file.workload} do not answer prompts")
-    return LoadedVersion(found, Batch(found), model.template)
+    return LoadedVersion(decoder, Batch(decoder), model.template)
 
 
 class Conversation:
@@ -394,9 +394,9 @@ class Conversation:
         return tuple(self._reader.encode(text, marks=True))
 
 
-def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
+def main(descriptor: str, threads: str, memory_bytes: str, preference: str) -> None:
     """Serve the socket with file descriptor `descriptor`; the other arguments are its limits."""
-    if wanted == "cpu":
+    if preference == "cpu":
         # otherwise libraries take memory on an unused GPU
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with gc_freeze.spared():
@@ -404,7 +404,7 @@ def main(descriptor: str, threads: str, memory_bytes: str, wanted: str) -> None:
 
     step_back(NICENESS, EXPENDABLE)
     torch.set_num_threads(int(threads))
-    memory = VersionMemory(int(memory_bytes), _device(wanted))
+    memory = VersionMemory(int(memory_bytes), _device(preference))
     memory.limit()
     Worker(socket.socket(fileno=int(descriptor)), memory).run()
 

@@ -59,10 +59,10 @@ def measure(
     metrics = workload.evaluate(file.model, weights, data, file.evaluation.budget_seconds, stop)
     if stop():
         return None
-    shown = Sample(kind="text", title="")
+    sample_shown = Sample(kind="text", title="")
     if sample:
-        shown = workload.sample(file.model, weights, data, file.evaluation.prompt, file.seed)
-    return EvaluatedVersion(metrics=metrics, sample=shown)
+        sample_shown = workload.sample(file.model, weights, data, file.evaluation.prompt, file.seed)
+    return EvaluatedVersion(metrics=metrics, sample=sample_shown)
 
 
 class Evaluation(PlatformService):
@@ -129,9 +129,9 @@ class Evaluation(PlatformService):
         return runs.by_id(conn, waiting.run_id), versions.get(conn, waiting.run_id, waiting.version)
 
     async def _measure(self, run: RunRow, version: VersionRow) -> EvaluatedVersion | None:
-        every = max(1, definition(run).file.evaluation.sample_every)
+        interval = max(1, definition(run).file.evaluation.sample_every)
         path = await self._blobs.local(version.published_sha256)
-        return await self.measure(run, path, sample=version.version % every == 0)
+        return await self.measure(run, path, sample=version.version % interval == 0)
 
     async def measure(self, run: RunRow, path: Path, *, sample: bool) -> EvaluatedVersion | None:
         """Return the metrics and sample of a weights file on the held-out data; None if the server
@@ -156,26 +156,26 @@ class Evaluation(PlatformService):
     async def _try_suites(self, run: RunRow, version: VersionRow) -> None:
         """Measure a version on the due suites. If they fail, the version keeps its loss."""
         now = await self._db.read(lambda conn: runs.by_id(conn, run.id))
-        wanted = await self._db.read(lambda conn: due(conn, now, version.version))
-        if not wanted:
+        suites = await self._db.read(lambda conn: due(conn, now, version.version))
+        if not suites:
             return
         try:
-            outcome = await self._suites(now, version, wanted)
+            outcome = await self._suites(now, version, suites)
         except (VolunteerError, OSError, RuntimeError, ValueError) as error:
             if self._compute.stopping:
                 return
-            outcome = SuiteOutcome(scores={}, failures={each.name: str(error) for each in wanted})
+            outcome = SuiteOutcome(scores={}, failures={suite.name: str(error) for suite in suites})
         rows = [
-            SuiteScoreRow(name, version.version, found.correct, found.examples, found.cut)
-            for name, found in outcome.scores.items()
+            SuiteScoreRow(name, version.version, score.correct, score.examples, score.cut)
+            for name, score in outcome.scores.items()
         ]
         failed = "; ".join(f"suite {name}: {why}" for name, why in outcome.failures.items())
 
         def write(conn: Connection) -> None:
             evaluations.put(conn, run.id, rows, self._clock.now())
             if failed:
-                said = {"message": failed[:2000]}
-                evaluations.set_evaluation(conn, run.id, version.version, **said)
+                values = {"message": failed[:2000]}
+                evaluations.set_evaluation(conn, run.id, version.version, **values)
 
         await self._db.write(write)
         if failed:
@@ -199,18 +199,18 @@ class Evaluation(PlatformService):
             if (run.id, number) in self._tried or (number and run.state != "completed"):
                 continue
             self._tried.add((run.id, number))  # one try for each start of the server
-            kept = not evaluations.evaluation(conn, run.id, number).pruned
-            if kept and due(conn, run, number):
+            has_files = not evaluations.evaluation(conn, run.id, number).pruned
+            if has_files and due(conn, run, number):
                 return run, versions.get(conn, run.id, number)
         return None
 
     async def _suites(
-        self, run: RunRow, version: VersionRow, wanted: tuple[SuiteFile, ...]
+        self, run: RunRow, version: VersionRow, suites: tuple[SuiteFile, ...]
     ) -> SuiteOutcome:
         data = await self._heldout(run)
         weights = await self._blobs.local(version.published_sha256)
         here = tuple(
-            [SuiteFile(name=s.name, file=str(await self._blobs.local(s.file))) for s in wanted]
+            [SuiteFile(name=s.name, file=str(await self._blobs.local(s.file))) for s in suites]
         )
         return await self._compute.run(measure_suites, run, weights, data, here)
 

@@ -66,18 +66,18 @@ def proposal(conn: Connection, run: RunRow) -> Proposal | None:
 
 def _line(conn: Connection, run: RunRow) -> Sequence[VersionRow]:
     """Return the newest ancestors of the head, newest first, without reverted versions."""
-    found: list[VersionRow] = []
-    known: dict[int, VersionRow] = {}
+    line: list[VersionRow] = []
+    rows: dict[int, VersionRow] = {}
     at: int | None = run.head if run.head > 0 else None
-    while at is not None and len(found) < RECENT:
-        if at not in known:
+    while at is not None and len(line) < RECENT:
+        if at not in rows:
             before = versions.listing(conn, run.id, at - RECENT, RECENT)  # in one statement
-            known |= {row.version: row for row, _ in before}
-        row = known[at]
+            rows |= {row.version: row for row, _ in before}
+        row = rows[at]
         if row.kind == "merge":
-            found.append(row)
+            line.append(row)
         at = _before(conn, row)
-    return found
+    return line
 
 
 def _before(conn: Connection, row: VersionRow) -> int | None:
@@ -89,13 +89,13 @@ def _share(conn: Connection, run: RunRow, row: VersionRow, spoilt: frozenset[int
     """Return the share that the `spoilt` contributions have in a version's weight."""
     if not spoilt or row.parent is None:
         return 0.0
-    made = recipe.of_contributions(
+    merge_recipe = recipe.of_contributions(
         conn,
         run=run,
         base=versions.get(conn, run.id, row.parent),
         rows=contributions.by_ids(conn, decode(row.contributions, list[int])),
         terms=MergeTerms(),
     )
-    weights = made.weights
-    bad = sum(w for one, w in zip(made.rows, weights, strict=True) if one.id in spoilt)
+    weights = merge_recipe.weights
+    bad = sum(w for one, w in zip(merge_recipe.rows, weights, strict=True) if one.id in spoilt)
     return bad / sum(weights) if bad else 0.0

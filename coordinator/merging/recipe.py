@@ -129,8 +129,8 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def volunteers(self) -> list[str]:
         """Return the volunteers of the contributions with weight, in their order."""
-        found = zip(self.rows, self.weights, strict=True)
-        return [row.volunteer_id for row, weight in found if weight]
+        pairs = zip(self.rows, self.weights, strict=True)
+        return [row.volunteer_id for row, weight in pairs if weight]
 
     async def order(
         self, blobs: BlobStore | ShardFiles, threads: int, part: str = ""

@@ -131,8 +131,8 @@ class Parts(PlatformService):
 
     async def help(self) -> bool:
         """Make parts of other replicas' merges, one for each thread. Return True if any."""
-        found = await asyncio.gather(*(self._lend_a_hand() for _ in range(self.threads)))
-        return any(found)
+        helped = await asyncio.gather(*(self._lend_a_hand() for _ in range(self.threads)))
+        return any(helped)
 
     async def _lend_a_hand(self) -> bool:
         part = await self._take()
@@ -151,7 +151,7 @@ class Parts(PlatformService):
         """Make one part and store its result. Raises StorageFull, after releasing the part."""
         renewing = asyncio.ensure_future(self._renew(part))
         try:
-            made = await self._made(part)
+            result = await self._made(part)
         except StorageFull:
             await self._db.write(partial(merge_jobs.release, part=part))
             raise
@@ -160,18 +160,18 @@ class Parts(PlatformService):
         except (VolunteerError, ValueError) as error:
             await self._failed(part, str(error), content=True)
         else:
-            await self._finish(part, made)
+            await self._finish(part, result)
         finally:
             renewing.cancel()
         self._signals.notify(TOPIC)
 
-    async def _finish(self, part: PartRow, made: MergedPart) -> None:
+    async def _finish(self, part: PartRow, result: MergedPart) -> None:
         def finish_part(conn: Connection) -> bool:
-            return merge_jobs.finish(conn, part, made)
+            return merge_jobs.finish(conn, part, result)
 
         if not await self._db.write(finish_part):
             log.info("part taken over", merge=part.merge_id, shard=part.shard)
-            await self.discard([made.sha256])
+            await self.discard([result.sha256])
 
     async def _failed(self, part: PartRow, message: str, *, content: bool) -> None:
         log.warning("part failed", merge=part.merge_id, shard=part.shard, error=message)
@@ -214,8 +214,8 @@ class Parts(PlatformService):
             await self._blobs.put_file(written.sha256, path)
             return MergedPart(sha256=written.sha256, size=written.size)
         rows = await self._db.read(lambda conn: merge_jobs.of_merge(conn, part.merge_id))
-        made = [merge_jobs.made_by(row) for row in rows if row.phase == "survey"]
-        surveys = [await self._blobs.local(each.sha256) for each in made]
+        results = [merge_jobs.made_by(row) for row in rows if row.phase == "survey"]
+        surveys = [await self._blobs.local(result.sha256) for result in results]
         outcome = await loop.run_in_executor(
             self._pool, step.merge_shard, order, shard, surveys, path, state
         )
@@ -234,9 +234,9 @@ class Parts(PlatformService):
     async def _put_together(
         self, recipe: MergeRecipe, rows: list[PartRow], weights: Path
     ) -> VersionDraft:
-        made = {(row.phase, row.shard): merge_jobs.made_by(row) for row in rows}
-        shards = {shard: each for (phase, shard), each in made.items() if phase == "merge"}
-        files = {shard: await self._blobs.local(each.sha256) for shard, each in shards.items()}
+        results = {(row.phase, row.shard): merge_jobs.made_by(row) for row in rows}
+        shards = {shard: result for (phase, shard), result in results.items() if phase == "merge"}
+        files = {shard: await self._blobs.local(result.sha256) for shard, result in shards.items()}
         written = await asyncio.get_running_loop().run_in_executor(
             self._pool,
             step.assemble,
@@ -246,18 +246,18 @@ class Parts(PlatformService):
             weights,
             recipe.metadata(),
         )
-        squares = [square for each in shards.values() for square in each.squares]
-        turns = [step.MomentumFigures(*turn) for each in shards.values() for turn in each.voices]
+        squares = [square for shard in shards.values() for square in shard.squares]
+        turns = [step.MomentumFigures(*turn) for shard in shards.values() for turn in shard.voices]
         return VersionDraft(
             weights=written,
             norm=step.norm_of(squares),
             heading=step.heading_of(turns, recipe.volunteers),
             states=tuple(
-                StateFile(shard, each.state_sha256, each.state_size)
-                for shard, each in sorted(shards.items())
-                if each.state_sha256
+                StateFile(shard, result.state_sha256, result.state_size)
+                for shard, result in sorted(shards.items())
+                if result.state_sha256
             ),
-            spent=tuple(each.sha256 for each in made.values()),
+            spent=tuple(result.sha256 for result in results.values()),
         )
 
     async def discard(self, sha256s: Iterable[str]) -> None:

@@ -44,20 +44,20 @@ class SuiteOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def due(conn: Connection, run: RunRow, version: int) -> tuple[SuiteFile, ...]:
     """Return the suites on which a version has to be measured now, by hash."""
-    wanted = definition(run).file.evaluation
-    if not wanted.suites:
+    settings = definition(run).file.evaluation
+    if not settings.suites:
         return ()
     last = last_version(conn, run.id)
     ends = run.state == "completed" and version == run.head
-    passed = last is not None and 0 < wanted.suites_every <= version - last
+    passed = last is not None and 0 < settings.suites_every <= version - last
     if last is not None and not (passed or (ends and version > last)):
         return ()
-    rows = [datasets.by_name(conn, name) for name in wanted.suites]
+    rows = [datasets.by_name(conn, name) for name in settings.suites]
     return tuple(SuiteFile(name=row.name, file=row.manifest.heldout[0].sha256) for row in rows)
 
 
 def measure_suites(
-    stop: Stop, run: RunRow, weights: Path, data: LocalData, wanted: tuple[SuiteFile, ...]
+    stop: Stop, run: RunRow, weights: Path, data: LocalData, suites: tuple[SuiteFile, ...]
 ) -> SuiteOutcome:
     """Measure a weights file on suites, each for an equal part of the remaining time."""
     about = definition(run)
@@ -72,13 +72,13 @@ def measure_suites(
     scores: dict[str, SuiteTally] = {}
     failures: dict[str, str] = {}
     ends = monotonic() + BUDGET_S
-    for number, each in enumerate(wanted):
-        budget = max(0.0, ends - monotonic()) / (len(wanted) - number)
+    for number, file in enumerate(suites):
+        budget = max(0.0, ends - monotonic()) / (len(suites) - number)
         try:
-            suite = read_suite(Path(each.file).read_bytes(), each.name)
-            scores[each.name] = score(decoder, suite, budget, stop, frame)
+            suite = read_suite(Path(file.file).read_bytes(), file.name)
+            scores[file.name] = score(decoder, suite, budget, stop, frame)
         except VolunteerError as error:
-            failures[each.name] = error.message
+            failures[file.name] = error.message
         if stop():
             break
     return SuiteOutcome(scores=scores, failures=failures)

@@ -42,9 +42,9 @@ def plan(raw: Mapping[str, Any]) -> Plan:
                     f'meant for {key} = "{raw[key]}"; set lr in [plan], e.g. 1.0 for sgd on '
                     "deltas, 0.7 for nesterov, 0.003 for adam on deltas, 0.001 for adam on gradients"
                 )
-    found = read_table(base | dict(raw), Plan, "[plan]", InvalidPlan)
-    check(found)
-    return found
+    checked = read_table(base | dict(raw), Plan, "[plan]", InvalidPlan)
+    check(checked)
+    return checked
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +68,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
 
 def quorum_of(plan: Plan, live_workers: int) -> int:
     """Return how many contributions make a merge, for this number of workers."""
-    wanted = max(plan.quorum, math.ceil(plan.quorum_share * live_workers))
-    return min(wanted, max(1, live_workers))
+    quorum = max(plan.quorum, math.ceil(plan.quorum_share * live_workers))
+    return min(quorum, max(1, live_workers))
 
 
 def ready(plan: Plan, pending: Pending) -> Ready:
@@ -84,8 +84,8 @@ def ready(plan: Plan, pending: Pending) -> Ready:
     grace_s = _grace_left(plan, pending)
     if needs == 0 and grace_s > 0:
         left_s = grace_s if left_s is None else min(left_s, grace_s)
-    due = (needs == 0 and grace_s <= 0) or enough_work or left_s == 0
-    return Ready(now=due, needs=needs, deadline_in_s=left_s)
+    is_due = (needs == 0 and grace_s <= 0) or enough_work or left_s == 0
+    return Ready(now=is_due, needs=needs, deadline_in_s=left_s)
 
 
 def _grace_left(plan: Plan, pending: Pending) -> float:

@@ -132,7 +132,9 @@ class Export:
             picture = await self._blobs.local(source.measured.sample_sha256)
         about = definition(source.run)
         refs = about.workload.files(about.file.model)
-        more = {each: await self._blobs.local(ref.sha256) for each, ref in refs.items()}
+        more = {
+            name_of_file: await self._blobs.local(ref.sha256) for name_of_file, ref in refs.items()
+        }
         files = ExportFiles(
             weights=weights, assets=beside, picture=picture, format=format, dtype=dtype, more=more
         )
@@ -146,12 +148,14 @@ def _read(
     check_format(run.workload, format, dtype)
     if run.head < 0:
         raise NotFound(f'"{name}" has not been started: `coordinator run start {name}`')
-    chosen = version if version is not None else (run.best if run.best is not None else run.head)
-    row = versions.get(conn, run.id, chosen)
-    measured = evaluations.evaluation(conn, run.id, chosen)
+    number_of_version = (
+        version if version is not None else (run.best if run.best is not None else run.head)
+    )
+    row = versions.get(conn, run.id, number_of_version)
+    measured = evaluations.evaluation(conn, run.id, number_of_version)
     if measured.pruned:
         raise NotFound(
-            f"the files of version {chosen} were pruned; the best is {run.best}, the newest "
+            f"the files of version {number_of_version} were pruned; the best is {run.best}, the newest "
             f"{run.head}"
         )
     dataset = datasets.of_run(conn, run)
@@ -162,16 +166,16 @@ def _read(
         measured=measured,
         history=history,
         dataset=dataset,
-        suites=suite_courses(conn, run, chosen),
+        suites=suite_courses(conn, run, number_of_version),
     )
 
 
 def check_format(workload: str, format: str, dtype: str = "") -> None:
     """Refuse a format or a type of numbers that a workload lacks. Raises BadRequest."""
-    known = (PLAIN, *load(workload).formats)
-    if format not in known:
+    formats = (PLAIN, *load(workload).formats)
+    if format not in formats:
         raise BadRequest(
-            f'a {workload} model has no format "{format}": choose {" or ".join(known)}'
+            f'a {workload} model has no format "{format}": choose {" or ".join(formats)}'
         )
     types = () if format == "onnx" else DTYPES
     if dtype and dtype not in types:
@@ -199,8 +203,8 @@ def write(stop: Stop, source: ExportSource, files: ExportFiles, to: Path) -> Exp
 
 def _no_room(error: BaseException) -> bool:
     """Return True if the disk was full; safetensors reports the system's error only in its text."""
-    told = re.search(r"os error (\d+)", str(error))
-    number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    match = re.search(r"os error (\d+)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
     return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -208,11 +212,11 @@ def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:
     from safetensors.torch import save_file
 
     about = definition(source.run)
-    made = _converted(source, about, files)
-    if made.tensors:
-        tensors = _typed(made)
+    model = _converted(source, about, files)
+    if model.tensors:
+        tensors = _typed(model)
         save_file(tensors, to / "model.safetensors", _metadata(source))
-    for name, content in made.files.items():
+    for name, content in model.files.items():
         (to / name).write_bytes(content)
     (to / "metrics.jsonl").write_text(
         "".join(f"{line}\n" for line in _metrics(source)), encoding="utf-8"
@@ -220,7 +224,7 @@ def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:
     (to / "LICENSE.txt").write_text(_licence(source, about), encoding="utf-8")
     if files.picture:
         shutil.copyfile(files.picture, to / PICTURE)
-    text = card(_facts(source, about, files, made))
+    text = card(_facts(source, about, files, model))
     (to / "README.md").write_text(text, encoding="utf-8")
     names = tuple(sorted(path.name for path in to.iterdir()))
     return Exported(
@@ -234,26 +238,26 @@ def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:
     )
 
 
-def _typed(made: Converted) -> dict[str, torch.Tensor]:
+def _typed(model: Converted) -> dict[str, torch.Tensor]:
     """Return tensors with the format's type of numbers."""
     import torch
 
-    dtype = getattr(torch, made.dtype) if made.dtype else None
+    dtype = getattr(torch, model.dtype) if model.dtype else None
     return {
         key: (value.to(dtype) if dtype and value.is_floating_point() else value).contiguous()
-        for key, value in made.tensors.items()
+        for key, value in model.tensors.items()
     }
 
 
 def _converted(source: ExportSource, about: Definition, files: ExportFiles) -> Converted:
     """Return the tensors and files of the format."""
-    stored = read_weights(files.weights, about)
-    weights = about.workload.whole(about.file.model, stored, files.more)
+    tensors_read = read_weights(files.weights, about)
+    weights = about.workload.whole(about.file.model, tensors_read, files.more)
     assets = {name: path.read_bytes() for name, path in files.assets.items()}
     tokenizer = assets.get("tokenizer")
     if files.format != PLAIN:
-        wanted = FormatWanted(files.format, tokenizer, assets.get(TEMPLATE), files.dtype)
-        return about.workload.convert(wanted, about.file.model, weights)
+        target = FormatWanted(files.format, tokenizer, assets.get(TEMPLATE), files.dtype)
+        return about.workload.convert(target, about.file.model, weights)
     config = {
         "workload": source.run.workload,
         "workload_version": source.run.workload_version,
@@ -281,7 +285,7 @@ def _metadata(source: ExportSource) -> dict[str, str]:
 
 def _metrics(source: ExportSource) -> list[str]:
     lines = []
-    for row, seen in source.history:
+    for row, evaluation in source.history:
         line: dict[str, Any] = {
             "version": row.version,
             "at": row.created_at,
@@ -290,8 +294,8 @@ def _metrics(source: ExportSource) -> list[str]:
             "contributions": len(decode(row.contributions)),
             "update_norm": row.update_norm,
             "outer_scale": row.outer_scale,
-            "loss": seen.loss,
-            **decode(seen.metrics, dict[str, float]),
+            "loss": evaluation.loss,
+            **decode(evaluation.metrics, dict[str, float]),
         }
         lines.append(msgspec.json.encode(line).decode())
     return lines
@@ -300,18 +304,18 @@ def _metrics(source: ExportSource) -> list[str]:
 def _licence(source: ExportSource, about: Definition) -> str:
     data = source.dataset.manifest if source.dataset else None
     text = f"Model: {about.file.licence}\n"
-    said = f", from {data.source}" if data and data.source else ""
-    return text + (f"Data: {data.licence}{said}\n" if data else "")
+    origin = f", from {data.source}" if data and data.source else ""
+    return text + (f"Data: {data.licence}{origin}\n" if data else "")
 
 
 def _data(name: str, *about: str) -> str:
     """Return a dataset's name with its licence and source."""
-    known = ", ".join(filter(None, about))
-    return f"{name} ({known})" if known else name
+    details = ", ".join(filter(None, about))
+    return f"{name} ({details})" if details else name
 
 
 def _facts(
-    source: ExportSource, about: Definition, files: ExportFiles, made: Converted
+    source: ExportSource, about: Definition, files: ExportFiles, model: Converted
 ) -> CardFacts:
     data = source.dataset.manifest if source.dataset else None
     metrics = decode(source.measured.metrics, dict[str, float])
@@ -335,8 +339,8 @@ def _facts(
         library="" if files.format == PLAIN else files.format,
         base_model=_base_model(about),
         dataset=_hub_dataset(data) if data else "",
-        packages=made.needs,
-        code=made.code,
+        packages=model.needs,
+        code=model.code,
         pictured=files.picture is not None,
         bits=metrics.get("bits_per_byte"),
         solved=_solved(metrics) if about.declaration.measure == "share solved" else None,
@@ -364,8 +368,8 @@ def _base_model(about: Definition) -> str:
 
 def _hub_dataset(data: DatasetManifest) -> str:
     """Return a dataset's name on a hub, taken from its source, or else its own name."""
-    found = re.search(r"(?:/datasets/|^)([\w.-]+/[\w.-]+)$", data.source.strip().rstrip("/"))
-    return found[1] if found else data.name
+    match = re.search(r"(?:/datasets/|^)([\w.-]+/[\w.-]+)$", data.source.strip().rstrip("/"))
+    return match[1] if match else data.name
 
 
 def _code(workload: str, *, writes: bool) -> list[str]:
@@ -418,14 +422,14 @@ def imported(path: Path, about: Definition) -> Mapping[str, torch.Tensor]:
             f"[train] init_from: there is no {path}; name a folder written by coordinator run "
             "export, or a version like my-run@40"
         )
-    found = load_file(path)
+    tensors = load_file(path)
     for spec in about.schema:
-        if spec.name not in found or tuple(found[spec.name].shape) != spec.shape:
+        if spec.name not in tensors or tuple(tensors[spec.name].shape) != spec.shape:
             raise InvalidRunFile(
                 f'[train] init_from: {path} has no tensor "{spec.name}" of shape {spec.shape}: '
                 f"export a run of the same [model] in the format {PLAIN}"
             )
     return {
-        spec.name: found[spec.name].float() if spec.dtype == "F32" else found[spec.name]
+        spec.name: tensors[spec.name].float() if spec.dtype == "F32" else tensors[spec.name]
         for spec in about.schema
     }

@@ -140,20 +140,20 @@ def _front(facts: CardFacts) -> list[str]:
     licence = facts.licence.strip().lower()
     lines: dict[str, Sequence[str]] = {"tags": ["volunteer-computing", facts.workload]}
     lines |= {"datasets": [facts.dataset]} if facts.dataset else {}
-    known: dict[str, str] = {}
+    fields: dict[str, str] = {}
     if facts.base_model:
-        known["base_model"] = facts.base_model
-        known["base_model_relation"] = "adapter" if facts.library == "peft" else "finetune"
+        fields["base_model"] = facts.base_model
+        fields["base_model_relation"] = "adapter" if facts.library == "peft" else "finetune"
     if licence in KNOWN_LICENCES:
-        known["license"] = licence
+        fields["license"] = licence
     elif licence:
-        known |= {"license": "other", "license_name": printable(facts.licence, 96)}
+        fields |= {"license": "other", "license_name": printable(facts.licence, 96)}
     if facts.library:
-        known["library_name"] = facts.library
+        fields["library_name"] = facts.library
     if facts.output in _TASKS:
-        known["pipeline_tag"] = _TASKS[facts.output]
+        fields["pipeline_tag"] = _TASKS[facts.output]
     pairs = [
-        f"{key}: {msgspec.json.encode(value).decode()}" for key, value in (known | lines).items()
+        f"{key}: {msgspec.json.encode(value).decode()}" for key, value in (fields | lines).items()
     ]
     return ["---", *pairs, "---", ""]
 
@@ -163,6 +163,6 @@ def _sample(facts: CardFacts) -> list[str]:
         return ["A sample of this version:", "", f"![sample]({PICTURE})", ""]
     if not facts.sample.strip():
         return []
-    longest = max((len(found) for found in re.findall("`+", facts.sample)), default=0)
+    longest = max((len(ticks) for ticks in re.findall("`+", facts.sample)), default=0)
     fence = "`" * max(3, longest + 1)
     return ["A sample of this version:", "", f"{fence}text", facts.sample.rstrip(), fence, ""]

@@ -67,7 +67,7 @@ class HubRepository:
         endpoint = os.environ.get("HF_ENDPOINT") or None
         api = HfApi(endpoint=endpoint, token=self._token, library_name="volunteer")
         try:
-            made = api.create_repo(self.repository, private=True, exist_ok=True)
+            address = api.create_repo(self.repository, private=True, exist_ok=True)
             api.upload_folder(repo_id=self.repository, folder_path=folder, commit_message=message)
         except HfHubHTTPError as error:
             raise self._refused(error.response.status_code, told(error)) from None
@@ -77,14 +77,14 @@ class HubRepository:
                 raise VolunteerError(f"the hub refused {self.repository}: {told(error)}") from None
             where = re.sub("//[^/@]*@", "//", api.endpoint)  # the address may hold a password
             raise Unavailable(f"the hub {where} cannot be reached: {told(error)}") from None
-        return str(made)
+        return str(address)
 
-    def _refused(self, status: int, said: str) -> VolunteerError:
+    def _refused(self, status: int, answer: str) -> VolunteerError:
         if status in REFUSED:
             return Unauthorized(
                 f"the hub does not let this token write to {self.repository}: check its scope"
             )
-        first = said.strip().partition("\n")[0]
+        first = answer.strip().partition("\n")[0]
         return VolunteerError(f"the hub refused {self.repository}: {first}")
 
 

@@ -60,11 +60,11 @@ def _said(file: str) -> bool | None:
 
 def shown(run: RunRow, settings: Settings) -> bool:
     """Return True if a run is public: a draft never is."""
-    said = _said(run.file)
+    listing = _said(run.file)
     return (
         run.state != "draft"
         and settings.public_page
-        and (not settings.by_invitation if said is None else said)
+        and (not settings.by_invitation if listing is None else listing)
     )
 
 
@@ -73,15 +73,15 @@ def may_be_had(run: RunRow) -> bool:
     file = run_file.decode(run.file)
     base = load(file.workload).origin(file.model)
     licences = (file.licence, *((base.licence,) if base is not None else ()))
-    return all(each.strip().lower() in KNOWN_LICENCES for each in licences)
+    return all(licence.strip().lower() in KNOWN_LICENCES for licence in licences)
 
 
-def spread(head: int, every: int, count: int) -> range:
+def spread(head: int, interval: int, count: int) -> range:
     """Return versions spread evenly up to the head: at least `count`, at most twice as many; every
-    `every`-th if there are fewer. A growing run drops every second point, and the others keep their
+    `interval`-th if there are fewer. A growing run drops every second point, and the others keep their
     places.
     """
-    step = every
+    step = interval
     while head // step > 2 * count:
         step *= 2
     return range(0, head + 1, step)
@@ -129,8 +129,8 @@ class PublicRuns:
 
     async def _read(self) -> tuple[tuple[RunRow, ...], bool]:
         rows = await self._db.read(runs.every)
-        found = tuple(row for row in rows if shown(row, self._settings))
-        return found, len(found) == sum(row.state != "draft" for row in rows)
+        visible = tuple(row for row in rows if shown(row, self._settings))
+        return visible, len(visible) == sum(row.state != "draft" for row in rows)
 
     async def listing(self) -> tuple[RunRow, ...]:
         """Return the public runs, newest first; the listing may be a second old."""
@@ -155,9 +155,9 @@ class PublicRuns:
 
         def read(conn: Connection) -> PublicVersion:
             row = versions.get(conn, run.id, number)
-            seen = evaluations.evaluation(conn, run.id, number)
+            evaluation = evaluations.evaluation(conn, run.id, number)
             before, after = evaluations.neighbours(conn, run.id, number)
-            return PublicVersion(row=row, seen=seen, before=before, after=after)
+            return PublicVersion(row=row, seen=evaluation, before=before, after=after)
 
         return await self._db.read(read)
 
@@ -177,13 +177,13 @@ class PublicRuns:
 
         def read(conn: Connection) -> tuple[Sampled, ...]:
             file = run_file.decode(run.file).evaluation
-            every = max(1, file.every * file.sample_every)
-            numbers = spread(runs.by_id(conn, run.id).head, every, LOOKED_FOR)
-            found = evaluations.some_sampled(conn, run.id, numbers)
-            last = len(found) - 1
+            interval = max(1, file.every * file.sample_every)
+            numbers = spread(runs.by_id(conn, run.id).head, interval, LOOKED_FOR)
+            samples = evaluations.some_sampled(conn, run.id, numbers)
+            last = len(samples) - 1
             if last >= STORY:
-                found = [found[n * last // (STORY - 1)] for n in range(STORY)]
-            return tuple(evaluations.samples(conn, run.id, found))
+                samples = [samples[n * last // (STORY - 1)] for n in range(STORY)]
+            return tuple(evaluations.samples(conn, run.id, samples))
 
         return await self._story.get(run.id, lambda: self._db.read(read))
 
@@ -192,22 +192,22 @@ class PublicRuns:
 
         def read(conn: Connection) -> list[News]:
             lines = record.about(conn, run.name, TOLD, NEWS)
-            return [News(at=each.at, what=TOLD[each.action], text=each.detail) for each in lines]
+            return [News(at=line.at, what=TOLD[line.action], text=line.detail) for line in lines]
 
-        told = await self._db.read(read)
-        told += [
-            News(at=each.at, what="", text=each.text)
-            for each in announced
-            if each.run in ("", run.name)
+        news = await self._db.read(read)
+        news += [
+            News(at=announcement.at, what="", text=announcement.text)
+            for announcement in announced
+            if announcement.run in ("", run.name)
         ]
-        return tuple(sorted(told, key=lambda each: -each.at)[:NEWS])
+        return tuple(sorted(news, key=lambda item: -item.at)[:NEWS])
 
     async def losses(self, run: RunRow, newest: float | None) -> tuple[VersionLoss, ...]:
         """Return losses evenly spread over a run, oldest first; cached for each `newest` loss."""
 
         def read(conn: Connection) -> tuple[VersionLoss, ...]:
-            every = max(1, run_file.decode(run.file).evaluation.every)
-            numbers = spread(runs.by_id(conn, run.id).head, every, CURVE)
+            interval = max(1, run_file.decode(run.file).evaluation.every)
+            numbers = spread(runs.by_id(conn, run.id).head, interval, CURVE)
             return tuple(evaluations.some_measured(conn, run.id, numbers))
 
         return await self._losses.get((run.id, newest), lambda: self._db.read(read))
@@ -216,10 +216,10 @@ class PublicRuns:
         """Return Elo of the versions that played matches, with its error; oldest first."""
 
         def read(conn: Connection) -> tuple[tuple[int, float, float], ...]:
-            found = experience.measured(conn, run.id)
+            ratings = experience.measured(conn, run.id)
             return tuple(
                 (version, values["elo"], values.get("elo_error", 0.0))
-                for version, values in sorted(found.items())
+                for version, values in sorted(ratings.items())
                 if "elo" in values
             )
 

@@ -25,17 +25,18 @@ class RunRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
 def recipes() -> tuple[RunRecipe, ...]:
     """Return every recipe, by name."""
-    found = (each for each in _FOLDER.iterdir() if each.name.endswith(_SUFFIX))
+    recipe_files = (file for file in _FOLDER.iterdir() if file.name.endswith(_SUFFIX))
     return tuple(
-        _read(each.name.removesuffix(_SUFFIX)) for each in sorted(found, key=lambda each: each.name)
+        _read(file.name.removesuffix(_SUFFIX))
+        for file in sorted(recipe_files, key=lambda file: file.name)
     )
 
 
 def recipe(name: str) -> RunRecipe:
     """Return one recipe. Raises BadRequest, with the nearest, for an unknown name."""
-    known = [each.name for each in recipes()]
-    if name not in known:
-        raise BadRequest(f'there is no recipe "{name[:64]}": {hint(name, known)}')
+    names = [known_recipe.name for known_recipe in recipes()]
+    if name not in names:
+        raise BadRequest(f'there is no recipe "{name[:64]}": {hint(name, names)}')
     return _read(name)
 
 

@@ -49,18 +49,18 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     def ways(self) -> tuple[BlobRef, ...]:
         """Return the blobs of shorter routes to the published weights, including older ones."""
         links, snapshots = self.downlink.links, self.downlink.snapshots
-        return (*(link.blob for link in links), *(each.blob for each in snapshots))
+        return (*(link.blob for link in links), *(snapshot.blob for snapshot in snapshots))
 
     def blobs(self) -> list[tuple[str, int, str]]:
         """Return hash, size and kind of every blob, to be registered."""
-        found = [
+        blobs = [
             (self.master_sha256, self.master_size, "weights"),
             (self.published_sha256, self.size, "weights"),
             *((ref.sha256, ref.size, "way") for ref in self.ways),
         ]
         if self.state_sha256:
-            found.append((self.state_sha256, self.state_size, "state"))
-        return found
+            blobs.append((self.state_sha256, self.state_size, "state"))
+        return blobs
 
 
 class TrainingProgress(msgspec.Struct, frozen=True, kw_only=True):

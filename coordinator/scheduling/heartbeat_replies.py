@@ -66,7 +66,7 @@ class Heartbeats:
         self._sent: OrderedDict[str, Counter[int]] = OrderedDict()
         self._newest = CachedValue(lambda: db.read(verdicts.newest), SHARED_S, clock)
         self._concerned: Joiner[tuple[str, int], bool] = Joiner(
-            self._ask, JOINED_MAX, key=lambda asked: asked[0]
+            self._ask, JOINED_MAX, key=lambda question: question[0]
         )
         self.announcements = Announcements(db, clock)
         self._announced = CachedValue(self.announcements.standing, ANNOUNCED_S, clock)
@@ -76,10 +76,10 @@ class Heartbeats:
         since = self._clock.now() - ORDER_S
         return await self._db.read(lambda conn: volunteers.orders(conn, since))
 
-    async def _ask(self, asked: Sequence[tuple[str, int]]) -> list[bool]:
-        recent_at, since = self._clock.now() - verdicts.RECENT_S, dict(asked)
-        found = await self._db.read(lambda conn: verdicts.concerned(conn, since, recent_at))
-        return [worker in found for worker, _ in asked]
+    async def _ask(self, questions: Sequence[tuple[str, int]]) -> list[bool]:
+        recent_at, since = self._clock.now() - verdicts.RECENT_S, dict(questions)
+        concerned = await self._db.read(lambda conn: verdicts.concerned(conn, since, recent_at))
+        return [worker in concerned for worker, _ in questions]
 
     async def answer(
         self, principal: Principal, request: HeartbeatRequest
@@ -127,13 +127,13 @@ class Heartbeats:
         recent_at = self._clock.now() - verdicts.RECENT_S
         worker = principal.worker_id
         sent = Counter(self._sent.get(worker))
-        found, until = verdicts.news(conn, worker, since, recent_at, NEWS_MAX, sent)
-        held = payments.balances(conn, principal.volunteer_id)
+        unseen, until = verdicts.news(conn, worker, since, recent_at, NEWS_MAX, sent)
+        balances = payments.balances(conn, principal.volunteer_id)
         return VerdictNews(
-            verdicts=tuple(found),
+            verdicts=tuple(unseen),
             until=until,
-            earned_micro=held.earned_micro,
-            pending_micro=held.pending_micro,
+            earned_micro=balances.earned_micro,
+            pending_micro=balances.pending_micro,
             sent=sent,
         )
 
@@ -142,9 +142,9 @@ class Heartbeats:
         _remember(self._sent, principal.worker_id, news.sent)
 
 
-def _remember(what: OrderedDict[str, T], worker: str, value: T) -> None:
+def _remember(memory: OrderedDict[str, T], worker: str, value: T) -> None:
     """Store a value for a worker as the newest; the oldest is dropped beyond `TOLD_MAX`."""
-    what[worker] = value
-    what.move_to_end(worker)
-    if len(what) > TOLD_MAX:
-        what.popitem(last=False)
+    memory[worker] = value
+    memory.move_to_end(worker)
+    if len(memory) > TOLD_MAX:
+        memory.popitem(last=False)

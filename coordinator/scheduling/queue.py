@@ -80,7 +80,7 @@ class Queue:
         self.renewals = renewals
         self._started_at = clock.now()
         self._beginning: Joiner[_Start, Begun | _Wait] = Joiner(
-            self._begin_all, JOINED_MAX, key=lambda each: each.task_id
+            self._begin_all, JOINED_MAX, key=lambda start_request: start_request.task_id
         )
         self.expired = 0  # leases that this process expired
         self.released: Counter[str] = Counter()  # "failed" or "given back"
@@ -104,44 +104,45 @@ class Queue:
         """
         watch, until = self._signals.watch(), math.inf
         start = _Start(principal.worker_id, task_id, attempt, newest)
-        while isinstance(found := await self._beginning.ask(start), _Wait):
-            watch.topics = (f"run:{found.run_id}",)
-            until = min(until, self._clock.monotonic() + found.patience_s)
+        while isinstance(start_result := await self._beginning.ask(start), _Wait):
+            watch.topics = (f"run:{start_result.run_id}",)
+            until = min(until, self._clock.monotonic() + start_result.patience_s)
             await watch.wait(until - self._clock.monotonic())
             start = start._replace(patient=self._clock.monotonic() < until)
-        self.renewals.hold(found.task)
-        return found
+        self.renewals.hold(start_result.task)
+        return start_result
 
-    async def _begin_all(self, asked: Sequence[_Start]) -> list[Begun | _Wait | Exception]:
-        return await self._db.write(lambda conn: self._bind(conn, asked))
+    async def _begin_all(self, starts: Sequence[_Start]) -> list[Begun | _Wait | Exception]:
+        return await self._db.write(lambda conn: self._bind(conn, starts))
 
-    def _bind(self, conn: Connection, asked: Sequence[_Start]) -> list[Begun | _Wait | Exception]:
+    def _bind(self, conn: Connection, starts: Sequence[_Start]) -> list[Begun | _Wait | Exception]:
         """Check and bind; some tasks must first wait for a merge."""
         now = self._clock.now()
-        held = tasks.holders(conn, [each.task_id for each in asked])
+        rows_by_id = tasks.holders(conn, [start.task_id for start in starts])
         answers: dict[int, Begun | _Wait | Exception] = {}
         fresh: list[_Start] = []
-        for each in asked:
-            row = held.get(each.task_id)
+        for start in starts:
+            row = rows_by_id.get(start.task_id)
             try:
                 if row is None:
-                    raise NotFound(f"there is no task {each.task_id} of yours")
-                tasks.may_submit(row, each.worker_id, each.attempt)
+                    raise NotFound(f"there is no task {start.task_id} of yours")
+                tasks.may_submit(row, start.worker_id, start.attempt)
                 if row.begun_at is None:
-                    fresh.append(each)
+                    fresh.append(start)
                 else:
-                    answers[each.task_id] = _go_on(conn, row, each, now)
+                    answers[start.task_id] = _go_on(conn, row, start, now)
             except VolunteerError as error:
-                answers[each.task_id] = error
-        patient = [each.task_id for each in fresh if each.patient]
+                answers[start.task_id] = error
+        patient = [start.task_id for start in fresh if start.patient]
         awaited = tasks.await_merge(conn, patient) if patient else {}
         waits = {task: self._in_step(conn, run_id) for task, run_id in awaited.items()}
         answers |= {task: wait for task, wait in waits.items() if wait is not None}
-        rows = [held[each.task_id] for each in fresh if each.task_id not in answers]
+        rows = [rows_by_id[start.task_id] for start in fresh if start.task_id not in answers]
         answers |= {
-            row.id: begun for row, begun in zip(rows, tasks.begin_all(conn, rows, now), strict=True)
+            row.id: beginning
+            for row, beginning in zip(rows, tasks.begin_all(conn, rows, now), strict=True)
         }
-        return [answers[each.task_id] for each in asked]
+        return [answers[start.task_id] for start in starts]
 
     def _in_step(self, conn: Connection, run_id: int) -> _Wait | None:
         """Return the merge to which a worker contributed, for which its task waits, at most until
@@ -163,8 +164,8 @@ class Queue:
 
         def give_back(conn: Connection) -> bool:
             row = tasks.holder(conn, task_id)
-            mine = (row.worker_id, row.attempt) == (principal.worker_id, request.attempt)
-            if mine and (row.state in ("todo", "discarded") and not row.returned):
+            is_holder = (row.worker_id, row.attempt) == (principal.worker_id, request.attempt)
+            if is_holder and (row.state in ("todo", "discarded") and not row.returned):
                 return False  # the task was given back before; the reply was lost
             tasks.may_submit(row, principal.worker_id, request.attempt)
             if row.state == "doing" and row.renew_by is None:
@@ -272,24 +273,27 @@ class Queue:
 
         def put(conn: Connection) -> list[int]:
             of = runs.by_name(conn, run).id if run is not None else None
-            found = tasks.requeue(conn, ids, of)
-            if found:
-                detail: dict[str, object] = {"count": len(found), "tasks": found[:AUDITED_MAX]}
+            requeued = tasks.requeue(conn, ids, of)
+            if requeued:
+                detail: dict[str, object] = {
+                    "count": len(requeued),
+                    "tasks": requeued[:AUDITED_MAX],
+                }
                 detail |= {"reason": reason} if reason else {}
                 record.append(
                     conn, "organiser", "task.requeue", run or "", detail, self._clock.now()
                 )
-            return found
+            return requeued
 
         back = await self._db.write(put)
         self._signals.notify("queue")
         return back
 
 
-def _go_on(conn: Connection, row: TaskRow, each: _Start, now: float) -> Begun | VolunteerError:
+def _go_on(conn: Connection, row: TaskRow, start: _Start, now: float) -> Begun | VolunteerError:
     """Repeat the reply to a worker's earlier request, or bind the newest version."""
-    begun = tasks.go_on(conn, row, now, newest=each.newest)
-    if isinstance(begun, VolunteerError):
-        return begun
-    part, tries = submissions.wanted(conn, begun.task)
-    return msgspec.structs.replace(begun, part=part, tries=tries)
+    beginning = tasks.go_on(conn, row, now, newest=start.newest)
+    if isinstance(beginning, VolunteerError):
+        return beginning
+    part, tries = submissions.wanted(conn, beginning.task)
+    return msgspec.structs.replace(beginning, part=part, tries=tries)

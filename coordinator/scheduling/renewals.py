@@ -64,8 +64,8 @@ class Renewals:
 
     def saw(self, worker_id: str, state: str = "") -> None:
         """Record that a worker is alive."""
-        if not state and (known := self._signs.get(worker_id)) is not None:
-            state = known.state
+        if not state and (sign := self._signs.get(worker_id)) is not None:
+            state = sign.state
         self._signs[worker_id] = Sign(worker_id=worker_id, at=self._clock.now(), state=state)
 
     async def beat(self, principal: Principal, request: HeartbeatRequest) -> tuple[TaskOrder, ...]:
@@ -75,7 +75,7 @@ class Renewals:
         self.saw(principal.worker_id, _state(request))
         if not all(map(self._knows, request.tasks)):
             await self._learn(principal.worker_id, request.tasks)
-        return tuple([self._order(principal, each, request.paused) for each in request.tasks])
+        return tuple([self._order(principal, task, request.paused) for task in request.tasks])
 
     async def _learn(self, worker_id: str, tasks: Sequence[TaskBeat]) -> None:
         """Load leases that are missing in memory, repeatedly, since a flush may drop ended ones
@@ -91,14 +91,14 @@ class Renewals:
                 self.hold(row)
 
     def _knows(self, beat: TaskBeat) -> bool:
-        held = self._held.get(beat.task)
-        return held is not None and held.row.attempt == beat.attempt
+        lease = self._held.get(beat.task)
+        return lease is not None and lease.row.attempt == beat.attempt
 
     def _order(self, principal: Principal, beat: TaskBeat, paused: bool) -> TaskOrder:
-        held = self._held.get(beat.task)
-        if held is None or held.row.worker_id != principal.worker_id:
+        lease = self._held.get(beat.task)
+        if lease is None or lease.row.worker_id != principal.worker_id:
             return TaskOrder(task=beat.task, attempt=beat.attempt, order="gone")
-        row = held.row
+        row = lease.row
         if row.state != "doing":  # the next beat reads the row again
             self.drop(beat.task)
         if row.state == "cancelled":
@@ -108,45 +108,45 @@ class Renewals:
         if row.attempt != beat.attempt or not (row.state == "doing" or late):
             return TaskOrder(task=row.id, attempt=beat.attempt, order="gone")
         if row.state == "doing" and row.renew_by is not None:
-            self._renew(held, paused or beat.phase == "paused")
+            self._renew(lease, paused or beat.phase == "paused")
         return TaskOrder(
             task=row.id,
             attempt=row.attempt,
             order="continue",
             message=LATE if late else "",
-            renew_by=held.renew_by,
-            finish_by=_finish_by(held),
+            renew_by=lease.renew_by,
+            finish_by=_finish_by(lease),
         )
 
-    def _renew(self, held: _HeldLease, paused: bool) -> None:
+    def _renew(self, lease: _HeldLease, paused: bool) -> None:
         now = self._clock.now()
         if paused:
-            held.extra_s += min(PAUSE_MAX_S, max(0.0, now - held.heard_at))
-        held.heard_at = now
-        held.renew_by = now + RENEW_S
-        held.dirty = True
+            lease.extra_s += min(PAUSE_MAX_S, max(0.0, now - lease.heard_at))
+        lease.heard_at = now
+        lease.renew_by = now + RENEW_S
+        lease.dirty = True
 
     async def flush(self) -> None:
         """Write the renewals since the last flush; at intervals compare all leases with the
         database.
         """
-        changed = {task: held for task, held in self._held.items() if held.dirty}
+        changed = {task: lease for task, lease in self._held.items() if lease.dirty}
         signs, self._signs = self._signs, {}
-        lines = {task: _line(held) for task, held in changed.items()}
-        for held in changed.values():
-            held.dirty = False
-            held.extra_s = 0.0
+        lines = {task: _line(lease) for task, lease in changed.items()}
+        for lease in changed.values():
+            lease.dirty = False
+            lease.extra_s = 0.0
         try:
             rows = await self._write(list(lines.values()), list(signs.values()))
         except BaseException:
             self._restore(changed, lines, signs)
             raise
-        kept = {row.id: row for row in rows}
-        for task, held in changed.items():
-            row = kept.get(task)
+        rows_by_id = {row.id: row for row in rows}
+        for task, lease in changed.items():
+            row = rows_by_id.get(task)
             if row is not None:
-                held.row = row
-            elif self._held.get(task) is held:
+                lease.row = row
+            elif self._held.get(task) is lease:
                 self.drop(task)  # the lease has changed elsewhere, and the next beat reads it
         await self._compare()
 
@@ -161,9 +161,9 @@ class Renewals:
         self, changed: dict[int, _HeldLease], lines: dict[int, Renewal], signs: dict[str, Sign]
     ) -> None:
         """Keep the unwritten renewals for the next flush."""
-        for task, held in changed.items():
-            held.dirty = True
-            held.extra_s += lines[task].extra_s
+        for task, lease in changed.items():
+            lease.dirty = True
+            lease.extra_s += lines[task].extra_s
         self._signs = signs | self._signs
 
     async def _compare(self) -> None:
@@ -171,9 +171,9 @@ class Renewals:
         if now < self._compared_at + COMPARE_S or not self._held:
             return
         self._compared_at = now
-        known = {task: held.row.attempt for task, held in self._held.items()}
+        attempts = {task: lease.row.attempt for task, lease in self._held.items()}
         alive = await self._db.read(heartbeats.all_held)
-        for task, attempt in known.items():
+        for task, attempt in attempts.items():
             if (task, attempt) not in alive:
                 self.drop(task)
 
@@ -183,20 +183,20 @@ def _store(conn: Connection, renewals: Sequence[Renewal], signs: Sequence[Sign])
     return heartbeats.renew(conn, renewals)
 
 
-def _line(held: _HeldLease) -> Renewal:
-    row = held.row
-    return Renewal(task=row.id, attempt=row.attempt, renew_by=held.renew_by, extra_s=held.extra_s)
+def _line(lease: _HeldLease) -> Renewal:
+    row = lease.row
+    return Renewal(task=row.id, attempt=row.attempt, renew_by=lease.renew_by, extra_s=lease.extra_s)
 
 
-def _finish_by(held: _HeldLease) -> float:
-    row = held.row
+def _finish_by(lease: _HeldLease) -> float:
+    row = lease.row
     if row.finish_by is None or row.finish_limit is None:
         return 0.0
-    return min(row.finish_limit, row.finish_by + held.extra_s)
+    return min(row.finish_limit, row.finish_by + lease.extra_s)
 
 
 def _state(request: HeartbeatRequest) -> str:
-    phases = {each.phase for each in request.tasks}
+    phases = {task.phase for task in request.tasks}
     if request.paused or phases == {"paused"}:
         return "paused"
     return "training" if phases - {"queued", "paused"} else "online"

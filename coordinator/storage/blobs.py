@@ -382,10 +382,10 @@ class DiskBlobs:
                 yield entry
 
     def _entries(self, folder: Path) -> tuple[BlobEntry, ...]:
-        found = []
+        entries = []
         for path in folder.iterdir():
             if is_name(path.name):
                 stat = path.stat()
                 entry = BlobEntry(sha256=path.name, size=stat.st_size, modified_at=stat.st_mtime)
-                found.append(entry)
-        return tuple(found)
+                entries.append(entry)
+        return tuple(entries)

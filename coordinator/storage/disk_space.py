@@ -112,9 +112,9 @@ class Space:
             or self.read_only
             or (more and self._free(self._path) - more < self.floor_bytes)
         ):
-            what = "refuses to be written" if self.broken else "is nearly full"
+            problem = "refuses to be written" if self.broken else "is nearly full"
             raise StorageFull(
-                f"the coordinator's disk {what}; keep your result, retry later",
+                f"the coordinator's disk {problem}; keep your result, retry later",
                 retry_after_s=RETRY_S,
             )
 

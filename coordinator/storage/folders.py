@@ -19,15 +19,15 @@ def data_directory(path: Path) -> Path:
     return path
 
 
-def empty(path: Path, what: str, mode: int = 0o777) -> None:
+def empty(path: Path, purpose: str, mode: int = 0o777) -> None:
     """Make a folder, or accept an empty one. Raises BadRequest, or Conflict if not empty."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=mode)
         filled = any(path.iterdir())
     except OSError as error:
         raise BadRequest(
-            f"the folder {path} cannot be made for {what}: {why(error)}; name one where you may "
+            f"the folder {path} cannot be made for {purpose}: {why(error)}; name one where you may "
             "write"
         ) from error
     if filled:
-        raise Conflict(f"{path} is not empty: name a new folder for {what}")
+        raise Conflict(f"{path} is not empty: name a new folder for {purpose}")

@@ -90,8 +90,8 @@ class S3Blobs:
                 retry_config={"retry_timeout": timedelta(seconds=retry_s)},
             )
         except Exception as error:
-            said = str(error).partition("\n")[0]  # the rest is a dump of the error
-            raise Configuration(f"the object store {url} cannot be used: {said}") from error
+            reason_line = str(error).partition("\n")[0]  # the rest is a dump of the error
+            raise Configuration(f"the object store {url} cannot be used: {reason_line}") from error
         self._obstore = obstore
         public = os.environ.get("AWS_ENDPOINT_URL_PUBLIC", "")
         self._signing = S3Store.from_url(url, endpoint=public) if public else None
@@ -232,8 +232,8 @@ class S3Blobs:
 
     async def object_size(self, key: str) -> int:
         """Return the bytes of an object. Raises NotFound."""
-        found = await self._call(self._obstore.head_async(self._store, key))
-        return int(found["size"])
+        head = await self._call(self._obstore.head_async(self._store, key))
+        return int(head["size"])
 
     async def open_range(self, sha256: str, start: int, stop: int) -> Pieces:
         path = self._cache / check_name(sha256)
@@ -247,12 +247,12 @@ class S3Blobs:
         """Return a part of an object as `open_range` does."""
         if stop <= start:
             return _nothing()
-        wanted = self._obstore.get_async(self._store, key, options={"range": (start, stop)})
-        return self._pieces(await self._call(wanted))
+        request = self._obstore.get_async(self._store, key, options={"range": (start, stop)})
+        return self._pieces(await self._call(request))
 
-    async def _pieces(self, found: Any) -> AsyncGenerator[bytes, None]:
+    async def _pieces(self, download: Any) -> AsyncGenerator[bytes, None]:
         """Yield the bytes of a store's reply in pieces of at most READ_BYTES, as the disk store."""
-        stream = aiter(found.stream(min_chunk_size=READ_BYTES))
+        stream = aiter(download.stream(min_chunk_size=READ_BYTES))
         while (data := await self._call(anext(stream, None))) is not None:
             view = memoryview(data)
             for start in range(0, len(view), READ_BYTES):
@@ -288,18 +288,18 @@ class S3Blobs:
             pass  # some stores report a missing blob, most do not
 
     async def entries(self) -> AsyncIterator[BlobEntry]:
-        async for found in self.objects(None):
-            folder, _, name = found["path"].rpartition("/")
+        async for item in self.objects(None):
+            folder, _, name = item["path"].rpartition("/")
             if folder == name[:2] and is_name(name):
-                modified = found["last_modified"].timestamp()
-                yield BlobEntry(sha256=name, size=int(found["size"]), modified_at=modified)
+                modified = item["last_modified"].timestamp()
+                yield BlobEntry(sha256=name, size=int(item["size"]), modified_at=modified)
 
     async def objects(self, prefix: str | None) -> AsyncIterator[Any]:
         """List the stored objects below a prefix."""
         batches = aiter(self._obstore.list(self._store, prefix=prefix))
         while (batch := await self._call(anext(batches, None))) is not None:
-            for found in batch:
-                yield found
+            for item in batch:
+                yield item
 
     async def _call(self, awaitable: Any) -> Any:
         with _store_errors():
@@ -313,14 +313,16 @@ def _store_errors() -> Iterator[None]:
     try:
         yield
     except (BaseError, OSError) as error:
-        call, status, reason = (found.search(str(error)) for found in (_CALL, _REFUSED, _REASON))
+        call, status, reason = (
+            pattern.search(str(error)) for pattern in (_CALL, _REFUSED, _REASON)
+        )
         missing = isinstance(error, NotFoundError | FileNotFoundError)
         if missing and not (call and call[1] == "PUT"):
             raise NotFound("the blob is not in the object store") from error
         if call and status:
-            said = f"{status[1]} ({reason[1]})" if reason else status[1]
+            answer = f"{status[1]} ({reason[1]})" if reason else status[1]
             raise StoreRefused(
-                f"the object store answers {call[1]} with {said}", retry_after_s=5.0
+                f"the object store answers {call[1]} with {answer}", retry_after_s=5.0
             ) from error
         raise Unavailable("the object store does not answer", retry_after_s=5.0) from error
 

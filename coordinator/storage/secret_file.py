@@ -11,7 +11,7 @@ from shared.text_file import unmarked
 BYTES_MAX = 4096
 
 
-def read_secret(path: Path, what: str) -> str:
+def read_secret(path: Path, label: str) -> str:
     """Return the one line of a file; "" without a file.
 
     Raises Configuration when others can read it, or a request header cannot carry its text.
@@ -19,15 +19,15 @@ def read_secret(path: Path, what: str) -> str:
     try:
         with path.open("rb") as file:
             if os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077:
-                raise Configuration(f"others can read {what}: chmod 600 {path}")
-            found = file.read(BYTES_MAX + 1)
+                raise Configuration(f"others can read {label}: chmod 600 {path}")
+            data = file.read(BYTES_MAX + 1)
     except FileNotFoundError:
         return ""
     except OSError as error:
         raise Configuration(f"{path} cannot be read: {why(error)}") from error
-    secret = unmarked(found).decode("ascii", errors="replace").strip()
-    if not is_secret(secret) or len(found) > BYTES_MAX:
-        raise Configuration(f"{path} must hold one line of printable characters: {what}")
+    secret = unmarked(data).decode("ascii", errors="replace").strip()
+    if not is_secret(secret) or len(data) > BYTES_MAX:
+        raise Configuration(f"{path} must hold one line of printable characters: {label}")
     return secret
 
 

@@ -58,12 +58,14 @@ class Staging:
         offset the longer one counts, and a piece inside another is left out.
         """
         longest: dict[int, StagedPiece] = {}
-        for found in await self._stored(f"{FOLDER}/{upload_id}/"):
-            offset, size = map(int, found["path"].rpartition("/")[2].split("-"))
-            if found["size"] != size:
+        for item in await self._stored(f"{FOLDER}/{upload_id}/"):
+            offset, size = map(int, item["path"].rpartition("/")[2].split("-"))
+            if item["size"] != size:
                 continue  # a signed URL lets a client put anything there
-            piece = StagedPiece(offset, size, found["path"])
-            longest[offset] = max(longest.get(offset, piece), piece, key=lambda each: each.bytes)
+            piece = StagedPiece(offset, size, item["path"])
+            longest[offset] = max(
+                longest.get(offset, piece), piece, key=lambda staged: staged.bytes
+            )
         follow: list[StagedPiece] = []
         while (piece := longest.get(end(follow))) is not None:  # type: ignore[assignment]
             follow.append(piece)
@@ -123,18 +125,18 @@ class Staging:
 
     async def drop(self, upload_id: str) -> None:
         """Delete all pieces of an upload."""
-        for found in await self._stored(f"{FOLDER}/{upload_id}/"):
-            await self._blobs.delete_object(found["path"])
+        for item in await self._stored(f"{FOLDER}/{upload_id}/"):
+            await self._blobs.delete_object(item["path"])
 
     async def sweep(self, before: float) -> None:
         """Delete pieces and copies stored before an instant: their uploads are abandoned."""
         for folder in (FOLDER, CHECKED):
-            for found in await self._stored(f"{folder}/"):
-                if found["last_modified"].timestamp() < before:
-                    await self._blobs.delete_object(found["path"])
+            for item in await self._stored(f"{folder}/"):
+                if item["last_modified"].timestamp() < before:
+                    await self._blobs.delete_object(item["path"])
 
     async def _stored(self, prefix: str) -> list[Any]:
-        return [found async for found in self._blobs.objects(prefix)]
+        return [item async for item in self._blobs.objects(prefix)]
 
 
 def _key(upload_id: str, offset: int, size: int) -> str:

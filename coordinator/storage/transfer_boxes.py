@@ -60,17 +60,17 @@ class TransferBoxes:
         path = self._path(box, name)
         self._space.check()
         await in_pool(lambda: path.parent.mkdir(parents=True, exist_ok=True, mode=0o700))
-        size, batch, held = 0, [], 0
+        size, batch, unchecked = 0, [], 0
         with storage_errors(), await open_in_pool(lambda: path.open("wb")) as file:
             async for data in stream:
-                size, held = size + len(data), held + len(data)
+                size, unchecked = size + len(data), unchecked + len(data)
                 if size > UPLOAD_BYTES_MAX:
                     raise TooLarge(f"a file may have at most {UPLOAD_BYTES_MAX} bytes")
                 batch.append(data)
-                if held >= BATCH_BYTES:
-                    self._space.check(held)
+                if unchecked >= BATCH_BYTES:
+                    self._space.check(unchecked)
                     await in_pool(file.write, b"".join(batch))
-                    batch, held = [], 0
+                    batch, unchecked = [], 0
             await in_pool(file.write, b"".join(batch))
         return size
 

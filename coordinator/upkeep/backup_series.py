@@ -35,16 +35,16 @@ def folders(series: Path) -> list[Path]:
         raise BadRequest(f"{series} is not a folder of backups")
     if (series / LIST).is_file():
         return [series]
-    found = [path for path in series.iterdir() if IS_NAME.fullmatch(path.name)]
-    return sorted(path for path in found if (path / LIST).is_file())
+    named = [path for path in series.iterdir() if IS_NAME.fullmatch(path.name)]
+    return sorted(path for path in named if (path / LIST).is_file())
 
 
 def newest(series: Path) -> Path:
     """Return the newest complete backup of a series. Raises BadRequest where there is none."""
-    found = folders(series)
-    if not found:
+    backups = folders(series)
+    if not backups:
         raise BadRequest(f"{series} holds no complete backup")
-    return found[-1]
+    return backups[-1]
 
 
 def next_folder(series: Path, now: float) -> Path:
@@ -74,12 +74,15 @@ def verify(folder: Path) -> BackupSummary:
 
 def prune(series: Path, keep: int) -> list[Path]:
     """Delete all but the newest complete backups, and the leftovers of killed processes."""
-    kept = folders(series)[-keep:]
-    gone = [
+    remaining = folders(series)[-keep:]
+    surplus = [
         path
         for path in sorted(series.iterdir())
-        if IS_NAME.fullmatch(path.name) and path not in kept and kept and path < kept[-1]
+        if IS_NAME.fullmatch(path.name)
+        and path not in remaining
+        and remaining
+        and path < remaining[-1]
     ]
-    for path in gone:
+    for path in surplus:
         shutil.rmtree(path)
-    return gone
+    return surplus

@@ -46,26 +46,26 @@ class Checks:
 
     async def run(self) -> CheckReport:
         """Run every check."""
-        found = list(await self._ledger.check())
-        found += await self._db.read(invariants.breaches)
+        breaches = list(await self._ledger.check())
+        breaches += await self._db.read(invariants.breaches)
         looked_at = await self._db.read(invariants.counted)
-        count, said = await self._check_blobs()
+        count, sentences = await self._check_blobs()
         looked_at["blobs"] = count
-        found += said
-        found += await self._check_versions()
-        return CheckReport(looked_at=looked_at, breaches=tuple(found))
+        breaches += sentences
+        breaches += await self._check_versions()
+        return CheckReport(looked_at=looked_at, breaches=tuple(breaches))
 
     async def _check_blobs(self) -> tuple[int, list[str]]:
         """Check that every registered blob is stored with the right bytes."""
         noted = await self._db.read(datasets.all_registered)
-        found = []
+        problems = []
         for sha, size in sorted(noted.items()):
             problem = await self._blob_problem(sha, size)
             if problem and sha in await self._db.read(
                 datasets.all_registered
             ):  # the blob was not deleted meanwhile
-                found.append(problem)
-        return len(noted), found
+                problems.append(problem)
+        return len(noted), problems
 
     async def _blob_problem(self, sha: str, size: int) -> str:
         try:
@@ -80,21 +80,23 @@ class Checks:
 
     async def _check_versions(self) -> list[str]:
         def read(conn: Connection) -> list[tuple[RunRow, VersionRow]]:
-            kept = []
+            unpruned = []
             for run in runs.every(conn):
-                for row, seen in versions.listing(conn, run.id, -1, VERSIONS_MAX):
-                    if not seen.pruned:
-                        kept.append((run, row))
-            return kept
+                for row, evaluation in versions.listing(conn, run.id, -1, VERSIONS_MAX):
+                    if not evaluation.pruned:
+                        unpruned.append((run, row))
+            return unpruned
 
-        found = []
+        problems = []
         for run, row in await self._db.read(read):
             try:
                 path = await self._blobs.local(row.published_sha256)
                 await asyncio.to_thread(self._check_version, run, row, path)
             except (VolunteerError, OSError, ValueError) as error:
-                found.append(f'version {row.version} of "{run.name}" does not load: {why(error)}')
-        return found
+                problems.append(
+                    f'version {row.version} of "{run.name}" does not load: {why(error)}'
+                )
+        return problems
 
     def _check_version(self, run: RunRow, row: VersionRow, path: Path) -> None:
         """Check a version: signature, manifest, file by its run's schema. Raises for a breach."""

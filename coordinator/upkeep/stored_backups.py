@@ -37,7 +37,7 @@ class StoredBackups:
     async def names(self) -> list[str]:
         """Return the names of the complete backups, oldest first."""
         below = self._store.objects(self._only or None)
-        parts = [each["path"].split("/") async for each in below]
+        parts = [item["path"].split("/") async for item in below]
         return sorted(at[0] for at in parts if at[1:] == [LIST] and IS_NAME.fullmatch(at[0]))
 
     async def listing(self, scratch: Path) -> list[BackupSummary]:
@@ -55,8 +55,8 @@ class StoredBackups:
             raise BadRequest(f"{place} holds no complete backup")
         listed = await self._list(names[-1], folder)
         for part in ("tables", "keys"):
-            async for found in self._store.objects(f"{names[-1]}/{part}"):
-                await self._get(found["path"], folder / part / Path(found["path"]).name)
+            async for item in self._store.objects(f"{names[-1]}/{part}"):
+                await self._get(item["path"], folder / part / Path(item["path"]).name)
         for sha in listed.blobs:
             await backups.copy_blob(self._store, sha, folder / "blobs" / sha[:2] / sha)
 
@@ -67,21 +67,21 @@ class StoredBackups:
         """
         self._check_several()
         names = await self.names()
-        gone, kept, lost = names[:-keep], set[str](), set[str]()
+        surplus, needed, lost = names[:-keep], set[str](), set[str]()
         with tempfile.TemporaryDirectory() as scratch:
-            for name in names[-keep:] if gone else ():
-                kept |= (await self._list(name, Path(scratch) / name)).blobs.keys()
-            for name in gone:
+            for name in names[-keep:] if surplus else ():
+                needed |= (await self._list(name, Path(scratch) / name)).blobs.keys()
+            for name in surplus:
                 # the blobs of a damaged backup are not known
                 with suppress(BadRequest, BadSignature, Configuration, NotFound):
                     lost |= (await self._list(name, Path(scratch) / name)).blobs.keys()
-        for sha in sorted(lost - kept):
+        for sha in sorted(lost - needed):
             await self._store.delete(sha)
-        for name in gone:
-            paths = [found["path"] async for found in self._store.objects(name)]
+        for name in surplus:
+            paths = [item["path"] async for item in self._store.objects(name)]
             for path in sorted(paths, key=f"{name}/{LIST}".__eq__):
                 await self._store.delete_object(path)
-        return [f"{self._url}/{name}" for name in gone]
+        return [f"{self._url}/{name}" for name in surplus]
 
     def _check_several(self) -> None:
         if self._only:
@@ -139,7 +139,7 @@ class StorePlace:
 
     async def _look_again(self, listed: BackupList) -> None:
         """Copy blobs again that were deleted meanwhile. Raises NotFound, Configuration."""
-        self._there = {each.sha256: each.size async for each in self._store.entries()}
+        self._there = {entry.sha256: entry.size async for entry in self._store.entries()}
         for sha, size in listed.blobs.items():
             if self._there.get(sha) == size:
                 continue

@@ -132,8 +132,8 @@ async def test_after_a_kill_volunteers_are_paid_once_for_what_was_written_down(
     killed.count(one, 4, bob.volunteer_id)  # streamed in its last second
     killed.close()
     meter = bench.meter()
-    assert await meter.recover(everything=True) == 1
-    assert await meter.recover(everything=True) == 0
+    assert await meter.recover(all_replicas=True) == 1
+    assert await meter.recover(all_replicas=True) == 0
     await killed.end(one)  # too late
     assert await bench.has() == (CREDITS - 20, 0, 20)  # 13 tokens at 1.5, rounded up
     found = await bench.db.read(lambda c: payments.balances(c, bob.volunteer_id))
@@ -220,7 +220,7 @@ async def test_without_the_disk_of_the_process_the_last_second_is_not_paid(
 
 async def test_a_server_that_starts_alone_settles_everything_at_once(bench: Bench) -> None:
     await bench.meter().begin(bench.order())
-    assert await bench.meter().recover(everything=True) == 1
+    assert await bench.meter().recover(all_replicas=True) == 1
     assert (await bench.has())[1] == 0
 
 
@@ -401,7 +401,7 @@ async def _steps(bench: Bench, steps: list[tuple[str, int]]) -> None:
             await meter.recover()
     for one in live:
         await meter.end(one)
-    await meter.recover(everything=True)
+    await meter.recover(all_replicas=True)
     earned, held, spent = await bench.has()
     rows = await bench.of_usage()
     assert (held, earned + spent) == (0, CREDITS)

@@ -217,16 +217,16 @@ async def _send_stream(scope: Scope, receive: Receive, send: Send, stream: Piece
     """Send a stream piece by piece. Raises ClientGone."""
     scope["sent"] = 0
     # The server silently drops data that is sent to a closed connection.
-    gone = asyncio.ensure_future(until_gone(receive))
+    disconnect = asyncio.ensure_future(until_gone(receive))
     try:
         async for piece in stream:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             scope["sent"] += len(piece)
-            if gone.done():
+            if disconnect.done():
                 raise ClientGone
         await send({"type": "http.response.body", "body": b""})
     finally:
-        gone.cancel()
+        disconnect.cancel()
 
 
 def client_key(scope: Scope) -> str:

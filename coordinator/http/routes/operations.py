@@ -41,10 +41,10 @@ async def server(call: Call[None]) -> ServerInfo:
 
 
 async def wheel(call: Call[None]) -> Reply:
-    found = await call.coordinator.server.wheel()
-    if found is None or call.text("name") != found.name:
+    wheel_file = await call.coordinator.server.wheel()
+    if wheel_file is None or call.text("name") != wheel_file.name:
         raise NotFound("this coordinator has no such wheel; /join says how to install the program")
-    return Reply(headers=(("content-type", BYTES),), body=found.data)
+    return Reply(headers=(("content-type", BYTES),), body=wheel_file.data)
 
 
 async def health(call: Call[None]) -> Health:

@@ -45,8 +45,8 @@ async def latest(call: Call[None]) -> Reply:
 
 
 async def version(call: Call[None]) -> Reply:
-    found = await call.coordinator.runs.queries.manifest(call.text("run"), call.number("version"))
-    return _signed(call, found)
+    signed = await call.coordinator.runs.queries.manifest(call.text("run"), call.number("version"))
+    return _signed(call, signed)
 
 
 def _signed(call: Call[None], signed: SignedManifest) -> Reply:

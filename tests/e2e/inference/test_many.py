@@ -148,7 +148,7 @@ async def test_a_kill_between_tokens_is_settled_by_the_next_start(tmp_path: Path
             meter = house.coordinator.answers.meter
             await meter.tick()
             meter._live.clear()  # as a killed process forgets
-            assert await meter.recover(everything=True) == 1
+            assert await meter.recover(all_replicas=True) == 1
             (row,) = (await house.ann.get("/me/usage")).json()
             assert row["tokens_out"] == 4
             await stream.close()
