@@ -88,12 +88,12 @@ class Headless:
                 self._online = event.online
                 return None  # being online is news only after an outage
             self._online = event.online
-        said = words(event)
-        if said is None or (isinstance(event, events.Credits) and said == self._account):
+        sentence = words(event)
+        if sentence is None or (isinstance(event, events.Credits) and sentence == self._account):
             return None
-        line = f"{_time(event.at)}  {printable(said)}"
+        line = f"{_time(event.at)}  {printable(sentence)}"
         if isinstance(event, events.Credits):
-            self._account = said
+            self._account = sentence
             if event.verdicts:  # the credits line follows its verdicts
                 self._behind = (event.verdicts[-1].contribution, line)
                 return None
@@ -133,7 +133,7 @@ def status_lines(status: Status) -> list[str]:
                 status.queued,
             )
         )
-    lines += [announcement_words(found) for found in status.announcements]
+    lines += [announcement_words(announcement) for announcement in status.announcements]
     lines += [pause_line(pause) for pause in status.pauses]
     if status.finishing:
         lines.append(_("finishing: no new work is taken"))
@@ -153,11 +153,13 @@ def status_lines(status: Status) -> list[str]:
 
 def pause_line(pause: PauseStatus) -> str:
     """Return the sentence about a pause: its cause and its end."""
-    said = words(
+    sentence = words(
         events.Paused(device=pause.device, by=pause.by, message=pause.message, until=pause.until)
     )
     return (
-        _("{pause}; continue with `volunteer resume`", pause=said) if pause.by == YOU else str(said)
+        _("{pause}; continue with `volunteer resume`", pause=sentence)
+        if pause.by == YOU
+        else str(sentence)
     )
 
 

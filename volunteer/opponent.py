@@ -65,8 +65,8 @@ class Rival:
         newest = checked(await self._api.query(endpoints.LATEST, run=self._run), self._public_key)
         manifest = newest
         if version is not None and version != newest.version:
-            asked = self._api.query(endpoints.VERSION, run=self._run, version=version)
-            manifest = checked(await asked, self._public_key)
+            query = self._api.query(endpoints.VERSION, run=self._run, version=version)
+            manifest = checked(await query, self._public_key)
         if {manifest.run, newest.run} != {self._run}:
             raise InvalidFrame(Sentence("the coordinator sent the manifest of another run"))
         workload = load(manifest.workload, self._enabled)

@@ -60,10 +60,10 @@ def key_state(state: str) -> str:
 def origin_of(info: RunInfo) -> str:
     """Describe the model that a run starts from: its name, licence, and download size."""
     licence = printable(info.origin_licence, 100) or _("no stated licence")
-    said = _("{model} under {licence}", model=printable(info.origin, 200), licence=licence)
+    sentence = _("{model} under {licence}", model=printable(info.origin, 200), licence=licence)
     if not info.origin_bytes:
-        return said
-    return f"{said}, {_('{size} to fetch', size=size(info.origin_bytes))}"
+        return sentence
+    return f"{sentence}, {_('{size} to fetch', size=size(info.origin_bytes))}"
 
 
 def nobody_at(url: str) -> str:
@@ -90,8 +90,8 @@ def loss(value: float | None, measure: Measure = "loss") -> str:
 
 def measured(measure: Measure) -> str:
     """Return the name of a run's loss as the beginning of a heading: Loss, Fréchet distance."""
-    what = measure_name(measure)
-    return what[:1].upper() + what[1:]
+    name = measure_name(measure)
+    return name[:1].upper() + name[1:]
 
 
 def measure_word(measure: Measure) -> str:

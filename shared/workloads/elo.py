@@ -75,11 +75,11 @@ def ratings(meetings: Sequence[Meeting], anchor: int) -> dict[int, Rating]:
     for _ in range(100):
         slope = np.zeros(len(numbers))
         curvature = np.zeros((len(numbers), len(numbers)))
-        for one, other, found in games:
+        for one, other, score in games:
             gap = elo[one] - elo[other]
             expected = 1 / (1 + math.exp(-_PER_POINT * gap))
-            pull = _PER_POINT * found.games * (found.points - expected) - gap / _DOUBT**2
-            bend = _PER_POINT**2 * found.games * expected * (1 - expected) + 1 / _DOUBT**2
+            pull = _PER_POINT * score.games * (score.points - expected) - gap / _DOUBT**2
+            bend = _PER_POINT**2 * score.games * expected * (1 - expected) + 1 / _DOUBT**2
             slope[one] += pull
             slope[other] -= pull
             for a, b, sign in (
@@ -106,14 +106,14 @@ def ratings(meetings: Sequence[Meeting], anchor: int) -> dict[int, Rating]:
 
 
 def _joined(meetings: Sequence[Meeting], anchor: int) -> set[int]:
-    found = {anchor}
+    connected = {anchor}
     while True:
         more = {
             number
             for meeting in meetings
-            if found & {meeting.one, meeting.other}
+            if connected & {meeting.one, meeting.other}
             for number in (meeting.one, meeting.other)
         }
-        if more <= found:
-            return found
-        found |= more
+        if more <= connected:
+            return connected
+        connected |= more

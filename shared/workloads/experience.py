@@ -130,22 +130,24 @@ class Experience(Protocol):
 
 
 def behind(
-    begun: Sequence[tuple[int, float]], known: Sequence[KnownVersion], lag: int
+    starts: Sequence[tuple[int, float]], versions: Sequence[KnownVersion], lag: int
 ) -> dict[int, str]:
-    """Return the fault, by place in `begun`, of each episode that began with a version more than
-    `lag` behind the newest that its maker knew. `begun` has each episode's version and start.
+    """Return the fault, by place in `starts`, of each episode that began with a version more than
+    `lag` behind the newest that its maker knew. `starts` has each episode's version and start.
 
     The start of an episode counts, not its submission, so that a slow machine's long game is not
     refused.
     """
-    known = sorted(known, key=lambda version: version.since_s)
-    published = [version.since_s for version in known]
-    found: dict[int, str] = {}
-    for place, (version, began_s) in enumerate(begun):
+    versions = sorted(versions, key=lambda version: version.since_s)
+    published = [version.since_s for version in versions]
+    reasons: dict[int, str] = {}
+    for place, (version, began_s) in enumerate(starts):
         before = bisect.bisect_right(published, max(0.0, began_s - NOTICE_S))
-        newest = max((each.number for each in known[:before]), default=version)
+        newest = max(
+            (version_before.number for version_before in versions[:before]), default=version
+        )
         if version < newest - lag:
-            found[place] = (
+            reasons[place] = (
                 f"version {version} when version {newest} was out, more than {lag} behind"
             )
-    return found
+    return reasons

@@ -78,7 +78,7 @@ class Answering:
     def _free(self) -> LentDevice | None:
         if self.place.life.winding_up or self.choice.runs() is None:
             return None
-        free = (each for each in self.devices if not self.pauses.paused(each.id))
+        free = (device for device in self.devices if not self.pauses.paused(device.id))
         return next(free, None)
 
     async def _answer(self, task: AnswerTask) -> None:
@@ -127,21 +127,21 @@ class Answering:
         loop = asyncio.get_running_loop()
         model = self._models.setdefault(device.id, AnswerModel(device.id))
         tokens: list[int] = []
-        wanted = True
+        go_on = True
 
         def generate() -> Finish | None:
             """Generate the tokens; runs on the thread of the device."""
-            for made in model.made(version, task):
-                if made.chosen is not None:
-                    loop.call_soon_threadsafe(tokens.append, made.chosen.token)
-                if made.finish or not wanted:
-                    return made.finish
+            for token in model.made(version, task):
+                if token.chosen is not None:
+                    loop.call_soon_threadsafe(tokens.append, token.chosen.token)
+                if token.finish or not go_on:
+                    return token.finish
             return None
 
         working = asyncio.wrap_future(device.trainer.interject(generate))
         sent = 0
         try:
-            while not working.done() and wanted:
+            while not working.done() and go_on:
                 await asyncio.wait((working,), timeout=GATHER_S)
                 if self.pauses.paused(device.id):
                     raise InvalidFrame(
@@ -149,14 +149,14 @@ class Answering:
                     )
                 if not working.done() and len(tokens) > sent:
                     part = AnswerTokens(start=sent, tokens=tuple(tokens[sent:]))
-                    wanted = await self.place.remote.api.answer_tokens(task.id, part)
+                    go_on = await self.place.remote.api.answer_tokens(task.id, part)
                     sent += len(part.tokens)
-            if wanted:
+            if go_on:
                 finish = working.result() or "failed"
                 part = AnswerTokens(start=sent, tokens=tuple(tokens[sent:]), finish=finish)
                 await self.place.remote.api.answer_tokens(task.id, part)
         finally:
-            wanted = False
+            go_on = False
             working.add_done_callback(_forgotten)
 
 

@@ -36,51 +36,51 @@ class BaseVersions:
     place: Workplace
     downloads: Downloads
 
-    async def prefetch(self, held: LeaseInWork) -> None:
+    async def prefetch(self, work: LeaseInWork) -> None:
         """Fetch the newest version into the cache for a task that has not begun, if there is room.
 
         The base is bound when the task begins; if a newer version is published by then, only the
         links to it remain to be fetched.
         """
-        lease = held.lease
+        lease = work.lease
         if lease.in_step or not _newest(lease):
             return
         manifest = await self.downloads.newest(lease)
         if await self.downloads.fits(manifest):
-            await self.downloads.weights(held, manifest)
+            await self.downloads.weights(work, manifest)
 
     async def bind(
-        self, held: LeaseInWork, stack: ExitStack, known: VersionManifest | None = None
+        self, work: LeaseInWork, stack: ExitStack, newest_manifest: VersionManifest | None = None
     ) -> BaseVersion | None:
         """Bind the base of a lease and fetch its weights, which are kept until `stack` closes.
 
-        The base is the newest version, or the one from before a restart. Returns None if `known`
+        The base is the newest version, or the one from before a restart. Returns None if `newest_manifest`
         is already the newest. Raises Gone, BadSignature, OlderVersion, InvalidFrame.
         """
-        lease, before = held.lease, held.stored.begun
+        lease, before = work.lease, work.stored.begun
         if lease.in_step and before is None:
             await self._submitted(lease.run)
         floor = self.place.store.receipts.newest(lease.run)
-        newest_here = None if known is None else known.version
-        begun = await self.place.remote.api.begin(lease.task, lease.attempt, newest_here)
-        if begun.version == newest_here:
+        newest_here = None if newest_manifest is None else newest_manifest.version
+        start = await self.place.remote.api.begin(lease.task, lease.attempt, newest_here)
+        if start.version == newest_here:
             return None
-        if begun.manifest is None:
+        if start.manifest is None:
             raise InvalidFrame(
                 Sentence("the coordinator sent no manifest of the version to begin from")
             )
         # A task that began before keeps its earlier base.
         newest = _newest(lease) and before is None
-        manifest = self.downloads.checked(begun.manifest, lease, floor if newest else -1)
-        if before is None or before.version != begun.version:
+        manifest = self.downloads.checked(start.manifest, lease, floor if newest else -1)
+        if before is None or before.version != start.version:
             # the snapshot belongs to another base
             self.place.store.leases.snapshot(lease).unlink(missing_ok=True)
         bound = manifest.bound(lease.job)
-        bound_lease = msgspec.structs.replace(lease, finish_by=begun.finish_by, job=bound)
-        held.change(begun=begun, lease=bound_lease)
-        self.place.store.leases.keep(held.stored)
-        weights = await self.downloads.held_weights(held, manifest, stack)
-        return BaseVersion(begun=begun, manifest=manifest, weights=weights)
+        bound_lease = msgspec.structs.replace(lease, finish_by=start.finish_by, job=bound)
+        work.change(begun=start, lease=bound_lease)
+        self.place.store.leases.keep(work.stored)
+        weights = await self.downloads.held_weights(work, manifest, stack)
+        return BaseVersion(begun=start, manifest=manifest, weights=weights)
 
     async def _submitted(self, run: str) -> None:
         """Wait until the last result of this run is submitted, so that the next base can contain
@@ -99,7 +99,7 @@ class BaseVersions:
 
     def _unsent(self, run: str) -> bool:
         """Return True if a result of this run is being encoded or waits to be submitted."""
-        encoding = any(held.phase == "encode" and held.lease.run == run for held in self.place.held)
+        encoding = any(work.phase == "encode" and work.lease.run == run for work in self.place.held)
         return encoding or any(entry.run == run for entry in self.place.store.outbox.entries())
 
 

@@ -39,10 +39,10 @@ class Benchmarks:
 
     async def know(self, pairs: list[tuple[Device, Trainer]], *, measure: bool) -> None:
         """Announce the speeds of these devices; unmeasured ones get a quick benchmark."""
-        known = {b.device: b for b in self._remembered()}
+        by_device = {b.device: b for b in self._remembered()}
         for device, trainer in pairs:
-            if device.id in known:
-                self.place.hub.emit(events.Benchmarked(benchmark=known[device.id]))
+            if device.id in by_device:
+                self.place.hub.emit(events.Benchmarked(benchmark=by_device[device.id]))
             elif measure:
                 # A device is shown as being measured as soon as it is known.
                 first = events.BenchmarkProgress(stage=FIRST_STAGE, done=0.0, device=device.id)
@@ -75,8 +75,8 @@ class Benchmarks:
                 raise
             self.place.hub.emit(events.BenchmarkProgress(stage="cancelled", done=1.0))
             return
-        others = tuple(b for b in self._remembered() if b.device != device.id)
-        self.place.store.home.remember(benchmarks=(*others, measured), torch=self._torch)
+        rest = tuple(b for b in self._remembered() if b.device != device.id)
+        self.place.store.home.remember(benchmarks=(*rest, measured), torch=self._torch)
         self.place.hub.emit(events.Benchmarked(benchmark=measured))
 
     def speed(self, device: str) -> float:

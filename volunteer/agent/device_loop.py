@@ -62,13 +62,13 @@ class DeviceLoop:
         """Work until the agent ends, or all requested tasks are done."""
         ahead: asyncio.Task[LeaseInWork | None] | None = None
         try:
-            for stored in revived:
+            for stored_lease in revived:
                 if self.life.ending:
                     break
-                held = LeaseInWork(stored)
-                self.claimer.place.held.take(held)
-                self.news.claimed(held)
-                await self._perform(held)
+                work = LeaseInWork(stored_lease)
+                self.claimer.place.held.take(work)
+                self.news.claimed(work)
+                await self._perform(work)
             while not self.life.ending:
                 held_next = await ahead if ahead is not None else None
                 ahead = None
@@ -90,22 +90,22 @@ class DeviceLoop:
     async def _take_ahead(self) -> LeaseInWork | None:
         """Claim the next task near the end of this one; fetch its data and weights meanwhile."""
         await self._near_end.wait()
-        held = await self._claim_ahead()
-        if held is not None:
+        work = await self._claim_ahead()
+        if work is not None:
             try:
-                await self.pipeline.downloads.prefetch_data(held)
-                await self.life.unless(lambda: self.life.winding_up, self._fetch_weights(held))
+                await self.pipeline.downloads.prefetch_data(work)
+                await self.life.unless(lambda: self.life.winding_up, self._fetch_weights(work))
             except VolunteerError:
                 pass  # the task meets the error again when it begins
-        return held
+        return work
 
     async def _claim_ahead(self) -> LeaseInWork | None:
         """Claim; a pause cancels the claim, which is repeated when the task continues."""
         # A claim could return this machine's own late task, whose result would then not count.
         while not self.claimer.place.held.late:
-            held = await self._claim()
-            if held is not None or not self._kept():
-                return held
+            work = await self._claim()
+            if work is not None or not self._kept():
+                return work
             await self.life.until(lambda: not self._kept())
         return None
 
@@ -114,11 +114,11 @@ class DeviceLoop:
         paused = self.pauses.paused(self.device.id)
         return bool(self.news.at_work and paused) and not self.life.winding_up
 
-    async def _fetch_weights(self, held: LeaseInWork) -> None:
+    async def _fetch_weights(self, work: LeaseInWork) -> None:
         """Fetch weights just before they are needed: a newer version must be fetched too."""
         await self._at_end.wait()
         if self.news.at_work:
-            await self.pipeline.bases.prefetch(held)
+            await self.pipeline.bases.prefetch(work)
 
     async def _next(self) -> LeaseInWork | None:
         """Claim a task, if allowed; None when the agent ends or all requested tasks are done."""
@@ -129,9 +129,9 @@ class DeviceLoop:
                     self.news.idle(late)
                     await change
                     continue
-                held = await self._claim()
-                if held is not None or self.claimer.done:
-                    return held
+                work = await self._claim()
+                if work is not None or self.claimer.done:
+                    return work
                 if self.life.finishing and not len(self.claimer.place.held):
                     message = Sentence("finished: no new work is taken until you resume")
                     self.news.idle(IdleReason(reason="finished", message=message))
@@ -163,14 +163,14 @@ class DeviceLoop:
     async def _claim_once(self, *, long_poll: bool) -> LeaseInWork | IdleReason:
         """Claim, but cancel if claiming becomes forbidden or other work is chosen meanwhile."""
         device = self.device.id
-        wanted = self.choice.wanted(device)
-        hindrance = self.claimer.ready(wanted)
-        if hindrance is not None or wanted is None:
+        choice = self.choice.wanted(device)
+        hindrance = self.claimer.ready(choice)
+        if hindrance is not None or choice is None:
             return hindrance or UNWANTED
-        claim = self.claimer.claim(wanted, share=self.pauses.share(device), long_poll=long_poll)
+        claim = self.claimer.claim(choice, share=self.pauses.share(device), long_poll=long_poll)
         try:
             answer = await self.life.unless(
-                lambda: not self._open() or self.choice.wanted(device) != wanted, claim
+                lambda: not self._open() or self.choice.wanted(device) != choice, claim
             )
         except FATAL as error:
             self.life.give_up(error)
@@ -197,37 +197,37 @@ class DeviceLoop:
     async def _wait(self, seconds: float) -> None:
         """Wait, but stop if claims become forbidden, the choice of work changes, or on `retry`."""
         before, device = self.life.retries, self.device.id
-        wanted = self.choice.wanted(device)
+        choice = self.choice.wanted(device)
         await self.life.sleep(
             seconds,
             unless=lambda: (
                 self.life.retries > before
                 or not self._may_claim()
-                or self.choice.wanted(device) != wanted
+                or self.choice.wanted(device) != choice
             ),
         )
 
-    def _mine(self, held: LeaseInWork) -> bool:
-        return held.stored.device == self.device.id
+    def _mine(self, work: LeaseInWork) -> bool:
+        return work.stored.device == self.device.id
 
-    async def _perform(self, held: LeaseInWork) -> None:
+    async def _perform(self, work: LeaseInWork) -> None:
         """Perform a task until it ends, or until the device is free while the result is encoded."""
         if self.life.finishing:
-            held.finish()
+            work.finish()
         self._near_end.clear()
         self._at_end.clear()
         self.news.begins()
-        held.work = asyncio.create_task(self._work(held))
-        freed = asyncio.create_task(held.freed.wait())
+        work.work = asyncio.create_task(self._work(work))
+        freed = asyncio.create_task(work.freed.wait())
         try:
-            await asyncio.wait({held.work, freed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work.work, freed}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             freed.cancel()
             self.news.ends()
             self._at_end.set()
         await self._settle()  # at most one more task stays in memory
-        self._behind = asyncio.create_task(self._conclude(held, held.work))
-        if held.work.done():
+        self._behind = asyncio.create_task(self._conclude(work, work.work))
+        if work.work.done():
             await self._settle()
         # This device claims after a failure only when the wait in `_calm_down` is over.
         self._near_end.set()
@@ -238,33 +238,33 @@ class DeviceLoop:
             await self._behind
             self._behind = None
 
-    async def _conclude(self, held: LeaseInWork, work: asyncio.Task[None]) -> None:
+    async def _conclude(self, lease: LeaseInWork, work: asyncio.Task[None]) -> None:
         await asyncio.wait({work})
         if work.cancelled():
-            await self._given_up(held)
+            await self._given_up(lease)
         elif (error := work.exception()) is not None:
-            await self._failed(held, error)
+            await self._failed(lease, error)
 
-    async def _given_up(self, held: LeaseInWork) -> None:
-        how, message = held.ended or "released", held.message or ENDING
-        await self.claimer.ends.without_result(held, how, message)
+    async def _given_up(self, work: LeaseInWork) -> None:
+        how, message = work.ended or "released", work.message or ENDING
+        await self.claimer.ends.without_result(work, how, message)
 
-    async def _work(self, held: LeaseInWork) -> None:
-        if held.ended:
+    async def _work(self, work: LeaseInWork) -> None:
+        if work.ended:
             raise asyncio.CancelledError
         await self.life.until(lambda: not self.pauses.paused(self.device.id))
-        await self.choice.agree(held.lease.run)
-        outcome = await self.pipeline.run(held, self._watch_end)
+        await self.choice.agree(work.lease.run)
+        outcome = await self.pipeline.run(work, self._watch_end)
         if isinstance(outcome, Interrupted):
-            await self._interrupted(held, outcome)
+            await self._interrupted(work, outcome)
             return
         if outcome is not None:
             self.failures.reset()
-        self.claimer.ends.done(held, outcome.value if outcome is not None else None)
+        self.claimer.ends.done(work, outcome.value if outcome is not None else None)
 
-    async def _interrupted(self, held: LeaseInWork, outcome: Interrupted) -> None:
-        how, message = held.ended or "saved", held.message or outcome.reason
-        await self.claimer.ends.without_result(held, how, message)
+    async def _interrupted(self, work: LeaseInWork, outcome: Interrupted) -> None:
+        how, message = work.ended or "saved", work.message or outcome.reason
+        await self.claimer.ends.without_result(work, how, message)
 
     def _watch_end(self, report: TrainingReport) -> None:
         if report.eta_s is not None and report.eta_s <= AHEAD_S:
@@ -272,12 +272,12 @@ class DeviceLoop:
             if report.eta_s <= self.pipeline.downloads.lead_s:
                 self._at_end.set()
 
-    async def _failed(self, held: LeaseInWork, error: BaseException) -> None:
+    async def _failed(self, work: LeaseInWork, error: BaseException) -> None:
         if not isinstance(error, Exception):
             raise error
         ends = self.claimer.ends
-        known = isinstance(error, VolunteerError | MemoryError)
-        message = getattr(error, "message", str(error)) if known else f"{error!r}"
+        expected = isinstance(error, VolunteerError | MemoryError)
+        message = getattr(error, "message", str(error)) if expected else f"{error!r}"
         if device_lost(error):
             message = Sentence(
                 "{device} does not answer any more ({error}): is it still plugged in, and does "
@@ -287,35 +287,35 @@ class DeviceLoop:
             )
         if isinstance(error, Gone):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
-            await ends.without_result(held, how, message)
+            await ends.without_result(work, how, message)
         elif isinstance(error, StorageFull):
             with self._rest():
-                await ends.without_result(held, "released", message)
+                await ends.without_result(work, "released", message)
                 self.news.idle(IdleReason(reason="disk_full", message=message, wait_s=DISK_WAIT_S))
                 await self._wait(DISK_WAIT_S)
         elif isinstance(error, OlderVersion):
             with self._rest():
-                await ends.without_result(held, "released", message)
+                await ends.without_result(work, "released", message)
                 if not await self.pipeline.downloads.restored():
                     idle = IdleReason(reason="refused", message=message, wait_s=REFUSED_WAIT_S)
                     self.news.idle(idle)
                     await self._wait(REFUSED_WAIT_S)
         elif isinstance(error, OutOfMemory):  # other runs may fit
-            self.choice.does_not_fit(held.lease.run, self.device.id, error.needed_bytes)
-            await ends.without_result(held, "released", message)
+            self.choice.does_not_fit(work.lease.run, self.device.id, error.needed_bytes)
+            await ends.without_result(work, "released", message)
         elif isinstance(error, ThreadDied):
-            await ends.without_result(held, "released", message)
+            await ends.without_result(work, "released", message)
             self.life.give_up(error)
         elif isinstance(error, FATAL):
-            self.claimer.place.held.put_down(held, counted=False)
+            self.claimer.place.held.put_down(work, counted=False)
             self.life.give_up(error)
         else:
             with self._rest():
                 # A missing workload, or one of another version, is not the task's fault. Neither is
                 # the failure of an audit, since another machine has done that task.
-                own = held.lease.audit is None and not isinstance(error, NotFound)
-                how = "failed" if own else "released"
-                await ends.without_result(held, how, message)
+                own_task = work.lease.audit is None and not isinstance(error, NotFound)
+                how = "failed" if own_task else "released"
+                await ends.without_result(work, how, message)
                 await self._calm_down(message)
 
     async def _calm_down(self, message: str) -> None:
@@ -332,7 +332,7 @@ class DeviceLoop:
 
 async def _cancelled(*tasks: asyncio.Task[Any] | None) -> None:
     """Cancel tasks, and wait for their end."""
-    given = [task for task in tasks if task is not None]
-    for task in given:
+    running = [task for task in tasks if task is not None]
+    for task in running:
         task.cancel()
-    await asyncio.gather(*given, return_exceptions=True)
+    await asyncio.gather(*running, return_exceptions=True)

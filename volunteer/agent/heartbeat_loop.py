@@ -48,13 +48,13 @@ class Heartbeat:
         self._wanted = True
         self.place.life.notify()
 
-    async def alive(self, stored: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
+    async def alive(self, leases: tuple[HeldLease, ...]) -> tuple[HeldLease, ...]:
         """Return an earlier process's leases that are still held here and not late."""
-        extra = tuple(LeaseInWork(lease).report(paused=False) for lease in stored)
+        extra = tuple(LeaseInWork(lease).report(paused=False) for lease in leases)
         reply = await self._sent(lambda: self._request(extra))
         self._learn(reply)
-        ours = {(order.task, order.attempt) for order in reply.orders if _ours(order)}
-        return tuple(lease for lease in stored if lease.key in ours - self.place.held.late)
+        ours_left = {(order.task, order.attempt) for order in reply.orders if _ours(order)}
+        return tuple(lease for lease in leases if lease.key in ours_left - self.place.held.late)
 
     async def once(self) -> float:
         """Send one heartbeat. Return the seconds until the next."""
@@ -80,8 +80,8 @@ class Heartbeat:
 
     def _request(self, extra: tuple[TaskBeat, ...] = ()) -> HeartbeatRequest:
         reports = [
-            held.report(paused=bool(self.pauses.paused(held.stored.device)))
-            for held in self.place.held
+            work.report(paused=bool(self.pauses.paused(work.stored.device)))
+            for work in self.place.held
         ]
         for entry in self.place.store.outbox.entries():
             task, attempt = entry.task, entry.submit.attempt
@@ -113,14 +113,14 @@ class Heartbeat:
             self.obey_owner(ordered.order)
 
     def _obey(self, order: TaskOrder) -> None:
-        held = self.place.held.get((order.task, order.attempt))
-        if held is None:
+        work = self.place.held.get((order.task, order.attempt))
+        if work is None:
             return
         message = printable(order.message)
         if order.order == "cancel":
-            held.end("cancelled", message or Sentence("the coordinator cancelled this task"))
+            work.end("cancelled", message or Sentence("the coordinator cancelled this task"))
         elif order.order == "gone":
-            held.end("gone", message or Sentence("another volunteer holds this task now"))
+            work.end("gone", message or Sentence("another volunteer holds this task now"))
 
 
 def _ours(order: TaskOrder) -> bool:

@@ -22,8 +22,8 @@ LeaseKey: TypeAlias = tuple[int, int]  # task, attempt
 class LeaseInWork:
     """Lease that this agent works on."""
 
-    def __init__(self, stored: HeldLease) -> None:
-        self.stored = stored
+    def __init__(self, stored_lease: HeldLease) -> None:
+        self.stored = stored_lease
         self.phase: LeasePhase = "queued"
         self.handle: Handle[Any] | None = None
         self.steps_before = 0  # steps of earlier stretches; `handle` counts the present one's
@@ -104,21 +104,21 @@ class HeldLeases:
         """Return True if `max_tasks` leases were taken; a lost lease makes room for another."""
         return self._left is not None and self._left <= 0
 
-    def take(self, held: LeaseInWork) -> None:
+    def take(self, work: LeaseInWork) -> None:
         """Begin work on a lease."""
-        self._leases[held.key] = held
+        self._leases[work.key] = work
         if self._left is not None:
             self._left -= 1
-            self._counted.add(held.key)
+            self._counted.add(work.key)
         self._life.notify()
 
-    def put_down(self, held: LeaseInWork, *, counted: bool) -> None:
+    def put_down(self, work: LeaseInWork, *, counted: bool) -> None:
         """End the work on a lease; without a result the lease does not count against
         `max_tasks`.
         """
-        self._leases.pop(held.key, None)
+        self._leases.pop(work.key, None)
         if not counted:
-            self.lost(held.key)
+            self.lost(work.key)
         self._life.notify()
 
     def lost(self, key: LeaseKey) -> None:

@@ -24,9 +24,9 @@ class LeaseEnds:
 
     place: Workplace
 
-    async def give_back(self, held: LeaseInWork, reason: str, *, failed: bool) -> None:
+    async def give_back(self, work: LeaseInWork, reason: str, *, failed: bool) -> None:
         """Release a lease once its results are submitted; `failed` counts against the task."""
-        task, attempt = held.key
+        task, attempt = work.key
         if self.place.store.outbox.holds(task, attempt):
             self.place.remote.api.client.hurry()
         await self.place.life.sleep(
@@ -45,22 +45,22 @@ class LeaseEnds:
                     "task {task} could not be given back: {error}", task=task, error=error.message
                 )
             )
-        self.place.store.leases.drop(held.lease)
+        self.place.store.leases.drop(work.lease)
 
-    async def without_result(self, held: LeaseInWork, how: str, message: str) -> None:
+    async def without_result(self, work: LeaseInWork, how: str, message: str) -> None:
         """End a lease without a contribution; for `how`, see `TaskEnded`."""
         if how in ("released", "failed"):
-            await self.give_back(held, message, failed=how == "failed")
+            await self.give_back(work, message, failed=how == "failed")
         elif how != "saved":
-            self.place.store.leases.drop(held.lease)
-        self.place.held.put_down(held, counted=False)
-        self.place.hub.emit(events.TaskEnded(task=held.key[0], how=how, message=message))
+            self.place.store.leases.drop(work.lease)
+        self.place.held.put_down(work, counted=False)
+        self.place.hub.emit(events.TaskEnded(task=work.key[0], how=how, message=message))
 
-    def done(self, held: LeaseInWork, result: QueuedResult | None) -> None:
+    def done(self, work: LeaseInWork, result: QueuedResult | None) -> None:
         """End a lease whose last result is in the outbox; without `result` it was made before."""
-        self.place.store.leases.drop(held.lease)
+        self.place.store.leases.drop(work.lease)
         if result is not None:
-            job, submit = held.lease.job, result.submit
+            job, submit = work.lease.job, result.submit
             # The protocol uses 0 for a missing loss.
             measured = bool(submit.loss_first or submit.loss_last)
             self.place.hub.emit(
@@ -74,4 +74,4 @@ class LeaseEnds:
                     train_s=submit.train_s,
                 )
             )
-        self.place.held.put_down(held, counted=True)
+        self.place.held.put_down(work, counted=True)

@@ -77,8 +77,8 @@ class PauseBoard:
         Return False if the reason was not there. `finishing`: the same order also ended `finish`.
         """
         names = list(self._reasons) if not device else [device]
-        found = [self._reasons.get(name, {}).pop(by, None) for name in names]
-        was = any(found)
+        removed = [self._reasons.get(name, {}).pop(by, None) for name in names]
+        was = any(removed)
         self._apply()
         left = self.paused(device)
         message = _still(left, by if was or not finishing else "") if left else ""
@@ -92,10 +92,10 @@ class PauseBoard:
         """
         clock = self._life.clock
         while True:
-            for device, found in list(self._reasons.items()):
-                for reason in list(found.values()):
+            for device, by_reason in list(self._reasons.items()):
+                for reason in list(by_reason.values()):
                     if self._is_over(reason, clock.now()):
-                        del found[reason.by]
+                        del by_reason[reason.by]
                         self._apply()
                         self._hub.emit(events.Resumed(device=device, by=reason.by, by_time=True))
             await clock.sleep(TIME_S)
@@ -118,7 +118,9 @@ class PauseBoard:
 
     def reasons(self) -> frozenset[tuple[str, str]]:
         """Return each reason with its device."""
-        return frozenset((name, by) for name, found in self._reasons.items() for by in found)
+        return frozenset(
+            (name, by) for name, by_reason in self._reasons.items() for by in by_reason
+        )
 
     def _apply(self) -> None:
         for device, trainer in self._trainers.items():

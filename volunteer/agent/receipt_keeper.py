@@ -60,8 +60,8 @@ class ReceiptKeeper:
 
     async def _say(self, problem: str) -> None:
         """Alert the owner, not twice in a row; a restore signed by the coordinator is no alert."""
-        if problem and (said := await self._check.restored()):
-            self._hub.notice(said, "warning")
+        if problem and (sentence := await self._check.restored()):
+            self._hub.notice(sentence, "warning")
             return
         if problem and problem != self._told:
             self._told = problem

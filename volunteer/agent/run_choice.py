@@ -64,23 +64,23 @@ class RunChoice:
         runs, kinds = self.runs(), self._rules.kinds(device)
         if runs is None:
             return None
-        short = {found.run: found for found in self._short_of(device)}
+        short = {shortage.run: shortage for shortage in self._short_of(device)}
         if not short:
             return WantedWork(runs, kinds)
         listed = self._place.hub.status.runs
         open_ = tuple(info.name for info in listed if info.state not in ENDED)
-        known = runs or (open_ if listed else tuple(short))
-        left = tuple(run for run in known if run not in short)
-        met = next((found for run, found in short.items() if run in known), None)
+        candidates = runs or (open_ if listed else tuple(short))
+        left = tuple(run for run in candidates if run not in short)
+        met = next((shortage for run, shortage in short.items() if run in candidates), None)
         return WantedWork(left, kinds, "" if left or met is None else shortage_words(met))
 
     def _short_of(self, device: str) -> list[Shortage]:
         """Return the known shortages of a device that still hold."""
         status, now = self._place.hub.status, self._place.life.clock.now()
         return [
-            found
-            for found in status.shortages
-            if found.device == device and found.stands(status.runs, status.lent_bytes, now)
+            shortage
+            for shortage in status.shortages
+            if shortage.device == device and shortage.stands(status.runs, status.lent_bytes, now)
         ]
 
     def announce(self) -> None:
@@ -88,16 +88,16 @@ class RunChoice:
         not.
         """
         torch = hardware().torch
-        for found in self._place.store.home.memory.shortages:
-            if found.torch == torch:
-                self._place.hub.emit(events.ShortOfMemory(shortage=found, known=True))
+        for shortage in self._place.store.home.memory.shortages:
+            if shortage.torch == torch:
+                self._place.hub.emit(events.ShortOfMemory(shortage=shortage, known=True))
 
     def does_not_fit(self, run: str, device: str, needed_bytes: int) -> None:
         """Stop claiming a run's tasks on a device, after one ran out of memory, until something
         changes.
         """
         status = self._place.hub.status
-        found = Shortage(
+        shortage = Shortage(
             run=run,
             device=device,
             model=of_run(next((info for info in status.runs if info.name == run), None)),
@@ -108,9 +108,9 @@ class RunChoice:
             at=self._place.life.clock.now(),
         )
         self._place.store.home.remember(
-            shortages=with_new(self._place.store.home.memory.shortages, found)
+            shortages=with_new(self._place.store.home.memory.shortages, shortage)
         )
-        self._place.hub.emit(events.ShortOfMemory(shortage=found))
+        self._place.hub.emit(events.ShortOfMemory(shortage=shortage))
 
     async def consent(self, run: str) -> None:
         """Consent to a run's licence. Raises NotFound, Unreachable."""
@@ -134,14 +134,14 @@ class RunChoice:
         self._place.hub.notice(_terms(run, info))
 
 
-def check_chosen(chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
+def check_chosen(names_chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
     """Check chosen runs. Raises BadRequest, with a list, if one is unknown or all have ended."""
-    if not chosen:
+    if not names_chosen:
         return
-    known = {run.name: run for run in runs}
-    for name in chosen:
-        if name not in known:
-            near = nearest(name, known)
+    by_name = {run.name: run for run in runs}
+    for name in names_chosen:
+        if name not in by_name:
+            near = nearest(name, by_name)
             listed = _listed(runs)
             if near:
                 raise BadRequest(
@@ -155,13 +155,13 @@ def check_chosen(chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
             raise BadRequest(
                 Sentence('there is no run "{name}" here; {listed}', name=name, listed=listed)
             )
-    if all(known[name].state in ENDED for name in chosen):
-        names = " and ".join(f'"{name}"' for name in chosen)
+    if all(by_name[name].state in ENDED for name in names_chosen):
+        names = " and ".join(f'"{name}"' for name in names_chosen)
         raise BadRequest(
             plural(
                 "{names} has ended: nothing is left to do; {listed}",
                 "{names} have ended: nothing is left to do; {listed}",
-                len(chosen),
+                len(names_chosen),
                 names=names,
                 listed=_listed(runs),
             )
@@ -171,8 +171,10 @@ def check_chosen(chosen: Sequence[str], runs: Sequence[RunInfo]) -> None:
 def _listed(runs: Sequence[RunInfo]) -> str:
     if not runs:
         return Sentence("the coordinator has no run yet")
-    shown = [f"{printable(run.name)} ({printable(run.workload)}, {run.state})" for run in runs]
-    names, more = ", ".join(shown[-LISTED_MAX:]), len(shown) - LISTED_MAX
+    listed_runs = [
+        f"{printable(run.name)} ({printable(run.workload)}, {run.state})" for run in runs
+    ]
+    names, more = ", ".join(listed_runs[-LISTED_MAX:]), len(listed_runs) - LISTED_MAX
     if more > 0:
         return Sentence("the runs are: {names} and {n} more", names=names, n=more)
     return Sentence("the runs are: {names}", names=names)
@@ -180,17 +182,21 @@ def _listed(runs: Sequence[RunInfo]) -> str:
 
 def _terms(run: str, info: RunInfo) -> Sentence:
     """Return the sentence about a run's licences and its contact."""
-    said = Sentence(
+    sentence = Sentence(
         'helping "{run}": the model will be published under {licence}',
         run=run,
         licence=info.licence,
     )
     if info.dataset_licence:
-        said = Sentence("{said}, the data is under {data}", said=said, data=info.dataset_licence)
+        sentence = Sentence(
+            "{said}, the data is under {data}", said=sentence, data=info.dataset_licence
+        )
     elif info.dataset:
-        said = Sentence("{said}, no licence of the data is stated", said=said)
+        sentence = Sentence("{said}, no licence of the data is stated", said=sentence)
     if info.origin:
-        said = Sentence("{said}, it begins from {origin}", said=said, origin=origin_of(info))
+        sentence = Sentence(
+            "{said}, it begins from {origin}", said=sentence, origin=origin_of(info)
+        )
     if info.contact:
-        said = Sentence("{said}, questions to {contact}", said=said, contact=info.contact)
-    return said
+        sentence = Sentence("{said}, questions to {contact}", said=sentence, contact=info.contact)
+    return sentence

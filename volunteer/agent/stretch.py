@@ -95,11 +95,11 @@ class StretchRunner:
     steps: ModelSteps
 
     async def run(
-        self, held: LeaseInWork, task: LocalTask, on_report: Callable[[TrainingReport], None]
+        self, work: LeaseInWork, task: LocalTask, on_report: Callable[[TrainingReport], None]
     ) -> Finished[PartResult | None] | Interrupted:
         """Train a stretch; return the part to submit, or None if the part continues."""
         loop = asyncio.get_running_loop()
-        whole, job = held.lease.job, task.files.held.lease.job
+        whole, job = work.lease.job, task.files.held.lease.job
 
         def pass_on(report: TrainingReport) -> None:
             """Pass a report to the loop; runs on the training thread."""
@@ -107,7 +107,7 @@ class StretchRunner:
                 loop.call_soon_threadsafe(reported, of_whole(report, whole, job))
 
         def reported(report: TrainingReport) -> None:
-            self._announce(held, report, task)
+            self._announce(work, report, task)
             on_report(report)
 
         def on_loop(act: Callable[[], None]) -> None:
@@ -115,7 +115,7 @@ class StretchRunner:
                 loop.call_soon_threadsafe(act)
 
         def halved(micro: int) -> None:
-            event = events.Halved(task=held.key[0], device=self.device.id, micro_batch=micro)
+            event = events.Halved(task=work.key[0], device=self.device.id, micro_batch=micro)
             on_loop(partial(self.place.hub.emit, event))
 
         handle = self.device.trainer.submit(
@@ -132,9 +132,9 @@ class StretchRunner:
                 ),
             )
         )
-        held.phase, held.handle = "train", handle
-        if held.ended:
-            handle.stop(held.message)
+        work.phase, work.handle = "train", handle
+        if work.ended:
+            handle.stop(work.message)
         following = asyncio.ensure_future(self._follow(handle, task))
         try:
             return await asyncio.wrap_future(handle.future)
@@ -143,8 +143,8 @@ class StretchRunner:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
 
-    def _announce(self, held: LeaseInWork, report: TrainingReport, task: LocalTask) -> None:
-        lease, begun = held.lease, held.stored.begun
+    def _announce(self, work: LeaseInWork, report: TrainingReport, task: LocalTask) -> None:
+        lease, start = work.lease, work.stored.begun
         self.place.hub.emit(
             events.Training(
                 step=report.step,
@@ -159,7 +159,7 @@ class StretchRunner:
                 run=lease.run,
                 device=self.device.id,
                 tokens_per_s=report.samples_per_s * task.items_per_sample,
-                version=begun.version if begun else 0,
+                version=start.version if start else 0,
                 metrics=dict(report.metrics),
                 items=task.items,
             )

@@ -42,16 +42,16 @@ class WorkNews:
         """Announce once why there is no work, and the time of the next claim."""
         until = self.place.timing.clock.now() + why.wait_s if why.wait_s else None
         status = self.place.hub.status
-        known = (status.idle, status.idle_message) == (why.reason, why.message)
-        event = events.Idle(reason=why.reason, message=why.message, until=until, repeated=known)
+        unchanged = (status.idle, status.idle_message) == (why.reason, why.message)
+        event = events.Idle(reason=why.reason, message=why.message, until=until, repeated=unchanged)
         if self.at_work:
             self._later = event
-        elif until is not None or not known:
+        elif until is not None or not unchanged:
             self.place.hub.emit(event)
 
-    def claimed(self, held: LeaseInWork) -> None:
+    def claimed(self, work: LeaseInWork) -> None:
         """Announce a lease."""
-        lease, job = held.lease, held.lease.job
+        lease, job = work.lease, work.lease.job
         self.place.hub.emit(
             events.Claimed(
                 task=lease.task,

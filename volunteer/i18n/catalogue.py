@@ -74,10 +74,10 @@ def choose(setting: str, environ: Mapping[str, str] | None = None) -> LanguageCh
     """
     environ = os.environ if environ is None else environ
     if setting != AUTO:
-        found = _known(setting)
-        known = ", ".join((AUTO, *languages()))
-        problem = f'there is no language "{escaped(setting, 20)}": English is used; known: {known}'
-        return found or LanguageChoice(problem=problem)
+        choice = _known(setting)
+        names = ", ".join((AUTO, *languages()))
+        problem = f'there is no language "{escaped(setting, 20)}": English is used; known: {names}'
+        return choice or LanguageChoice(problem=problem)
     named = (environ.get(name, "") for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
     return _known(next(filter(None, named), "")) or LanguageChoice()
 
@@ -89,9 +89,9 @@ def _known(locale: str) -> LanguageChoice | None:
     language = language.lower()
     if language not in languages():
         return None
-    known = len(country) == 2 and country.isascii() and country.isalpha()
+    has_country = len(country) == 2 and country.isascii() and country.isalpha()
     return LanguageChoice(
-        language=language, locale=f"{language}_{country.upper()}" if known else language
+        language=language, locale=f"{language}_{country.upper()}" if has_country else language
     )
 
 
@@ -139,7 +139,7 @@ def _entries(text: str) -> Iterator[dict[str, str]]:
             field = word.strip() or field
             part = rest.rstrip().removesuffix('"')
             if "\\" in part:
-                part = _ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[1]), part)
+                part = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), part)
             entry[field] = entry.get(field, "") + part
         else:
             entry.pop("", None)  # from empty lines before the first field
@@ -179,8 +179,8 @@ def ngettext(one: str, many: str, count: int, /, **values: object) -> str:
     english = one if count == 1 else many
     forms = _current.messages.get(("", one))
     at = _current.form(abs(count)) if forms else 0
-    found = forms[at] if forms and at < len(forms) else english
-    return _filled(found, english, {"n": number(count, ","), **values})
+    form = forms[at] if forms and at < len(forms) else english
+    return _filled(form, english, {"n": number(count, ","), **values})
 
 
 def shown(text: str) -> str:

@@ -85,9 +85,9 @@ def report(listener: int) -> None:
     global _refusals
     try:
         if _helper is not None:
-            _refusals, theirs = socket.socketpair()
-            with theirs:
-                socket.send_fds(_helper, [_LISTENER], [listener, theirs.fileno()])
+            _refusals, far = socket.socketpair()
+            with far:
+                socket.send_fds(_helper, [_LISTENER], [listener, far.fileno()])
     finally:
         os.close(listener)  # without a reader the kernel answers that the call does not exist
 

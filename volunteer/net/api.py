@@ -91,12 +91,14 @@ class Api:
             raise Unavailable(Sentence("the coordinator sent an empty reply to a claim"))
         return reply
 
-    async def begin(self, task: int, attempt: int, known: int | None = None) -> BeginReply:
+    async def begin(self, task: int, attempt: int, newest_version: int | None = None) -> BeginReply:
         """Begin a task; the request waits for a running merge that this worker needs.
 
-        `known` is the newest version here, which running work can continue from.
+        `newest_version` is the newest version here, which running work can continue from.
         """
-        request = BeginRequest(attempt=attempt, newest=known is not None, known=known)
+        request = BeginRequest(
+            attempt=attempt, newest=newest_version is not None, known=newest_version
+        )
         return await self.call(endpoints.BEGIN, {"task": task}, request, timeout_s=POLL_S)
 
     async def answer_tokens(self, answer: str, sent: AnswerTokens) -> bool:

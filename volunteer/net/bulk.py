@@ -100,13 +100,13 @@ async def _usual(wire: _Wire, http: h11.Connection) -> BulkReply | None:
         head = await _head(wire, http)
     except h11.RemoteProtocolError:
         return None
-    found = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
-    length = found.get("content-length", "")
-    strange = found.keys() & {"transfer-encoding", "content-encoding"}
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+    length = headers.get("content-length", "")
+    strange = headers.keys() & {"transfer-encoding", "content-encoding"}
     if head.status_code not in (200, 206) or not length or strange:
         return None
     body = wire.body(http.trailing_data[0], int(length))
-    return BulkReply(status=head.status_code, headers=found, body=body)
+    return BulkReply(status=head.status_code, headers=headers, body=body)
 
 
 async def _head(wire: _Wire, http: h11.Connection) -> h11.Response:

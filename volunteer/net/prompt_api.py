@@ -48,8 +48,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 async def streamed(client: Client, path: str, body: dict[str, Any]) -> AsyncIterator[Chunk]:
     """Yield the events of an answer, `usage` last. Raises the coordinator's error, Internal."""
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    async with client.events(path, msgspec.json.encode(asked)) as pieces:
+    request = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    async with client.events(path, msgspec.json.encode(request)) as pieces:
         rest = b""
         async for piece in pieces:
             *lines, rest = (rest + bytes(piece)).split(b"\n")

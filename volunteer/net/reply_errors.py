@@ -26,7 +26,7 @@ T = TypeVar("T")
 def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> VolunteerError:
     """Return the error sent by the coordinator or its proxy."""
     try:
-        said = decode(body, ErrorBody)
+        error_body = decode(body, ErrorBody)
     except MALFORMED:
         if (below := _of_v1(body)) is not None:
             error = openai_error(status, below)
@@ -39,15 +39,15 @@ def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> 
         if status in (408, 429, 502, 503, 504):
             return errors.Unreachable(unsaid, retry_after_s=wait)
         return errors.Internal(unsaid) if status >= 500 else VolunteerError(unsaid)
-    wait = said.retry_after_s or _seconds(headers.get("retry-after"))
-    message = printable(said.message, SENTENCE_CHARS_MAX)
-    message = message or errors.from_wire(said.code, "", status=status).message
-    if said.request_id and status >= 500:
-        message += f" (request {printable(said.request_id, 64)})"
-    return errors.from_wire(said.code, refused(said.code, message), wait, status=status)
+    wait = error_body.retry_after_s or _seconds(headers.get("retry-after"))
+    message = printable(error_body.message, SENTENCE_CHARS_MAX)
+    message = message or errors.from_wire(error_body.code, "", status=status).message
+    if error_body.request_id and status >= 500:
+        message += f" (request {printable(error_body.request_id, 64)})"
+    return errors.from_wire(error_body.code, refused(error_body.code, message), wait, status=status)
 
 
-def openai_error(status: int, said: OpenAiError) -> VolunteerError:
+def openai_error(status: int, error: OpenAiError) -> VolunteerError:
     """Return the error of a refusal below /v1; within a stream `status` is 0."""
     kinds: dict[int, type[VolunteerError]] = {
         0: errors.Internal,
@@ -59,9 +59,9 @@ def openai_error(status: int, said: OpenAiError) -> VolunteerError:
         503: errors.Unavailable,
     }
     kind = kinds.get(status, errors.Internal if status >= 500 else errors.BadRequest)
-    if said.code == errors.InsufficientQuota.code:
+    if error.code == errors.InsufficientQuota.code:
         kind = errors.InsufficientQuota
-    message = printable(said.message, SENTENCE_CHARS_MAX) or kind().message
+    message = printable(error.message, SENTENCE_CHARS_MAX) or kind().message
     return kind(refused(kind.code, message))
 
 
@@ -125,20 +125,20 @@ def reason(error: BaseException) -> str:
         if isinstance(cause, ConnectionError):
             return Sentence("the connection was interrupted")
         if isinstance(cause, OSError) and cause.strerror:
-            said = errors.why(cause)
-            return said if isinstance(said, Sentence) else _plain(cause.strerror)
+            cause_words = errors.why(cause)
+            return cause_words if isinstance(cause_words, Sentence) else _plain(cause.strerror)
     return _plain(str(error))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the error, then its causes, with all members of exception groups."""
-    seen: set[int] = set()
+    ids: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
         cause = waiting.pop(0)
-        if cause is None or id(cause) in seen:
+        if cause is None or id(cause) in ids:
             continue
-        seen.add(id(cause))
+        ids.add(id(cause))
         yield cause
         if isinstance(cause, BaseExceptionGroup):
             waiting += cause.exceptions

@@ -32,9 +32,9 @@ class Backoff:
         self.failures += 1
         ceiling = min(self.longest_s, self.first_s * 2.0 ** min(self.failures - 1, 30))
         wait = ceiling * self.rng.uniform(0.5, 1.0)
-        asked = error.retry_after_s if error is not None else None
-        if asked is not None and asked > 0:
-            wait = max(wait, min(asked, RETRY_AFTER_S_MAX) * self.rng.uniform(1.0, 1.1))
+        server_wait_s = error.retry_after_s if error is not None else None
+        if server_wait_s is not None and server_wait_s > 0:
+            wait = max(wait, min(server_wait_s, RETRY_AFTER_S_MAX) * self.rng.uniform(1.0, 1.1))
         return wait
 
     def reset(self) -> None:

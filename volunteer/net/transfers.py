@@ -56,19 +56,19 @@ class Transfers:
         Raises InvalidFrame when it keeps arriving damaged.
         """
         async with self._locks[ref.sha256]:  # two devices may need the same blob
-            found = await asyncio.to_thread(self._cache.find, ref.sha256, ref.size)
-            if found is None:
-                found = await self._from_hub(ref, on_bytes, public)
-            if found is None and ref.size >= DIRECT_BYTES:
-                found = await self._from_mirrors(ref, on_bytes)
-            if found is None and self.store and ref.size >= DIRECT_BYTES:
+            file = await asyncio.to_thread(self._cache.find, ref.sha256, ref.size)
+            if file is None:
+                file = await self._from_hub(ref, on_bytes, public)
+            if file is None and ref.size >= DIRECT_BYTES:
+                file = await self._from_mirrors(ref, on_bytes)
+            if file is None and self.store and ref.size >= DIRECT_BYTES:
                 url = await self._api.blob_url(ref.sha256)
                 if url and self._client.may_go_to(url):
-                    found = await self._from_elsewhere(ref, on_bytes, url)
-            if found is None:
-                found = await self._download(ref, on_bytes)
+                    file = await self._from_elsewhere(ref, on_bytes, url)
+            if file is None:
+                file = await self._download(ref, on_bytes)
         on_bytes(ref.size)
-        return found
+        return file
 
     async def _download(self, ref: BlobRef, on_bytes: OnBytes) -> Path:
         partial = await opened(self._cache.partial, ref.sha256, ref.size)
@@ -109,20 +109,20 @@ class Transfers:
             return None
         with closing(await opened(self._cache.partial, ref.sha256, ref.size)) as partial:
             while partial.offset < ref.size:
-                index, begun = divmod(partial.offset, MIRROR_PIECE_BYTES)
-                start = partial.offset - begun
+                index, skip = divmod(partial.offset, MIRROR_PIECE_BYTES)
+                start = partial.offset - skip
                 stop = min(ref.size, start + MIRROR_PIECE_BYTES)
                 piece = await self._mirrored(ref.sha256, (start, stop), hashes[index])
                 if piece is None:
                     return None
-                await _write(partial, piece[begun:])
+                await _write(partial, piece[skip:])
                 on_bytes(partial.offset)
             try:
                 return await asyncio.to_thread(partial.finish)
             except InvalidFrame:  # the partial file began with wrong bytes
                 return None
 
-    async def _mirrored(self, sha256: str, span: tuple[int, int], wanted: str) -> bytes | None:
+    async def _mirrored(self, sha256: str, span: tuple[int, int], digest: str) -> bytes | None:
         """Return one piece of a blob from a mirror.
 
         A mirror that lacks it is asked again after a pause; one that sends other bytes is not.
@@ -145,7 +145,7 @@ class Transfers:
             except Unreachable:
                 self._resting[mirror] = now() + MIRROR_REST_S
                 continue
-            right = (await asyncio.to_thread(hashlib.sha256, data)).hexdigest() == wanted
+            right = (await asyncio.to_thread(hashlib.sha256, data)).hexdigest() == digest
             self.mirrors[mirror] = len(data) / max(now() - began, 1e-6) if right else 0.0
             if right:
                 return bytes(data)

@@ -40,10 +40,10 @@ class Weights:
 
     async def fetch(self, manifest: VersionManifest, teller: Teller) -> Path:
         """Return the file of a version's weights. Raises InvalidFrame, StorageFull."""
-        wanted = manifest.weights
-        lock = self._locks.setdefault(wanted.sha256, asyncio.Lock())
+        weights = manifest.weights
+        lock = self._locks.setdefault(weights.sha256, asyncio.Lock())
         async with lock:  # two devices may need the same version
-            if not await self._held(wanted.sha256, wanted.size):
+            if not await self._held(weights.sha256, weights.size):
                 for route in await self._routes(manifest):
                     try:
                         return await self._follow(route, manifest, teller(route.size))
@@ -56,7 +56,7 @@ class Weights:
                                 error=error.message,
                             )
                         )
-            return await self._transfers.fetch(wanted, teller(wanted.size))
+            return await self._transfers.fetch(weights, teller(weights.size))
 
     async def _held(self, sha256: str, size: int) -> bool:
         return await asyncio.to_thread(self._cache.find, sha256, size) is not None
@@ -88,12 +88,12 @@ class Weights:
             written = unpack_snapshot(packed, manifest.schema_sha256, into)
             path = self._adopt(into, written, route.snapshot.weights)
         else:
-            found = self._cache.find(route.base, size)
-            if found is None:
+            base = self._cache.find(route.base, size)
+            if base is None:
                 raise NotFound(
                     Sentence("the base version of this download is no longer in the cache")
                 )
-            path = found
+            path = base
         for link in route.links:
             file, into = files[link.blob.sha256], self._cache.building(size)
             schema = schema_of_link(path, file, manifest.schema_sha256)

@@ -38,8 +38,8 @@ class QueuedResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        said = self.submit
-        return f"{self.task}-{said.attempt}-{said.part}-{said.tries}"
+        request = self.submit
+        return f"{self.task}-{request.attempt}-{request.part}-{request.tries}"
 
 
 def task_of(name: str) -> int:

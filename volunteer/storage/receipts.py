@@ -101,11 +101,11 @@ class ReceiptBook:
 
     def add(self, receipts: Iterable[SignedReceipt]) -> int:
         """Append the missing receipts; return their number. Raises StorageFull, OSError."""
-        new = [each for each in receipts if _entry_of(each) > self.last]
+        new = [receipt for receipt in receipts if _entry_of(receipt) > self.last]
         if not new:
             return 0
         private_directory(self.folder)
-        lines = b"".join(msgspec.json.encode(each) + b"\n" for each in new)
+        lines = b"".join(msgspec.json.encode(receipt) + b"\n" for receipt in new)
         handle = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(handle, "r+b") as file:
             end = file.seek(0, os.SEEK_END)
@@ -141,9 +141,9 @@ class ReceiptBook:
         """Store the newest version of a run."""
         if version > self.newest(run):
             assert self._versions is not None  # `newest` has read it
-            others = {name: at for name, at in self._versions.newest.items() if name != run}
-            kept = dict([*others.items()][-(RUNS_MAX - 1) :])
-            self._versions = Versions(newest=kept | {run: version})
+            rest = {name: at for name, at in self._versions.newest.items() if name != run}
+            recent = dict([*rest.items()][-(RUNS_MAX - 1) :])
+            self._versions = Versions(newest=recent | {run: version})
             self._write("versions.json", self._versions)
 
     def accept(self) -> Path | None:
@@ -179,9 +179,9 @@ class ReceiptBook:
         self._remember(Seen(heads=stays, restored_at=to.tree.at))
         return aside
 
-    def _remember(self, seen: Seen) -> None:
-        self._seen = seen
-        self._write("seen.json", seen)
+    def _remember(self, state: Seen) -> None:
+        self._seen = state
+        self._write("seen.json", state)
 
     def _write(self, name: str, record: msgspec.Struct) -> None:
         """Write a record; if the disk is full, the next change writes it."""
@@ -192,10 +192,10 @@ class ReceiptBook:
             log.warning("not remembered: %s", error.message)
 
     def _shorten(self) -> None:
-        kept = [*self.all()][-KEPT_MAX:]
-        lines = b"".join(msgspec.json.encode(each) + b"\n" for each in kept)
+        receipts = [*self.all()][-KEPT_MAX:]
+        lines = b"".join(msgspec.json.encode(receipt) + b"\n" for receipt in receipts)
         write_whole(self._file, lines)
-        self._count = len(kept)
+        self._count = len(receipts)
 
 
 def read_receipt(signed: SignedReceipt, public_key: str) -> Receipt:

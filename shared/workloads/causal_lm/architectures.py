@@ -152,9 +152,9 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, key) and self.model_type not in kinds:
                 raise InvalidRunFile(f"[{TABLE}] {self.model_type} has no {key}")
         for key in ("layer_types", "no_rope_layers"):
-            if (found := getattr(self, key)) and len(found) != self.num_hidden_layers:
+            if (entries := getattr(self, key)) and len(entries) != self.num_hidden_layers:
                 raise InvalidRunFile(
-                    f"[{TABLE}] {key} has {len(found)} entries for {self.num_hidden_layers} layers"
+                    f"[{TABLE}] {key} has {len(entries)} entries for {self.num_hidden_layers} layers"
                 )
         if self.rope_parameters.partial_rotary_factor and self.model_type != "phi3":
             raise InvalidRunFile(f"[{TABLE}] {self.model_type} has no partial_rotary_factor")
@@ -212,25 +212,25 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     def arguments(self) -> dict[str, Any]:
         """Return the library's own settings."""
-        found = msgspec.structs.asdict(self)
-        kind = found.pop("model_type")
+        arguments = msgspec.structs.asdict(self)
+        kind = arguments.pop("model_type")
         for key, kinds in OWN.items():
-            value = found.pop(key)
+            value = arguments.pop(key)
             if kind in kinds and (value or key in _UNSET):
-                found[key] = list(value) if isinstance(value, tuple) else value
-        found["rope_parameters"] = _rope_arguments(self.rope_parameters)
-        local = found.pop("rope_local_base_freq", None)
+                arguments[key] = list(value) if isinstance(value, tuple) else value
+        arguments["rope_parameters"] = _rope_arguments(self.rope_parameters)
+        local = arguments.pop("rope_local_base_freq", None)
         if kind == "gemma3_text":
             plain = {"rope_type": "default", "rope_theta": local or 10_000.0}
-            nested = {"sliding_attention": plain, "full_attention": found["rope_parameters"]}
-            found["rope_parameters"] = nested
+            nested = {"sliding_attention": plain, "full_attention": arguments["rope_parameters"]}
+            arguments["rope_parameters"] = nested
         if kind in _SANDWICHED:
-            found["hidden_activation"] = found.pop("hidden_act")
+            arguments["hidden_activation"] = arguments.pop("hidden_act")
         if kind in ("qwen2", "qwen3", "smollm3"):
-            found |= {"use_sliding_window": False, "sliding_window": None}
+            arguments |= {"use_sliding_window": False, "sliding_window": None}
         if kind in _SHARED_WIDTH and kind != "qwen2":
-            del found["head_dim"]
-        return found | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+            del arguments["head_dim"]
+        return arguments | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
 
 
 class Gpt2Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -286,10 +286,10 @@ class Gpt2Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     def arguments(self) -> dict[str, Any]:
         """Return the library's own settings, without dropout, since tasks must be repeatable."""
-        found = msgspec.structs.asdict(self)
-        del found["model_type"]
+        arguments = msgspec.structs.asdict(self)
+        del arguments["model_type"]
         none = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-        return found | none | {"bos_token_id": None, "eos_token_id": None}
+        return arguments | none | {"bos_token_id": None, "eos_token_id": None}
 
 
 class NeoxShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -350,11 +350,11 @@ class NeoxShape(msgspec.Struct, frozen=True, kw_only=True):
 
     def arguments(self) -> dict[str, Any]:
         """Return the library's own settings."""
-        found = msgspec.structs.asdict(self)
+        arguments = msgspec.structs.asdict(self)
         for key in ("model_type", "num_key_value_heads", "head_dim"):
-            del found[key]
-        found["rope_parameters"] = _rope_arguments(self.rope_parameters)
-        return found | dict.fromkeys(("bos_token_id", "eos_token_id"))
+            del arguments[key]
+        arguments["rope_parameters"] = _rope_arguments(self.rope_parameters)
+        return arguments | dict.fromkeys(("bos_token_id", "eos_token_id"))
 
 
 Shape: TypeAlias = LlamaShape | NeoxShape | Gpt2Shape
@@ -423,18 +423,21 @@ def count(shape: Shape) -> int:
 
 def written(shape: Shape) -> dict[str, Any]:
     """Return the settings in stored form, with every default filled in."""
-    found = msgspec.structs.asdict(shape)
+    fields = msgspec.structs.asdict(shape)
     if not isinstance(shape, Gpt2Shape):
-        found["rope_parameters"] = msgspec.structs.asdict(shape.rope_parameters)
-    found = {key: value for key, value in found.items() if value is not None}
-    return {key: list(each) if isinstance(each, tuple) else each for key, each in found.items()}
+        fields["rope_parameters"] = msgspec.structs.asdict(shape.rope_parameters)
+    fields = {key: value for key, value in fields.items() if value is not None}
+    return {
+        key: list(value_written) if isinstance(value_written, tuple) else value_written
+        for key, value_written in fields.items()
+    }
 
 
 def _rope_arguments(rope: Rope) -> dict[str, Any]:
-    found = msgspec.structs.asdict(rope)
+    arguments = msgspec.structs.asdict(rope)
     return {
         key: list(value) if isinstance(value, tuple) else value
-        for key, value in found.items()
+        for key, value in arguments.items()
         if value is not None
     }
 

@@ -72,31 +72,31 @@ def from_folder(config: CausalConfig) -> dict[str, Tensor]:
         raise InvalidRunFile(
             f"the files in {folder} are not those that the run was created from: create it again"
         )
-    found = _loaded(config, (folder / name for name in config.files))
-    return {name: value.float() for name, value in found.items()}
+    tensors = _loaded(config, (folder / name for name in config.files))
+    return {name: value.float() for name, value in tensors.items()}
 
 
 def _loaded(config: CausalConfig, paths: Iterable[Path]) -> dict[str, Tensor]:
     """Return the tensors of all files, in the order of the schema and their stored types."""
     from safetensors import SafetensorError, safe_open
 
-    wanted = architectures.schema(config.shape)
-    shapes = {spec.name: spec.shape for spec in wanted}
-    found: dict[str, Tensor] = {}
+    specs = architectures.schema(config.shape)
+    shapes = {spec.name: spec.shape for spec in specs}
+    tensors: dict[str, Tensor] = {}
     for path in paths:
         try:
             with safe_open(path, framework="pt") as file:
                 names = list(file.keys())
                 there = {name: tuple(file.get_slice(name).get_shape()) for name in names}
-                stored = {own_name(name, shapes): name for name in there}
-                for known in placed(there, wanted, path.name):
-                    found[known] = file.get_tensor(stored[known])
+                names_in_file = {own_name(name, shapes): name for name in there}
+                for tensor_name in placed(there, specs, path.name):
+                    tensors[tensor_name] = file.get_tensor(names_in_file[tensor_name])
         except SafetensorError as error:
             raise InvalidRunFile(f"{path.name} is not a file of tensors: {error}") from error
-    missing = [name for name in shapes if name not in found]
+    missing = [name for name in shapes if name not in tensors]
     if missing:
         raise InvalidRunFile(f"no file of weights holds {missing[0]}")
-    return {name: found[name] for name in shapes}
+    return {name: tensors[name] for name in shapes}
 
 
 def initial(config: CausalConfig, seed: int) -> dict[str, torch.Tensor]:
@@ -109,16 +109,16 @@ def initial(config: CausalConfig, seed: int) -> dict[str, torch.Tensor]:
         return {HEAD: from_nothing(config.shape, seed)[HEAD]}
     if config.lora is None:
         return from_nothing(config.shape, seed)
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for spec in schema(config):
         value = np.zeros(spec.shape, np.float32)
         if spec.name.endswith("lora_A.weight"):
             value = normal(spec.name, seed, spec.shape) * np.float32((3 * spec.shape[1]) ** -0.5)
-        found[spec.name] = torch.from_numpy(value)
-    return found
+        tensors[spec.name] = torch.from_numpy(value)
+    return tensors
 
 
 def from_nothing(shape: Shape, seed: int) -> dict[str, torch.Tensor]:
     """Return random weights of a base model."""
-    found = architectures.schema(shape)
-    return transformer(found, seed, shape.layers, _RESIDUAL, shape.norms_begin_at)
+    specs = architectures.schema(shape)
+    return transformer(specs, seed, shape.layers, _RESIDUAL, shape.norms_begin_at)

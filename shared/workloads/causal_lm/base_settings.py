@@ -36,8 +36,8 @@ class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True, omit_default
     @property
     def ends(self) -> tuple[int, ...]:
         """Return the tokens that end an answer."""
-        found = self.eos_token_id
-        return found if isinstance(found, tuple) else () if found is None else (found,)
+        tokens = self.eos_token_id
+        return tokens if isinstance(tokens, tuple) else () if tokens is None else (tokens,)
 
 
 class BaseSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -58,7 +58,7 @@ def read_base_settings(folder: Path, settings: Mapping[str, Any]) -> BaseSetting
     tokens, generation = _table(folder / TOKENS), _table(folder / GENERATION)
     generation.setdefault("eos_token_id", settings.get("eos_token_id"))
     dtype = settings.get("dtype") or settings.get("torch_dtype")
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "dtype": dtype if dtype in ("bfloat16", "float16") else "float32",
         "generation": _known(generation, GenerationSettings),
     }
@@ -66,9 +66,9 @@ def read_base_settings(folder: Path, settings: Mapping[str, Any]) -> BaseSetting
         token = tokens.get(name)
         token = token.get("content") if isinstance(token, dict) else token
         if token:
-            found[name] = token
+            fields[name] = token
     try:
-        return convert(found, BaseSettings)
+        return convert(fields, BaseSettings)
     except msgspec.ValidationError as error:
         raise InvalidRunFile(f"{folder}: {TOKENS} or {GENERATION}: {error}") from error
 

@@ -179,15 +179,15 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> Caus
         raw = _taken_up(raw, manifest)
     if manifest is None:
         return CausalConfig.from_dict(raw)
-    known = int(manifest.meta.get("vocab_size", 0))
-    given = raw.get("config")
-    if known and isinstance(given, Mapping) and "vocab_size" not in given:
-        raw = {**raw, "config": {**given, "vocab_size": known}}
+    vocabulary = int(manifest.meta.get("vocab_size", 0))
+    settings = raw.get("config")
+    if vocabulary and isinstance(settings, Mapping) and "vocab_size" not in settings:
+        raw = {**raw, "config": {**settings, "vocab_size": vocabulary}}
     config = CausalConfig.from_dict(raw)
     learnt_share(manifest)
-    if config.shape.vocab_size < known:
+    if config.shape.vocab_size < vocabulary:
         raise InvalidRunFile(
-            f"[model.config] vocab_size {config.shape.vocab_size} is below the {known} tokens of"
+            f"[model.config] vocab_size {config.shape.vocab_size} is below the {vocabulary} tokens of"
             f' the dataset "{manifest.name}", whose tokenizer is not this model\'s'
         )
     for chunks, use in ((manifest.chunks, "train on"), (manifest.heldout, "hold out")):
@@ -209,35 +209,40 @@ def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[
         raise InvalidRunFile("[model] from must be a folder, or hub:OWNER/NAME@REVISION")
     raw = dict(raw)
     if raw["from"].startswith(hub.PREFIX):
-        found = hub.resolved(raw["from"])
-        _check_licence(raw, found)
-        folder = hub.fetched(found)
-        raw |= {"from": found.reference.text, "licence": found.licence}
+        hub_model = hub.resolved(raw["from"])
+        _check_licence(raw, hub_model)
+        folder = hub.fetched(hub_model)
+        raw |= {"from": hub_model.reference.text, "licence": hub_model.licence}
     else:
         folder = Path(raw["from"]).expanduser()
     shape, files = model_folder.read_folder(folder)
-    own = model_folder.tokenizer_sha256(folder)
+    tokenizer_hash = model_folder.tokenizer_sha256(folder)
     used = manifest.assets.get("tokenizer") if manifest else None
-    if manifest and own is not None and used is not None and used.sha256 != own:
+    if (
+        manifest
+        and tokenizer_hash is not None
+        and used is not None
+        and used.sha256 != tokenizer_hash
+    ):
         kind = "chat" if manifest.meta.get("dtype") == MARKED else "text"
         raise InvalidRunFile(
             f'the dataset "{manifest.name}" was made with another tokenizer than this model\'s:'
             f" coordinator dataset add NAME --tokenizer {folder / model_folder.TOKENIZER}"
             f" --{kind} PATH makes one with its own"
         )
-    told = {name: msgspec.structs.asdict(file) for name, file in files.items()}
+    file_fields = {name: msgspec.structs.asdict(file) for name, file in files.items()}
     base = read_base_settings(folder, model_folder.settings_in(folder))
-    more = {"files": told, "base": msgspec.to_builtins(base)}
+    more = {"files": file_fields, "base": msgspec.to_builtins(base)}
     return {**raw, "config": architectures.written(shape), **more}
 
 
-def _check_licence(raw: Mapping[str, Any], found: hub.Found) -> None:
+def _check_licence(raw: Mapping[str, Any], hub_model: hub.Found) -> None:
     """Refuse a model whose licence differs from the run file's."""
-    told = raw.get("licence")
-    if told and told != found.licence:
+    licence = raw.get("licence")
+    if licence and licence != hub_model.licence:
         raise InvalidRunFile(
-            f"[model] licence: {found.reference.text} is under {found.licence or 'no licence'}, not"
-            f" under {escaped(str(told), 64)}: read it, then change or remove the line"
+            f"[model] licence: {hub_model.reference.text} is under {hub_model.licence or 'no licence'}, not"
+            f" under {escaped(str(licence), 64)}: read it, then change or remove the line"
         )
 
 
@@ -297,11 +302,11 @@ def schema(config: CausalConfig) -> Schema:
     if config.lora is None:
         return architectures.schema(config.shape)
     rank = config.lora.rank
-    found: list[TensorSpec] = []
+    specs: list[TensorSpec] = []
     for name, (outputs, inputs) in adapted(config).items():
-        found.append(TensorSpec(f"{name}.lora_A.weight", (rank, inputs)))
-        found.append(TensorSpec(f"{name}.lora_B.weight", (outputs, rank)))
-    return tuple(found)
+        specs.append(TensorSpec(f"{name}.lora_A.weight", (rank, inputs)))
+        specs.append(TensorSpec(f"{name}.lora_B.weight", (outputs, rank)))
+    return tuple(specs)
 
 
 def adapted(config: CausalConfig) -> dict[str, tuple[int, int]]:
@@ -329,8 +334,8 @@ def flops_per_sample(config: CausalConfig) -> float:
         return (2.0 * matrices + 4.0 * (matrices - inside)) * T + attention / 3
     if config.lora is None:
         return 6.0 * matrices * T + attention
-    own = sum(spec.count for spec in schema(config))
-    return (4.0 * matrices + 6.0 * own) * T + attention
+    adapter_count = sum(spec.count for spec in schema(config))
+    return (4.0 * matrices + 6.0 * adapter_count) * T + attention
 
 
 def fixed_bytes(config: CausalConfig) -> int:
@@ -367,11 +372,11 @@ def libraries(config: CausalConfig) -> tuple[str, ...]:
 
 def _by_block(shape: Shape) -> dict[str, int]:
     """Return for each block how many numbers its matrices read and write for each token."""
-    found: dict[str, int] = {}
+    by_block: dict[str, int] = {}
     for name, (outputs, inputs) in held_in_few(shape).items():
         block = next(part for part in name.split(".") if part.isdigit())
-        found[block] = found.get(block, 0) + outputs + inputs
-    return found
+        by_block[block] = by_block.get(block, 0) + outputs + inputs
+    return by_block
 
 
 def _width(shape: Shape) -> int:
@@ -381,13 +386,13 @@ def _width(shape: Shape) -> int:
 def _matrices(shape: Shape) -> dict[str, tuple[int, int]]:
     """Return the matrices that may have adapters, with their (outputs, inputs)."""
     turned = isinstance(shape, architectures.Gpt2Shape)
-    found = {}
+    matrices = {}
     for name, size in shape.shapes():
         module, _, part = name.rpartition(".")
-        inside = any(each.isdigit() for each in name.split("."))
+        inside = any(part.isdigit() for part in name.split("."))
         if part == "weight" and len(size) == 2 and (inside or (name == HEAD and not turned)):
-            found[module] = (size[1], size[0]) if turned else (size[0], size[1])
-    return found
+            matrices[module] = (size[1], size[0]) if turned else (size[0], size[1])
+    return matrices
 
 
 def _lora(shape: Shape, raw: Mapping[str, Any]) -> Lora:

@@ -22,30 +22,30 @@ from shared.workloads.data.text_dataset import build_text
 from shared.workloads.data.tokenizer import Put
 
 
-def build(wanted: DatasetWanted, put: Put, skip: Callable[[str], None]) -> DatasetManifest:
+def build(request: DatasetWanted, put: Put, skip: Callable[[str], None]) -> DatasetManifest:
     """Build the kind of dataset that the first record shows; see `build_chat`, `build_text`.
 
     Raises InvalidRunFile, and BadRequest for dialogues without tokenizer or template.
     """
-    check_keys(wanted.options, ("vocab_size",), "--set")
+    check_keys(request.options, ("vocab_size",), "--set")
     skipped = _Skipped(skip)
-    known: dict[str, Any] = {
-        "licence": wanted.licence,
-        "source": wanted.source,
-        "heldout_share": wanted.heldout_share,
-        "seed": wanted.seed,
+    options: dict[str, Any] = {
+        "licence": request.licence,
+        "source": request.source,
+        "heldout_share": request.heldout_share,
+        "seed": request.seed,
     }
-    if not _has_dialogues(wanted.sources):
-        if wanted.tokenizer is not None:
-            known["tokenizer"] = wanted.tokenizer
-        if said := wanted.options.get("vocab_size"):
-            known["vocab_size"] = _count(said)
-        return build_text(wanted.name, wanted.sources, put, skipped=skipped, **known)
-    if wanted.tokenizer is None or not wanted.template:
+    if not _has_dialogues(request.sources):
+        if request.tokenizer is not None:
+            options["tokenizer"] = request.tokenizer
+        if size_text := request.options.get("vocab_size"):
+            options["vocab_size"] = _count(size_text)
+        return build_text(request.name, request.sources, put, skipped=skipped, **options)
+    if request.tokenizer is None or not request.template:
         raise BadRequest(NO_TOKENIZER)
-    template = decode(wanted.template, ChatTemplate)
-    known |= {"tokenizer": wanted.tokenizer, "template": template}
-    return build_chat(wanted.name, wanted.sources, put, skipped=skipped, **known)
+    template = decode(request.template, ChatTemplate)
+    options |= {"tokenizer": request.tokenizer, "template": template}
+    return build_chat(request.name, request.sources, put, skipped=skipped, **options)
 
 
 class _Skipped(Skipped):
@@ -60,10 +60,10 @@ class _Skipped(Skipped):
         self._tell(sentence)
 
 
-def _count(said: str) -> int:
-    if not (said.isascii() and said.isdecimal() and 256 <= int(said[:9]) <= 1 << 20):
-        raise InvalidRunFile(f"--set vocab_size must be 256 to {1 << 20}, not {said[:40]!r}")
-    return int(said)
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 256 <= int(text[:9]) <= 1 << 20):
+        raise InvalidRunFile(f"--set vocab_size must be 256 to {1 << 20}, not {text[:40]!r}")
+    return int(text)
 
 
 def _has_dialogues(sources: tuple[Path, ...]) -> bool:

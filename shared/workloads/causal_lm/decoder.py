@@ -39,19 +39,19 @@ class SlotCache:
         if layer not in self._layers:
             shape = (self._slots, keys.shape[1], self._context, keys.shape[3])
             self._layers[layer] = (keys.new_zeros(shape), values.new_zeros(shape))
-        seen = []
-        for held, new in zip(self._layers[layer], (keys, values), strict=True):
-            held[self.rows[:, None], :, self.places] = new.transpose(1, 2)  # (B, T, heads, D)
+        views = []
+        for cache, new in zip(self._layers[layer], (keys, values), strict=True):
+            cache[self.rows[:, None], :, self.places] = new.transpose(1, 2)  # (B, T, heads, D)
             first = int(self.rows[0])
             in_a_row = len(self.rows) == 1 or bool((self.rows.diff() == 1).all())
-            taken = held[first : first + len(self.rows)] if in_a_row else held[self.rows]
-            seen.append(taken[:, :, : self.longest])
-        return seen[0], seen[1]
+            rows_read = cache[first : first + len(self.rows)] if in_a_row else cache[self.rows]
+            views.append(rows_read[:, :, : self.longest])
+        return views[0], views[1]
 
     def share(self, source: int, slot: int, count: int) -> None:
         """Copy the first `count` places of a slot to another one."""
-        for held in (each for pair in self._layers.values() for each in pair):
-            held[slot, :, :count] = held[source, :, :count]
+        for cache in (tensor for pair in self._layers.values() for tensor in pair):
+            cache[slot, :, :count] = cache[source, :, :count]
 
     def get_seq_length(self, layer: int = 0) -> int:
         return 0
@@ -82,15 +82,15 @@ class CausalDecoder(PromptText):
 
     def prefill(self, slot: int, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
         places = range(start, start + len(tokens))
-        found: NDArray[np.float32] = self._read([slot], [list(tokens)], [list(places)])[0]
-        return found
+        logits: NDArray[np.float32] = self._read([slot], [list(tokens)], [list(places)])[0]
+        return logits
 
     def prefill_many(
         self, slots: Sequence[int], prompts: Sequence[Sequence[int]]
     ) -> NDArray[np.float32]:
-        given = padded(prompts)
-        places = [list(range(len(given[0])))] * len(given)
-        return self._read(slots, given, places, [len(each) - 1 for each in prompts])
+        padded_prompts = padded(prompts)
+        places = [list(range(len(padded_prompts[0])))] * len(padded_prompts)
+        return self._read(slots, padded_prompts, places, [len(prompt) - 1 for prompt in prompts])
 
     def decode_step(
         self, slots: Sequence[int], tokens: Sequence[int], places: Sequence[int]
@@ -99,11 +99,11 @@ class CausalDecoder(PromptText):
 
     @torch.inference_mode()
     def scores(self, tokens: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
-        wanted = torch.tensor(list(places), device=self._device)
-        given = torch.tensor([list(tokens)], device=self._device)
-        logits = self._model.logits(given, logits_to_keep=wanted)
-        found: NDArray[np.float32] = logits[0].float().cpu().numpy()
-        return found
+        indices = torch.tensor(list(places), device=self._device)
+        batch = torch.tensor([list(tokens)], device=self._device)
+        logits = self._model.logits(batch, logits_to_keep=indices)
+        logits_read: NDArray[np.float32] = logits[0].float().cpu().numpy()
+        return logits_read
 
     @torch.inference_mode()
     def _read(
@@ -119,18 +119,18 @@ class CausalDecoder(PromptText):
         cache = self._cache
         cache.rows = torch.tensor(list(slots), device=self._device)
         cache.places = at = torch.tensor(places, device=self._device)
-        cache.longest = max(each[-1] for each in places) + 1
+        cache.longest = max(place[-1] for place in places) + 1
         last = list(ends) or [len(tokens[0]) - 1] * len(tokens)
-        wanted = sorted(set(last))
+        last_places = sorted(set(last))
         columns = torch.arange(cache.longest, device=self._device)
-        seen = (columns <= at[:, :, None])[:, None]  # (B, 1, T, longest)
+        mask = (columns <= at[:, :, None])[:, None]  # (B, 1, T, longest)
         logits = self._model.logits(
             torch.tensor(tokens, device=self._device),
-            attention_mask=seen,
+            attention_mask=mask,
             position_ids=at,
             past_key_values=cache,
-            logits_to_keep=torch.tensor(wanted, device=self._device),
+            logits_to_keep=torch.tensor(last_places, device=self._device),
         )
-        rows = [wanted.index(each) for each in last]
-        found: NDArray[np.float32] = logits[range(len(rows)), rows].float().cpu().numpy()
-        return found
+        rows = [last_places.index(place) for place in last]
+        logits_read: NDArray[np.float32] = logits[range(len(rows)), rows].float().cpu().numpy()
+        return logits_read

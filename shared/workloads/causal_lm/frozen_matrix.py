@@ -37,16 +37,16 @@ class FrozenMatrix(nn.Module):
         self._shape, self._precision = tuple(weight.shape), precision
         none = weight.new_empty(0)
         if precision == "bfloat16":
-            held, scales, levels = weight.bfloat16(), none, none
+            codes, scales, levels = weight.bfloat16(), none, none
         elif precision == "int8":
-            held, state = library().quantize_blockwise(weight.contiguous(), blocksize=_BLOCK)
+            codes, state = library().quantize_blockwise(weight.contiguous(), blocksize=_BLOCK)
             scales, levels = state.absmax, state.code
         else:
-            held, state = library().quantize_4bit(
+            codes, state = library().quantize_4bit(
                 weight.contiguous(), blocksize=_BLOCK, quant_type=precision
             )
             scales, levels = state.absmax, none
-        for name, value in (("held", held), ("scales", scales), ("levels", levels)):
+        for name, value in (("held", codes), ("scales", scales), ("levels", levels)):
             self.register_buffer(name, value)
         self.register_buffer("bias", None if bias is None else bias.detach())
 
@@ -65,8 +65,8 @@ class FrozenMatrix(nn.Module):
             spread = ops.dequantize_4bit(
                 self.held, self.scales, _BLOCK, self._precision, list(self._shape), dtype
             )
-        found: Tensor = spread.reshape(self._shape)
-        return found
+        dense_matrix: Tensor = spread.reshape(self._shape)
+        return dense_matrix
 
 
 class _Product(torch.autograd.Function):

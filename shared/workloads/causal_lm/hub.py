@@ -70,13 +70,13 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 def reference(source: str) -> Reference:
     """Parse `hub:OWNER/NAME@REVISION`. Raises InvalidRunFile for another form."""
-    found = _REFERENCE.fullmatch(source)
-    if found is None or ".." in source:
+    match = _REFERENCE.fullmatch(source)
+    if match is None or ".." in source:
         raise InvalidRunFile(
             f"[model] from: {escaped(source, 120)!r} names no model of a hub: write"
             " hub:OWNER/NAME@REVISION"
         )
-    return Reference(found[1], found[2] or "main")
+    return Reference(match[1], match[2] or "main")
 
 
 def resolved(source: str) -> Found:
@@ -84,57 +84,61 @@ def resolved(source: str) -> Found:
 
     Raises InvalidRunFile for a wrong or missing model, Unavailable for an unreachable hub.
     """
-    wanted = reference(source)
-    with _refusals(wanted) as api:
-        info = api.model_info(wanted.repository, revision=wanted.revision, files_metadata=True)
+    source_reference = reference(source)
+    with _refusals(source_reference) as api:
+        info = api.model_info(
+            source_reference.repository, revision=source_reference.revision, files_metadata=True
+        )
     commit, files = str(info.sha), info.siblings or []
-    if not _COMMIT.fullmatch(commit) or (wanted.pinned and commit != wanted.revision):
+    if not _COMMIT.fullmatch(commit) or (
+        source_reference.pinned and commit != source_reference.revision
+    ):
         raise InvalidRunFile(
-            f"[model] from: the hub answers {wanted.text} with the commit {escaped(commit, 60)},"
+            f"[model] from: the hub answers {source_reference.text} with the commit {escaped(commit, 60)},"
             f" which is a different one: {_MIRROR}"
         )
     if len(files) > _LISTED_MAX:
-        raise InvalidRunFile(f"{wanted.text} has more than {_LISTED_MAX:,} files")
+        raise InvalidRunFile(f"{source_reference.text} has more than {_LISTED_MAX:,} files")
     return Found(
-        reference=Reference(wanted.repository, commit),
+        reference=Reference(source_reference.repository, commit),
         licence=_licence(info),
-        sizes={each.rfilename: int(each.size or 0) for each in files},
-        hashes={each.rfilename: str(each.lfs["sha256"]) for each in files if each.lfs},
+        sizes={file.rfilename: int(file.size or 0) for file in files},
+        hashes={file.rfilename: str(file.lfs["sha256"]) for file in files if file.lfs},
     )
 
 
-def fetched(found: Found) -> Path:
+def fetched(hub_model: Found) -> Path:
     """Fetch a model into the library's cache; return the folder of its commit.
 
     Raises InvalidRunFile if the model cannot be trained here, before fetching its weights.
     """
     for name in _BESIDE:
-        _check_size(found, name, _BESIDE_MAX.get(name, _SMALL_MAX))
-    folder = _file(found, SETTINGS, model_folder.SETTINGS_MAX).parent
+        _check_size(hub_model, name, _BESIDE_MAX.get(name, _SMALL_MAX))
+    folder = _file(hub_model, SETTINGS, model_folder.SETTINGS_MAX).parent
     shape = model_folder.shape_of(model_folder.settings_in(folder))
-    names = _weights(found)
-    total = sum(found.sizes[name] for name in names)
+    names = _weights(hub_model)
+    total = sum(hub_model.sizes[name] for name in names)
     most = 4 * architectures.count(shape) + 4 * _head(shape) + _ROOM_BYTES
     if total > most:
         raise InvalidRunFile(
-            f"{found.reference.text} lists {size(total)} of weights, but its {SETTINGS} describes a"
+            f"{hub_model.reference.text} lists {size(total)} of weights, but its {SETTINGS} describes a"
             f" model of at most {size(most)}"
         )
     free = disk_bytes(folder)[0]
     if free < _SPACE * total:
         raise InvalidRunFile(
-            f"{found.reference.text} has {size(total)} of weights, which need"
+            f"{hub_model.reference.text} has {size(total)} of weights, which need"
             f" {size(_SPACE * total)} on this disk; {size(free)} are free: make room, or move the"
             " library's cache with HF_HOME"
         )
-    for name in (*(name for name in _BESIDE if name in found.sizes), *names):
-        path = _file(found, name, found.sizes[name])
-        listed = found.hashes.get(name)
+    for name in (*(name for name in _BESIDE if name in hub_model.sizes), *names):
+        path = _file(hub_model, name, hub_model.sizes[name])
+        listed = hub_model.hashes.get(name)
         if listed and model_folder.hashed(path).sha256 != listed:
             path.resolve().unlink(missing_ok=True)  # or the library would accept it next time
             path.unlink(missing_ok=True)
             raise InvalidRunFile(
-                f"{name} of {found.reference.text} is not what the hub lists: its hash is wrong."
+                f"{name} of {hub_model.reference.text} is not what the hub lists: its hash is wrong."
                 " It was removed: try again"
             )
     return folder
@@ -144,78 +148,80 @@ def folder_of(source: str, names: Iterable[str]) -> Path:
     """Return the folder with these files of a pinned model, in the library's cache; removed files
     are fetched again.
     """
-    wanted = reference(source)
+    source_reference = reference(source)
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError as error:
         raise _missing() from error
     there = [
-        try_to_load_from_cache(wanted.repository, name, revision=wanted.revision)
+        try_to_load_from_cache(
+            source_reference.repository, name, revision=source_reference.revision
+        )
         for name in (SETTINGS, *names)
     ]
-    if all(isinstance(each, str) for each in there):
+    if all(isinstance(path, str) for path in there):
         return Path(str(there[0])).parent
     return fetched(resolved(source))
 
 
 def path_on_hub(source: str, name: str) -> str:
     """Return the path of a pinned model's file below the address of a hub."""
-    wanted = reference(source)
-    return f"{wanted.repository}/resolve/{wanted.revision}/{name}"
+    source_reference = reference(source)
+    return f"{source_reference.repository}/resolve/{source_reference.revision}/{name}"
 
 
-def _weights(found: Found) -> list[str]:
+def _weights(hub_model: Found) -> list[str]:
     """Return the names of the weights' files. Raises InvalidRunFile for refused formats."""
     whole = "model.safetensors"
-    if INDEX in found.sizes:
-        folder = _file(found, INDEX, model_folder.INDEX_MAX).parent
+    if INDEX in hub_model.sizes:
+        folder = _file(hub_model, INDEX, model_folder.INDEX_MAX).parent
         names = model_folder.indexed(folder)
-    elif whole in found.sizes:
+    elif whole in hub_model.sizes:
         names = [whole]
     else:
         raise InvalidRunFile(
-            f"{found.reference.text} has no weights in safetensors ({whole}): pickles can run code"
+            f"{hub_model.reference.text} has no weights in safetensors ({whole}): pickles can run code"
             " and are never fetched; take a revision or a copy that has them"
         )
     for name in names:
-        if not found.sizes.get(name):
+        if not hub_model.sizes.get(name):
             raise InvalidRunFile(
-                f"{INDEX} names {name}, which {found.reference.text} does not have: take a revision"
+                f"{INDEX} names {name}, which {hub_model.reference.text} does not have: take a revision"
                 " that is whole"
             )
     return names
 
 
-def _file(found: Found, name: str, bytes_max: int) -> Path:
+def _file(hub_model: Found, name: str, bytes_max: int) -> Path:
     """Fetch one file of a commit; its size must be the listed one."""
     from huggingface_hub import hf_hub_download
 
-    if name not in found.sizes:
+    if name not in hub_model.sizes:
         raise InvalidRunFile(
-            f"{found.reference.text} has no {name}: take a model of the library transformers"
+            f"{hub_model.reference.text} has no {name}: take a model of the library transformers"
         )
-    _check_size(found, name, bytes_max)
-    repository, commit = found.reference
+    _check_size(hub_model, name, bytes_max)
+    repository, commit = hub_model.reference
 
     def fetch(**more: Any) -> Any:
         return hf_hub_download(repository, name, revision=commit, endpoint=_endpoint(), **more)
 
-    with _refusals(found.reference):
-        seen = fetch(dry_run=True)
-        if seen.commit_hash != commit or seen.file_size != found.sizes[name]:
+    with _refusals(hub_model.reference):
+        remote = fetch(dry_run=True)
+        if remote.commit_hash != commit or remote.file_size != hub_model.sizes[name]:
             raise InvalidRunFile(
-                f"{name} of {found.reference.text} has {seen.file_size} bytes at commit"
-                f" {seen.commit_hash}, but {found.sizes[name]} were listed: the hub, or a mirror of"
+                f"{name} of {hub_model.reference.text} has {remote.file_size} bytes at commit"
+                f" {remote.commit_hash}, but {hub_model.sizes[name]} were listed: the hub, or a mirror of"
                 f" it, does not serve what it lists: {_MIRROR}"
             )
         return Path(fetch())
 
 
-def _check_size(found: Found, name: str, bytes_max: int) -> None:
-    listed = found.sizes.get(name, 0)
+def _check_size(hub_model: Found, name: str, bytes_max: int) -> None:
+    listed = hub_model.sizes.get(name, 0)
     if listed > bytes_max:
         raise InvalidRunFile(
-            f"{name} of {found.reference.text} has {size(listed)}: more than {size(bytes_max)} are"
+            f"{name} of {hub_model.reference.text} has {size(listed)}: more than {size(bytes_max)} are"
             " not read"
         )
 
@@ -230,10 +236,10 @@ def _head(shape: architectures.Shape) -> int:
 def _licence(info: Any) -> str:
     """Return the licence on a model's card; empty if there is none."""
     card = info.card_data
-    told = (card.get("license") if card else None) or next(
+    licence = (card.get("license") if card else None) or next(
         (tag.removeprefix("license:") for tag in info.tags or () if tag.startswith("license:")), ""
     )
-    return str(told) if _LICENCE.fullmatch(str(told)) else ""
+    return str(licence) if _LICENCE.fullmatch(str(licence)) else ""
 
 
 def _endpoint() -> str | None:
@@ -246,7 +252,7 @@ def _missing() -> Configuration:
 
 
 @contextmanager
-def _refusals(wanted: Reference) -> Iterator[Any]:
+def _refusals(source_reference: Reference) -> Iterator[Any]:
     """Convert a hub's errors to sentences."""
     try:
         from huggingface_hub import HfApi
@@ -262,19 +268,23 @@ def _refusals(wanted: Reference) -> Iterator[Any]:
     except Exception as error:
         match error:
             case theirs.GatedRepoError():  # before its base class RepositoryNotFoundError
-                said = f"{wanted.text} is gated: accept its terms there, then set HF_TOKEN"
+                sentence = (
+                    f"{source_reference.text} is gated: accept its terms there, then set HF_TOKEN"
+                )
             case theirs.RevisionNotFoundError():
-                said = f"{wanted.repository} has no revision {wanted.revision}"
+                sentence = (
+                    f"{source_reference.repository} has no revision {source_reference.revision}"
+                )
             case theirs.RepositoryNotFoundError():
-                said = f"the hub has no model {wanted.repository}, or shows it to nobody without a"
-                said += " token (HF_TOKEN)"
+                sentence = f"the hub has no model {source_reference.repository}, or shows it to nobody without a"
+                sentence += " token (HF_TOKEN)"
             case theirs.RemoteEntryNotFoundError():
-                said = f"a file that {wanted.text} lists is not there ({_first(error)}): {_MIRROR}"
+                sentence = f"a file that {source_reference.text} lists is not there ({_first(error)}): {_MIRROR}"
             case _:
-                said = ""
-        if said:
-            raise InvalidRunFile(f"[model] from: {said}") from None
-        raise Unavailable(f"{wanted.text} cannot be fetched: {_first(error)}") from None
+                sentence = ""
+        if sentence:
+            raise InvalidRunFile(f"[model] from: {sentence}") from None
+        raise Unavailable(f"{source_reference.text} cannot be fetched: {_first(error)}") from None
 
 
 def _first(error: Exception) -> str:
@@ -282,5 +292,5 @@ def _first(error: Exception) -> str:
     from huggingface_hub import get_token
 
     token = get_token()
-    said = why(error).replace(token, "***") if token else why(error)
-    return escaped(said.strip().partition("\n")[0], 200)
+    message = why(error).replace(token, "***") if token else why(error)
+    return escaped(message.strip().partition("\n")[0], 200)

@@ -60,14 +60,14 @@ class CausalModel:
 
     def logits(self, tokens: Tensor, **more: Any) -> Tensor:
         """Return the scores (B, T, V) of tokens (B, T)."""
-        seen = more.get("attention_mask")
-        if seen is not None and self.module.config._attn_implementation == "eager":  # adds the mask
+        mask = more.get("attention_mask")
+        if mask is not None and self.module.config._attn_implementation == "eager":  # adds the mask
             least = torch.finfo(torch.float32).min
-            more["attention_mask"] = torch.zeros(seen.shape, device=seen.device).masked_fill(
-                ~seen, least
+            more["attention_mask"] = torch.zeros(mask.shape, device=mask.device).masked_fill(
+                ~mask, least
             )
-        found: Tensor = self.module(input_ids=tokens, use_cache=False, **more).logits
-        return found
+        logits: Tensor = self.module(input_ids=tokens, use_cache=False, **more).logits
+        return logits
 
     def loss(self, windows: Tensor, learnt_share: float | None = None) -> StepLoss:
         """Return the mean loss in nats a token of windows (B, T + 1).
@@ -80,23 +80,25 @@ class CausalModel:
         if learnt_share is None:
             return StepLoss(losses.mean())
         usual = losses.numel() * learnt_share
-        learnt = ((windows[:, 1:] & LEARNT) != 0).sum()
-        return StepLoss(losses.sum() / usual, weight=learnt / usual)
+        learnt_tokens = ((windows[:, 1:] & LEARNT) != 0).sum()
+        return StepLoss(losses.sum() / usual, weight=learnt_tokens / usual)
 
     def losses(self, windows: Tensor, *, marked: bool) -> Tensor:
         """Return the loss (B, T) of each target of windows (B, T + 1), in nats. If tokens are
         marked, only targets in answers have a loss, and dialogues do not see each other.
         """
-        given, wanted, more = windows[:, :-1], windows[:, 1:], {}
+        inputs, targets, more = windows[:, :-1], windows[:, 1:], {}
         if marked:
-            seen, places = _apart((given & FIRST) != 0)
-            more = {"attention_mask": seen, "position_ids": places}
-            given = given & TOKEN_BITS
-            unlearnt = (wanted & LEARNT) == 0
-            wanted = (wanted & TOKEN_BITS).masked_fill(unlearnt, IGNORED)
-        logits = self.logits(given, **more).flatten(0, 1).float()
-        found = F.cross_entropy(logits, wanted.flatten(), ignore_index=IGNORED, reduction="none")
-        return found.view_as(wanted)
+            mask, places = _apart((inputs & FIRST) != 0)
+            more = {"attention_mask": mask, "position_ids": places}
+            inputs = inputs & TOKEN_BITS
+            unlearnt = (targets & LEARNT) == 0
+            targets = (targets & TOKEN_BITS).masked_fill(unlearnt, IGNORED)
+        logits = self.logits(inputs, **more).flatten(0, 1).float()
+        token_losses = F.cross_entropy(
+            logits, targets.flatten(), ignore_index=IGNORED, reduction="none"
+        )
+        return token_losses.view_as(targets)
 
 
 def _apart(first: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,10 +115,10 @@ def _apart(first: Tensor) -> tuple[Tensor, Tensor]:
 
 def library_config(shape: Shape) -> Any:
     """Return the library's settings of a model."""
-    found = _library(CLASSES[shape.model_type][0])(**shape.arguments())
+    library_settings = _library(CLASSES[shape.model_type][0])(**shape.arguments())
     # Gemma 2 caps the scores of attention, which only "eager" supports.
-    found._attn_implementation = "eager" if shape.model_type == "gemma2" else "sdpa"
-    return found
+    library_settings._attn_implementation = "eager" if shape.model_type == "gemma2" else "sdpa"
+    return library_settings
 
 
 def build(
@@ -131,10 +133,10 @@ def build(
 
     Raises InvalidFrame if the weights are another model's, NotFound if a library is missing.
     """
-    own = fitting(schema(config), weights)
-    own = {name: value.to(device, torch.float32, copy=True) for name, value in own.items()}
+    tensors = fitting(schema(config), weights)
+    tensors = {name: value.to(device, torch.float32, copy=True) for name, value in tensors.items()}
     module = _empty(config.shape)
-    whole = own
+    whole = tensors
     if config.frozen:
         needed = fitting(architectures.schema(config.shape), frozen or {})
         if base_precision != "float32":
@@ -145,7 +147,7 @@ def build(
             for name, value in needed.items()
             if name in there or base_precision == "float32"
         }
-        whole |= own if config.head else {}
+        whole |= tensors if config.head else {}
     module.load_state_dict(whole, strict=False, assign=True)  # a tied head is in no schema
     if config.shape.tie_word_embeddings:
         module.get_output_embeddings().weight = module.get_input_embeddings().weight
@@ -155,7 +157,7 @@ def build(
     if config.head:
         module.get_output_embeddings().requires_grad_(True)
     if config.lora is not None:
-        _adapt(module, config, config.lora, own, samples)
+        _adapt(module, config, config.lora, tensors, samples)
     module.to(device)
     return CausalModel(module, samples)
 
@@ -174,7 +176,7 @@ def _hold(
 
 
 def _adapt(
-    module: nn.Module, config: CausalConfig, lora: Lora, own: Weights, keys: SampleKeys
+    module: nn.Module, config: CausalConfig, lora: Lora, tensors: Weights, keys: SampleKeys
 ) -> None:
     for place, (name, size) in enumerate(adapted(config).items()):
         parent, _, last = name.rpartition(".")
@@ -182,7 +184,7 @@ def _adapt(
         with torch.device("meta"):
             adapter = Adapter(getattr(holder, last), size, lora, keys, place)
         for part in ("lora_A", "lora_B"):
-            getattr(adapter, part).weight = nn.Parameter(own[f"{name}.{part}.weight"])
+            getattr(adapter, part).weight = nn.Parameter(tensors[f"{name}.{part}.weight"])
         setattr(holder, last, adapter)
 
 

@@ -125,14 +125,14 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, ChunkRef]]:
     """
     shape = shape_of(settings_in(folder))
     names = _shards(folder)
-    found: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     for name in names:
         for tensor in placed(_entries(folder, name), architectures.schema(shape), name):
-            if tensor in found:
-                raise InvalidRunFile(f"{name} and {found[tensor]} both hold {tensor}")
-            found[tensor] = name
+            if tensor in file_of:
+                raise InvalidRunFile(f"{name} and {file_of[tensor]} both hold {tensor}")
+            file_of[tensor] = name
     for spec in architectures.schema(shape):
-        if spec.name not in found:
+        if spec.name not in file_of:
             raise InvalidRunFile(
                 f"{folder}: no file of weights holds {spec.name}, of {SETTINGS}: {_WHOLE}"
             )
@@ -153,35 +153,35 @@ def tokenizer_sha256(folder: Path) -> str | None:
     return hashed(path).sha256
 
 
-def placed(entries: Mapping[str, tuple[int, ...]], wanted: Schema, file: str) -> Iterator[str]:
+def placed(entries: Mapping[str, tuple[int, ...]], specs: Schema, file: str) -> Iterator[str]:
     """Yield the schema's names of a file's tensors, without derived tables and tied heads.
 
     Raises InvalidRunFile for a tensor that the architecture does not have, or of another shape.
     """
-    shapes = {spec.name: spec.shape for spec in wanted}
+    shapes = {spec.name: spec.shape for spec in specs}
     for name, shape in entries.items():
-        known = own_name(name, shapes)
-        if known is None:
+        tensor_name = own_name(name, shapes)
+        if tensor_name is None:
             continue
-        if known not in shapes:
+        if tensor_name not in shapes:
             raise InvalidRunFile(
                 f"{file} holds {escaped(name, 120)}, which this architecture does not have: {_ONE}"
             )
-        if shape != shapes[known]:
+        if shape != shapes[tensor_name]:
             raise InvalidRunFile(
-                f"{file}: {known} has the shape {shape}, but {SETTINGS} says {shapes[known]}:"
+                f"{file}: {tensor_name} has the shape {shape}, but {SETTINGS} says {shapes[tensor_name]}:"
                 f" {_ONE}"
             )
-        yield known
+        yield tensor_name
 
 
-def own_name(name: str, known: Mapping[str, object]) -> str | None:
+def own_name(name: str, names: Mapping[str, object]) -> str | None:
     """Return the schema's name of a tensor in a file; None for a table, or a tied head."""
     if name == "embed_out.weight":  # the name in files of GPT-NeoX
         name = "lm_head.weight"
-    if name in known:
+    if name in names:
         return name
-    if _PREFIX + name in known:
+    if _PREFIX + name in names:
         return _PREFIX + name
     if _DERIVED.fullmatch(name) or name == "lm_head.weight":
         return None
@@ -196,7 +196,7 @@ def shape_of(settings: Mapping[str, Any]) -> Shape:
     kind = settings.get("model_type")
     left_out = _LEFT_OUT.get(kind, {}) if isinstance(kind, str) else {}
     raw = {key: value for key, value in settings.items() if value is not None}
-    known = read_known(str(kind))
+    keys_read = read_known(str(kind))
     for key, value in FIXED.items():
         if raw.get(key, value) != value:
             raise InvalidRunFile(f"{SETTINGS}: {key} = {escaped(raw[key], 40)} is not known here")
@@ -207,63 +207,63 @@ def shape_of(settings: Mapping[str, Any]) -> Shape:
         )
     foreign = {key for key, owners in OWN.items() if kind not in owners} & raw.keys()
     kinds = raw.get("layer_types") or []
-    whole = isinstance(kinds, list) and all(each == "full_attention" for each in kinds)
-    if known and "layer_types" in foreign and not whole:
+    whole = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    if keys_read and "layer_types" in foreign and not whole:
         raise InvalidRunFile(f"{SETTINGS}: {kind} supports only full attention (layer_types)")
-    known = tuple(key for key in known if key not in foreign)
-    kept = {key: value for key, value in raw.items() if key in known or key == "auto_map"}
+    keys_read = tuple(key for key in keys_read if key not in foreign)
+    fields = {key: value for key, value in raw.items() if key in keys_read or key == "auto_map"}
     code = raw.get("auto_map")
     named = code.values() if kind == "phi3" and isinstance(code, dict) else ()
-    if named and all(_ADOPTED.fullmatch(str(each)) for each in named):
-        del kept["auto_map"]
+    if named and all(_ADOPTED.fullmatch(str(name)) for name in named):
+        del fields["auto_map"]
     if "hidden_activation" in raw and kind in ("gemma", "gemma2", "gemma3_text"):
-        kept["hidden_act"] = raw["hidden_activation"]
-    if kind == "smollm3" and "no_rope_layers" not in kept:
-        kept["no_rope_layers"] = [
+        fields["hidden_act"] = raw["hidden_activation"]
+    if kind == "smollm3" and "no_rope_layers" not in fields:
+        fields["no_rope_layers"] = [
             int(not last) for last in _pattern(raw, "no_rope_layer_interval", 4)
         ]
-    if kind == "gemma3_text" and "layer_types" not in kept:
-        kept["layer_types"] = [
+    if kind == "gemma3_text" and "layer_types" not in fields:
+        fields["layer_types"] = [
             "full_attention" if last else "sliding_attention"
             for last in _pattern(raw, "sliding_window_pattern", 6)
         ]
     elif kind == "mistral" and "sliding_window" in settings:
         left_out = {**left_out, "sliding_window": settings["sliding_window"]}
-    if "rope_parameters" in known:
-        kept["rope_parameters"] = {**_ROPE.get(str(kind), {}), **_rope(raw)}
-    return read_shape({**left_out, **kept, "model_type": kind})
+    if "rope_parameters" in keys_read:
+        fields["rope_parameters"] = {**_ROPE.get(str(kind), {}), **_rope(raw)}
+    return read_shape({**left_out, **fields, "model_type": kind})
 
 
 def _pattern(raw: Mapping[str, Any], key: str, usual: int) -> list[bool]:
     """Return for each layer whether it is the last of a group; `key` has the group's size."""
-    every, count = raw.get(key, usual), raw.get("num_hidden_layers", 0)
-    if not (type(every) is type(count) is int and every > 0 and 0 <= count <= 512):
+    interval, count = raw.get(key, usual), raw.get("num_hidden_layers", 0)
+    if not (type(interval) is type(count) is int and interval > 0 and 0 <= count <= 512):
         raise InvalidRunFile(f"{SETTINGS}: {key} must be a whole number, and num_hidden_layers too")
-    return [(layer + 1) % every == 0 for layer in range(count)]
+    return [(layer + 1) % interval == 0 for layer in range(count)]
 
 
 def read_known(kind: str) -> tuple[str, ...]:
     """Return the names of the settings that an architecture reads; empty for an unknown one."""
-    found = architectures.KINDS.get(kind)
-    return () if found is None else tuple(found.__struct_fields__)
+    shape_class = architectures.KINDS.get(kind)
+    return () if shape_class is None else tuple(shape_class.__struct_fields__)
 
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of rotary positions, as old or new releases of transformers write them."""
-    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if not isinstance(given, Mapping):
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
         raise InvalidRunFile(f"{SETTINGS}: rope_parameters must be a table")
-    if isinstance(given.get("full_attention"), Mapping):  # Gemma 3 has a table for each attention
-        given = given["full_attention"]
-    found = {key: value for key, value in given.items() if value is not None and key != "type"}
+    if isinstance(rope.get("full_attention"), Mapping):  # Gemma 3 has a table for each attention
+        rope = rope["full_attention"]
+    fields = {key: value for key, value in rope.items() if value is not None and key != "type"}
     for old, new in (("rotary_pct", _PART), (_PART, _PART), ("rotary_emb_base", "rope_theta")):
         if old in raw:
-            found.setdefault(new, raw[old])
-    if "type" in given:
-        found.setdefault("rope_type", given["type"])
+            fields.setdefault(new, raw[old])
+    if "type" in rope:
+        fields.setdefault("rope_type", rope["type"])
     if "rope_theta" in raw:
-        found.setdefault("rope_theta", raw["rope_theta"])
-    return found
+        fields.setdefault("rope_theta", raw["rope_theta"])
+    return fields
 
 
 def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
@@ -276,10 +276,10 @@ def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
     if path.stat().st_size > limit:
         raise InvalidRunFile(f"{path} is larger than {limit >> 20} MiB, so it is not read")
     try:
-        found = decode(unmarked(path.read_bytes()), dict[str, Any])
+        table = decode(unmarked(path.read_bytes()), dict[str, Any])
     except MALFORMED as error:
         raise InvalidRunFile(f"{path} is not a JSON object: {escaped(error, 200)}") from error
-    return found
+    return table
 
 
 def _shards(folder: Path) -> list[str]:

@@ -100,8 +100,11 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> Dcga
             f'the dataset "{manifest.name}" holds {manifest.kind}, but dcgan learns from images:'
             " make one with `coordinator dataset add NAME --images PATH`"
         )
-    known = {"image_size": manifest.meta.get("size"), "channels": manifest.meta.get("channels")}
-    for key, value in known.items():
+    data_fields = {
+        "image_size": manifest.meta.get("size"),
+        "channels": manifest.meta.get("channels"),
+    }
+    for key, value in data_fields.items():
         if value is None:
             raise InvalidRunFile(f'the dataset "{manifest.name}" does not say its {key}')
         if raw.get(key, value) != value:
@@ -109,7 +112,7 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> Dcga
                 f'[model] {key} {raw[key]} does not fit the dataset "{manifest.name}", whose images'
                 f" have {value}: leave it out, or add the images again with the other {key}"
             )
-    return DcganConfig.from_dict({**known, **raw})
+    return DcganConfig.from_dict({**data_fields, **raw})
 
 
 def schema(config: DcganConfig) -> Schema:

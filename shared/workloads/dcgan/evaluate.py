@@ -57,12 +57,12 @@ def evaluate(
     agreement of the classes' shares, "complete" 1 or 0.
     """
     judge = _judge(config, heldout)
-    wanted = int(_EVAL_FLOPS / flops(config.generator()))
-    wanted = max(2 * _AT_ONCE, min(_MEASURED, wanted // _AT_ONCE * _AT_ONCE))
-    noise = normal("measured", 0, (wanted, config.latent))
+    image_count = int(_EVAL_FLOPS / flops(config.generator()))
+    image_count = max(2 * _AT_ONCE, min(_MEASURED, image_count // _AT_ONCE * _AT_ONCE))
+    noise = normal("measured", 0, (image_count, config.latent))
     ends = monotonic() + budget_s
     parts: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
-    for start in range(0, wanted, _AT_ONCE):
+    for start in range(0, image_count, _AT_ONCE):
         if len(parts) > 1 and (stop() or monotonic() > ends):
             break
         parts.append(judge.look(draw(config, weights, noise[start : start + _AT_ONCE])))
@@ -75,7 +75,7 @@ def evaluate(
         "coverage": coverage,
         "class_overlap": overlap,
         "images": float(len(features)),
-        "complete": float(len(features) == wanted),
+        "complete": float(len(features) == image_count),
     }
 
 
@@ -96,10 +96,10 @@ def class_figures(odds: NDArray[np.float64], real: NDArray[np.float64]) -> tuple
     shares (K,); an image of uncertain class counts for none.
     """
     sure = np.nan_to_num(odds).max(axis=1) >= _SURE
-    shown = np.bincount(odds[sure].argmax(axis=1), minlength=len(real)) / len(odds)
+    shares = np.bincount(odds[sure].argmax(axis=1), minlength=len(real)) / len(odds)
     there = real > 0
-    covered = shown[there] >= _SHARE_MIN * real[there]
-    return float(covered.mean()), float(np.minimum(shown, real).sum())
+    covered = shares[there] >= _SHARE_MIN * real[there]
+    return float(covered.mean()), float(np.minimum(shares, real).sum())
 
 
 def sample(config: DcganConfig, weights: Weights, prompt: str, seed: int) -> Sample:

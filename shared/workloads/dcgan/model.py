@@ -71,14 +71,14 @@ def _discriminator(layers: list[Layer]) -> Iterator[tuple[str, nn.Module]]:
 
 def build(config: DcganConfig, weights: Weights, device: str) -> Dcgan:
     """Build both networks on `device` with copies of `weights`. Raises InvalidFrame."""
-    wanted = schema(config)
-    own = fitting(wanted, weights)
-    for spec in wanted:
+    specs = schema(config)
+    tensors = fitting(specs, weights)
+    for spec in specs:
         dtype = torch.int64 if spec.role == "counter" else torch.float32
-        own[spec.name] = own[spec.name].to(device, dtype, copy=True)
+        tensors[spec.name] = tensors[spec.name].to(device, dtype, copy=True)
     with torch.device("meta"):  # no memory, no random numbers: the weights are loaded
         model = Dcgan(config)
-    model.load_state_dict(own, strict=True, assign=True)
+    model.load_state_dict(tensors, strict=True, assign=True)
     return model
 
 

@@ -64,30 +64,30 @@ class Continuation:
 
     def draw(self, logits: NDArray[np.floating], number: int) -> SampledToken:
         """Choose token `number` of the answer from logits (V,)."""
-        asked = self.sequence
+        sequence = self.sequence
         return choose(
-            logits / asked.divisor,
-            uniform(asked.seed, asked.place + number),
-            temperature=asked.temperature,
-            top_p=asked.top_p,
-            logprobs=asked.logprobs,
+            logits / sequence.divisor,
+            uniform(sequence.seed, sequence.place + number),
+            temperature=sequence.temperature,
+            top_p=sequence.top_p,
+            logprobs=sequence.logprobs,
         )
 
-    def add(self, chosen: SampledToken) -> NextToken:
+    def add(self, sample: SampledToken) -> NextToken:
         """Append the next token; return the text that it adds."""
-        asked = self.sequence
-        if chosen.token == self._end or chosen.token in asked.ends:
-            return NextToken(id=asked.id, text=self._stream.end(), end=chosen, finish="stop")
+        sequence = self.sequence
+        if sample.token == self._end or sample.token in sequence.ends:
+            return NextToken(id=sequence.id, text=self._stream.end(), end=sample, finish="stop")
         self.made += 1
-        text = self._stream.add(chosen.token)
+        text = self._stream.add(sample.token)
         finish: Finish | None = None
-        full = len(asked.prompt) + self.made >= self._context
+        full = len(sequence.prompt) + self.made >= self._context
         if self._stream.stopped:
             finish = "stop"
-        elif self.made >= asked.max_tokens or full:
+        elif self.made >= sequence.max_tokens or full:
             finish = "length"
             text += self._stream.end()
-        return NextToken(id=asked.id, text=text, chosen=chosen, finish=finish)
+        return NextToken(id=sequence.id, text=text, chosen=sample, finish=finish)
 
 
 @dataclass
@@ -121,12 +121,12 @@ class Batch:
 
     def cancel(self, id: str) -> None:
         """Drop a sequence and free its slot at once."""
-        self._waiting = deque(each for each in self._waiting if each.id != id)
-        for each in [one for one in self._reading if one.sequence.id == id]:
-            self._reading.remove(each)
-            self._release(each)
-        if (found := self._running.pop(id, None)) is not None:
-            self._release(found)
+        self._waiting = deque(one_waiting for one_waiting in self._waiting if one_waiting.id != id)
+        for one_reading in [one for one in self._reading if one.sequence.id == id]:
+            self._reading.remove(one_reading)
+            self._release(one_reading)
+        if (running := self._running.pop(id, None)) is not None:
+            self._release(running)
 
     def step(self) -> Iterator[NextToken]:
         """Generate a token of each running sequence; yield the new tokens."""
@@ -171,20 +171,20 @@ class Batch:
         read together; none that is partly read or cached.
         """
         cached = {one.sequence.prompt for one in self._running.values()}
-        known: set[tuple[int, ...]] = set()
-        found: list[_RunningSequence] = []
+        prompts: set[tuple[int, ...]] = set()
+        sequences: list[_RunningSequence] = []
         longest = read = 0
         for one in self._reading:
             prompt = one.sequence.prompt
-            if prompt in known:
+            if prompt in prompts:
                 continue
             longest, read = max(longest, len(prompt)), read + len(prompt)
-            area = longest * (len(found) + 1)
+            area = longest * (len(sequences) + 1)
             if one.read or prompt in cached or area > min(room, PADDED * read):
                 break
-            known.add(prompt)
-            found.append(one)
-        return found
+            prompts.add(prompt)
+            sequences.append(one)
+        return sequences
 
     def _read_whole(self, ones: list[_RunningSequence]) -> Iterator[NextToken]:
         ones.sort(key=lambda one: one.slot)
@@ -205,8 +205,8 @@ class Batch:
         their first tokens.
         """
         prompt = first.sequence.prompt
-        alike = [one for one in self._reading if one.sequence.prompt == prompt and not one.read]
-        for one in [first, *[one for one in alike if one is not first]]:
+        twins = [one for one in self._reading if one.sequence.prompt == prompt and not one.read]
+        for one in [first, *[one for one in twins if one is not first]]:
             if one is not first:
                 self._decoder.share(first.slot, one.slot, len(prompt))
             one.read = len(prompt)
@@ -224,12 +224,12 @@ class Batch:
             yield self._next(one, row)
 
     def _next(self, one: _RunningSequence, logits: NDArray[np.floating]) -> NextToken:
-        chosen = one.answer.draw(logits, one.answer.made)
-        made = one.answer.add(chosen)
-        one.last = chosen.token
-        if made.finish:
+        sample = one.answer.draw(logits, one.answer.made)
+        token = one.answer.add(sample)
+        one.last = sample.token
+        if token.finish:
             self._end(one)
-        return made
+        return token
 
     def _end(self, one: _RunningSequence) -> None:
         self._running.pop(one.sequence.id)

@@ -24,7 +24,7 @@ def tokenizer_of(data: Data | None) -> bytes | None:
 def text_sample(decoder: Decoder, prompt: str, seed: int) -> Sample:
     """Return a prompt and its continuation; a full context is cut to its last half."""
     tokens = decoder.encode(prompt)
-    begun = len(tokens)
+    prompt_length = len(tokens)
     batch, left = Batch(decoder), SAMPLE_TOKENS
     while left > 0:
         batch.add(
@@ -39,8 +39,8 @@ def text_sample(decoder: Decoder, prompt: str, seed: int) -> Sample:
             )
         )
         while len(batch):
-            for made in batch.step():
-                tokens += [made.chosen.token] if made.chosen else []
-                left = 0 if made.finish == "stop" else left - 1
-    text = decoder.decode(tokens[begun:]).rstrip(UNFINISHED)
+            for token in batch.step():
+                tokens += [token.chosen.token] if token.chosen else []
+                left = 0 if token.finish == "stop" else left - 1
+    text = decoder.decode(tokens[prompt_length:]).rstrip(UNFINISHED)
     return Sample(kind="text", title=prompt or "from nothing", text=prompt + text)

@@ -60,13 +60,13 @@ def choose(
 def probed(logits: NDArray[np.floating], token: int, logprobs: int) -> SampledToken:
     """Return a token with its log-probability, and the `logprobs` likeliest tokens."""
     scores = _finite(logits)
-    said = scores - scores.max()
-    said -= math.log(float(np.exp(said).sum()))
-    first = np.argsort(-said, kind="stable")[:logprobs] if logprobs else ()
+    logprobs_all = scores - scores.max()
+    logprobs_all -= math.log(float(np.exp(logprobs_all).sum()))
+    first = np.argsort(-logprobs_all, kind="stable")[:logprobs] if logprobs else ()
     return SampledToken(
         token=token,
-        logprob=float(said[token]),
-        top=tuple((int(each), float(said[each])) for each in first),
+        logprob=float(logprobs_all[token]),
+        top=tuple((int(index), float(logprobs_all[index])) for index in first),
     )
 
 
@@ -95,7 +95,7 @@ def agrees(
     low = float(weights[(weights > weights[token]) & ~near].sum())
     high = low + float(weights[near].sum())
     last = int(np.searchsorted(sums, top_p))  # last token kept; its neighbours are tried too
-    ends = {min(max(0, each), len(sums) - 1) for each in (last - 1, last, last + 1)}
+    ends = {min(max(0, index), len(sums) - 1) for index in (last - 1, last, last + 1)}
     return any(low < sums[end] and _within(low, high, draw * float(sums[end])) for end in ends)
 
 
@@ -112,8 +112,8 @@ def agree(
     high = sums[rows, tokens] / total
     low = high - weights[rows, tokens] / total
     reach = SLACK * np.minimum(high, 1 - low)
-    found: NDArray[np.bool_] = (low - reach <= draws) & (draws <= high + reach)
-    return found
+    agreement: NDArray[np.bool_] = (low - reach <= draws) & (draws <= high + reach)
+    return agreement
 
 
 def _finite(logits: NDArray[np.floating]) -> Floats:
@@ -133,6 +133,6 @@ def _drawn(scores: Floats, draw: float, top_p: float) -> int:
         return min(int(np.searchsorted(weights.cumsum(), draw, side="right")), len(weights) - 1)
     order = np.argsort(-weights, kind="stable")
     sums = weights[order].cumsum()
-    kept = int(np.searchsorted(sums, top_p)) + 1  # fewest tokens that reach top_p together
-    place = np.searchsorted(sums[:kept], draw * sums[min(kept, len(sums)) - 1], side="right")
-    return int(order[min(int(place), kept - 1, len(order) - 1)])
+    count = int(np.searchsorted(sums, top_p)) + 1  # fewest tokens that reach top_p together
+    place = np.searchsorted(sums[:count], draw * sums[min(count, len(sums)) - 1], side="right")
+    return int(order[min(int(place), count - 1, len(order) - 1)])

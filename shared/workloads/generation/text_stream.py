@@ -13,25 +13,25 @@ class StopStrings:
     """Passes a text piece by piece, up to the first stop string."""
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
-        self._stop = tuple(each for each in stop if each)
+        self._stop = tuple(text for text in stop if text)
         self._held = ""  # text that may be the beginning of a stop string
         self.stopped = False
 
     def take(self, text: str) -> str:
         """Add a piece; return the text now final. Sets `stopped` at a stop string."""
         text = self._held + text
-        found = [at for at in (text.find(each) for each in self._stop) if at >= 0]
-        if found:
+        places = [at for at in (text.find(string) for string in self._stop) if at >= 0]
+        if places:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
-        keep = max((_overlap(text, each) for each in self._stop), default=0)
+            return text[: min(places)]
+        keep = max((_overlap(text, string) for string in self._stop), default=0)
         self._held = text[len(text) - keep :] if keep else ""
         return text[: len(text) - keep]
 
     def end(self) -> str:
         """Return the held-back text at the end of the text."""
-        held, self._held = self._held, ""
-        return held
+        rest, self._held = self._held, ""
+        return rest
 
 
 class TextStream:
@@ -61,12 +61,12 @@ class TextStream:
 
     def _new_text(self, last: bool = False) -> str:
         before = self._tokens[max(0, self._whole - WINDOW) : self._whole]
-        known = self._decode(before) if before else ""
+        earlier = self._decode(before) if before else ""
         text = self._decode([*before, *self._tokens[self._whole :]])
-        if len(text) <= len(known) or (text.endswith(UNFINISHED) and not last):
+        if len(text) <= len(earlier) or (text.endswith(UNFINISHED) and not last):
             return ""
         self._whole = len(self._tokens)
-        return text[len(known) :]
+        return text[len(earlier) :]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -102,11 +102,13 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptC
             f'the dataset "{manifest.name}" holds {manifest.kind}, but gpt learns from tokens:'
             " make one with `coordinator dataset add NAME --text PATH`"
         )
-    known = int(manifest.meta.get("vocab_size", 0))
-    config = GptConfig.from_dict({"vocab_size": known, **_fitting(raw, manifest)} if known else raw)
-    if config.vocab_size < known:
+    vocabulary = int(manifest.meta.get("vocab_size", 0))
+    config = GptConfig.from_dict(
+        {"vocab_size": vocabulary, **_fitting(raw, manifest)} if vocabulary else raw
+    )
+    if config.vocab_size < vocabulary:
         raise InvalidRunFile(
-            f"[model] vocab_size {config.vocab_size} is below the {known} tokens of the dataset"
+            f"[model] vocab_size {config.vocab_size} is below the {vocabulary} tokens of the dataset"
             f' "{manifest.name}": leave it out'
         )
     for chunks, use in ((manifest.chunks, "train on"), (manifest.heldout, "hold out")):
@@ -122,10 +124,10 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptC
 def _fitting(raw: Mapping[str, Any], manifest: DatasetManifest) -> Mapping[str, Any]:
     """Return the table, with default sizes for a small dataset unless it has sizes."""
     tokens = sum(chunk.items for chunk in manifest.chunks)
-    found = next((size for most, size in _SIZES if tokens < most), None)
-    if found is None or raw.keys() & {*_SIZED, "n_kv_head"}:
+    sizes = next((size for most, size in _SIZES if tokens < most), None)
+    if sizes is None or raw.keys() & {*_SIZED, "n_kv_head"}:
         return raw
-    return {**dict(zip(_SIZED, found, strict=True)), **raw}
+    return {**dict(zip(_SIZED, sizes, strict=True)), **raw}
 
 
 def schema(config: GptConfig) -> Schema:

@@ -45,35 +45,35 @@ class GptDecoder(PromptText):
     @torch.inference_mode()
     def prefill(self, slot: int, tokens: Sequence[int], start: int) -> NDArray[np.float32]:
         stop = start + len(tokens)
-        given = torch.tensor([list(tokens)], device=self._device)
-        x, turn = self._model.placed(given, slice(start, stop))  # (1, T, C)
-        seen: Tensor | None = None
+        batch = torch.tensor([list(tokens)], device=self._device)
+        x, turn = self._model.placed(batch, slice(start, stop))  # (1, T, C)
+        mask: Tensor | None = None
         if start:  # a new token sees the tokens read earlier, and the new ones up to itself
-            seen = torch.ones(len(tokens), stop, dtype=torch.bool, device=self._device)
-            seen = seen.tril(diagonal=start)
+            mask = torch.ones(len(tokens), stop, dtype=torch.bool, device=self._device)
+            mask = mask.tril(diagonal=start)
         for layer, block in enumerate(self._blocks):
             q, k, v = block.attn.split(block.ln1(x), turn)
             cache = self._cache[layer, :, slot : slot + 1]
             cache[0, :, :, start:stop], cache[1, :, :, start:stop] = k, v
             keys, values = cache[0, :, :, :stop], cache[1, :, :, :stop]
-            x = x + block.attn.attend(q, keys, values, seen, causal=seen is None)
+            x = x + block.attn.attend(q, keys, values, mask, causal=mask is None)
             x = x + block.mlp(block.ln2(x))
-        found: NDArray[np.float32] = self._logits(x[:, -1])[0]
-        return found
+        logits: NDArray[np.float32] = self._logits(x[:, -1])[0]
+        return logits
 
     @torch.inference_mode()
     def prefill_many(
         self, slots: Sequence[int], prompts: Sequence[Sequence[int]]
     ) -> NDArray[np.float32]:
-        own = torch.tensor(list(slots), device=self._device)
-        ends = torch.tensor([len(each) - 1 for each in prompts], device=self._device)
-        given = torch.tensor(padded(prompts), device=self._device)
-        longest = given.shape[1]
-        x, turn = self._model.placed(given, slice(0, longest))  # (B, T, C)
+        slot_rows = torch.tensor(list(slots), device=self._device)
+        ends = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self._device)
+        batch = torch.tensor(padded(prompts), device=self._device)
+        longest = batch.shape[1]
+        x, turn = self._model.placed(batch, slice(0, longest))  # (B, T, C)
         for layer, block in enumerate(self._blocks):
             q, k, v = block.attn.split(block.ln1(x), turn)
             cache = self._cache[layer]
-            cache[0, own, :, :longest], cache[1, own, :, :longest] = k, v
+            cache[0, slot_rows, :, :longest], cache[1, slot_rows, :, :longest] = k, v
             x = x + block.attn.attend(q, k, v, causal=True)
             x = x + block.mlp(block.ln2(x))
         return self._logits(x[torch.arange(len(slots), device=self._device), ends])
@@ -84,40 +84,40 @@ class GptDecoder(PromptText):
     ) -> NDArray[np.float32]:
         count, longest = len(slots), max(places) + 1
         at = torch.tensor(list(places), device=self._device)
-        own = torch.tensor(list(slots), device=self._device)
-        given = torch.tensor(list(tokens), device=self._device)
-        x, turn = self._model.placed(given[:, None], at[:, None])  # (B, 1, C)
-        seen: Tensor | None = None
+        slot_rows = torch.tensor(list(slots), device=self._device)
+        batch = torch.tensor(list(tokens), device=self._device)
+        x, turn = self._model.placed(batch[:, None], at[:, None])  # (B, 1, C)
+        mask: Tensor | None = None
         if min(places) + 1 < longest:
             columns = torch.arange(longest, device=self._device)
-            seen = (columns <= at[:, None])[:, None, None]  # (B, 1, 1, T)
+            mask = (columns <= at[:, None])[:, None, None]  # (B, 1, 1, T)
         in_a_row = list(slots) == list(range(count))
         for layer, block in enumerate(self._blocks):
             q, k, v = block.attn.split(block.ln1(x), turn)
             cache = self._cache[layer]
-            cache[0, own, :, at], cache[1, own, :, at] = k[:, :, 0], v[:, :, 0]
+            cache[0, slot_rows, :, at], cache[1, slot_rows, :, at] = k[:, :, 0], v[:, :, 0]
             if in_a_row:
                 keys, values = cache[0, :count, :, :longest], cache[1, :count, :, :longest]
             else:
-                keys, values = cache[0, own, :, :longest], cache[1, own, :, :longest]
-            x = x + block.attn.attend(q, keys, values, seen)
+                keys, values = cache[0, slot_rows, :, :longest], cache[1, slot_rows, :, :longest]
+            x = x + block.attn.attend(q, keys, values, mask)
             x = x + block.mlp(block.ln2(x))
         return self._logits(x[:, -1])
 
     @torch.inference_mode()
     def scores(self, tokens: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
         hidden = self._model.hidden(torch.tensor([list(tokens)], device=self._device))
-        wanted = hidden[0, torch.tensor(list(places), device=self._device)]
-        found: NDArray[np.float32] = self._model.logits(wanted).float().cpu().numpy()
-        return found
+        rows = hidden[0, torch.tensor(list(places), device=self._device)]
+        logits: NDArray[np.float32] = self._model.logits(rows).float().cpu().numpy()
+        return logits
 
     @property
     def _blocks(self) -> Sequence[Block]:
         return list(self._model.blocks)  # type: ignore[arg-type]
 
     def _logits(self, x: Tensor) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = self._model.logits(self._model.ln_f(x)).float().cpu().numpy()
-        return found
+        logits: NDArray[np.float32] = self._model.logits(self._model.ln_f(x)).float().cpu().numpy()
+        return logits
 
 
 def _lay_out(model: Gpt) -> None:

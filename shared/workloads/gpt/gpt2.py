@@ -47,22 +47,22 @@ def settings(config: GptConfig) -> dict[str, Any]:
 
 def tensors(config: GptConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights under the names of the library."""
-    for name, found in weights.items():
+    for name, tensor in weights.items():
         path, _, kind = name.rpartition(".")
         if path == "head":
-            yield "lm_head.weight", found
+            yield "lm_head.weight", tensor
         elif path in _TOP:
-            yield f"transformer.{_TOP[path]}.{kind}", found
+            yield f"transformer.{_TOP[path]}.{kind}", tensor
             if path == "ln_f" and not config.bias:
                 yield "transformer.ln_f.bias", torch.zeros(config.n_embd)
         else:
-            yield from _layer(config, path, kind, found)
+            yield from _layer(config, path, kind, tensor)
 
 
-def _layer(config: GptConfig, path: str, kind: str, found: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _layer(config: GptConfig, path: str, kind: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     _, index, layer = path.split(".", 2)
     dense = layer in _DENSE
     there = f"transformer.h.{index}.{_DENSE[layer] if dense else _NORMS[layer]}"
-    yield f"{there}.{kind}", found.T if dense and kind == "weight" else found
+    yield f"{there}.{kind}", tensor.T if dense and kind == "weight" else tensor
     if not config.bias:
-        yield f"{there}.bias", torch.zeros(len(found))
+        yield f"{there}.bias", torch.zeros(len(tensor))

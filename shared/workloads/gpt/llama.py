@@ -51,17 +51,17 @@ def settings(config: GptConfig) -> dict[str, Any]:
 
 def tensors(config: GptConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights under the library's names."""
-    kept = config.key_heads * config.head_width
-    for name, found in weights.items():
+    key_width = config.key_heads * config.head_width
+    for name, value in weights.items():
         path = name.removesuffix(".weight")
         if path in _TOP:
-            yield f"{_TOP[path]}.weight", found
+            yield f"{_TOP[path]}.weight", value
             continue
         _, index, layer = path.split(".", 2)
         there = f"model.layers.{index}"
         if layer == "attn.qkv":
-            parts = torch.split(found, [config.n_embd, kept, kept])
+            parts = torch.split(value, [config.n_embd, key_width, key_width])
             for part, tensor in zip("qkv", parts, strict=True):
                 yield f"{there}.self_attn.{part}_proj.weight", tensor
         else:
-            yield f"{there}.{_LAYER[layer]}.weight", found
+            yield f"{there}.{_LAYER[layer]}.weight", value

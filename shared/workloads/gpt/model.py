@@ -27,8 +27,8 @@ class Attention(nn.Module):
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self._heads, self._key_heads = config.n_head, config.key_heads
-        kept = config.key_heads * config.head_width  # C, if each head has keys of its own
-        self._widths = [config.n_embd, kept, kept]
+        key_width = config.key_heads * config.head_width  # C, if each head has keys of its own
+        self._widths = [config.n_embd, key_width, key_width]
         self.qkv = nn.Linear(config.n_embd, sum(self._widths), bias=config.bias)
         self.proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
@@ -44,16 +44,16 @@ class Attention(nn.Module):
         return (q, k, v) if turn is None else (_turned(q, turn), _turned(k, turn), v)
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, causal: bool = False
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
-        """Return the attention of the queries (B, T, C), each over the keys marked in `seen`."""
+        """Return the attention of the queries (B, T, C), each over the keys marked in `mask`."""
         shape, grouped = q.shape, self._key_heads < self._heads
         if grouped and shape[2] == 1:  # heads that share keys are rows of one product
             q, grouped = q.reshape(shape[0], self._key_heads, -1, shape[3]), False
-        y = F.scaled_dot_product_attention(q, k, v, seen, is_causal=causal, enable_gqa=grouped)
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=grouped)
         y = y.reshape(shape)
-        found: Tensor = self.proj(y.transpose(1, 2).flatten(2))
-        return found
+        output: Tensor = self.proj(y.transpose(1, 2).flatten(2))
+        return output
 
     def forward(self, x: Tensor, turn: Tensor | None) -> Tensor:
         return self.attend(*self.split(x, turn), causal=True)
@@ -204,11 +204,11 @@ def build(config: GptConfig, weights: Weights, device: str) -> Gpt:
     """Return a model on `device` with its own copy of `weights`. Raises InvalidFrame for another
     model's.
     """
-    own = {
-        name: found.to(device, torch.float32, copy=True)
-        for name, found in fitting(schema(config), weights).items()
+    tensors = {
+        name: tensor.to(device, torch.float32, copy=True)
+        for name, tensor in fitting(schema(config), weights).items()
     }
     with torch.device("meta"):  # no memory, no random numbers: the weights are loaded
         model = Gpt(config)
-    model.load_state_dict(own, strict=True, assign=True)
+    model.load_state_dict(tensors, strict=True, assign=True)
     return model.to(device)  # including the rotary table, which is computed, not loaded

@@ -18,9 +18,9 @@ from shared.workloads.gpt.config import GptConfig
 _ARCHITECTURES = {"gpt2": gpt2, "llama": llama}
 
 
-def converted(config: GptConfig, weights: Weights, wanted: FormatWanted) -> Converted:
+def converted(config: GptConfig, weights: Weights, target: FormatWanted) -> Converted:
     """Return the tensors and files of the folder."""
-    tokenizer, dtype = wanted.tokenizer, wanted.dtype or "float32"
+    tokenizer, dtype = target.tokenizer, target.dtype or "float32"
     architecture = _ARCHITECTURES[config.architecture]
     end = end_of_text(load_tokenizer(tokenizer)) if tokenizer is not None else None
     files = {

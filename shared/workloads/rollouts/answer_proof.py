@@ -17,21 +17,21 @@ FAULTS, SHARE = 3, 0.005
 def faults(
     scores: NDArray[np.floating],
     tokens: NDArray[np.integer],
-    said: NDArray[np.floating],
+    logprobs: NDArray[np.floating],
     draws: NDArray[np.float64],
     reach: float | NDArray[np.floating] = 0.0,
 ) -> NDArray[np.bool_]:
     """Return which tokens (T,) of answers do not come from the version and the seed.
 
     `scores` (T, V) are its logits divided by the temperature. A token must be the one that its
-    random number in `draws` chooses, and have the submitted log-probability `said`; `reach` is the
+    random number in `draws` chooses, and have the submitted log-probability `logprobs`; `reach` is the
     rounding error of the wire format.
     """
     wide = scores.astype(np.float64)
     true = wide[np.arange(len(tokens)), tokens] - np.logaddexp.reduce(wide, axis=1)
-    far = np.abs(true - said.astype(np.float64)) > SLACK + np.asarray(reach)
-    found: NDArray[np.bool_] = far | ~agree(wide, draws, tokens)
-    return found
+    far = np.abs(true - logprobs.astype(np.float64)) > SLACK + np.asarray(reach)
+    faulty: NDArray[np.bool_] = far | ~agree(wide, draws, tokens)
+    return faulty
 
 
 def refuted(faulty: int, tokens: int) -> bool:

@@ -42,7 +42,9 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if min(self.lengths, default=0) < 1:
             raise InvalidGroup(f"problem {self.problem}: an answer has no token")
         whole = sum(self.lengths)
-        width = next((each for each in WIDTHS if len(self.tokens) == whole * each.itemsize), None)
+        width = next(
+            (dtype for dtype in WIDTHS if len(self.tokens) == whole * dtype.itemsize), None
+        )
         if width is None or len(self.logprobs) != whole:
             raise InvalidGroup(f"problem {self.problem}: its lengths do not fit its tokens")
         tokens = np.frombuffer(self.tokens, width).astype(np.int64)
@@ -61,7 +63,7 @@ class JudgedGroup(GroupRecord, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def packed(tokens: Sequence[int]) -> bytes:
     """Return tokens in the smallest of `WIDTHS` that holds them all."""
-    fits = next(each for each in WIDTHS if max(tokens) < 1 << 8 * each.itemsize)
+    fits = next(dtype for dtype in WIDTHS if max(tokens) < 1 << 8 * dtype.itemsize)
     return np.array(tokens, fits).tobytes()
 
 
@@ -77,8 +79,8 @@ def quantised(logprobs: Sequence[float] | NDArray[np.floating]) -> bytes:
 def restored(data: bytes) -> NDArray[np.float32]:
     """Return log-probabilities from `quantised` ones, to the nearest step."""
     shares = np.frombuffer(data, np.uint8).astype(np.float32) / np.float32(STEPS)
-    found: NDArray[np.float32] = -np.float32(LOWEST) * shares * shares
-    return found
+    logprobs: NDArray[np.float32] = -np.float32(LOWEST) * shares * shares
+    return logprobs
 
 
 def encode(records: Iterable[GroupRecord]) -> bytes:

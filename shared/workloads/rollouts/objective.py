@@ -24,7 +24,7 @@ def advantages(rewards: Sequence[float]) -> list[float]:
     """Return the advantages of a group's answers; all zero if nothing can be learnt from it."""
     mean = sum(rewards) / len(rewards)
     same = max(rewards) == min(rewards)
-    return [0.0 if same else each - mean for each in rewards]
+    return [0.0 if same else reward - mean for reward in rewards]
 
 
 def policy_loss(
@@ -39,8 +39,8 @@ def policy_loss(
     """
     moved = (new.detach() - old) * mask
     weight = moved.sum(1).clamp(max=0).exp().where(advantage < 0, 1.0)
-    kept = (weight * advantage)[:, None] * (new - new.detach()).exp()  # one, with a gradient
+    surrogate = (weight * advantage)[:, None] * (new - new.detach()).exp()  # one, with a gradient
     tokens = mask.sum().clamp(min=1.0)
     importance = (moved.clamp(max=_LOG_MAX).exp() * mask).sum() / tokens
     figures = torch.stack([importance, 1 - weight.mean(), mask.sum(1).mean()])
-    return -((kept * mask).sum(1) / longest).mean(), figures
+    return -((surrogate * mask).sum(1) / longest).mean(), figures

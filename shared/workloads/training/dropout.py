@@ -60,8 +60,8 @@ class SampleDropout(nn.Module):
             self._counter = torch.arange(words, device=x.device) * _STEP
         drawn = _mixed(self._counter + (keys + self._place)[:, None])
         lanes = drawn.view(torch.int16)[:, :size].view(x.shape)
-        kept = lanes >= self._cut - (_RANGE >> 1)
-        return x * kept.to(x.dtype).mul_(self._scale)
+        mask = lanes >= self._cut - (_RANGE >> 1)
+        return x * mask.to(x.dtype).mul_(self._scale)
 
 
 def _mixed(value: Tensor) -> Tensor:

@@ -75,11 +75,11 @@ class MicroBatchPace:
         self._seconds.append(seconds / samples)
         if len(self._seconds) < 2:
             return
-        wanted = min(self._cap, int(_LIMIT_S / max(min(self._seconds), 1e-9)))
+        size = min(self._cap, int(_LIMIT_S / max(min(self._seconds), 1e-9)))
         if self._room and kept_bytes:
-            wanted = min(wanted, self._room * samples // (_BACK * kept_bytes))
-        if wanted < self.micro or self.micro < wanted >= min(self._cap, 2 * self.micro):
-            self.set(max(1, wanted))
+            size = min(size, self._room * samples // (_BACK * kept_bytes))
+        if size < self.micro or self.micro < size >= min(self._cap, 2 * self.micro):
+            self.set(max(1, size))
 
     def set(self, micro: int) -> None:
         """Set the size, at most the largest that fits the memory."""

@@ -77,13 +77,15 @@ def language_model(
     network = _Scores(module, scores)
     written = onnx_file(network, example, ("tokens", ["logits"]), longest=context)
     coded = ["from tokenizers import Tokenizer"] if tokenizer else []
-    begun = 'tokenizer.encode("A", add_special_tokens=False).ids or [0]' if tokenizer else "[0]"
+    first_tokens = (
+        'tokenizer.encode("A", add_special_tokens=False).ids or [0]' if tokenizer else "[0]"
+    )
     code = [
         *CODE[:2],
         *coded,
         *CODE[2:],
         *(['tokenizer = Tokenizer.from_file("tokenizer.json")'] if tokenizer else []),
-        f"tokens = {begun}",
+        f"tokens = {first_tokens}",
         f"for _ in range({min(context, TEXT_TOKENS) - 1}):  # the likeliest token, each time",
         '    (logits,) = session.run(None, {"tokens": np.array([tokens])})',
         "    tokens.append(int(logits[0, -1].argmax()))",

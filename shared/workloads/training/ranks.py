@@ -89,9 +89,9 @@ class Ranks:
         except OSError:
             self.stop()
 
-    def hold(self, held: bool) -> None:
+    def hold(self, on_hold: bool) -> None:
         """Pause the ranks, or let them continue."""
-        self._held.value = int(held)
+        self._held.value = int(on_hold)
 
     def share(self, weights: Iterable[Tensor], whole: Part) -> int:
         """Begin a step: send weights and samples; return where rank 0's samples end. Raises
@@ -100,29 +100,29 @@ class Ranks:
         part = whole.size // (len(self._left) + 1)
         if not self._left or not part:
             return whole.stop
-        own = whole.stop - part * len(self._left)
+        own_start = whole.stop - part * len(self._left)
         try:
             if not self._ranks:
                 self._start()
             self.computing = True
             for at, rank in enumerate(self._ranks):
-                start = own + at * part
+                start = own_start + at * part
                 rank.pipe.send(Part(start, start + part, whole.size, whole.micro))
             broadcast(weights)
         except (RuntimeError, OSError) as error:
             raise self._lost() from error
-        return own
+        return own_start
 
     def collect(self, gradients: Iterable[Tensor], look: Callable[[], None]) -> None:
         """Receive and add gradients of all ranks; `look` is called meanwhile. Raises RankLost."""
         try:
-            for each in [dist.reduce(value, 0, async_op=True) for value in gradients]:
-                while not each.is_completed():
+            for job in [dist.reduce(value, 0, async_op=True) for value in gradients]:
+                while not job.is_completed():
                     look()
                     if not all(rank.process.is_alive() for rank in self._ranks):
                         raise RuntimeError("a rank died")
                     sleep(LOOK_S)
-                each.wait()
+                job.wait()
         except RuntimeError as error:
             raise self._lost() from error
         self.computing = False
@@ -151,17 +151,17 @@ class Ranks:
         }
         spawning = get_context("spawn")
         for number, device in enumerate(self._left, 1):
-            ours, its = spawning.Pipe()
+            near, far = spawning.Pipe()
             process = spawning.Process(
                 target=_serve,
-                args=(its, device, self._threads, self._held, joining | {"rank": number}),
+                args=(far, device, self._threads, self._held, joining | {"rank": number}),
                 name=f"rank {number}",
                 daemon=True,
             )
             process.start()
-            its.close()  # so that the end of the process is noticed
-            self._ranks.append(_Rank(device, process, ours))
-            ours.send(self._task)
+            far.close()  # so that the end of the process is noticed
+            self._ranks.append(_Rank(device, process, near))
+            near.send(self._task)
         dist.init_process_group(rank=0, **joining)
 
     def _lost(self) -> RankLost:
@@ -176,23 +176,25 @@ class Ranks:
 
 def broadcast(weights: Iterable[Tensor]) -> None:
     """Copy the weights of rank 0 to every rank."""
-    for each in [dist.broadcast(value, 0, async_op=True) for value in weights]:
-        each.wait()
+    for job in [dist.broadcast(value, 0, async_op=True) for value in weights]:
+        job.wait()
 
 
 def hand_over(gradients: Iterable[Tensor]) -> None:
     """Send the gradients to rank 0, which adds them."""
-    for each in [dist.reduce(value, 0, async_op=True) for value in gradients]:
-        each.wait()
+    for job in [dist.reduce(value, 0, async_op=True) for value in gradients]:
+        job.wait()
 
 
-def _serve(pipe: Connection, device: str, threads: int, held: Any, joining: dict[str, Any]) -> None:
+def _serve(
+    pipe: Connection, device: str, threads: int, on_hold: Any, joining: dict[str, Any]
+) -> None:
     """Compute parts of steps until rank 0, or the connection to it, ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles the terminal's interrupts
     parent = parent_process()
 
     def look() -> None:
-        while held.value:
+        while on_hold.value:
             if parent is not None and not parent.is_alive():
                 os._exit(1)
             sleep(LOOK_S)

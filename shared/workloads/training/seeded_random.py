@@ -34,7 +34,7 @@ def transformer(
     """
     import torch
 
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for spec in schema:
         if spec.name.endswith(".bias"):
             value = np.zeros(spec.shape, np.float32)
@@ -43,5 +43,5 @@ def transformer(
         else:
             std = _STD / (2 * layers) ** 0.5 if spec.name.endswith(residual) else _STD
             value = normal(spec.name, seed, spec.shape) * np.float32(std)
-        found[spec.name] = torch.from_numpy(value)
-    return found
+        tensors[spec.name] = torch.from_numpy(value)
+    return tensors
