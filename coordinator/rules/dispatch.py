@@ -124,9 +124,11 @@ class _Share:
 
     @property
     def done(self) -> bool:
-        """Return True if every sample of the pass has ended, and the run has another."""
-        whole = self.cursor >= self.run.samples_total > 0 and not self.open
-        return whole and not self.ended and not self.run.endless
+        """Return True if every sample of the pass has a task; the last pass waits for their ends."""
+        whole = self.cursor >= self.run.samples_total > 0
+        last = bool(self.run.passes) and self.pass_no >= self.run.passes
+        waits = last and self.open > 0
+        return whole and not waits and not self.ended and not self.run.endless
 
     @property
     def uncut(self) -> int:
@@ -135,7 +137,7 @@ class _Share:
         return max(0, uncut)
 
     def turn(self) -> None:
-        """Begin the next pass once every sample of this one has ended, if the run has another."""
+        """Begin the next pass once every sample of this one has a task; end the last one."""
         if self.done:
             self.pass_no += 1
             self.cursor = 0

@@ -38,7 +38,7 @@ WORST: dict[State, tuple[str, str]] = {
         'raise [run.task] local_steps, or take a smaller codec ([run.plan] codec = "int4")',
     ),
     "claim": (
-        "the lack of tasks: at the end of each pass everybody waits for its last ones",
+        "the lack of tasks: at the end of the last pass everybody waits for its last ones",
         "use more data, or smaller tasks ([run.task] local_steps)",
     ),
     "prepare": ("the time of a task besides training", "raise [run.task] local_steps"),

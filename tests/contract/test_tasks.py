@@ -332,30 +332,31 @@ async def test_a_rollback_takes_back_what_it_reverts(house: VirtualQueue) -> Non
         tasks.may_submit(await house.row(new.task), house.b.worker_id, 1)
 
 
-async def test_a_pass_ends_when_its_last_task_does(house: VirtualQueue) -> None:
-    leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
+async def test_the_next_pass_begins_before_the_last_task_of_one_ends(house: VirtualQueue) -> None:
+    run_id = await house.write(lambda conn: add_run(conn, "endless", task=TASK))
+    leases = [await house.lease(house.a, device=f"cuda:{i}", runs=("endless",)) for i in range(8)]
     assert [lease.job.start for lease in leases] == list(range(0, 64, 8))
     for lease in leases[:-1]:
         await house.finish(lease.task)
-    assert await house.idle(house.b) == Reason.ALL_TAKEN
-    run = await house.db.read(lambda conn: runs.by_id(conn, house.run))
+    run = await house.db.read(lambda conn: runs.by_id(conn, run_id))
     assert (run.pass_no, run.cursor, run.samples_total) == (1, 64, 64)
-    await house.finish(leases[-1].task)
-    following = await house.lease(house.b)
+    following = await house.lease(house.b, runs=("endless",))
     assert (following.job.start, following.job.stop) == (0, 8)
     assert following.job.order_seed != leases[0].job.order_seed
-    run = await house.db.read(lambda conn: runs.by_id(conn, house.run))
+    run = await house.db.read(lambda conn: runs.by_id(conn, run_id))
     assert (run.pass_no, run.cursor) == (2, 8)
 
 
 async def test_what_a_merge_sets_aside_is_done_again_in_its_own_order(house: VirtualQueue) -> None:
     """The task is done again even if its pass is over by then."""
-    leases = [await house.lease(house.a, device=f"cuda:{i}") for i in range(8)]
+    await house.write(lambda conn: add_run(conn, "endless", task=TASK))
+    cards = [f"cuda:{number}" for number in range(8)]
+    leases = [await house.lease(house.a, device=card, runs=("endless",)) for card in cards]
     for lease in leases:
         await house.finish(lease.task)
-    await house.lease(house.b)  # the next pass has begun
+    await house.lease(house.b, runs=("endless",))  # the next pass has begun
     assert await house.put_back(leases[2], house.a, "failure") == "todo"
-    again = await house.lease(house.b, device="cuda:1")
+    again = await house.lease(house.b, device="cuda:1", runs=("endless",))
     assert (again.task, again.attempt) == (leases[2].task, 2)
     assert again.job.order_seed == leases[2].job.order_seed
 
@@ -396,20 +397,20 @@ async def test_one_voice_of_the_pace_is_one_volunteer_and_vetted_ones_count(
     house: VirtualQueue,
 ) -> None:
     """Threat T9: nine tasks done in no time made the next lease impossible to keep."""
-    steps = 0
+    run, steps = await house.write(lambda conn: add_run(conn, "endless", task=TASK)), 0
     for who, seconds, count in ((house.a, 300, 2), (house.b, 1, 9)):
         for _ in range(count):
-            lease = await house.lease(who)
+            lease = await house.lease(who, runs=("endless",))
             await house.queue.begin(who, lease.task, 1)
             await house.keep_alive(who, lease, seconds)
             await house.finish(lease.task)
             steps = lease.job.steps
-    pace = await house.db.read(lambda conn: passes.measure(conn, 1))
+    pace = await house.db.read(lambda conn: passes.measure(conn, run))
     assert pace is not None
     assert pace.step_s > 100 / steps  # a median over tasks would say a second
     lazy = house.b.volunteer_id
     await house.write(lambda conn: store.set_volunteer(conn, lazy, standing="probation"))
-    pace = await house.db.read(lambda conn: passes.measure(conn, 1))
+    pace = await house.db.read(lambda conn: passes.measure(conn, run))
     assert pace is not None
     assert pace.step_s == pytest.approx(300 / steps, rel=0.1)
 

@@ -29,7 +29,7 @@ TASK = {"local_steps": 2, "batch_size": 4, "lease_floor_seconds": 600.0}
 
 @dataclass
 class VirtualQueue:
-    """A database with one run of 64 samples, cut into tasks of 8, and a queue."""
+    """A database with one run of one pass over 64 samples, cut into tasks of 8, and a queue."""
 
     db: Database
     clock: VirtualClock
@@ -91,7 +91,11 @@ class VirtualQueue:
 async def virtual_queue(database: Database, *, run: bool = True) -> VirtualQueue:
     """Yield a queue whose grace after the start is over."""
     clock = VirtualClock()
-    made = await database.write(lambda conn: add_run(conn, task=TASK)) if run else 0
+    made = (
+        await database.write(lambda conn: add_run(conn, task=TASK, stop={"passes": 1}))
+        if run
+        else 0
+    )
     a, b = await database.write(lambda conn: (add_worker(conn), add_worker(conn)))
     signals = Signals(clock)
     queue = queue_of(database, clock, signals=signals)

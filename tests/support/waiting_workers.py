@@ -24,7 +24,7 @@ def run_of(id: int = 1, **values: Any) -> Run:
             "weight": 1.0,
             "settings": task,
             "local_steps": task.local_steps,
-            "passes": 0,
+            "passes": 1,
             "step_flops": 1e9,
             "price_micro": 100,
             "seed": 7,

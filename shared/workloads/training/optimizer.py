@@ -209,8 +209,9 @@ def orthogonal(matrices: Tensor) -> Tensor:
     x = matrices.mT if turned else matrices
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)
     for _ in range(_TIMES):
-        square = x @ x.mT
-        x = _A * x + (_B * square + _C * square @ square) @ x
+        square = torch.bmm(x, x.mT)
+        inner = torch.baddbmm(square, square, square, beta=_B, alpha=_C)
+        x = torch.baddbmm(x, inner, x, beta=_A)
     found: Tensor = x.mT if turned else x
     return found
 

@@ -55,14 +55,21 @@ def test_pay_is_for_samples_so_a_short_task_earns_less() -> None:
     assert [a.price_micro for a in outcome.assignments] == [1000, 50]
 
 
-def test_a_pass_ends_only_when_nothing_is_open() -> None:
-    done = run_of(cursor=1000)
-    still = ask([waiter()], [done], loads=[Load(run_id=1, open=1, price_micro=1000)])
-    assert still.refusals[0].reason == Reason.ALL_TAKEN
-    assert still.moved == {}
-    over = ask([waiter()], [done])
-    assert over.assignments[0].pass_no == 2
-    assert over.moved == {1: (2, 40)}
+@pytest.mark.parametrize("passes", [0, 2])
+@pytest.mark.parametrize("tasks", [0, 1])
+def test_the_next_pass_begins_while_the_last_tasks_of_one_are_open(passes: int, tasks: int) -> None:
+    load = Load(run_id=1, open=tasks, price_micro=1000)
+    outcome = ask([waiter()], [run_of(cursor=1000, passes=passes)], loads=[load])
+    assert outcome.assignments[0].pass_no == 2
+    assert outcome.moved == {1: (2, 40)}
+
+
+def test_the_last_pass_ends_only_when_nothing_is_open() -> None:
+    last = run_of(cursor=1000, pass_no=2, passes=2)
+    outcome = ask([waiter()], [last], loads=[Load(run_id=1, open=1, price_micro=1000)])
+    assert outcome.refusals[0].reason == Reason.ALL_TAKEN
+    assert outcome.moved == {}
+    assert ask([waiter()], [last]).moved == {1: (3, 0)}
 
 
 def test_after_the_last_pass_nothing_is_cut() -> None:
