@@ -198,13 +198,13 @@ class Coordinator(Platform):
             export=Export(db, on.blobs, computing[0]),
             intake=intake,
             recomputes=examiners.recomputes,
-            alerts=Alerts(db, clock, settings, on.space, traffic),
+            alerts=Alerts(on, traffic, runs.queries.standstills),
             merger=merger,
             evaluation=evaluation,
             replay=Replay(on, runs.queries),
             upkeep=Upkeep(on, intake, uploads),
             checks=Checks(db, on.blobs, Ledger(db), key),
-            overviews=Overviews(db, clock, settings.name),
+            overviews=Overviews(db, clock, settings.name, runs.queries.standstills),
             boxes=TransferBoxes(on.blobs.scratch() / "depot", clock, on.space),
         )
 
@@ -281,6 +281,7 @@ class Coordinator(Platform):
                 if settings.url  # the URL is that of all replicas
                 else server.address.url,
                 software=software(),
+                closed=self.space.why,
                 disk_free=disk[0],
                 disk_total=disk[1],
                 cpu_s=used.user + used.system,

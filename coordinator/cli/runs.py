@@ -287,6 +287,7 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
         [
             ("run", run.name),
             ("state", run.state),
+            ("does not go on", run.standstill.sentence if run.standstill else None),
             ("about", run.description),
             ("workload", f"{run.workload} {run.workload_version}, {run.parameters:,} parameters"),
             ("begins from", _origin(run) if run.origin else None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import sqlalchemy as sa
@@ -63,7 +63,9 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     step_flops: float
     price_micro: int
     weight: float
-    stop_reason: str | None
+    state_since: float | None
+    state_actor: str
+    state_reason: str
     created_at: float
     started_at: float | None
     ended_at: float | None
@@ -93,7 +95,9 @@ UNSTARTED: dict[str, Any] = {
     "tokens": 0,
     "pass_no": 0,
     "cursor": 0,
-    "stop_reason": None,
+    "state_since": None,
+    "state_actor": "",
+    "state_reason": "",
     "started_at": None,
     "ended_at": None,
 }
@@ -151,14 +155,25 @@ def every(conn: sa.Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
     return [_row(row) for row in found.mappings() if not _damage(row["file"])]
 
 
-def move(conn: sa.Connection, run: RunRow, state: RunState, **values: Any) -> None:
+class StateChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Change of a run's state: when, by whom, and why."""
+
+    at: float
+    actor: Literal["organiser", "coordinator", "run"] = "organiser"
+    reason: str = ""
+
+
+def move(
+    conn: sa.Connection, run: RunRow, state: RunState, change: StateChange, **values: Any
+) -> None:
     """Change the state. Raises Conflict for an impossible transition, or if it has just changed."""
+    cause = {"state_since": change.at, "state_actor": change.actor, "state_reason": change.reason}
     if (run.state, state) not in TRANSITIONS:
         raise Conflict(f'the run "{run.name}" is {run.state}, so it cannot become {state}')
     changed = conn.execute(
         sa.update(runs)
         .where(runs.c.id == run.id, runs.c.state == run.state)
-        .values(state=state, **values)
+        .values(state=state, **cause, **values)
     )
     if changed.rowcount != 1:
         raise Conflict(f'the run "{run.name}" has just changed; look again and retry')

@@ -86,7 +86,8 @@ def status(elapsed_s: float, run: RunInfo, versions: Sequence[VersionInfo]) -> s
     loss = f"{measure_word(run.measure)} {' -> '.join(now) or 'not measured yet'}"
     return (
         f"  {elapsed_s:4.0f} s  version {run.version:3d}  {loss}  "
-        f"{run.workers} volunteers at work  {run.merging}"
+        f"{run.workers} volunteers at work  "
+        + (run.standstill.message if run.standstill else run.merging)
     )
 
 

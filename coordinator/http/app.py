@@ -182,6 +182,8 @@ def create_app(coordinator: Coordinator) -> Starlette:
     from coordinator.v1.app import routes as v1_routes
     from shared.protocol.endpoints import ENDPOINTS
 
+    coordinator.runs.server.serving = True
+
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         async with coordinator.working():

@@ -18,6 +18,7 @@ from coordinator.runs.public import HISTORY_REST, News, PublicRuns, may_be_had
 from coordinator.ttl_cache import KeyedCache
 from shared.errors import NotFound, VolunteerError
 from shared.links import format_link
+from shared.protocol.base import Cause
 from shared.protocol.limits import process_on
 from shared.text import counted, whole_percent
 from shared.workloads.declaration import Measure
@@ -56,6 +57,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     items: str
     device: str
     merging: str
+    standstill: str  # why the run does not go on, or ""
     progress: str  # a percentage, or ""
 
 
@@ -342,8 +344,19 @@ def live(info: RunInfo, figures: DecidedCounts, device_s: float) -> Live:
         items=templates.amount(info.tokens),
         device=templates.hours(device_s),
         merging=info.merging.partition(" or ")[0],
+        standstill=_halted(info),
         progress="" if info.progress is None else str(whole_percent(info.progress)),
     )
+
+
+def _halted(info: RunInfo) -> str:
+    """Return why a run does not go on; "" if it does, or if its organiser paused it, which the page
+    says with the date.
+    """
+    still = info.standstill
+    if still is None or still.cause == Cause.PAUSED:
+        return ""
+    return f"This run does not go on: {still.message}"
 
 
 class Square(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from coordinator.rules.overview import Level, Overview, ReplicaLine, RunLine, Trouble
+from coordinator.rules.standstill import HANDLING
 from shared.text import counted, duration
 from shared.units import HOUR_S
 
@@ -26,20 +27,18 @@ AlertKind = Literal[
     "failed check",
     "refusals",
     "sybil wave",
-    "stalled",
-    "nobody",
+    "standstill",
     "disk",
     "read only",
     "errors",
     "server",
     "address",
-    "merge",
     "rollback",
     "backup",
     "certificate",
     "database",
 ]
-OF_RUNS: frozenset[AlertKind] = frozenset({"stalled", "nobody", "merge"})
+OF_RUNS: frozenset[AlertKind] = frozenset({"standstill"})  # each run's line says it already
 
 
 class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,10 +73,10 @@ def judge(
     """
     if not any(alive(each, seen.at) for each in seen.replicas):
         standing = ()  # no server checks any more
-    found = [*_servers(seen), *_database(seen), *_work(seen), *map(_told, standing)]
-    idle = {each.about for each in standing if each.kind == "nobody"}
-    for run in seen.runs:
-        found += _run(run, seen.at, idle)
+    others = [_told(alert) for alert in standing if alert.kind not in OF_RUNS]
+    found = [*_servers(seen), *_database(seen), *_work(seen), *others]
+    if any(alive(replica, seen.at) for replica in seen.replicas):
+        found += [trouble for run in seen.runs for trouble in _run(run)]
     found.sort(key=lambda trouble: _ORDER[trouble.level])
     if not found:
         return Trouble(level="good", subject="", text=_well(seen)), ()
@@ -107,7 +106,7 @@ def _told(alert: StandingAlert) -> Trouble:
     """Return the trouble that an alert is about."""
     return Trouble(
         level=alert.level,
-        subject=alert.about if alert.kind in OF_RUNS else alert.kind,
+        subject=alert.kind,
         text=alert.message,
         todo=alert.todo,
     )
@@ -159,8 +158,11 @@ def _work(seen: Overview) -> Iterator[Trouble]:
         )
 
 
-def _run(run: RunLine, now: float, idle: set[str]) -> Iterator[Trouble]:
-    """Yield the troubles of a run; `idle` names the runs whose alert says that nobody comes."""
+def _run(run: RunLine) -> Iterator[Trouble]:
+    """Yield the troubles of a run: its standstill, and its failed tasks."""
+    still = run.standstill
+    if still is not None and (level := HANDLING[still.cause].level) != "good":
+        yield Trouble(level=level, subject=run.name, text=still.message, todo=still.todo)
     if run.failed and run.state in ("running", "paused"):
         yield Trouble(
             level="watch",
@@ -168,14 +170,4 @@ def _run(run: RunLine, now: float, idle: set[str]) -> Iterator[Trouble]:
             text=f"{counted(run.failed, 'task')} failed for good",
             todo="`coordinator task list --failed` shows why, `coordinator task requeue --all` "
             "tries again",
-        )
-    if run.state != "running" or run.head_at is None or run.name in idle:
-        return
-    silent = now - run.head_at
-    if not run.workers and not run.accepted and silent > SILENT_S:
-        yield Trouble(
-            level="watch",
-            subject=run.name,
-            text=f"nobody works on it, its newest version is {duration(silent)} old",
-            todo="`coordinator invite create` lets somebody in",
         )

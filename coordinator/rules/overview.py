@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from coordinator.rules.audits import OFFERED_AFTER_S
+from shared.protocol.base import Standstill
 from shared.text import duration
 
 Level = Literal["good", "watch", "bad"]
@@ -46,6 +47,7 @@ class RunLine(OverviewPart, frozen=True, kw_only=True):
     version: int  # -1 before start
     versions_an_hour: float
     loss: float | None
+    standstill: Standstill | None = None
     started_at: float | None
     head_at: float | None  # time of the newest version
     workers: int  # workers that hold a task of the run
@@ -171,6 +173,7 @@ class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):
     name: str = ""
     where: str = ""  # address of the process; machine and port if several share it
     software: str = ""
+    closed: str = ""  # why it accepts nothing new
     disk_free: float = 0.0
     disk_total: float = 0.0
     cpu_s: float = 0.0  # processor time since the process started

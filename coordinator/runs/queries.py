@@ -23,11 +23,13 @@ from coordinator.plan.plan import Pending, Ready, ready
 from coordinator.rules.advice import too_large, unsteady
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs.definition import Definition, definition
+from coordinator.runs.standstills import Standstills, ThisServer
 from coordinator.runs.version_files import MANIFEST_LIFE_S, renewed
 from coordinator.ttl_cache import REST, KeyedCache
 from shared.clock import Clock
 from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, RunInfo, WorkerInfo
+from shared.protocol.base import Standstill
 from shared.protocol.heartbeat import RunBeat
 from shared.protocol.limits import HEARTBEAT_S
 from shared.protocol.listings import LossPoint
@@ -83,8 +85,17 @@ class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
 class RunQueries:
     """Reads runs, versions and figures."""
 
-    def __init__(self, db: Database, clock: Clock, key: SigningKey | None = None) -> None:
+    def __init__(
+        self,
+        db: Database,
+        clock: Clock,
+        key: SigningKey | None = None,
+        server: ThisServer | None = None,
+    ) -> None:
         self._db = db
+        self.standstills = Standstills(
+            db, clock, server or ThisServer(), lambda conn, run: self.readiness(conn, run)[0]
+        )
         self._clock = clock
         self._key = key
         self._counts: KeyedCache[str, dict[str, int]] = KeyedCache(0.0, clock, rest=REST)
@@ -101,12 +112,14 @@ class RunQueries:
         return await self.describe(await self._db.read(lambda conn: runs.by_name(conn, name)))
 
     async def describe(self, run: RunRow) -> RunInfo:
-        return await self._db.read(lambda conn: self._info(conn, run))
+        standstill = (await self.standstills.get()).get(run.name)
+        return await self._db.read(lambda conn: self._info(conn, run, standstill))
 
-    def _info(self, conn: Connection, run: RunRow) -> RunInfo:
+    def _info(self, conn: Connection, run: RunRow, standstill: Standstill | None) -> RunInfo:
         about = definition(run)
         dataset = datasets.of_run(conn, run)
-        beat = self._beat(conn, run)
+        beat = self._beat(conn, run, standstill)
+        goes_on = run.state == "running" and standstill is None
         origin = about.workload.origin(about.file.model)
         origin_files = about.workload.files(about.file.model) if origin else {}
         bits = _bits(conn, run, about)
@@ -141,7 +154,8 @@ class RunQueries:
             memory_bytes=_memory(run, about),
             libraries=tuple(about.workload.libraries(about.file.model)),
             steps=run.global_step,
-            merging=merging_text(beat.needs, beat.merge_in_s) if run.state == "running" else "",
+            merging=merging_text(beat.needs, beat.merge_in_s) if goes_on else "",
+            standstill=standstill,
             outer_scale=versions.outer_scale(conn, run.id, run.head),
             suites=suite_courses(conn, run),
         )
@@ -176,7 +190,7 @@ class RunQueries:
         )
         return ready(plan, pending), live
 
-    def _beat(self, conn: Connection, run: RunRow) -> RunBeat:
+    def _beat(self, conn: Connection, run: RunRow, standstill: Standstill | None) -> RunBeat:
         now, about = self._clock.now(), definition(run)
         pacing = about.pacing
         state, _ = self.readiness(conn, run)
@@ -191,13 +205,18 @@ class RunQueries:
             episodes_per_hour=experience.per_hour(conn, run.id, now) if pacing else None,
             episodes=f"{pacing.unit}s" if pacing else "",
             measure=about.declaration.measure,
+            standstill=standstill,
         )
 
     async def beats(self) -> tuple[RunBeat, ...]:
         """Return the part of every heartbeat reply about the open runs."""
 
+        answers = await self.standstills.get()
+
         def read(conn: Connection) -> tuple[RunBeat, ...]:
-            return tuple(self._beat(conn, run) for run in runs.every(conn, runs.OPEN))
+            return tuple(
+                self._beat(conn, run, answers.get(run.name)) for run in runs.every(conn, runs.OPEN)
+            )
 
         return await self._db.read(read)
 

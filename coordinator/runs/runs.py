@@ -40,6 +40,7 @@ from coordinator.runs.definition import (
 from coordinator.runs.export import imported
 from coordinator.runs.queries import RunQueries
 from coordinator.runs.settlement import settle_accepted
+from coordinator.runs.standstills import ThisServer
 from coordinator.runs.version_files import Content, Surroundings, TrainingProgress, write_weights
 from coordinator.runs.version_files import sign as sign_version
 from coordinator.runs.wind_down import VERSION, kept_version
@@ -108,7 +109,8 @@ class Runs(PlatformService):
 
     def __init__(self, on: Platform, compute: Compute) -> None:
         super().__init__(on)
-        self.queries = RunQueries(on.db, on.clock, on.key)
+        self.server = ThisServer(closed=lambda: on.space.why, stalled_s=on.settings.alert_stalled_s)
+        self.queries = RunQueries(on.db, on.clock, on.key, self.server)
         self._compute = compute
 
     # --- the life of a run ---
@@ -247,7 +249,7 @@ class Runs(PlatformService):
         def begin(conn: Connection) -> RunRow:
             now = self._clock.now()
             row = runs.by_id(conn, run.id, lock=True)
-            runs.move(conn, row, "running", head=0, started_at=now)
+            runs.move(conn, row, "running", runs.StateChange(at=now), head=0, started_at=now)
             self._add_version(conn, row, content, "initial")
             passes.open_pass(conn, run.id)
             record.append(conn, "organiser", "run.start", name, "", now)
@@ -355,10 +357,8 @@ class Runs(PlatformService):
                 raise Conflict(f'the run "{name}" is {row.state}{_INSTEAD.get(row.state, "")}')
             if state == "completed" and row.state == "draft":
                 raise Conflict(f'"{name}" was never started: `coordinator run delete` removes it')
-            values: dict[str, Any] = (
-                {"ended_at": now, "stop_reason": reason} if state == "completed" else {}
-            )
-            runs.move(conn, row, state, **values)
+            values = {"ended_at": now} if state == "completed" else {}
+            runs.move(conn, row, state, runs.StateChange(at=now, reason=reason), **values)
             if state == "completed":
                 tasks.cancel_run(conn, row.id, now)
                 settle_accepted(conn, row.id, now)

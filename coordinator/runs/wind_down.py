@@ -138,7 +138,7 @@ class WindDown(PlatformService):
             runs.set_values(conn, run.id, file=text)
             says = [f'"{name}" ends at {_said(later)} instead of {_said(file.stop)}']
             if run.state == "completed":
-                runs.move(conn, run, "running", ended_at=None, stop_reason=None)
+                runs.move(conn, run, "running", runs.StateChange(at=now), ended_at=None)
                 count = tasks.reopen_run(conn, run.id)
                 says.append(
                     f"it runs again from version {run.head}, {counted(count, 'cancelled task')} too"

@@ -240,7 +240,7 @@ class _Simulation:
             await self._show()
             row = await self._run_row()
             if row.state != "running":
-                return row.stop_reason or row.state
+                return row.state_reason or row.state
             await watch.wait(min(left, 60.0))
         await self._show()
         return ""

@@ -4,9 +4,7 @@ failed check   a recompute proved that work was made up
 refusals       a third of the newest contributions were refused
 sybil wave     many strangers registered within minutes
 rollback       a fifth of a version came from accounts suspended since
-stalled        machines work on a run, and it makes no version
-nobody         nobody works on a running run
-merge          a merge of a run failed
+standstill     a run does not go on; see rules/standstill.py
 disk           free space is low: soon nothing new is accepted
 read only      nothing new is accepted: too little is free, or a disk cannot be written
 errors         requests are answered with 5xx
@@ -29,24 +27,25 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator import certificates
-from coordinator.database import key_values, merges, runs, standings, versions
+from coordinator.database import key_values, runs, standings
 from coordinator.database.monitoring import replicas
 from coordinator.merging import healing
 from coordinator.rules.health import SILENT_S, STOPPED_S, AlertKind
-from coordinator.runs.queries import LIVE_S
+from coordinator.rules.standstill import HANDLING, span
 from shared.errors import VolunteerError, why
 from shared.links import is_loopback
 from shared.text import duration, printable, size
 from shared.units import DAY_S
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
     from coordinator.rules.overview import Level
     from coordinator.storage.disk_space import Space
+    from shared.protocol.base import Standstill
 
 LOCAL_KINDS: frozenset[AlertKind] = frozenset(
     {"disk", "read only", "errors", "address", "certificate"}
@@ -61,9 +60,7 @@ LOW_FLOORS, ENOUGH_FLOORS = 4, 5
 CERTIFICATE_S, CERTIFICATE_BAD_S = 21 * DAY_S, 7 * DAY_S
 CHECK_S = DAY_S  # a failed check is a trouble for this time
 WAVE_S, WAVE_MIN = 600.0, 25  # a wave: WAVE_MIN strangers or more register within WAVE_S
-USUAL_TIMES = 5  # a run stalls after this many times its usual time for a version
 ERRORS_SHARE, ERRORS_MIN = 0.01, 10  # share and least number of requests answered with 5xx
-IDLE_S = 1800.0  # a running run without a worker for this long is idle
 
 
 class Condition(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,11 +123,6 @@ def here(
     return found
 
 
-def span(seconds: float) -> str:
-    """Return a duration, from two days on in whole days: 12 s, 47:10 h, 9 days."""
-    return duration(seconds) if seconds < 2 * DAY_S else f"{seconds // DAY_S:.0f} days"
-
-
 def failing(answered: tuple[int, int], machine: str) -> list[Condition]:
     """Return the condition of requests, by the share answered with 5xx."""
     requests, errors = answered
@@ -180,15 +172,19 @@ class PublicAddress:
 
 
 def in_database(
-    conn: Connection, settings: Settings, now: float, open_now: Collection[tuple[str, str]]
+    conn: Connection,
+    settings: Settings,
+    now: float,
+    open_now: Collection[tuple[str, str]],
+    answers: Mapping[str, Standstill],
 ) -> Iterator[Condition]:
     """Yield the troubles that the database shows, those of single runs last; `open_now` are the
-    sent alerts that are not over.
+    sent alerts that are not over, `answers` the standstills by run.
     """
     yield from _of_servers(conn, now)
     yield from _of_backup(conn, settings.alert_backup_days, now)
     yield from _of_work(conn, now, open_now)
-    yield from _of_runs(conn, settings.alert_stalled_s, now)
+    yield from _of_runs(conn, answers)
     yield from _of_rollbacks(conn)
 
 
@@ -218,37 +214,21 @@ def _of_work(
         yield Condition(kind="sybil wave", message=message, todo=todo, level="watch")
 
 
-def _of_runs(conn: Connection, least_s: float, now: float) -> Iterator[Condition]:
+def _of_runs(conn: Connection, answers: Mapping[str, Standstill]) -> Iterator[Condition]:
     for name, damage in runs.damaged(conn):
         message = f"{name} stands still: {damage}"
         yield Condition(kind="database", about=name, message=message, todo="restore a backup")
-    for run in runs.every(conn, ("running",)):
-        merge = merges.of_base(conn, run.id, run.head)
-        if merge is not None and (merge.failures or merge.message):
-            message = f"the merge of {run.name} to version {run.head + 1} failed"
-            message += f": {merge.message}" if merge.message else ""
-            todo = f"`coordinator run show {run.name}`; the log says more"
-            yield Condition(kind="merge", about=run.name, message=message, todo=todo)
-        if not runs.live_workers(conn, run.id, now - LIVE_S):
+    for name, still in answers.items():
+        handling = HANDLING[still.cause]
+        if handling.patience_s is not None:
             yield Condition(
-                kind="nobody",
-                about=run.name,
-                message=f"nobody works on {run.name}",
-                todo="post its page, or pause it",
-                patience_s=IDLE_S,
-            )
-            continue
-        made_at, usual_s = versions.pace(conn, run.id, run.head)
-        # Half of the time must pass after the newest version, half while this process watches:
-        # after a long pause the version is old although the run is well.
-        half_s = stalled_after(least_s, usual_s) / 2
-        if least_s and now - made_at >= half_s:
-            message = (
-                f"{run.name} has machines at work and made no version for {span(now - made_at)}"
-            )
-            todo = f"`coordinator run show {run.name}` says what its merge waits for"
-            yield Condition(
-                kind="stalled", about=run.name, message=message, todo=todo, patience_s=half_s
+                kind="standstill",
+                about=name,
+                message=f"{name} does not go on: {still.message}",
+                todo=still.todo,
+                level=handling.level,
+                patience_s=handling.patience_s,
+                newest_at=still.since or 0.0,
             )
 
 
@@ -297,11 +277,6 @@ def many_refused(refused: int, decided: int, *, said: bool = False) -> bool:
     """Return True if too many of the newest decisions are refusals; `said`: the alert is open."""
     share = CALM_SHARE if said else REFUSED_SHARE
     return decided >= DECISIONS_MIN and refused > share * decided
-
-
-def stalled_after(least_s: float, usual_s: float) -> float:
-    """Return the longest time that an active run may make no version."""
-    return max(least_s, USUAL_TIMES * usual_s)
 
 
 def is_old(age_s: float, most_days: float) -> bool:

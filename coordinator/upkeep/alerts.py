@@ -21,6 +21,7 @@ import structlog
 
 from coordinator.database import key_values
 from coordinator.rules.health import AlertKind, StandingAlert
+from coordinator.rules.standstill import span
 from coordinator.upkeep.alert_conditions import (
     LOCAL_KINDS,
     Condition,
@@ -29,9 +30,8 @@ from coordinator.upkeep.alert_conditions import (
     failing,
     here,
     in_database,
-    span,
 )
-from shared.clock import Clock, pause
+from shared.clock import pause
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError, why
 from shared.text import printable
@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
-    from coordinator.config import Settings
-    from coordinator.database.engine.open_database import Database
-    from coordinator.storage.disk_space import Space
+    from coordinator.platform import Platform
+    from coordinator.runs.standstills import Standstills
     from coordinator.traffic import TrafficCounter
 
 LOOK_S = 30.0
@@ -99,14 +98,14 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
 class Alerts:
     """Checks for alert conditions and sends their alerts."""
 
-    def __init__(
-        self, db: Database, clock: Clock, settings: Settings, space: Space, traffic: TrafficCounter
-    ) -> None:
-        self._db = db
-        self._clock = clock
+    def __init__(self, on: Platform, traffic: TrafficCounter, standstills: Standstills) -> None:
+        settings = on.settings
+        self._db = on.db
+        self._clock = on.clock
         self._settings = settings
-        self._space = space
+        self._space = on.space
         self._traffic = traffic
+        self._standstills = standstills
         self._answered = deque([traffic.answered()], maxlen=WINDOW_LOOKS)
         # the port is named, since one machine may have several replicas
         self._machine = f"{socket.gethostname()[:64]}:{settings.port}"
@@ -148,7 +147,8 @@ class Alerts:
 
         def read(conn: Connection) -> tuple[AlertState, list[Condition]]:
             state = self._stored(conn)
-            return state, [*local, *in_database(conn, self._settings, now, _said(state))]
+            sent, answers = _said(state), self._standstills.read(conn)
+            return state, [*local, *in_database(conn, self._settings, now, sent, answers)]
 
         before, found = await self._db.read(read)
         if self._next(before, found, now)[0] == before:

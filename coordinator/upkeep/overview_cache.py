@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +25,12 @@ from coordinator.rules.overview import (
     ReplicaFigures,
     WholeFigures,
 )
+from coordinator.runs.standstills import Standstills
 from coordinator.ttl_cache import CachedValue
 from coordinator.upkeep.alerts import standing
 from shared.clock import Clock, machine_time, pause
 from shared.errors import VolunteerError
+from shared.protocol.base import Standstill
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -47,8 +49,9 @@ log = structlog.get_logger("overview")
 class Overviews:
     """Reads the overview; requests within a moment share one read."""
 
-    def __init__(self, db: Database, clock: Clock, server: str) -> None:
+    def __init__(self, db: Database, clock: Clock, server: str, standstills: Standstills) -> None:
         self._db = db
+        self._standstills = standstills
         self._clock = clock
         self._server = server
         self._census = CachedValue(self._count, CENSUS_S, clock, rest=CENSUS_REST)
@@ -70,7 +73,8 @@ class Overviews:
 
     async def _gauge(self) -> Gauges:
         now = self._clock.now()
-        return await self._db.read(lambda conn: _gauges(conn, now))
+        standstills = self._standstills
+        return await self._db.read(lambda conn: _gauges(conn, now, standstills.read(conn)))
 
     async def _count(self) -> Census:
         now = self._clock.now()
@@ -81,6 +85,7 @@ class Overviews:
         return await self._db.read(partial(self._read, counted=counted, now=now))
 
     def _read(self, conn: Connection, counted: Census, now: float) -> Overview:
+        answers = self._standstills.read(conn)
         found, tasks = overview_rows.listing(conn, now)
         whole = {name: getattr(counted, name) for name in WholeFigures.__struct_fields__}
         whole["at"] = now
@@ -92,11 +97,12 @@ class Overviews:
             server=self._server,
             runs=tuple(
                 msgspec.structs.replace(
-                    each.line,
-                    pushed=counted.pushed.get(each.id, Flow()),
-                    pulled=counted.pulled.get(each.id, Flow()),
+                    row.line,
+                    standstill=answers.get(row.line.name),
+                    pushed=counted.pushed.get(row.id, Flow()),
+                    pulled=counted.pulled.get(row.id, Flow()),
                 )
-                for each in found
+                for row in found
             ),
             runs_total=overview_rows.runs_total(conn),
             tasks=tasks,
@@ -109,11 +115,14 @@ class Overviews:
         return msgspec.structs.replace(seen, verdict=verdict, troubles=troubles)
 
 
-def _gauges(conn: Connection, now: float) -> Gauges:
+def _gauges(conn: Connection, now: float, answers: Mapping[str, Standstill]) -> Gauges:
     found, _ = overview_rows.listing(conn, now)
     return Gauges(
         **msgspec.structs.asdict(census.figures(conn, now)),
-        runs=tuple(each.line for each in found),
+        runs=tuple(
+            msgspec.structs.replace(row.line, standstill=answers.get(row.line.name))
+            for row in found
+        ),
         queues=overview_rows.queues(conn, now),
     )
 

@@ -109,7 +109,8 @@ class Upkeep(PlatformService):
         if not why:
             return 0
         now = self._clock.now()
-        runs.move(conn, run, "completed", ended_at=now, stop_reason=why)
+        change = runs.StateChange(at=now, actor="coordinator", reason=why)
+        runs.move(conn, run, "completed", change, ended_at=now)
         tasks.cancel_run(conn, run.id, now)
         settle_accepted(conn, run.id, now)
         record.append(conn, "coordinator", "run.complete", run.name, why, now)

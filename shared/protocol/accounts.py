@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shared.protocol.base import Count, Message, RunState
+from shared.protocol.base import Count, Message, RunState, Standstill
 from shared.protocol.limits import PROTOCOL
 from shared.protocol.transparency import SignedRestore
 from shared.protocol.versions import SuiteCourse
@@ -34,7 +34,8 @@ class RunInfo(Message):
     memory_bytes: int  # memory that a device roughly needs
     steps: int = 0  # global steps
     tokens: int = 0  # samples x size merged so far
-    merging: str = ""  # "merging after 2 more contributions or 3:12"
+    merging: str = ""  # "merging after 2 more contributions or 3:12"; "" while it stands still
+    standstill: Standstill | None = None
     items: str = "tokens"  # unit of `tokens`
     output: Output = "text"
     taught_by: Teaching = "samples"

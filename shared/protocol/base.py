@@ -49,9 +49,41 @@ class Reason(StrEnum):
     EXPERIENCE = "experience"
 
 
+class Cause(StrEnum):
+    """Cause of a run's standstill; see coordinator/rules/standstill.py."""
+
+    PAUSED = "paused"  # by its organiser
+    AT_FAULT = "at_fault"  # it paused itself
+    NO_SERVER = "no_server"
+    CLOSED = "closed"  # a disk or store is full, read-only or away
+    MERGE_FAILS = "merge_fails"
+    FAILING = "failing"  # on every machine
+    REFUSED = "refused"
+    NOTHING_TEACHES = "nothing_teaches"
+    NO_FIT = "no_fit"
+    NOBODY = "nobody"
+    PROOF = "proof"
+    MERGE_DUE = "merge_due"
+    STALLED = "stalled"
+
+
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """Base of most wire messages."""
+
+
+class Standstill(Message):
+    """Why a run does not go on."""
+
+    cause: Cause
+    message: str
+    todo: str = ""  # what the organiser can do about it
+    since: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        """Return the fact, and the next step."""
+        return f"{self.message}: {self.todo}" if self.todo else self.message
 
 
 class ErrorBody(Message):

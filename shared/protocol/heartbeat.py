@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from shared.protocol.accounts import Me
-from shared.protocol.base import Count, Line, Message, Number, RunState
+from shared.protocol.base import Count, Line, Message, Number, RunState, Standstill
 from shared.protocol.contributions import Verdict
 from shared.protocol.limits import NEWS_MAX
 from shared.workloads.declaration import Measure
@@ -49,6 +49,7 @@ class RunBeat(Message):
     episodes_per_hour: float | None = None
     episodes: str = "games"
     measure: Measure = "loss"  # meaning of the loss
+    standstill: Standstill | None = None
 
 
 class TaskOrder(Message):

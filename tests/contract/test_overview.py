@@ -21,6 +21,7 @@ from coordinator.database.tables.tasks import failures, tasks
 from coordinator.database.tables.versions import evaluations, versions
 from coordinator.rules import health
 from coordinator.rules.overview import Flow, ReplicaFigures
+from coordinator.runs.queries import RunQueries
 from coordinator.upkeep.overview_cache import Beats, Overviews
 from tests.support.local_coordinator import local_coordinator
 from tests.support.long_run import effort, look_again
@@ -130,7 +131,7 @@ async def test_the_overview_says_what_is_under_way(database: Database) -> None:
         conn.execute(insert(failures).values(**note, worker_id=held, at=now))
 
     await database.write(spoil)
-    seen = await Overviews(database, clock, "here").get()
+    seen = await Overviews(database, clock, "here", RunQueries(database, clock).standstills).get()
     busy, draft = seen.runs
     assert (busy.name, busy.version, busy.loss, busy.state) == ("busy", 30, 2.0, "running")
     assert (busy.workers, busy.doing, busy.failed, busy.accepted) == (1, 1, 1, 1)
@@ -183,7 +184,7 @@ async def test_who_serves_is_seen_until_it_stops(database: Database, tmp_path: P
         await clock.advance(1.0)
     recently = clock.now() - health.SILENT_S - 1.0
     await database.write(lambda conn: replicas.begin(conn, "stopped", "elsewhere", recently))
-    overviews = Overviews(database, clock, "home")
+    overviews = Overviews(database, clock, "home", RunQueries(database, clock).standstills)
     assert "stopped" in {one.id for one in (await overviews.get()).replicas}
     await overviews.forget_silent()  # a key of `top`
     assert {one.figures.where for one in await database.read(replicas.listing)} == both
@@ -235,7 +236,7 @@ async def test_looking_costs_no_more_after_many_versions(tmp_path: Path, databas
 
 async def test_one_picture_serves_all_who_ask_at_once(database: Database) -> None:
     clock = VirtualClock()
-    overviews = Overviews(database, clock, "here")
+    overviews = Overviews(database, clock, "here", RunQueries(database, clock).standstills)
     first, *others = await asyncio.gather(*(overviews.get() for _ in range(50)))
     assert all(other is first for other in others)
     assert await overviews.get() is first

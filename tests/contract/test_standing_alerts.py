@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from sqlalchemy import Connection, insert
 from coordinator.database import key_values
 from coordinator.database.monitoring import replicas
 from coordinator.database.tables.merges import merges
+from coordinator.platform import Platform
 from coordinator.rules import health
 from coordinator.rules.overview import Level, ReplicaFigures
-from coordinator.upkeep.alert_conditions import IDLE_S
+from coordinator.rules.standstill import HANDLING
 from coordinator.upkeep.alerts import REPEAT_S, UNSEEN_S, Alert, Alerts
+from shared.protocol.base import Cause
 from shared.units import DAY_S
 from tests.contract.test_escrow import NEW, draw, merged, setting, settle
 from tests.support.certificates import certificate
@@ -75,8 +78,10 @@ async def test_each_replica_keeps_the_words_of_its_own_machine_new(
     """Two replicas of one machine, too, of which one is well."""
     async with local_coordinator(tmp_path, database=database_url, port=1) as home:
         one = home.coordinator
+        parts = {part.name: getattr(one, part.name) for part in fields(Platform)}
         settings = msgspec.structs.replace(one.settings, port=2)
-        other = Alerts(one.db, home.clock, settings, one.space, one.traffic)
+        beside = Platform(**parts | {"settings": settings})
+        other = Alerts(beside, one.traffic, one.run_queries.standstills)
         free = [3 << 20]
         one.space.floor_bytes = 1 << 20
         one.space._free = lambda _: free[0]
@@ -188,12 +193,12 @@ async def test_every_run_is_judged_however_many_there_are(
             conn.execute(insert(merges), fine)
 
         await db.write(make)
-        assert told(await alerts.look(), "merge") == ["on-209"]
-        await home.clock.advance(IDLE_S)
-        assert len(told(await alerts.look(), "nobody")) == 210
+        assert told(await alerts.look(), "standstill") == ["on-209"]
+        await home.clock.advance(HANDLING[Cause.NOBODY].patience_s or 0.0)
+        assert len(told(await alerts.look(), "standstill")) == 209
         # a new try of the merge is no success
         await db.write(lambda conn: conn.execute(merges.update().values(state="leased")))
-        assert told(await alerts.look(), "merge") == []
+        assert told(await alerts.look(), "standstill") == []
 
 
 def told(alerts: tuple[Alert, ...], kind: str) -> list[str]:
@@ -218,10 +223,6 @@ async def test_ages_in_the_words_are_of_now(tmp_path: Path, database_url: str) -
         backup = "the newest backup is {} days old"
         for said in (backup.format(8), backup.format(9), backup.format(10)):
             assert said in texts
-        stalled = f"{run} has machines at work and made no version for "
-        assert {
-            stalled + "15:00 min",
-            stalled + "1:00 h",
-            stalled + "47:55 h",
-            stalled + "2 days",
-        } <= texts
+        stalled = f"{run} does not go on: no version for {{}}, with 1 machine at work"
+        spans = ("15:00 min", "1:00 h", "47:55 h", "2 days")
+        assert {stalled.format(span) for span in spans} <= texts

@@ -31,7 +31,10 @@ runs = sa.Table(
     sa.Column("step_flops", sa.Double, nullable=False),  # one step of the reference batch
     sa.Column("price_micro", sa.BigInteger, nullable=False),  # price of one such step
     sa.Column("weight", sa.Double, nullable=False),  # share among runs
-    sa.Column("stop_reason", sa.Text, nullable=True),
+    # since when the run is in its state, by whom ("organiser", "coordinator", "run"), and why
+    sa.Column("state_since", sa.Double, nullable=True),
+    sa.Column("state_actor", sa.String(16), nullable=False, server_default=""),
+    sa.Column("state_reason", sa.Text, nullable=False, server_default=""),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("started_at", sa.Double, nullable=True),
     sa.Column("ended_at", sa.Double, nullable=True),

@@ -245,6 +245,14 @@ _RUNS = (
         lambda s: [((run.name, run.state), 1) for run in s.seen.runs],
         ("run", "state"),
     ),
+    _gauge(
+        "run_standstill",
+        "1 for the reason why an open run does not go on.",
+        lambda s: [
+            ((run.name, run.standstill.cause.value), 1) for run in s.seen.runs if run.standstill
+        ],
+        ("run", "cause"),
+    ),
     _of_run("run_version", "Newest version.", lambda run: run.version),
     _of_run(
         "run_version_timestamp_seconds",

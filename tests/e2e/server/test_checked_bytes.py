@@ -18,8 +18,8 @@ from coordinator.database import contributions, versions
 from coordinator.intake import uploads
 from coordinator.storage.blobs import DamagedBlob
 from coordinator.storage.s3 import S3Blobs
-from coordinator.upkeep import alert_conditions
 from shared.errors import NotFound
+from shared.protocol.base import Cause
 from shared.protocol.contributions import UploadInfo, Verdict
 from tests.support.databases import Postgres
 from tests.support.local_coordinator import (
@@ -175,12 +175,10 @@ async def test_a_base_whose_bytes_changed_is_told_and_sets_nobody_aside(
 
 
 async def told(home: LocalCoordinator) -> str:
-    """Return what the alerts say of merges."""
-    now = home.clock.now()
-    found = await home.coordinator.db.read(
-        lambda conn: list(alert_conditions._of_runs(conn, 0.0, now))
-    )
-    return "; ".join(each.message for each in found if each.kind == "merge")
+    """Return why the runs do not go on."""
+    answers = await home.coordinator.db.read(home.coordinator.run_queries.standstills.read)
+    assert {still.cause for still in answers.values()} <= {Cause.MERGE_FAILS}
+    return "; ".join(still.message for still in answers.values())
 
 
 async def test_a_store_without_a_contributions_bytes_is_told_and_blames_nobody(

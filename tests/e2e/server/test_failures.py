@@ -18,9 +18,11 @@ from sqlalchemy import Connection
 from coordinator.database.monitoring import replicas
 from coordinator.rules import health
 from coordinator.rules.overview import ReplicaFigures
-from coordinator.upkeep.alert_conditions import IDLE_S
+from coordinator.rules.standstill import HANDLING
+from coordinator.runs import standstills
 from coordinator.upkeep.alerts import Alert
 from shared.errors import Unavailable
+from shared.protocol.base import Cause
 from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.prometheus import installed, prometheus, values
@@ -59,7 +61,7 @@ async def merge_fails(home: LocalCoordinator, _: Path) -> None:
 
 async def nobody_comes(home: LocalCoordinator, _: Path) -> None:
     await home.coordinator.alerts.look()
-    await home.clock.advance(IDLE_S + 60.0)
+    await home.clock.advance((HANDLING[Cause.NOBODY].patience_s or 0.0) + 60.0)
 
 
 async def replica_freezes(home: LocalCoordinator, _: Path) -> None:
@@ -106,6 +108,7 @@ async def failed(
                 lambda conn: replicas.begin(conn, "one", "here", home.clock.now())
             )
             await fails(home, folder)
+            await home.clock.advance(standstills.FRESH_S)
             alerts = await coordinator.alerts.look()
             now, figures = home.clock.now(), coordinator._figures()()
             if not coordinator.db.failed:
@@ -121,9 +124,10 @@ async def failed(
         (disk_full, "takes no results now", "nothing new is accepted", 200, "read only",
          "coordinator_read_only 1"),
         (database_away, "database file", "database", 503, "database", "coordinator_database_failed 1"),
-        (merge_fails, "", "to version 1 failed", 200, "merge",
-         'coordinator_alerts{kind="merge"} 1'),
-        (nobody_comes, "At work 0", "nobody works", 200, "nobody", "coordinator_run_workers{"),
+        (merge_fails, "", "the merge to version 1 fails", 200, "standstill",
+         'coordinator_run_standstill{cause="merge_fails",run="tiny"} 1'),
+        (nobody_comes, "nobody is here", "nobody is here", 200, "standstill",
+         'coordinator_run_standstill{cause="nobody",run="tiny"} 1'),
         (replica_freezes, "", "http://two:8765 has been silent for", 200, "server",
          'coordinator_alerts{kind="server"} 1'),
         (proxy_fails, "", "answers 502", 200, "address", 'coordinator_alerts{kind="address"} 1'),
@@ -156,8 +160,8 @@ async def test_a_failure_is_named_alike(
         (store_refuses, "ReadOnly"),
         (disk_full, "ReadOnly"),
         (database_away, "DatabaseFailed"),
-        (merge_fails, "CoordinatorSays"),
-        (nobody_comes, "NobodyAtWork"),
+        (merge_fails, "RunStandsStill"),
+        (nobody_comes, "NobodyHere"),
         (replica_freezes, "CoordinatorSays"),
         (proxy_fails, "CoordinatorSays"),
     ],

@@ -12,7 +12,6 @@ from coordinator.upkeep.alert_conditions import (
     PublicAddress,
     is_old,
     many_refused,
-    stalled_after,
 )
 from shared.units import DAY_S
 
@@ -54,11 +53,6 @@ def test_a_backup_is_old_after_the_days_that_the_organiser_sets() -> None:
     assert is_old(2 * DAY_S, 2)
     assert not is_old(2 * DAY_S - 1, 2)
     assert not is_old(1000 * DAY_S, 0)
-
-
-def test_a_run_is_stalled_by_its_own_pace() -> None:
-    assert stalled_after(60, usual_s=0) == 60
-    assert stalled_after(60, usual_s=13) == 65
 
 
 def test_what_was_said_stays_said_a_little_longer() -> None:

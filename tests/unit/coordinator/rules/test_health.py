@@ -21,6 +21,8 @@ from coordinator.rules.overview import (
     RunLine,
     Trouble,
 )
+from coordinator.rules.standstill import HANDLING
+from shared.protocol.base import Cause, Standstill
 from shared.units import DAY_S
 
 NOW = 1_800_000_000.0
@@ -41,9 +43,9 @@ WELL = Overview(
     refusals=(), recompute=DrawCounts(), database=DatabaseFigures(kind="sqlite", bytes=1),
     backup_at=NOW - DAY_S,
 )  # fmt: skip
-STALLED = StandingAlert(
-    kind="stalled", about="gpt", message="gpt made no version", todo="look", since=NOW, seen_at=NOW,
-    said_at=NOW,
+NO_BACKUP = StandingAlert(
+    kind="backup", about="gpt", message="no backup was ever made", todo="look", since=NOW,
+    seen_at=NOW, said_at=NOW,
 )  # fmt: skip
 
 
@@ -97,30 +99,30 @@ def test_what_goes_well_is_said_in_figures(picture: Overview, says: str) -> None
 
 def test_the_verdict_is_the_worst_and_counts_the_others() -> None:
     picture = replace(run(failed=2), queues={"verdicts": 201})
-    verdict, found = health.judge(picture, (STALLED,))
+    verdict, found = health.judge(picture, (NO_BACKUP,))
     assert [(each.level, each.subject) for each in found] == [
-        ("bad", "gpt"),
+        ("bad", "backup"),
         ("watch", "verdicts"),
         ("watch", "gpt"),
     ]
     assert verdict.level == "bad"
     assert verdict.subject == ""
-    assert verdict.text == "gpt: gpt made no version (and 2 more)"
+    assert verdict.text == "backup: no backup was ever made (and 2 more)"
     assert verdict.todo == found[0].todo == "look"
-    assert health.judge(WELL, (STALLED,))[0].text == "gpt: gpt made no version"
+    assert health.judge(WELL, (NO_BACKUP,))[0].text == "backup: no backup was ever made"
     bare = health.judge(seen(database=DatabaseFigures(kind="sqlite", bytes=1, failed="full")))[0]
     assert bare == Trouble(level="bad", subject="", text="database: full")
 
 
-@pytest.mark.parametrize("kind", get_args(AlertKind))
+@pytest.mark.parametrize("kind", sorted({*get_args(AlertKind)} - health.OF_RUNS))
 def test_each_alert_that_stands_is_a_trouble(kind: AlertKind) -> None:
     for level in ("watch", "bad"):
-        assert only(WELL, replace(STALLED, kind=kind, level=level))[0] == level
-    _, subject, text, todo = only(WELL, replace(STALLED, kind=kind))
-    assert subject == ("gpt" if kind in ("stalled", "nobody", "merge") else kind)
-    assert (text, todo) == (STALLED.message, STALLED.todo)
+        assert only(WELL, replace(NO_BACKUP, kind=kind, level=level))[0] == level
+    _, subject, text, todo = only(WELL, replace(NO_BACKUP, kind=kind))
+    assert subject == kind
+    assert (text, todo) == (NO_BACKUP.message, NO_BACKUP.todo)
     old = replace(WELL, replicas=())  # nobody looks any more
-    assert [each[1] for each in troubles(old, replace(STALLED, kind=kind))] == ["server"]
+    assert [each[1] for each in troubles(old, replace(NO_BACKUP, kind=kind))] == ["server"]
 
 
 @pytest.mark.parametrize(
@@ -195,15 +197,13 @@ def test_tasks_that_failed_for_good() -> None:
     assert [each[1] for each in troubles(run(failed=2, state="completed"))] == ["runs"]
 
 
-def test_nobody_works_on_a_run() -> None:
-    alone = {"workers": 0, "accepted": 0}
-    said = ("watch", "gpt", "nobody works on it, its newest version is 2:00 min old")
-    todo = "`coordinator invite create` lets somebody in"
-    assert only(run(**alone)) == (*said, todo)
-    assert troubles(run(**alone, head_at=NOW - 20)) == []
-    assert len(troubles(run(**alone, head_at=NOW - 20.5))) == 1
-    assert troubles(run(workers=0, accepted=1)) == []
-    assert troubles(run(**alone, head_at=None)) == []
-    nobody = replace(STALLED, kind="nobody")
-    assert only(run(**alone), nobody)[2] == nobody.message  # once
-    assert len(troubles(run(**alone), replace(nobody, about="another"))) == 2
+@pytest.mark.parametrize("cause", Cause)
+def test_a_standstill_is_the_trouble_of_its_run_once(cause: Cause) -> None:
+    still = Standstill(cause=cause, message="it stands", todo="push")
+    level = HANDLING[cause].level
+    said = [] if level == "good" else [(level, "gpt", "it stands", "push")]
+    alert = replace(NO_BACKUP, kind="standstill", message="gpt does not go on: it stands")
+    assert troubles(run(standstill=still)) == said
+    assert troubles(run(standstill=still), alert) == said
+    unserved = replace(run(standstill=still), replicas=())
+    assert [subject for _, subject, _, _ in troubles(unserved)] == ["server"]

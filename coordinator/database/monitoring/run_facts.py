@@ -1,0 +1,255 @@
+"""Facts about open runs from which a standstill follows; see rules/standstill.py.
+
+Only the newest rows of growing tables are read, so that the cost is the same after 50,000 versions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
+import sqlalchemy as sa
+
+from coordinator.database import merges, runs, versions
+from coordinator.database.engine.statements import its, one_of
+from coordinator.database.monitoring import replicas
+from coordinator.database.runs import RunRow
+from coordinator.database.tables.accounts import workers
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.experience import chunks
+from coordinator.database.tables.tasks import failures, tasks
+from coordinator.database.tables.trust import recomputes
+from coordinator.database.volunteers import worker_state
+from coordinator.rules.health import SILENT_S
+from coordinator.rules.standstill import (
+    BARREN_MIN,
+    RECENT_S,
+    EpisodeFacts,
+    MachineFacts,
+    MergeFacts,
+    OutcomeFacts,
+    ProofFacts,
+)
+from shared.decoding import decode
+from shared.errors import NotFound
+from shared.protocol.accounts import Device, Hardware
+from shared.protocol.limits import memory_on
+
+LIVE_S = 120.0  # a machine that was silent for longer is not here
+FAILURES_MAX = 500  # newest failures, of all runs
+REFUSALS_MAX = 20  # newest refusals of a run
+MACHINES_MAX = 1000
+GOOD = ("accepted", "merged", "superseded")
+
+_C, _F, _T, _W, _H, _K = (
+    contributions.c, failures.c, tasks.c, workers.c, chunks.c, recomputes.c,
+)  # fmt: skip
+_NEWEST_FAILURES = sa.select(_F.id).order_by(_F.id.desc()).limit(FAILURES_MAX).subquery()
+_FAILURES = (
+    sa.select(_T.run_id, _F.worker_id, _F.message, _F.at)
+    .join(_NEWEST_FAILURES, _NEWEST_FAILURES.c.id == _F.id)
+    .join(tasks, _T.id == _F.task_id)
+    .where(_F.kind == "failure", _F.at >= sa.bindparam("since"))
+    .order_by(_F.id)
+)
+_REFUSALS = (
+    sa.select(_C.worker_id, _C.message, sa.func.coalesce(_C.decided_at, _C.received_at))
+    .where(one_of(_C.state, ("rejected",)), its(_C.run_id))
+    .order_by(_C.id.desc())
+    .limit(REFUSALS_MAX)
+)
+_NEWEST_GOOD = {
+    state: sa.select(_C.decided_at)
+    .where(one_of(_C.state, (state,)), its(_C.run_id))
+    .order_by(_C.id.desc())
+    .limit(1)
+    for state in GOOD
+}
+_UNPROVEN = (
+    sa.select(_C.decided_at, _K.message, _K.hold, _K.audit_id)
+    .join(recomputes, _K.contribution_id == _C.id, isouter=True)
+    .where(one_of(_C.state, ("accepted",)), its(_C.run_id), _C.unproven.is_(True))
+    .order_by(_C.id)
+    .limit(MACHINES_MAX)
+)
+_CHUNKS = (
+    sa.select(_H.episodes, _H.samples, _H.sealed_at)
+    .where(its(_H.run_id))
+    .order_by(_H.number.desc())
+    .limit(BARREN_MIN)
+)
+_LEARNING = sa.select(sa.func.count()).where(
+    its(_T.run_id), _T.kind == "learn", one_of(_T.state, ("todo", "doing"))
+)
+_MACHINES = (
+    sa.select(_W.id, _W.state, _W.last_seen_at, _W.hardware, _W.workloads)
+    .where(_W.revoked_at.is_(None))
+    .order_by(_W.last_seen_at.desc())
+    .limit(MACHINES_MAX)
+)
+
+
+class Bad(msgspec.Struct, frozen=True):
+    """Failed task, or refused contribution."""
+
+    worker: str
+    message: str
+    at: float
+
+
+class Ability(msgspec.Struct, frozen=True):
+    """Machine with its state and what it registered."""
+
+    state: str
+    last_seen: float
+    workloads: frozenset[str]
+    devices: tuple[Device, ...]
+
+
+class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts that all runs of a server share."""
+
+    served_since: float | None  # None: no process serves
+    closed: str  # why the serving processes accept nothing new; "" where one accepts it
+    failures: dict[int, tuple[Bad, ...]]  # by run, oldest first
+    machines: tuple[Ability, ...]  # those of the last hour first
+
+
+def of_server(conn: sa.Connection, now: float) -> ServerFacts:
+    """Return the facts that all runs share."""
+    alive = [line for line in replicas.listing(conn) if now - line.beat_at <= SILENT_S]
+    bad: dict[int, list[Bad]] = {}
+    for run_id, worker, message, at in conn.execute(_FAILURES, {"since": now - RECENT_S}):
+        bad.setdefault(int(run_id), []).append(Bad(worker, message, at))
+    return ServerFacts(
+        served_since=min((line.started_at for line in alive), default=None),
+        closed=min((line.figures.closed for line in alive), default=""),
+        failures={run_id: tuple(rows) for run_id, rows in bad.items()},
+        machines=tuple(
+            Ability(
+                worker_state(row.state, row.last_seen_at, now),
+                row.last_seen_at,
+                *_ability(row.workloads, row.hardware),
+            )
+            for row in conn.execute(_MACHINES)
+        ),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _ability(workloads: str, hardware: str) -> tuple[frozenset[str], tuple[Device, ...]]:
+    devices = tuple(d for d in decode(hardware, Hardware).devices if d.usable)
+    return frozenset(decode(workloads, list[str])), devices
+
+
+def outcomes(
+    conn: sa.Connection, run: RunRow, bad: Sequence[Bad], now: float
+) -> tuple[OutcomeFacts, OutcomeFacts]:
+    """Return the failures and the refusals since the run's newest good contribution."""
+    key = {"its_run_id": run.id}
+    good = [conn.execute(query, key).scalar() or 0.0 for query in _NEWEST_GOOD.values()]
+    since = max(now - RECENT_S, run.state_since or 0.0, *good)
+    refused = [Bad(*row) for row in conn.execute(_REFUSALS, key)][::-1]
+    return _outcome([row for row in bad if row.at > since]), _outcome(
+        [row for row in refused if row.at > since]
+    )
+
+
+def _outcome(bad: Sequence[Bad]) -> OutcomeFacts:
+    if not bad:
+        return OutcomeFacts()
+    commonest, _ = Counter(row.message for row in bad).most_common(1)[0]
+    return OutcomeFacts(
+        count=len(bad),
+        machines=len({row.worker for row in bad}),
+        commonest=commonest,
+        since=bad[0].at,
+    )
+
+
+def machines(
+    conn: sa.Connection, run: RunRow, server: ServerFacts, needs_bytes: int, now: float
+) -> MachineFacts:
+    """Return who is here, and who fits a run."""
+    online = [m for m in server.machines if m.state in ("online", "training")]
+    able = [m for m in online if run.workload in m.workloads]
+    devices = [device for machine in able for device in machine.devices]
+    largest = max(devices, key=lambda device: device.memory_bytes, default=None)
+    return MachineFacts(
+        online=len(online),
+        paused=sum(m.state == "paused" for m in server.machines),
+        fitting=sum(_holds(machine, needs_bytes) for machine in able),
+        at_work=runs.live_workers(conn, run.id, now - LIVE_S),
+        workload=bool(able),
+        largest=0 if largest is None else largest.memory_bytes,
+        largest_name="" if largest is None else largest.name,
+        last_seen=max((m.last_seen for m in server.machines), default=None),
+    )
+
+
+def _holds(machine: Ability, needs_bytes: int) -> bool:
+    """Return True if a device of the machine has enough memory, as far as it is known."""
+    return not machine.devices or any(
+        not device.memory_bytes or memory_on(device.kind, needs_bytes) <= device.memory_bytes
+        for device in machine.devices
+    )
+
+
+def proofs(conn: sa.Connection, run: RunRow) -> ProofFacts:
+    """Return the updates that wait for their proof, and who makes it."""
+    rows = conn.execute(_UNPROVEN, {"its_run_id": run.id}).all()
+    if not rows:
+        return ProofFacts()
+    provers = Counter(
+        row.message or f"made by {_prover(row.hold, row.audit_id)}" for row in rows
+    ).most_common(1)
+    return ProofFacts(count=len(rows), provers=provers[0][0], since=rows[0].decided_at)
+
+
+def _prover(hold: str | None, audit_id: int | None) -> str:
+    if audit_id is not None:
+        return "a volunteer that audits it"
+    return f"the checker {hold}" if hold else "this server"
+
+
+def episodes(
+    conn: sa.Connection, run: RunRow, samples_each: int, unit: str, now: float
+) -> EpisodeFacts:
+    """Return the newest episodes of a run whose episodes may hold nothing to learn from."""
+    if not samples_each:
+        return EpisodeFacts()
+    key = {"its_run_id": run.id}
+    rows = [row for row in conn.execute(_CHUNKS, key) if row.sealed_at >= now - RECENT_S]
+    made = sum(int(row.episodes) for row in rows)
+    return EpisodeFacts(
+        unit=unit,
+        made=made,
+        taught=sum(int(row.samples) for row in rows) / max(1, made * samples_each),
+        learning=int(conn.execute(_LEARNING, key).scalar_one()),
+        since=rows[-1].sealed_at if rows else None,
+    )
+
+
+def merge(conn: sa.Connection, run: RunRow, *, due: bool, now: float) -> MergeFacts:
+    """Return the state of the next merge; `due`: the plan's conditions are fulfilled."""
+    row = merges.of_base(conn, run.id, run.head)
+    waiting = runs.turnout(conn, run, now - LIVE_S, vetted=False)
+    return MergeFacts(
+        failed=row is not None and bool(row.failures or row.message),
+        message="" if row is None else row.message,
+        failed_at=None if row is None else row.ended_at,
+        due=due,
+        under_way=row is not None and row.state == "leased" and row.lease_until > now,
+        waits_since=waiting.newest_at,
+        ready=waiting.count,
+    )
+
+
+def pace(conn: sa.Connection, run: RunRow) -> tuple[float | None, float]:
+    """Return the newest version's time (None without one), and the usual seconds between versions."""
+    try:
+        return versions.pace(conn, run.id, run.head)
+    except NotFound:
+        return None, 0.0
