@@ -156,7 +156,7 @@ def every(conn: sa.Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
 
 
 class StateChange(msgspec.Struct, frozen=True, kw_only=True):
-    """Change of a run's state: when, by whom, and why."""
+    """Change of a run's state: time, actor and reason."""
 
     at: float
     actor: Literal["organiser", "coordinator", "run"] = "organiser"

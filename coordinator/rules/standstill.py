@@ -33,7 +33,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PauseFacts(Facts, frozen=True, kw_only=True):
-    """Pause of a run: who paused it, and why."""
+    """Pause of a run, its actor and its reason."""
 
     actor: str = "organiser"
     reason: str = ""
@@ -49,7 +49,7 @@ class OutcomeFacts(Facts, frozen=True, kw_only=True):
     since: float | None = None
 
 
-class MachineFacts(Facts, frozen=True, kw_only=True):
+class PresenceFacts(Facts, frozen=True, kw_only=True):
     """Machines that were seen lately, on the whole server."""
 
     online: int = 0
@@ -104,7 +104,7 @@ class RunFacts(Facts, frozen=True, kw_only=True):
     pause: PauseFacts = PauseFacts()
     failures: OutcomeFacts = OutcomeFacts()
     refusals: OutcomeFacts = OutcomeFacts()
-    machines: MachineFacts = MachineFacts()
+    machines: PresenceFacts = PresenceFacts()
     needs_bytes: int = 0  # memory that a device must have
     workload: str = ""
     proofs: ProofFacts = ProofFacts()

@@ -68,11 +68,11 @@ class Standstills:
     def _facts(
         self, conn: Connection, run: RunRow, server: run_facts.ServerFacts, now: float
     ) -> RunFacts:
-        needs, play, due = 0, None, False
+        needs, pacing, due = 0, None, False
         with suppress(VolunteerError):  # without its workload a run has fewer facts
             about = definition(run)
             needs = memory_bytes(run.parameters, about.workload.fixed_bytes(about.file.model))
-            play, due = about.play, self._due(conn, run).now
+            pacing, due = about.pacing, self._due(conn, run).now
         failed, refused = run_facts.outcomes(conn, run, server.failures.get(run.id, ()), now)
         made_at, usual_s = run_facts.pace(conn, run)
         return RunFacts(
@@ -90,7 +90,7 @@ class Standstills:
             workload=run.workload,
             proofs=run_facts.proofs(conn, run),
             episodes=run_facts.episodes(
-                conn, run, play.samples if play else 0, play.unit if play else "", now
+                conn, run, pacing.samples if pacing else 0, pacing.unit if pacing else "", now
             ),
             merge=run_facts.merge(conn, run, due=due, now=now),
             made_at=made_at,

@@ -79,8 +79,8 @@ def do(job: Callable[..., T], *arguments: Any) -> T:
 
 
 def report(listener: int) -> None:
-    """Hand the listener of refused system calls to the helper, and close it here: whoever holds it
-    can let a call pass.
+    """Hand the listener of refused system calls to the helper, and close it here: it can let calls
+    pass.
     """
     global _refusals
     try:

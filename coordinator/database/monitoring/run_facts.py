@@ -27,7 +27,7 @@ from coordinator.rules.standstill import (
     BARREN_MIN,
     RECENT_S,
     EpisodeFacts,
-    MachineFacts,
+    PresenceFacts,
     MergeFacts,
     OutcomeFacts,
     ProofFacts,
@@ -100,7 +100,7 @@ class Bad(msgspec.Struct, frozen=True):
 
 
 class Ability(msgspec.Struct, frozen=True):
-    """Machine with its state and what it registered."""
+    """Machine: its state, its workloads and its devices."""
 
     state: str
     last_seen: float
@@ -171,13 +171,13 @@ def _outcome(bad: Sequence[Bad]) -> OutcomeFacts:
 
 def machines(
     conn: sa.Connection, run: RunRow, server: ServerFacts, needs_bytes: int, now: float
-) -> MachineFacts:
-    """Return who is here, and who fits a run."""
+) -> PresenceFacts:
+    """Return the machines that are online, and those that fit a run."""
     online = [m for m in server.machines if m.state in ("online", "training")]
     able = [m for m in online if run.workload in m.workloads]
     devices = [device for machine in able for device in machine.devices]
     largest = max(devices, key=lambda device: device.memory_bytes, default=None)
-    return MachineFacts(
+    return PresenceFacts(
         online=len(online),
         paused=sum(m.state == "paused" for m in server.machines),
         fitting=sum(_holds(machine, needs_bytes) for machine in able),
@@ -198,7 +198,7 @@ def _holds(machine: Ability, needs_bytes: int) -> bool:
 
 
 def proofs(conn: sa.Connection, run: RunRow) -> ProofFacts:
-    """Return the updates that wait for their proof, and who makes it."""
+    """Return the updates that wait for their proof."""
     rows = conn.execute(_UNPROVEN, {"its_run_id": run.id}).all()
     if not rows:
         return ProofFacts()
@@ -248,7 +248,7 @@ def merge(conn: sa.Connection, run: RunRow, *, due: bool, now: float) -> MergeFa
 
 
 def pace(conn: sa.Connection, run: RunRow) -> tuple[float | None, float]:
-    """Return the newest version's time (None without one), and the usual seconds between versions."""
+    """Return the newest version's time, and the usual seconds between versions."""
     try:
         return versions.pace(conn, run.id, run.head)
     except NotFound:

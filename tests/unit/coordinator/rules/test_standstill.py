@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from coordinator.rules import standstill as rules
 from coordinator.rules.standstill import (
     EpisodeFacts,
-    MachineFacts,
+    PresenceFacts,
     MergeFacts,
     OutcomeFacts,
     PauseFacts,
@@ -24,7 +24,7 @@ NOW = 1_800_000_000.0
 GIB = 1 << 30
 WELL = RunFacts(
     name="gpt", state="running", now=NOW, version=7, workload="gpt", needs_bytes=GIB,
-    machines=MachineFacts(online=3, fitting=3, at_work=2, largest=4 * GIB, largest_name="RTX"),
+    machines=PresenceFacts(online=3, fitting=3, at_work=2, largest=4 * GIB, largest_name="RTX"),
     made_at=NOW - 600, watched_since=NOW - 7200, usual_s=100.0, stalled_s=900.0,
 )  # fmt: skip
 BAD = OutcomeFacts(count=3, machines=2, commonest="warm_size lies below 3", since=NOW - 60)
@@ -55,7 +55,7 @@ CAUSES: tuple[tuple[Cause, dict[str, Any], str], ...] = (
     ),
     (
         Cause.NOBODY,
-        {"machines": MachineFacts(last_seen=NOW - 90)},
+        {"machines": PresenceFacts(last_seen=NOW - 90)},
         "last machine was seen 1:30 min",
     ),
     (
@@ -126,10 +126,10 @@ def test_what_happens_more_often_is_named() -> None:
         ({"episodes": EpisodeFacts(made=100, taught=0.0, learning=1)}, None),
         ({"episodes": EpisodeFacts(made=100, taught=0.02)}, None),
         ({"episodes": EpisodeFacts(made=63, taught=0.0)}, None),
-        ({"machines": MachineFacts(online=1, fitting=0, at_work=1)}, None),
-        ({"machines": MachineFacts(online=1, workload=False)}, Cause.NO_FIT),
-        ({"machines": MachineFacts(paused=2)}, Cause.NOBODY),
-        ({"machines": MachineFacts(online=2, fitting=1)}, None),  # they work for other runs
+        ({"machines": PresenceFacts(online=1, fitting=0, at_work=1)}, None),
+        ({"machines": PresenceFacts(online=1, workload=False)}, Cause.NO_FIT),
+        ({"machines": PresenceFacts(paused=2)}, Cause.NOBODY),
+        ({"machines": PresenceFacts(online=2, fitting=1)}, None),  # they work for other runs
         ({"proofs": ProofFacts(count=1, since=NOW - 19)}, None),
         (
             {"proofs": ProofFacts(count=1, since=NOW - 90), "merge": MergeFacts(ready=1)},
