@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from shared import disk_writes
 from shared.errors import Configuration, why
-from shared.text_file import read_text, unmarked
+from shared.files import disk_writes
+from shared.files.text_file import read_text, unmarked
 
 VALID_DAYS = 3650
 CERT_FILE, KEY_FILE = "tls.crt", "tls.key"

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import structlog
 
-from shared import gc_freeze
 from shared.errors import Internal, Unavailable, VolunteerError
-from shared.machine_limits import threads
+from shared.programs import gc_freeze
+from shared.programs.machine_limits import threads
 from shared.workloads.base import is_here
 
 if TYPE_CHECKING:

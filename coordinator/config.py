@@ -18,8 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import BadRequest, Configuration
-from shared.links import is_loopback, parse_link
-from shared.proof_of_work import BITS_MAX
+from shared.network.links import is_loopback, parse_link
+from shared.proofs.proof_of_work import BITS_MAX
 from shared.settings import SettingsTable
 from shared.units import GIB, MIB
 

@@ -11,7 +11,7 @@ from coordinator.signals import Signals
 from coordinator.storage.blobs import BlobStore
 from coordinator.storage.disk_space import Space
 from shared.clock import Clock
-from shared.signing import SigningKey
+from shared.proofs.signing import SigningKey
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,8 +69,8 @@ from coordinator.upkeep.overview_cache import Beats, Overviews
 from coordinator.upkeep.upkeep import Upkeep
 from shared.clock import Clock, SystemClock
 from shared.errors import Configuration, VolunteerError
-from shared.machine_limits import disk_bytes
-from shared.signing import SigningKey
+from shared.programs.machine_limits import disk_bytes
+from shared.proofs.signing import SigningKey
 
 RESTART_S = 1.0  # wait before a failed background job starts again
 ANNOUNCED_MAX = 64  # blobs announced in one transaction

@@ -24,10 +24,10 @@ from msgspec import Meta
 
 from shared.decoding import choices, complaint, convert, in_words
 from shared.errors import BadRequest, Configuration, InvalidRunFile, VolunteerError, why
+from shared.files.text_file import read_text
 from shared.nearest import hint, nearest
 from shared.sentences import Sentence
 from shared.text import escaped
-from shared.text_file import read_text
 
 S = TypeVar("S", bound=msgspec.Struct)
 

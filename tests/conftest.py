@@ -19,7 +19,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from shared import gc_freeze
+from shared.programs import gc_freeze
 from tests.support.examples import EXAMPLES, PROFILE
 
 pytest_plugins = ["tests.support.databases", "tests.support.wayward_store"]  # real servers

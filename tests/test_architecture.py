@@ -67,7 +67,7 @@ GATES = {
 
 FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 60
-FOLDER_MODULES_MAX = 28
+FOLDER_MODULES_MAX = 26
 LONE_MODULE_LINES_MIN = 40  # a module with a single importer is not shorter
 # What is too big today, with its size: it may only shrink, and leaves the list when it fits.
 TOO_BIG: dict[str, int] = {}
@@ -78,7 +78,7 @@ ONLY_SHRINKS = {
     "docstrings that begin with a noun clause": 73,  # all of them in tests
     "settings of coordinator, volunteer, run file and plan": 172,
     "first lines that name no thing": 47,
-    "functions with a pronoun or participle as a name": 1064,
+    "functions with a pronoun or participle as a name": 497,
 }
 LINE_COLUMNS_MAX = 100
 # Names that more than one class, or more than one file, of the product has. They only get fewer.

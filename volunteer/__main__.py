@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from shared.standard_streams import make_usable
+from shared.programs.standard_streams import make_usable
 from volunteer.cli import exit_codes
 
 

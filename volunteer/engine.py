@@ -14,8 +14,8 @@ from typing import Any
 
 from shared.clock import Clock, SystemClock
 from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
-from shared.links import JoinLink, format_link, parse_link
-from shared.proof_of_work import work_words
+from shared.network.links import JoinLink, format_link, parse_link
+from shared.proofs.proof_of_work import work_words
 from shared.protocol import endpoints
 from shared.protocol.accounts import MachineOrder
 from shared.sentences import Sentence

@@ -12,10 +12,10 @@ from typing import TypeVar
 import msgspec
 
 from shared.decoding import MALFORMED, decode
-from shared.disk_writes import storing, sync_directory, write_private
 from shared.errors import Configuration, why
+from shared.files.disk_writes import storing, sync_directory, write_private
+from shared.files.text_file import unmarked
 from shared.sentences import Sentence, english
-from shared.text_file import unmarked
 
 RECORD_BYTES_MAX = 4 << 20
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Self
 
-from shared import proof_of_work
 from shared.errors import BadRequest, Forbidden
+from shared.proofs import proof_of_work
 from shared.protocol.accounts import Challenge, RegisterRequest
 
 if TYPE_CHECKING:
     from coordinator.config import Settings
     from shared.clock import Clock
-    from shared.signing import SigningKey
+    from shared.proofs.signing import SigningKey
 
 # least validity of a challenge; a hard one is valid for longer, so that a slow machine can solve it
 CHALLENGE_S = 600.0

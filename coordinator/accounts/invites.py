@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from coordinator.database.invite_rows import CodeRow
     from shared.clock import Clock
-    from shared.signing import SigningKey
+    from shared.proofs.signing import SigningKey
 
 COUNT_MAX = 1000  # invites made at once
 USES_MAX = 10_000  # most accounts that one invite admits

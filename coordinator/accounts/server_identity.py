@@ -23,12 +23,12 @@ from coordinator.ttl_cache import CachedValue
 from shared.clock import machine_time
 from shared.decoding import decode
 from shared.errors import BadRequest, Configuration, Unavailable
-from shared.links import JoinLink, is_loopback
+from shared.network.links import JoinLink, is_loopback
+from shared.programs.wheel import Wheel, own_wheel
+from shared.proofs.signing import SigningKey, fingerprint, identity_payload
 from shared.protocol.accounts import RunInfo, ServerInfo, SignedWheel
 from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
 from shared.protocol.transparency import SignedRestore
-from shared.signing import SigningKey, fingerprint, identity_payload
-from shared.wheel import Wheel, own_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

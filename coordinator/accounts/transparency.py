@@ -13,6 +13,7 @@ from coordinator.database.ledger import record_tree as store
 from coordinator.database.ledger.check import check_ledger
 from shared.clock import Clock, pause
 from shared.errors import BadRequest, VolunteerError
+from shared.proofs.signing import SigningKey, canonical
 from shared.protocol.transparency import (
     RECEIPTS_MAX,
     HeadPayload,
@@ -22,7 +23,6 @@ from shared.protocol.transparency import (
     TreeProof,
     credited,
 )
-from shared.signing import SigningKey, canonical
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -15,7 +15,7 @@ from coordinator.admin.command import CommandRequest, Nothing, Sure, organiser_c
 from coordinator.runs.wind_down import Deed
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, why
-from shared.text_file import unmarked
+from shared.files.text_file import unmarked
 from shared.workloads.base import DatasetWanted
 from shared.workloads.data.chat_template import NO_TOKENIZER, ChatTemplate
 from shared.workloads.data.skipped import Skipped

@@ -21,7 +21,7 @@ from coordinator.admin.command import (
 )
 from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import VolunteerSummary
-from shared.links import format_link
+from shared.network.links import format_link
 from shared.protocol.heartbeat import Announcement
 
 if TYPE_CHECKING:

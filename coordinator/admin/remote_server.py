@@ -30,14 +30,14 @@ from shared.errors import (
     from_wire,
     why,
 )
-from shared.links import JoinLink, parse_link
+from shared.files.text_file import read_text
+from shared.network.links import JoinLink, parse_link
+from shared.network.proxy import named, proxy_of
+from shared.network.tls_pin import WrongCertificate, pinned_context
 from shared.protocol.base import ErrorBody
 from shared.protocol.limits import API
-from shared.proxy import named, proxy_of
 from shared.sentences import english
 from shared.text import escaped
-from shared.text_file import read_text
-from shared.tls_pin import WrongCertificate, pinned_context
 from shared.workloads.data.skipped import walk
 
 TIMEOUT_S = 600.0  # enough to build a dataset

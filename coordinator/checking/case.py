@@ -19,15 +19,15 @@ from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
 from shared.decoding import decode
 from shared.errors import NotFound
-from shared.local_data import LocalData
 from shared.protocol.contributions import SubmitRequest
 from shared.tensors.quantize import EXACT_CODECS
 from shared.workloads.base import ChunkRef, DatasetManifest, seed_from
+from shared.workloads.data.local_data import LocalData
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from shared.signing import SigningKey
+    from shared.proofs.signing import SigningKey
 
 
 class Local(Protocol):

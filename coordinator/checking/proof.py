@@ -38,8 +38,8 @@ def settle(
     now: float,
     share: float = 1.0,
 ) -> bool:
-    """End a draw with its result, a sentence and figures (`messages`); return False if it had a result
-    before. `share` is the share of the work that the draw shows.
+    """End a draw with its result, a sentence and figures (`messages`); return False if it had a
+    result before. `share` is the share of the work that the draw shows.
     """
     if not recomputes.end(conn, row.contribution_id, result, messages, now):
         return False

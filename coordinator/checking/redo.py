@@ -25,7 +25,6 @@ from coordinator.rules.likeness import NUDGES, bound, difference, within
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from shared.errors import Configuration, NotFound, StorageFull, Unavailable
-from shared.local_data import LocalData
 from shared.protocol.contributions import Commitment
 from shared.tensors.quantize import Codec, codec
 from shared.tensors.sketch import sums
@@ -33,6 +32,7 @@ from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, grid
 from shared.tensors.update import Delta, opened
 from shared.workloads.base import Weights, Work, libraries_here
+from shared.workloads.data.local_data import LocalData
 
 if TYPE_CHECKING:
     import torch

@@ -40,7 +40,7 @@ def work(
     import asyncio
 
     from shared.errors import BadRequest
-    from shared.machine_limits import threads as usable
+    from shared.programs.machine_limits import threads as usable
 
     if threads < 0 or threads > THREADS_MAX:
         raise BadRequest(f"--threads must lie between 0 and {THREADS_MAX}")

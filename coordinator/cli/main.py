@@ -20,7 +20,7 @@ from coordinator.cli import (
     tasks,
 )
 from shared.errors import BadRequest, VolunteerError, of_system
-from shared.standard_streams import make_usable
+from shared.programs.standard_streams import make_usable
 from shared.text import error_line
 
 INTERRUPTED = 130
@@ -53,7 +53,7 @@ def main() -> None:
         result = app(sys.argv[1:], exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
-        from shared.usage_errors import mistake
+        from shared.programs.usage_errors import mistake
 
         sentence = mistake("coordinator", error, sys.argv[1:], tuple(app))
         _fail(sentence, BadRequest.exit_code)

@@ -17,9 +17,9 @@ from coordinator.cli.runs import Yes, preview
 from coordinator.cli.target import HERE, TargetOptions, call, listed, tell
 from coordinator.rules.standing import PROOFS_MIN
 from shared.errors import BadRequest, why
-from shared.qr import qr_coloured
+from shared.files.text_file import read_text
+from shared.network.qr import qr_coloured
 from shared.text import MICRO, credit
-from shared.text_file import read_text
 from shared.units import DAY_S
 
 NAMES_MAX = 1000
@@ -68,7 +68,7 @@ def create(
 
 
 def _beside(invite: Any) -> list[str]:
-    """Return the lines for the organiser beside the first of the links."""
+    """Return the lines for the organiser about the first link."""
     if invite.message:
         return ["", "To send with the link:", *(f"  {line}" for line in invite.message)]
     return [

@@ -10,9 +10,9 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
 from shared.errors import BadRequest, InvalidRunFile, why
+from shared.files.text_file import read_text
 from shared.protocol.limits import process_on
 from shared.text import credit, duration, measure_word, measured, size, whole_percent
-from shared.text_file import read_text
 from shared.workloads.declaration import MEASURES
 
 if TYPE_CHECKING:

@@ -84,7 +84,7 @@ def serve(
     which the link pins, and the link carries an invite code: without it nobody registers, unless
     --open is given.
     """
-    from shared import gc_freeze
+    from shared.programs import gc_freeze
 
     with gc_freeze.spared():
         from coordinator.config import load
@@ -99,7 +99,7 @@ def _say(line: str) -> None:
 
 def _say_with_code(line: str) -> None:
     from coordinator.http.server import JOIN
-    from shared.qr import qr_coloured
+    from shared.network.qr import qr_coloured
 
     _say(line)
     if line.startswith(JOIN):

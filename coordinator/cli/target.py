@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 
 from coordinator.cli.listing import Columns, as_json, table
-from shared.command_hints import completed, options
 from shared.decoding import complaint, convert
 from shared.errors import BadRequest, Configuration, VolunteerError
+from shared.programs.command_hints import completed, options
 
 if TYPE_CHECKING:
     from coordinator.admin.command import Needs, OrganiserCommand

@@ -187,7 +187,9 @@ def outer_scale(conn: sa.Connection, run_id: int, version: int) -> float:
 def prunable(
     conn: sa.Connection, run_id: int, keep: Sequence[int], newest: int, interval: int
 ) -> list[VersionRow]:
-    """Return prunable versions: below `newest`, not in `keep`, no `interval`-th, no evaluation due."""
+    """Return prunable versions: below `newest`, not in `keep`, no `interval`-th, no evaluation
+    due.
+    """
     query = (
         sa.select(versions)
         .select_from(_EVALUATED)

@@ -24,7 +24,7 @@ import msgspec
 from coordinator.demo.demo_report import DemoPictures, Report, Said, drawn, keep, report, traffic_of
 from coordinator.demo.runs import DemoRun, demo_run
 from shared.errors import InvalidRunFile, Unavailable
-from shared.installation import lacking
+from shared.programs.installation import lacking
 from shared.workloads.base import missing_extra
 
 START_S = 60.0

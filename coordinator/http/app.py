@@ -25,7 +25,7 @@ from shared.errors import (
     Unavailable,
     VolunteerError,
 )
-from shared.links import is_loopback
+from shared.network.links import is_loopback
 from shared.protocol.limits import API
 
 if TYPE_CHECKING:

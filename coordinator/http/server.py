@@ -40,10 +40,10 @@ from coordinator.plan.plan import plan
 from coordinator.rules import run_file
 from coordinator.services import Coordinator, opened
 from coordinator.storage.folders import data_directory
-from shared import gc_freeze
-from shared.command_hints import options
 from shared.errors import Configuration, Internal, why
-from shared.links import format_link, is_loopback
+from shared.network.links import format_link, is_loopback
+from shared.programs import gc_freeze
+from shared.programs.command_hints import options
 from shared.units import DAY_S
 
 KEEP_ALIVE_S = 75  # longer than the interval of heartbeats, which then need no new handshakes

@@ -125,7 +125,7 @@ class AnswerStream:
     async def pieces(
         self, disconnect: asyncio.Future[None]
     ) -> AsyncGenerator[tuple[int, AnswerPiece], None]:
-        """Yield the next piece of any sequence, with its number, until all end or `disconnect` is done.
+        """Yield the next piece of any sequence, with its number, until all end or `disconnect` is.
 
         Each piece is counted on arrival, even if the asker no longer waits for it.
         """

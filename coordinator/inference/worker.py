@@ -32,10 +32,10 @@ from coordinator.inference.inference_engine import (
     Turns,
     check_length,
 )
-from shared import gc_freeze
 from shared.decoding import decode
 from shared.errors import BadRequest, Internal, VolunteerError
-from shared.machine_limits import memory_bytes
+from shared.programs import gc_freeze
+from shared.programs.machine_limits import memory_bytes
 from shared.workloads.base import Reader
 from shared.workloads.data.chat_template import ChatTemplate, DialogueTurn
 from shared.workloads.generation.batch import Batch, NextToken

@@ -53,10 +53,10 @@ from coordinator.storage.blobs import DamagedBlob
 from coordinator.traffic import SLOW_S, Durations
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, NotFound, OffsetMismatch, VolunteerError
+from shared.proofs.signing import canonical, digest
 from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitRequest, Verdict
 from shared.protocol.limits import PARTS_MAX, TRIES_MAX
-from shared.signing import canonical, digest
 from shared.tensors import quantize
 from shared.workloads.experience import warm_start
 

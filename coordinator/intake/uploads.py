@@ -52,7 +52,7 @@ from shared.errors import (
     Unavailable,
     VolunteerError,
 )
-from shared.machine_limits import disk_bytes
+from shared.programs.machine_limits import disk_bytes
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.limits import (
     DIRECT_BYTES,

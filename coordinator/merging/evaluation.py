@@ -27,8 +27,8 @@ from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from coordinator.traffic import SLOW_S, Durations
 from shared.errors import Unavailable, VolunteerError
-from shared.local_data import LocalData
 from shared.workloads.base import Sample
+from shared.workloads.data.local_data import LocalData
 
 if TYPE_CHECKING:
     from pathlib import Path

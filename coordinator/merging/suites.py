@@ -14,8 +14,8 @@ from coordinator.database.evaluations import last_version
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
 from shared.errors import BadRequest, VolunteerError
-from shared.local_data import LocalData
 from shared.workloads.data.chat_template import ChatFrame
+from shared.workloads.data.local_data import LocalData
 from shared.workloads.data.task_suite import read_suite
 from shared.workloads.generation.suite_score import SuiteTally, score
 

@@ -17,7 +17,7 @@ from coordinator.runs.definition import definition
 from coordinator.runs.public import HISTORY_REST, News, PublicRuns, may_be_had
 from coordinator.ttl_cache import KeyedCache
 from shared.errors import NotFound, VolunteerError
-from shared.links import format_link
+from shared.network.links import format_link
 from shared.protocol.base import Cause
 from shared.protocol.limits import process_on
 from shared.text import counted, whole_percent

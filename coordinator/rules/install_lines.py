@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from shared.installation import find_torch
-from shared.wheel import PROJECT, Wheel
+from shared.programs.installation import find_torch
+from shared.programs.wheel import PROJECT, Wheel
 
 System = Literal["linux", "windows", "mac", "phone"]
 
@@ -91,7 +91,7 @@ def visitor_system(agent: bytes) -> System:
 
 
 def message(server: str, link: str, install: str, *, pinned: bool) -> list[str]:
-    """Return the lines of a message to people who are to join, with what they paste."""
+    """Return the lines of a message that invites people, with the commands that they paste."""
     pinned_line = (
         "A browser warns of the server's own certificate; the link carries its fingerprint, and "
         "`volunteer` trusts no other."

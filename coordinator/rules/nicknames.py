@@ -151,7 +151,7 @@ def alternatives(name: str) -> Iterator[str]:
 
 
 def suggestion(name: str, is_taken: Callable[[str], bool]) -> str:
-    """Return the nearest free name; `is_taken` is True for a skeleton in use. Raises InvalidName."""
+    """Return the nearest free name; `is_taken` tells a skeleton in use. Raises InvalidName."""
     for other in alternatives(name):
         if not is_taken(skeleton(other)):
             return other

@@ -129,8 +129,8 @@ def effort(update: str, train: TrainSettings, first: int, steps: int, total: int
 
 
 def by_effort(norm: float, effort_there: float, effort_here: float) -> float:
-    """Return the norm by effort of a contribution of effort `effort_there`, for comparison with one of
-    effort `effort_here`: the largest plausible value.
+    """Return the norm by effort of a contribution of `effort_there`, for comparison with one of
+    `effort_here`: the largest plausible value.
 
     The steps of a task partly undo each other, so norms grow with something between the square root
     of the steps and the steps themselves. Divided by its steps alone, the norm of an honest task

@@ -22,9 +22,9 @@ from coordinator.database.datasets import DatasetRow
 from coordinator.platform import PlatformService
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
 from shared.errors import BadRequest, InvalidName, InvalidRunFile, NotFound
-from shared.local_data import LocalData
-from shared.signing import canonical, digest
+from shared.proofs.signing import canonical, digest
 from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted, load
+from shared.workloads.data.local_data import LocalData
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.task_suite import KIND as SUITE
 

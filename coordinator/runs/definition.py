@@ -17,8 +17,8 @@ from coordinator.rules import run_file
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import Reached, share_done, total_steps
 from shared.errors import InvalidRunFile
-from shared.machine_limits import free_memory_bytes
-from shared.signing import canonical, digest
+from shared.programs.machine_limits import free_memory_bytes
+from shared.proofs.signing import canonical, digest
 from shared.tensors.spec import Schema
 from shared.workloads.base import TrainSettings, Workload, load
 from shared.workloads.declaration import Declaration

@@ -148,14 +148,12 @@ def _read(
     check_format(run.workload, format, dtype)
     if run.head < 0:
         raise NotFound(f'"{name}" has not been started: `coordinator run start {name}`')
-    number_of_version = (
-        version if version is not None else (run.best if run.best is not None else run.head)
-    )
-    row = versions.get(conn, run.id, number_of_version)
-    measured = evaluations.evaluation(conn, run.id, number_of_version)
+    number = version if version is not None else (run.best if run.best is not None else run.head)
+    row = versions.get(conn, run.id, number)
+    measured = evaluations.evaluation(conn, run.id, number)
     if measured.pruned:
         raise NotFound(
-            f"the files of version {number_of_version} were pruned; the best is {run.best}, the newest "
+            f"the files of version {number} were pruned; the best is {run.best}, the newest "
             f"{run.head}"
         )
     dataset = datasets.of_run(conn, run)
@@ -166,7 +164,7 @@ def _read(
         measured=measured,
         history=history,
         dataset=dataset,
-        suites=suite_courses(conn, run, number_of_version),
+        suites=suite_courses(conn, run, number),
     )
 
 

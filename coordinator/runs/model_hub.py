@@ -13,7 +13,7 @@ from pathlib import Path
 
 from coordinator.storage.secret_file import is_secret
 from shared.errors import BadRequest, Configuration, Unauthorized, Unavailable, VolunteerError, why
-from shared.installation import lacking
+from shared.programs.installation import lacking
 
 PREFIX = "hub:"
 REFUSED = (401, 403)

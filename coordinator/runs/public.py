@@ -78,8 +78,8 @@ def may_be_had(run: RunRow) -> bool:
 
 def spread(head: int, interval: int, count: int) -> range:
     """Return versions spread evenly up to the head: at least `count`, at most twice as many; every
-    `interval`-th if there are fewer. A growing run drops every second point, and the others keep their
-    places.
+    `interval`-th if there are fewer. A growing run drops every second point, and the others keep
+    their places.
     """
     step = interval
     while head // step > 2 * count:

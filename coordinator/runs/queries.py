@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open_database import Database
-    from shared.signing import SigningKey
+    from shared.proofs.signing import SigningKey
 
 LIVE_S = 4 * HEARTBEAT_S
 PATIENCE_S = 300.0  # longest wait for silent vetted volunteers, if the plan has no deadline

@@ -11,6 +11,7 @@ import msgspec
 from coordinator.rules.sizing import Reached
 from coordinator.runs.definition import Definition, definition
 from shared.decoding import decode
+from shared.proofs.signing import SigningKey, canonical
 from shared.protocol.transparency import TreeHead
 from shared.protocol.versions import (
     BlobRef,
@@ -19,7 +20,6 @@ from shared.protocol.versions import (
     VersionManifest,
     chunks_digest,
 )
-from shared.signing import SigningKey, canonical
 from shared.tensors.frame import FrameWriter, Written, torch_tensors
 from shared.units import DAY_S
 from shared.workloads.training.lr_schedule import warmup

@@ -24,8 +24,8 @@ from coordinator.simulate.labour import SETTLED, Handed, Labour
 from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.scenario import Server, Workers
 from shared.decoding import decode
-from shared.download_plan import routes
 from shared.errors import Cancelled, Gone, VolunteerError
+from shared.network.download_plan import routes
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, RegisterRequest
 from shared.protocol.contributions import SubmitRequest, UploadRequest, Verdict
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat

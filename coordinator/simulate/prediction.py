@@ -15,8 +15,8 @@ from coordinator.simulate.pretended_play import PretendedPlay
 from coordinator.simulate.scenario import parse
 from coordinator.simulate.simulation import Hooks, MergedHead, SimulationResult, simulate
 from shared.errors import BadRequest, InvalidRunFile, why
+from shared.files.text_file import read_text
 from shared.text import duration
-from shared.text_file import read_text
 
 MB = 1e6
 BUSY_ENOUGH = (

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import InvalidRunFile, why
+from shared.files.text_file import read_text
 from shared.settings import parse_toml, read_table
-from shared.text_file import read_text
 from shared.workloads.base import Role
 
 Positive = Annotated[float, Meta(gt=0, le=1e12)]

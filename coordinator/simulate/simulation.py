@@ -31,8 +31,8 @@ from coordinator.simulate.pretended_play import PretendedPlay
 from coordinator.simulate.scenario import Scenario
 from shared.decoding import decode
 from shared.errors import InvalidRunFile
-from shared.local_data import LocalData
 from shared.workloads.base import ChunkRef, DatasetManifest, Role, load
+from shared.workloads.data.local_data import LocalData
 
 RAM_DISK = Path("/dev/shm")  # used where it exists, so that nothing is written to a disk
 TICKS = 250.0  # the server's chores run about this many times in a simulation

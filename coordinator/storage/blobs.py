@@ -25,9 +25,9 @@ from uuid import uuid4
 
 import msgspec
 
-from shared.cancel_safe_open import R, opened
-from shared.disk_writes import sync_directory, write_private
 from shared.errors import BadRequest, NotFound, StorageFull, Unavailable
+from shared.files.cancel_safe_open import R, opened
+from shared.files.disk_writes import sync_directory, write_private
 
 if TYPE_CHECKING:
     from coordinator.storage.staging import Staging

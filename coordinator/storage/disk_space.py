@@ -13,7 +13,7 @@ import structlog
 
 from shared.clock import Clock, pause
 from shared.errors import StorageFull, why
-from shared.machine_limits import disk_bytes
+from shared.programs.machine_limits import disk_bytes
 from shared.text import size
 
 LOOK_S = 2.0

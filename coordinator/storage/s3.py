@@ -37,7 +37,7 @@ from coordinator.storage.blobs import (
 from coordinator.storage.sparse_copy import SparseCopy
 from coordinator.storage.staging import Staging
 from shared.errors import Configuration, NotFound, Unavailable
-from shared.installation import lacking
+from shared.programs.installation import lacking
 
 CACHE_BYTES_MAX = 32 << 30
 SIGNED = timedelta(minutes=15)  # validity of a URL

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from shared.errors import Configuration, why
-from shared.text_file import unmarked
+from shared.files.text_file import unmarked
 
 BYTES_MAX = 4096
 

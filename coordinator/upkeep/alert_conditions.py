@@ -33,7 +33,7 @@ from coordinator.merging import healing
 from coordinator.rules.health import SILENT_S, STOPPED_S, AlertKind
 from coordinator.rules.standstill import HANDLING, span
 from shared.errors import VolunteerError, why
-from shared.links import is_loopback
+from shared.network.links import is_loopback
 from shared.text import duration, printable, size
 from shared.units import DAY_S
 

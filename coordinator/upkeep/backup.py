@@ -50,9 +50,9 @@ from shared.errors import (
     VolunteerError,
     why,
 )
-from shared.machine_limits import disk_bytes
+from shared.programs.machine_limits import disk_bytes
+from shared.proofs.signing import SigningKey, canonical, fingerprint, verify
 from shared.protocol.transparency import RestorePayload, SignedRestore
-from shared.signing import SigningKey, canonical, fingerprint, verify
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -14,8 +14,8 @@ from coordinator.runs.definition import definition
 from coordinator.storage.blobs import BlobStore
 from shared.decoding import decode
 from shared.errors import VolunteerError, why
+from shared.proofs.signing import SigningKey, verify
 from shared.protocol.versions import VersionManifest
-from shared.signing import SigningKey, verify
 from shared.tensors.frame import open_frame
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from shared import merkle
+from shared.proofs import merkle
 from shared.protocol.base import Message
 
 Hash = Annotated[str, Meta(max_length=2 * merkle.HASH_BYTES)]  # hex

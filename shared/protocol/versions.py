@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from shared.proofs.signing import canonical, digest
 from shared.protocol.base import Count, Message
 from shared.protocol.transparency import TreeHead
-from shared.signing import canonical, digest
 from shared.workloads.base import ChunkRef, DatasetManifest, Job
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from shared.errors import InvalidFrame
-from shared.signing import canonical, digest
+from shared.proofs.signing import canonical, digest
 from shared.tensors.blocks import SCALE, SPAN, refuse_nonfinite
 from shared.tensors.frame import NUMPY, FrameWriter, Written, open_frame, schema_of_file
 from shared.tensors.quantize import Codec, EncodedUpdate, telling

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shared.disk_writes import PARTIAL_SUFFIX, storing, sync_directory
 from shared.errors import InvalidFrame
+from shared.files.disk_writes import PARTIAL_SUFFIX, storing, sync_directory
 from shared.tensors.header import (
     HEADER_BYTES_MAX,
     LENGTH_BYTES,

@@ -21,7 +21,7 @@ import numpy as np
 
 from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidFrame
-from shared.signing import canonical, digest
+from shared.proofs.signing import canonical, digest
 from shared.tensors.frame import NUMPY, FrameWriter, Written
 from shared.tensors.header import HEADER_BYTES_MAX
 from shared.tensors.shuffle import (

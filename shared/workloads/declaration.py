@@ -1,4 +1,4 @@
-"""Declaration of a workload: what its versions make, how they are taught and how they are measured.
+"""Declaration of a workload: the output of its versions, their teaching and their measure.
 
 Every subject (prompts, games, export, the best version, retention, screens) reads the declaration
 to know what a model can do, and nothing else. This module loads without torch.

@@ -38,7 +38,7 @@ import psutil
 
 from coordinator.config import Constants, Settings
 from coordinator.services import opened
-from shared import gc_freeze
+from shared.programs import gc_freeze
 from shared.protocol.accounts import RegisterRequest
 from shared.protocol.limits import API
 from tests.benchmarks.wire import MIB, Memory, until_idle

@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from coordinator.rules import checks
-from shared import proof_of_work
+from shared.proofs import proof_of_work
 from shared.tensors.quantize import codec
 from shared.workloads.base import Job
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, Weights, config, job, sums

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shared import gc_freeze
 from shared.clock import SystemClock
 from shared.decoding import decode
+from shared.programs import gc_freeze
 from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterRequest
 from shared.protocol.leases import ClaimRequest

@@ -15,8 +15,8 @@ from coordinator.database.ledger.postings import EventDraft, Move, post
 from coordinator.database.tables.inference import answer_stakes
 from coordinator.database.tables.ledger import accounts
 from coordinator.database.tables.trust import escrow
-from shared import merkle
 from shared.errors import NotFound
+from shared.proofs import merkle
 from tests.contract.test_ledger_entries import BOB, MIA, MINT, person
 from tests.support.account_rows import add_contribution, add_run, breaches, earn, pay
 

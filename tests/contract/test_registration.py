@@ -24,8 +24,8 @@ from shared.errors import (
     Unauthorized,
     UpgradeRequired,
 )
+from shared.proofs.signing import SigningKey
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device, Hardware
-from shared.signing import SigningKey
 from tests.support.account_rows import OTHER, SECRET, add_run, join, newcomer
 from tests.support.virtual_clock import VirtualClock
 

@@ -20,9 +20,10 @@ from coordinator.database.ledger import record_tree
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.record import meta
 from coordinator.database.tables.transparency import merkle_leaves, merkle_nodes
-from shared import merkle
 from shared.decoding import decode
 from shared.errors import BadRequest, NotFound
+from shared.proofs import merkle
+from shared.proofs.signing import SigningKey, verify
 from shared.protocol.transparency import (
     HeadPayload,
     Receipt,
@@ -31,7 +32,6 @@ from shared.protocol.transparency import (
     continues,
     includes,
 )
-from shared.signing import SigningKey, verify
 from tests.contract.test_escrow import FRIEND, NEW, PRICE, merged, setting
 from tests.support.account_rows import earn, pay
 from tests.support.virtual_clock import VirtualClock

@@ -26,12 +26,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shared.local_data import LocalData
 from shared.workloads.base import TrainSettings
 from shared.workloads.causal_lm.base_model import from_nothing, initial
 from shared.workloads.causal_lm.config import CausalConfig, Lora
 from shared.workloads.causal_lm.model import build
 from shared.workloads.data.documents import Document, standard_library_documents
+from shared.workloads.data.local_data import LocalData
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.text_dataset import build_text
 from shared.workloads.data.token_loss import Reading, heldout_loss

@@ -16,8 +16,8 @@ import torch
 from coordinator.rules.sizing import pass_seed
 from coordinator.simulate.simulation import Dataset
 from shared.errors import InvalidRunFile
-from shared.local_data import LocalData
 from shared.workloads.base import Job, TrainSettings
+from shared.workloads.data.local_data import LocalData
 from shared.workloads.gpt.workload import GptWorkload
 from tests.experiments.cells import arguments, results, work_off
 from tests.experiments.digits import Weights

@@ -22,9 +22,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from shared.local_data import LocalData
 from shared.workloads.base import DatasetManifest, TrainSettings
 from shared.workloads.data.documents import standard_library_documents
+from shared.workloads.data.local_data import LocalData
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.text_dataset import build_text
 from shared.workloads.data.windows import Windows, windows_of

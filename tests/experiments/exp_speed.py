@@ -20,8 +20,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shared.local_data import LocalData
 from shared.workloads.base import TrainSettings, load
+from shared.workloads.data.local_data import LocalData
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, windows_of
 from shared.workloads.gpt.config import GptConfig

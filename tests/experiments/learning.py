@@ -26,10 +26,10 @@ from coordinator.services import Coordinator
 from coordinator.simulate import loop
 from coordinator.simulate.scenario import from_table
 from coordinator.simulate.simulation import Dataset, Hooks, MergedHead, SimulationResult, simulate
-from shared.local_data import LocalData
 from shared.tensors.frame import open_frame
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.documents import Document, standard_library_documents
+from shared.workloads.data.local_data import LocalData
 from shared.workloads.data.text_dataset import build_text
 from tests.experiments.torch_labour import TorchLabour
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from coordinator.rules.sizing import pass_seed
 from coordinator.simulate.simulation import Dataset
 from shared.errors import InvalidRunFile
-from shared.local_data import LocalData
 from shared.workloads.base import Job, TrainSettings
+from shared.workloads.data.local_data import LocalData
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.windows import Windows, of_pass, spread, windows_of
 from shared.workloads.gpt.config import GptConfig

@@ -20,7 +20,8 @@ from coordinator.database.engine.open_database import file_of
 from coordinator.http.app import Coordinator, create_app, opened
 from coordinator.runs.datasets import Build
 from coordinator.runs.definition import definition
-from shared import decoding, proof_of_work
+from shared import decoding
+from shared.proofs import proof_of_work
 from shared.protocol.accounts import RegisterReply
 from shared.protocol.base import ErrorBody
 from shared.protocol.contributions import SubmitRequest, UploadInfo, Verdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shared.merkle import leaf, parent
+from shared.proofs.merkle import leaf, parent
 
 
 class MerkleTree:

@@ -4,12 +4,12 @@
     make mutants MODULE=plan         one piece
     make mutants MODULE=plan MUTANTS_ARGS=--again     after changes of its tests: from the beginning
     make mutants MODULE=plan MUTANTS_ARGS=--report    run nothing, judge what is known
-    make mutants MUTANTS_ARGS='--day 17'     a tenth of one piece, by the day of the month: `.ci/run`
+    make mutants MUTANTS_ARGS='--day 17'     a tenth of one piece, as `.ci/run` does each day
 
 A piece has a folder below build/mutants with a copy of the tree, in which mutmut changes functions
 of the piece's files and runs the piece's tests. Beside mutmut's own changes each operand of `and`
-and `or` is dropped once. A run that was stopped resumes, and repeats what it knows of functions that
-have changed. Survivors that change no behaviour stand in tests/mutants.toml with their reasons, and
+and `or` is dropped once. A run that was stopped resumes, and repeats what it knows of functions
+that have changed. Survivors that change no behaviour stand in tests/mutants.toml with their reasons, and
 are not counted. The exit code is 1 where fewer than nine in ten of the mutants that were tried were
 killed.
 """

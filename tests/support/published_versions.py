@@ -10,8 +10,8 @@ from coordinator.plan.plan import plan
 from coordinator.runs import publishing
 from coordinator.runs.publishing import Publication, PublishedBase
 from coordinator.runs.version_files import Content
+from shared.proofs.signing import canonical, digest
 from shared.protocol.versions import BlobRef, VersionManifest
-from shared.signing import canonical, digest
 from shared.tensors.frame import FrameWriter, Written
 from shared.tensors.slices import Array
 from shared.tensors.spec import Schema, TensorSpec

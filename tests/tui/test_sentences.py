@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from shared import errors
 from shared.errors import VolunteerError
-from shared.links import parse_link
+from shared.network.links import parse_link
 from shared.protocol.base import Reason
 from shared.protocol.contributions import Verdict
 from shared.protocol.heartbeat import RunBeat

@@ -20,13 +20,13 @@ from shared.errors import (
     Unreachable,
     UpgradeRequired,
 )
-from shared.links import JoinLink, is_loopback
-from shared.proof_of_work import likely_done, solve
+from shared.network.links import JoinLink, is_loopback
+from shared.proofs.proof_of_work import likely_done, solve
+from shared.proofs.signing import fits
 from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterReply, RegisterRequest, ServerInfo
 from shared.protocol.limits import PROTOCOL
 from shared.sentences import Sentence
-from shared.signing import fits
 from shared.workloads.base import installed
 from volunteer.account.profile import Identity, Profile, new_identity
 from volunteer.control.commands import Joined

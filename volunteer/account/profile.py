@@ -24,13 +24,13 @@ from pathlib import Path
 
 import msgspec
 
-from shared.disk_writes import storing
 from shared.errors import Configuration, StorageFull
+from shared.files.disk_writes import storing
+from shared.files.text_file import read_text
+from shared.proofs.signing import digest
 from shared.protocol.accounts import Benchmark, ServerInfo
 from shared.protocol.contributions import Verdict
 from shared.sentences import Sentence
-from shared.signing import digest
-from shared.text_file import read_text
 from volunteer.control.model_step import ModelStep
 from volunteer.control.shortage import Shortage
 from volunteer.files import (

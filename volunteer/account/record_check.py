@@ -14,6 +14,7 @@ import msgspec
 
 from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, BadSignature, InvalidFrame, NotFound
+from shared.proofs.signing import verify_text
 from shared.protocol import endpoints
 from shared.protocol.transparency import (
     PAID,
@@ -28,7 +29,6 @@ from shared.protocol.transparency import (
     includes,
 )
 from shared.sentences import Sentence
-from shared.signing import verify_text
 from volunteer.net.api import Api
 from volunteer.storage.receipts import KeptHead, ReceiptBook, read_receipt, spread
 

@@ -54,8 +54,9 @@ class BaseVersions:
     ) -> BaseVersion | None:
         """Bind the base of a lease and fetch its weights, which are kept until `stack` closes.
 
-        The base is the newest version, or the one from before a restart. Returns None if `newest_manifest`
-        is already the newest. Raises Gone, BadSignature, OlderVersion, InvalidFrame.
+        The base is the newest version, or the one from before a restart. Returns None if
+        `newest_manifest` is already the newest. Raises Gone, BadSignature, OlderVersion,
+        InvalidFrame.
         """
         lease, before = work.lease, work.stored.begun
         if lease.in_step and before is None:

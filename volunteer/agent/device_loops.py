@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from shared.errors import VolunteerError
-from shared.local_data import LocalData
 from shared.workloads.base import Workload
+from shared.workloads.data.local_data import LocalData
 from volunteer.account.join import enabled
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.base_versions import BaseVersion, BaseVersions

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from shared.errors import InvalidFrame, VolunteerError
-from shared.local_data import LocalData
 from shared.protocol import endpoints
 from shared.protocol.leases import Lease
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
@@ -19,6 +18,7 @@ from shared.text import duration
 from shared.units import DAY_S
 from shared.workloads.base import ChunkRef, DatasetManifest, Workload
 from shared.workloads.base import load as load_any
+from shared.workloads.data.local_data import LocalData
 from volunteer.account.record_check import RecordCheck
 from volunteer.agent.collaborators import Workplace
 from volunteer.agent.held_leases import LeaseInWork

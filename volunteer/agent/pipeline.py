@@ -16,8 +16,8 @@ from functools import partial
 
 import msgspec
 
-from shared.local_data import LocalData
 from shared.protocol.leases import BeginReply
+from shared.workloads.data.local_data import LocalData
 from volunteer.agent.base_versions import BaseVersion, BaseVersions
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork

@@ -7,8 +7,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, NoReturn
 
-from shared.command_hints import completed, options
 from shared.errors import BadRequest, VolunteerError, of_system
+from shared.programs.command_hints import completed, options
 from shared.sentences import Sentence
 from shared.text import error_line
 from volunteer.i18n.catalogue import _, pgettext, shown

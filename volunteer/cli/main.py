@@ -150,7 +150,7 @@ def link(
     print(_("on the other machine, within ten minutes:"))
     print(f"\n    volunteer join '{code.link}'\n")
     if qr:
-        from shared.qr import qr_coloured
+        from shared.network.qr import qr_coloured
 
         print(qr_coloured(code.link, "    "))
     return 0
@@ -332,7 +332,7 @@ def _parsed(argv: list[str]) -> object:
     try:
         command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        from shared.usage_errors import mistake
+        from shared.programs.usage_errors import mistake
 
         _speak({"json": "--json" in argv})
         return say(shown(mistake("volunteer", error, argv, tuple(app))), EXIT_USAGE)

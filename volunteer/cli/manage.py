@@ -46,7 +46,7 @@ def install(
     profile: Profile = "",
 ) -> int:
     """Install a service, start it, and print how to watch it."""
-    from shared.links import parse_link
+    from shared.network.links import parse_link
 
     if join:
         parse_link(join)
@@ -149,7 +149,7 @@ def uninstall(
 ) -> int:
     """Give tasks back, remove service and downloads; the account stays unless --all."""
     from shared.clock import SystemClock
-    from shared.installation import removal_line
+    from shared.programs.installation import removal_line
     from volunteer.account.join import connector
     from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.service.service import remove as remove_service

@@ -12,9 +12,9 @@ from cyclopts import App, Parameter
 from cyclopts.validators import Number
 
 from shared.errors import BadRequest
+from shared.files.text_file import UTF8
 from shared.sentences import Sentence, figure
 from shared.text import printable
-from shared.text_file import UTF8
 from shared.units import DAY_S, MIB
 from volunteer.cli.drawings import draw, picture_of, put
 from volunteer.cli.exit_codes import ASKS_NOTHING, agreed, at_terminal, hinted, remark

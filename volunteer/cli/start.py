@@ -23,9 +23,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from shared import gc_freeze
 from shared.clock import SystemClock
 from shared.errors import BadRequest, Configuration, Unavailable, Unreachable, VolunteerError
+from shared.programs import gc_freeze
 from shared.sentences import Sentence
 from volunteer.account.profile import Identity, Profile
 from volunteer.cli.exit_codes import agreed, at_terminal, hinted, remark, renamed, to_machines
@@ -192,7 +192,7 @@ def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
 
 def _ports(directories: Directories, settings: Settings) -> Collection[int] | None:
     """Return the TCP ports of the coordinator and other servers; None without a coordinator."""
-    from shared.links import parse_link
+    from shared.network.links import parse_link
 
     link = os.environ.get(config.JOIN, "")
     addresses = [os.environ.get("HF_ENDPOINT", "")]
@@ -417,7 +417,7 @@ async def _join_unattended(directories: Directories, settings: Settings, link: s
 async def _join(
     directories: Directories, settings: Settings, link: str, name: str, patience_s: float = 0.0
 ) -> Joined:
-    from shared.links import parse_link
+    from shared.network.links import parse_link
     from volunteer.account.join import Enrolment, connector, join
 
     enrolment = Enrolment(
@@ -449,7 +449,7 @@ def announcing(connect: Connect) -> Connect:
 def _say_work(bits: int, done: float) -> None:
     """Print once that joining needs some seconds of computation."""
     if done == 0.0:
-        from shared.proof_of_work import work_words
+        from shared.proofs.proof_of_work import work_words
 
         remark(
             _(

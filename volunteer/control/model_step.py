@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from shared.signing import canonical, digest
+from shared.proofs.signing import canonical, digest
 from shared.units import DAY_S
 from shared.workloads.base import Job
 

@@ -16,8 +16,8 @@ from typing import Literal
 import msgspec
 
 from shared.errors import Configuration
-from shared.installation import torch_line
-from shared.machine_limits import cores, memory_bytes, threads
+from shared.programs.installation import torch_line
+from shared.programs.machine_limits import cores, memory_bytes, threads
 from shared.protocol.accounts import Device, Hardware
 from shared.sentences import Sentence
 

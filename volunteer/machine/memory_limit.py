@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from shared.machine_limits import memory_bytes
+from shared.programs.machine_limits import memory_bytes
 from shared.units import GIB
 
 OWN_BYTES = 2 * GIB  # interpreter, PyTorch, screen, running downloads

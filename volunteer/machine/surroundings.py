@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from shared.machine_limits import disk_bytes
+from shared.programs.machine_limits import disk_bytes
 from volunteer.machine.policy import MachineFacts
 from volunteer.machine.presence import Run, run_command, unused_s
 from volunteer.settings.work_rules import WorkRules

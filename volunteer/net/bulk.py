@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-from shared.proxy import proxy_of
+from shared.network.proxy import proxy_of
 from volunteer.net.tls import Address
 
 PIECE_BYTES = 1 << 20  # passed on at once

@@ -22,12 +22,12 @@ from shared import errors
 from shared.clock import Clock
 from shared.decoding import MALFORMED, decode
 from shared.errors import VolunteerError
-from shared.links import is_loopback
+from shared.network.links import is_loopback
+from shared.network.proxy import named, proxy_of
+from shared.network.tls_pin import WrongCertificate
 from shared.protocol.limits import API, HEARTBEAT_S, JSON_BYTES_MAX
-from shared.proxy import named, proxy_of
 from shared.sentences import Sentence, english, figure
 from shared.text import printable
-from shared.tls_pin import WrongCertificate
 from volunteer.net import bulk
 from volunteer.net.bandwidth import Limit, Throttle
 from volunteer.net.peer import Peer, another

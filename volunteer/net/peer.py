@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from shared.errors import BadSignature, Unreachable
+from shared.proofs.signing import identity_payload, verify
 from shared.sentences import Sentence
-from shared.signing import identity_payload, verify
 from volunteer.net.tls import Address
 
 Ask = Callable[[str], Awaitable[str]]  # sends a nonce, without a secret, and returns the proof

@@ -6,8 +6,8 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from shared.links import is_loopback
-from shared.tls_pin import pinned_context
+from shared.network.links import is_loopback
+from shared.network.tls_pin import pinned_context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from typing import BinaryIO, TypeAlias
 
 import msgspec
 
-from shared.cancel_safe_open import opened
 from shared.errors import BadRequest, Conflict, Internal, InvalidFrame, NotFound, Unreachable
+from shared.files.cancel_safe_open import opened
 from shared.protocol import endpoints
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.limits import DIRECT_BYTES, MIRROR_PIECE_BYTES, UPLOAD_PIECE_BYTES

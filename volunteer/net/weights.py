@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
-from shared.download_plan import Route, routes
 from shared.errors import BadRequest, InvalidFrame, NotFound, StorageFull
+from shared.network.download_plan import Route, routes
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
 from shared.tensors.downlink import Following, follow_link, schema_of_link

@@ -12,13 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from shared.errors import BadSignature, Configuration, NotFound, Unavailable, VolunteerError
-from shared.installation import in_source_tree, installing
+from shared.programs.installation import in_source_tree, installing
+from shared.programs.wheel import PROJECT, own_wheel
+from shared.proofs.signing import verify_text
 from shared.protocol import endpoints
 from shared.protocol.accounts import ServerInfo, SignedWheel
 from shared.sentences import Sentence
-from shared.signing import verify_text
 from shared.text import printable
-from shared.wheel import PROJECT, own_wheel
 from volunteer.net.api import Api
 
 BYTES_MAX = 64 << 20

@@ -17,10 +17,10 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import Configuration
+from shared.files.text_file import unmarked
 from shared.sentences import Sentence
 from shared.settings import SettingsTable, read_file
 from shared.text import escaped
-from shared.text_file import unmarked
 from volunteer.files import private_directory, write_whole
 from volunteer.i18n.catalogue import N_
 from volunteer.settings.display import Display

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shared.errors import BadRequest, InvalidFrame, StorageFull, why
-from shared.machine_limits import disk_bytes
+from shared.programs.machine_limits import disk_bytes
 from shared.sentences import Sentence, figure
 from shared.text import size as bytes_in_words
 from shared.units import GIB

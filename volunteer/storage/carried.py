@@ -20,10 +20,10 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from shared.errors import Configuration, InvalidFrame, StorageFull
+from shared.proofs.signing import digest
 from shared.protocol.base import Reason
 from shared.protocol.contributions import Verdict
 from shared.sentences import Sentence
-from shared.signing import digest
 from shared.tensors.frame import open_frame
 from shared.tensors.spec import Schema
 from volunteer.files import private_directory, read_record, write_record

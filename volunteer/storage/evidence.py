@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from shared.disk_writes import PARTIAL_SUFFIX
 from shared.errors import Configuration
+from shared.files.disk_writes import PARTIAL_SUFFIX
 from shared.sentences import Sentence
 from volunteer.files import private_directory, read_record, write_record
 from volunteer.storage.outbox import NAME

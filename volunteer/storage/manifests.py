@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidFrame
+from shared.proofs.signing import verify_text
 from shared.protocol.versions import SignedManifest, VersionManifest
 from shared.sentences import Sentence
-from shared.signing import verify_text
 
 
 def checked(signed: SignedManifest, public_key: str) -> VersionManifest:

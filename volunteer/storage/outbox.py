@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from shared.disk_writes import PARTIAL_SUFFIX
 from shared.errors import Configuration
+from shared.files.disk_writes import PARTIAL_SUFFIX
 from shared.protocol.contributions import SubmitRequest
 from shared.sentences import Sentence
 from volunteer.files import private_directory, read_record, set_aside, write_record

@@ -20,9 +20,9 @@ import msgspec
 
 from shared.decoding import MALFORMED, decode
 from shared.errors import Configuration, InvalidFrame, StorageFull
+from shared.proofs.signing import verify_text
 from shared.protocol.transparency import Receipt, RestorePayload, SignedReceipt, TreeHead
 from shared.sentences import Sentence
-from shared.signing import verify_text
 from volunteer.files import private_directory, read_record, set_aside, write_record, write_whole
 
 KEPT_MAX = 10_000  # receipts; the oldest are dropped first, the heads stay

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shared.disk_writes import PARTIAL_SUFFIX
 from shared.errors import StorageFull, why
+from shared.files.disk_writes import PARTIAL_SUFFIX
 from shared.sentences import Sentence
 
 if TYPE_CHECKING:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
-from shared.local_data import LocalData
-from shared.machine_limits import free_memory_bytes
+from shared.programs.machine_limits import free_memory_bytes
+from shared.proofs.signing import canonical, digest
 from shared.protocol.contributions import Commitment, SubmitRequest
 from shared.protocol.leases import AuditWork
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence, figure
-from shared.signing import canonical, digest
 from shared.tensors.frame import open_frame, torch_tensors
 from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual_schema
 from shared.tensors.sketch import sums
@@ -29,6 +28,7 @@ from shared.tensors.update import Delta
 from shared.text import size as bytes_in_words
 from shared.workloads.base import Job, Result, Weights, Work, Workload
 from shared.workloads.base import load as load_workload
+from shared.workloads.data.local_data import LocalData
 from shared.workloads.experience import Actor
 from shared.workloads.training.micro_batch import Paced, Rankable
 from volunteer.control.model_step import ModelStep

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from shared import gc_freeze
 from shared.clock import Clock, SystemClock
 from shared.errors import Internal
+from shared.programs import gc_freeze
 from shared.sentences import Sentence
 from shared.workloads.base import Progress, Work
 from shared.workloads.training.micro_batch import Listening

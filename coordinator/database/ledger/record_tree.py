@@ -22,9 +22,9 @@ from coordinator.database.tables.ledger import accounts, events, postings
 from coordinator.database.tables.record import RECORD_SEALED, meta, record_lines
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.transparency import merkle_leaves, merkle_nodes
-from shared import merkle
 from shared.decoding import decode
 from shared.errors import Internal, NotFound
+from shared.proofs import merkle
 from shared.protocol.transparency import PAID, LedgerEntry, TreeHead, leaf_hash
 
 KEY = "tree"

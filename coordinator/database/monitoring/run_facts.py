@@ -27,9 +27,9 @@ from coordinator.rules.standstill import (
     BARREN_MIN,
     RECENT_S,
     EpisodeFacts,
-    PresenceFacts,
     MergeFacts,
     OutcomeFacts,
+    PresenceFacts,
     ProofFacts,
 )
 from shared.decoding import decode

@@ -32,7 +32,7 @@ from coordinator.request_body import (
 from coordinator.rules.networks import address_key
 from coordinator.storage.blobs import Pieces
 from shared.errors import BadRequest, NotFound, Unauthorized, VolunteerError
-from shared.links import is_loopback
+from shared.network.links import is_loopback
 from shared.protocol.base import ErrorBody
 from shared.protocol.endpoint import KEY_MAX, NUMBERS, Endpoint
 from shared.sentences import english

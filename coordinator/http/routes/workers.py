@@ -19,7 +19,7 @@ from coordinator.request_body import (
 from coordinator.scheduling.heartbeat_replies import MORE_S
 from coordinator.storage.disk_space import RETRY_S
 from shared.errors import BadRequest, Unavailable
-from shared.links import format_link
+from shared.network.links import format_link
 from shared.protocol.accounts import (
     BenchmarkRequest,
     Challenge,

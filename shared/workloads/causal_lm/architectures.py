@@ -152,9 +152,9 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, key) and self.model_type not in kinds:
                 raise InvalidRunFile(f"[{TABLE}] {self.model_type} has no {key}")
         for key in ("layer_types", "no_rope_layers"):
-            if (entries := getattr(self, key)) and len(entries) != self.num_hidden_layers:
+            if (items := getattr(self, key)) and len(items) != self.num_hidden_layers:
                 raise InvalidRunFile(
-                    f"[{TABLE}] {key} has {len(entries)} entries for {self.num_hidden_layers} layers"
+                    f"[{TABLE}] {key} has {len(items)} items for {self.num_hidden_layers} layers"
                 )
         if self.rope_parameters.partial_rotary_factor and self.model_type != "phi3":
             raise InvalidRunFile(f"[{TABLE}] {self.model_type} has no partial_rotary_factor")

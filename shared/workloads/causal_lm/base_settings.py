@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from shared.decoding import MALFORMED, convert, decode
 from shared.errors import InvalidRunFile
-from shared.text_file import unmarked
+from shared.files.text_file import unmarked
 
 GENERATION, TOKENS = "generation_config.json", "tokenizer_config.json"
 _FILE_MAX = 4 << 20  # bytes

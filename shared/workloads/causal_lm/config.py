@@ -172,22 +172,22 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> CausalConfig:
-    """Return the config of a run on this dataset, with the vocabulary filled in and the context
+    """Return the config of a run on this dataset, with the vocab filled in and the context
     checked against the chunks. Raises InvalidRunFile.
     """
     if raw.get("from") and not raw.get("files"):
         raw = _taken_up(raw, manifest)
     if manifest is None:
         return CausalConfig.from_dict(raw)
-    vocabulary = int(manifest.meta.get("vocab_size", 0))
+    vocab = int(manifest.meta.get("vocab_size", 0))
     settings = raw.get("config")
-    if vocabulary and isinstance(settings, Mapping) and "vocab_size" not in settings:
-        raw = {**raw, "config": {**settings, "vocab_size": vocabulary}}
+    if vocab and isinstance(settings, Mapping) and "vocab_size" not in settings:
+        raw = {**raw, "config": {**settings, "vocab_size": vocab}}
     config = CausalConfig.from_dict(raw)
     learnt_share(manifest)
-    if config.shape.vocab_size < vocabulary:
+    if config.shape.vocab_size < vocab:
         raise InvalidRunFile(
-            f"[model.config] vocab_size {config.shape.vocab_size} is below the {vocabulary} tokens of"
+            f"[model.config] vocab_size {config.shape.vocab_size} is below the {vocab} tokens of"
             f' the dataset "{manifest.name}", whose tokenizer is not this model\'s'
         )
     for chunks, use in ((manifest.chunks, "train on"), (manifest.heldout, "hold out")):
@@ -209,10 +209,10 @@ def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[
         raise InvalidRunFile("[model] from must be a folder, or hub:OWNER/NAME@REVISION")
     raw = dict(raw)
     if raw["from"].startswith(hub.PREFIX):
-        hub_model = hub.resolved(raw["from"])
-        _check_licence(raw, hub_model)
-        folder = hub.fetched(hub_model)
-        raw |= {"from": hub_model.reference.text, "licence": hub_model.licence}
+        model = hub.resolved(raw["from"])
+        _check_licence(raw, model)
+        folder = hub.fetched(model)
+        raw |= {"from": model.reference.text, "licence": model.licence}
     else:
         folder = Path(raw["from"]).expanduser()
     shape, files = model_folder.read_folder(folder)
@@ -236,12 +236,12 @@ def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[
     return {**raw, "config": architectures.written(shape), **more}
 
 
-def _check_licence(raw: Mapping[str, Any], hub_model: hub.Found) -> None:
+def _check_licence(raw: Mapping[str, Any], model: hub.Found) -> None:
     """Refuse a model whose licence differs from the run file's."""
     licence = raw.get("licence")
-    if licence and licence != hub_model.licence:
+    if licence and licence != model.licence:
         raise InvalidRunFile(
-            f"[model] licence: {hub_model.reference.text} is under {hub_model.licence or 'no licence'}, not"
+            f"[model] licence: {model.reference.text} is under {model.licence or 'no licence'}, not"
             f" under {escaped(str(licence), 64)}: read it, then change or remove the line"
         )
 

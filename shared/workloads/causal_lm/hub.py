@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.errors import Configuration, InvalidRunFile, Unavailable, VolunteerError, why
-from shared.installation import lacking
-from shared.machine_limits import disk_bytes
+from shared.programs.installation import lacking
+from shared.programs.machine_limits import disk_bytes
 from shared.text import escaped, size
 from shared.workloads.causal_lm import architectures, model_folder
 from shared.workloads.causal_lm.base_settings import GENERATION, TOKENS
@@ -84,61 +84,57 @@ def resolved(source: str) -> Found:
 
     Raises InvalidRunFile for a wrong or missing model, Unavailable for an unreachable hub.
     """
-    source_reference = reference(source)
-    with _refusals(source_reference) as api:
-        info = api.model_info(
-            source_reference.repository, revision=source_reference.revision, files_metadata=True
-        )
+    target = reference(source)
+    with _refusals(target) as api:
+        info = api.model_info(target.repository, revision=target.revision, files_metadata=True)
     commit, files = str(info.sha), info.siblings or []
-    if not _COMMIT.fullmatch(commit) or (
-        source_reference.pinned and commit != source_reference.revision
-    ):
+    if not _COMMIT.fullmatch(commit) or (target.pinned and commit != target.revision):
         raise InvalidRunFile(
-            f"[model] from: the hub answers {source_reference.text} with the commit {escaped(commit, 60)},"
+            f"[model] from: the hub answers {target.text} with the commit {escaped(commit, 60)},"
             f" which is a different one: {_MIRROR}"
         )
     if len(files) > _LISTED_MAX:
-        raise InvalidRunFile(f"{source_reference.text} has more than {_LISTED_MAX:,} files")
+        raise InvalidRunFile(f"{target.text} has more than {_LISTED_MAX:,} files")
     return Found(
-        reference=Reference(source_reference.repository, commit),
+        reference=Reference(target.repository, commit),
         licence=_licence(info),
         sizes={file.rfilename: int(file.size or 0) for file in files},
         hashes={file.rfilename: str(file.lfs["sha256"]) for file in files if file.lfs},
     )
 
 
-def fetched(hub_model: Found) -> Path:
+def fetched(model: Found) -> Path:
     """Fetch a model into the library's cache; return the folder of its commit.
 
     Raises InvalidRunFile if the model cannot be trained here, before fetching its weights.
     """
     for name in _BESIDE:
-        _check_size(hub_model, name, _BESIDE_MAX.get(name, _SMALL_MAX))
-    folder = _file(hub_model, SETTINGS, model_folder.SETTINGS_MAX).parent
+        _check_size(model, name, _BESIDE_MAX.get(name, _SMALL_MAX))
+    folder = _file(model, SETTINGS, model_folder.SETTINGS_MAX).parent
     shape = model_folder.shape_of(model_folder.settings_in(folder))
-    names = _weights(hub_model)
-    total = sum(hub_model.sizes[name] for name in names)
+    names = _weights(model)
+    total = sum(model.sizes[name] for name in names)
     most = 4 * architectures.count(shape) + 4 * _head(shape) + _ROOM_BYTES
     if total > most:
         raise InvalidRunFile(
-            f"{hub_model.reference.text} lists {size(total)} of weights, but its {SETTINGS} describes a"
+            f"{model.reference.text} lists {size(total)} of weights, but its {SETTINGS} describes a"
             f" model of at most {size(most)}"
         )
     free = disk_bytes(folder)[0]
     if free < _SPACE * total:
         raise InvalidRunFile(
-            f"{hub_model.reference.text} has {size(total)} of weights, which need"
+            f"{model.reference.text} has {size(total)} of weights, which need"
             f" {size(_SPACE * total)} on this disk; {size(free)} are free: make room, or move the"
             " library's cache with HF_HOME"
         )
-    for name in (*(name for name in _BESIDE if name in hub_model.sizes), *names):
-        path = _file(hub_model, name, hub_model.sizes[name])
-        listed = hub_model.hashes.get(name)
+    for name in (*(name for name in _BESIDE if name in model.sizes), *names):
+        path = _file(model, name, model.sizes[name])
+        listed = model.hashes.get(name)
         if listed and model_folder.hashed(path).sha256 != listed:
             path.resolve().unlink(missing_ok=True)  # or the library would accept it next time
             path.unlink(missing_ok=True)
             raise InvalidRunFile(
-                f"{name} of {hub_model.reference.text} is not what the hub lists: its hash is wrong."
+                f"{name} of {model.reference.text} is not what the hub lists: its hash is wrong."
                 " It was removed: try again"
             )
     return folder
@@ -148,15 +144,13 @@ def folder_of(source: str, names: Iterable[str]) -> Path:
     """Return the folder with these files of a pinned model, in the library's cache; removed files
     are fetched again.
     """
-    source_reference = reference(source)
+    target = reference(source)
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError as error:
         raise _missing() from error
     there = [
-        try_to_load_from_cache(
-            source_reference.repository, name, revision=source_reference.revision
-        )
+        try_to_load_from_cache(target.repository, name, revision=target.revision)
         for name in (SETTINGS, *names)
     ]
     if all(isinstance(path, str) for path in there):
@@ -166,62 +160,62 @@ def folder_of(source: str, names: Iterable[str]) -> Path:
 
 def path_on_hub(source: str, name: str) -> str:
     """Return the path of a pinned model's file below the address of a hub."""
-    source_reference = reference(source)
-    return f"{source_reference.repository}/resolve/{source_reference.revision}/{name}"
+    target = reference(source)
+    return f"{target.repository}/resolve/{target.revision}/{name}"
 
 
-def _weights(hub_model: Found) -> list[str]:
+def _weights(model: Found) -> list[str]:
     """Return the names of the weights' files. Raises InvalidRunFile for refused formats."""
     whole = "model.safetensors"
-    if INDEX in hub_model.sizes:
-        folder = _file(hub_model, INDEX, model_folder.INDEX_MAX).parent
+    if INDEX in model.sizes:
+        folder = _file(model, INDEX, model_folder.INDEX_MAX).parent
         names = model_folder.indexed(folder)
-    elif whole in hub_model.sizes:
+    elif whole in model.sizes:
         names = [whole]
     else:
         raise InvalidRunFile(
-            f"{hub_model.reference.text} has no weights in safetensors ({whole}): pickles can run code"
+            f"{model.reference.text} has no weights in safetensors ({whole}): pickles can run code"
             " and are never fetched; take a revision or a copy that has them"
         )
     for name in names:
-        if not hub_model.sizes.get(name):
+        if not model.sizes.get(name):
             raise InvalidRunFile(
-                f"{INDEX} names {name}, which {hub_model.reference.text} does not have: take a revision"
+                f"{INDEX} names {name}, which {model.reference.text} does not have: take a revision"
                 " that is whole"
             )
     return names
 
 
-def _file(hub_model: Found, name: str, bytes_max: int) -> Path:
+def _file(model: Found, name: str, bytes_max: int) -> Path:
     """Fetch one file of a commit; its size must be the listed one."""
     from huggingface_hub import hf_hub_download
 
-    if name not in hub_model.sizes:
+    if name not in model.sizes:
         raise InvalidRunFile(
-            f"{hub_model.reference.text} has no {name}: take a model of the library transformers"
+            f"{model.reference.text} has no {name}: take a model of the library transformers"
         )
-    _check_size(hub_model, name, bytes_max)
-    repository, commit = hub_model.reference
+    _check_size(model, name, bytes_max)
+    repository, commit = model.reference
 
     def fetch(**more: Any) -> Any:
         return hf_hub_download(repository, name, revision=commit, endpoint=_endpoint(), **more)
 
-    with _refusals(hub_model.reference):
+    with _refusals(model.reference):
         remote = fetch(dry_run=True)
-        if remote.commit_hash != commit or remote.file_size != hub_model.sizes[name]:
+        if remote.commit_hash != commit or remote.file_size != model.sizes[name]:
             raise InvalidRunFile(
-                f"{name} of {hub_model.reference.text} has {remote.file_size} bytes at commit"
-                f" {remote.commit_hash}, but {hub_model.sizes[name]} were listed: the hub, or a mirror of"
-                f" it, does not serve what it lists: {_MIRROR}"
+                f"{name} of {model.reference.text} has {remote.file_size} bytes at commit"
+                f" {remote.commit_hash}, but {model.sizes[name]} were listed: the hub, or a mirror"
+                f" of it, does not serve what it lists: {_MIRROR}"
             )
         return Path(fetch())
 
 
-def _check_size(hub_model: Found, name: str, bytes_max: int) -> None:
-    listed = hub_model.sizes.get(name, 0)
+def _check_size(model: Found, name: str, bytes_max: int) -> None:
+    listed = model.sizes.get(name, 0)
     if listed > bytes_max:
         raise InvalidRunFile(
-            f"{name} of {hub_model.reference.text} has {size(listed)}: more than {size(bytes_max)} are"
+            f"{name} of {model.reference.text} has {size(listed)}: more than {size(bytes_max)} are"
             " not read"
         )
 
@@ -252,7 +246,7 @@ def _missing() -> Configuration:
 
 
 @contextmanager
-def _refusals(source_reference: Reference) -> Iterator[Any]:
+def _refusals(target: Reference) -> Iterator[Any]:
     """Convert a hub's errors to sentences."""
     try:
         from huggingface_hub import HfApi
@@ -268,23 +262,23 @@ def _refusals(source_reference: Reference) -> Iterator[Any]:
     except Exception as error:
         match error:
             case theirs.GatedRepoError():  # before its base class RepositoryNotFoundError
-                sentence = (
-                    f"{source_reference.text} is gated: accept its terms there, then set HF_TOKEN"
-                )
+                sentence = f"{target.text} is gated: accept its terms there, then set HF_TOKEN"
             case theirs.RevisionNotFoundError():
-                sentence = (
-                    f"{source_reference.repository} has no revision {source_reference.revision}"
-                )
+                sentence = f"{target.repository} has no revision {target.revision}"
             case theirs.RepositoryNotFoundError():
-                sentence = f"the hub has no model {source_reference.repository}, or shows it to nobody without a"
+                sentence = (
+                    f"the hub has no model {target.repository}, or shows it to nobody without a"
+                )
                 sentence += " token (HF_TOKEN)"
             case theirs.RemoteEntryNotFoundError():
-                sentence = f"a file that {source_reference.text} lists is not there ({_first(error)}): {_MIRROR}"
+                sentence = (
+                    f"a file that {target.text} lists is not there ({_first(error)}): {_MIRROR}"
+                )
             case _:
                 sentence = ""
         if sentence:
             raise InvalidRunFile(f"[model] from: {sentence}") from None
-        raise Unavailable(f"{source_reference.text} cannot be fetched: {_first(error)}") from None
+        raise Unavailable(f"{target.text} cannot be fetched: {_first(error)}") from None
 
 
 def _first(error: Exception) -> str:

@@ -14,10 +14,10 @@ from typing import Any
 
 from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile, VolunteerError
+from shared.files.text_file import unmarked
 from shared.tensors.header import HEADER_BYTES_MAX, LENGTH_BYTES, header_length, parse_header
 from shared.tensors.spec import Schema
 from shared.text import escaped
-from shared.text_file import unmarked
 from shared.workloads.base import ChunkRef
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import OWN, Shape, read_shape
@@ -160,19 +160,19 @@ def placed(entries: Mapping[str, tuple[int, ...]], specs: Schema, file: str) -> 
     """
     shapes = {spec.name: spec.shape for spec in specs}
     for name, shape in entries.items():
-        tensor_name = own_name(name, shapes)
-        if tensor_name is None:
+        tensor = own_name(name, shapes)
+        if tensor is None:
             continue
-        if tensor_name not in shapes:
+        if tensor not in shapes:
             raise InvalidRunFile(
                 f"{file} holds {escaped(name, 120)}, which this architecture does not have: {_ONE}"
             )
-        if shape != shapes[tensor_name]:
+        if shape != shapes[tensor]:
             raise InvalidRunFile(
-                f"{file}: {tensor_name} has the shape {shape}, but {SETTINGS} says {shapes[tensor_name]}:"
+                f"{file}: {tensor} has the shape {shape}, but {SETTINGS} says {shapes[tensor]}:"
                 f" {_ONE}"
             )
-        yield tensor_name
+        yield tensor
 
 
 def own_name(name: str, names: Mapping[str, object]) -> str | None:

@@ -17,8 +17,8 @@ import msgspec
 
 from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile, why
+from shared.files.text_file import read_text, unmarked
 from shared.text import escaped
-from shared.text_file import read_text, unmarked
 from shared.workloads.base import DatasetManifest
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import InvalidRunFile
+from shared.files.text_file import UTF8
 from shared.text import escaped
-from shared.text_file import UTF8
 from shared.workloads.data import table_rows
 from shared.workloads.data.record_files import (
     HEAD_BYTES,

@@ -12,7 +12,7 @@ import msgspec
 
 from shared.decoding import MALFORMED, complaint, decoder
 from shared.errors import InvalidRunFile
-from shared.text_file import UTF8, unmarked
+from shared.files.text_file import UTF8, unmarked
 from shared.workloads.data import table_rows
 from shared.workloads.data.skipped import Skipped, no_source, walk
 

@@ -17,9 +17,9 @@ import msgspec
 
 from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile
-from shared.installation import lacking
+from shared.files.text_file import unmarked
+from shared.programs.installation import lacking
 from shared.text import printable
-from shared.text_file import unmarked
 from shared.workloads.data.skipped import Skipped, walk
 
 SUFFIXES = frozenset({".parquet", ".arrow"})

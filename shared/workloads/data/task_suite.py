@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from shared.decoding import decoded_line
 from shared.errors import InvalidRunFile, why
-from shared.text_file import unmarked
+from shared.files.text_file import unmarked
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.data.tokenizer import Put
 

@@ -29,7 +29,7 @@ _STEP = 32  # the hidden width of a gated MLP is a multiple of this
 
 
 class GptConfig(Table, frozen=True, kw_only=True):
-    """Table `[model]`. The default has about 11 million parameters plus the vocabulary's rows,
+    """Table `[model]`. The default has about 11 million parameters plus the vocab's rows,
     fewer for a small dataset (`config_for`).
     """
 
@@ -92,7 +92,7 @@ class GptConfig(Table, frozen=True, kw_only=True):
 
 
 def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptConfig:
-    """Return the config of a run on this dataset, with the vocabulary filled in and the block size
+    """Return the config of a run on this dataset, with the vocab filled in and the block size
     checked against the chunks. Raises InvalidRunFile.
     """
     if manifest is None:
@@ -102,13 +102,11 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptC
             f'the dataset "{manifest.name}" holds {manifest.kind}, but gpt learns from tokens:'
             " make one with `coordinator dataset add NAME --text PATH`"
         )
-    vocabulary = int(manifest.meta.get("vocab_size", 0))
-    config = GptConfig.from_dict(
-        {"vocab_size": vocabulary, **_fitting(raw, manifest)} if vocabulary else raw
-    )
-    if config.vocab_size < vocabulary:
+    vocab = int(manifest.meta.get("vocab_size", 0))
+    config = GptConfig.from_dict({"vocab_size": vocab, **_fitting(raw, manifest)} if vocab else raw)
+    if config.vocab_size < vocab:
         raise InvalidRunFile(
-            f"[model] vocab_size {config.vocab_size} is below the {vocabulary} tokens of the dataset"
+            f"[model] vocab_size {config.vocab_size} is below the {vocab} tokens of the dataset"
             f' "{manifest.name}": leave it out'
         )
     for chunks, use in ((manifest.chunks, "train on"), (manifest.heldout, "hold out")):

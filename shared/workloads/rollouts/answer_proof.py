@@ -24,8 +24,8 @@ def faults(
     """Return which tokens (T,) of answers do not come from the version and the seed.
 
     `scores` (T, V) are its logits divided by the temperature. A token must be the one that its
-    random number in `draws` chooses, and have the submitted log-probability `logprobs`; `reach` is the
-    rounding error of the wire format.
+    random number in `draws` chooses, and have the submitted log-probability `logprobs`; `reach` is
+    the rounding error of the wire format.
     """
     wide = scores.astype(np.float64)
     true = wide[np.arange(len(tokens)), tokens] - np.logaddexp.reduce(wide, axis=1)

@@ -17,7 +17,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from shared.decoding import decoded_line
 from shared.errors import InvalidRunFile, why
-from shared.text_file import unmarked
+from shared.files.text_file import unmarked
 from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted
 from shared.workloads.data.jsonl_zst import pack, unpack
 from shared.workloads.data.pass_order import permutation

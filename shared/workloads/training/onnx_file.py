@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.errors import BadRequest
-from shared.installation import lacking
+from shared.programs.installation import lacking
 from shared.workloads.base import Converted
 
 NAME = "model.onnx"

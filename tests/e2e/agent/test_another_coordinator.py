@@ -10,9 +10,9 @@ import httpx
 import msgspec
 import pytest
 
-from shared import proof_of_work
 from shared.clock import SystemClock
 from shared.errors import InvalidName, Unauthorized, Unreachable
+from shared.proofs import proof_of_work
 from tests.support.account_rows import newcomer
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine, Network, local_machine

@@ -9,8 +9,8 @@ import pytest
 
 from coordinator.config import Constants
 from coordinator.database import volunteers as store
-from shared import proof_of_work
 from shared.errors import BadRequest, Forbidden, TooManyRequests
+from shared.proofs import proof_of_work
 from shared.protocol.accounts import RegisterRequest
 from tests.support.account_rows import newcomer
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator

@@ -19,10 +19,10 @@ import msgspec
 import pytest
 
 from coordinator.config import Settings
+from shared.proofs.signing import SigningKey
 from shared.protocol.accounts import ServerInfo
 from shared.protocol.transparency import continues
 from shared.protocol.versions import SignedManifest, VersionManifest, chunks_digest
-from shared.signing import SigningKey
 from shared.workloads.base import DatasetManifest
 from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import RUN, local_coordinator

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from coordinator.admin.registry import COMMANDS
-from shared.links import parse_link
+from shared.network.links import parse_link
 from tests.support.command_line import Run, corpus, json_lines, the_next
 from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import RUN

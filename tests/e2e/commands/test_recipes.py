@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 
 from coordinator.runs.run_recipe import recipes
 from shared.decoding import decode
-from shared.local_data import LocalData
 from shared.protocol.versions import VersionManifest
 from shared.workloads.base import DatasetManifest, load
 from shared.workloads.data.image_sources import digit_pictures
+from shared.workloads.data.local_data import LocalData
 from shared.workloads.data.tokenizer import train_tokenizer
 from tests.support.command_line import Run, corpus
 from tests.support.local_coordinator import local_coordinator

@@ -23,9 +23,9 @@ from coordinator.runs.definition import definition, of_file
 from coordinator.upkeep.upkeep import ORPHAN_AGE_S
 from shared.clock import SystemClock
 from shared.decoding import decode
+from shared.proofs.signing import digest
 from shared.protocol.accounts import RunInfo
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest
-from shared.signing import digest
 from shared.tensors.slices import Array
 from shared.tensors.spec import Schema
 from tests.support.failpoints import fail, faults

@@ -19,8 +19,8 @@ from coordinator.rules.overview import ReplicaFigures
 from coordinator.upkeep import backup
 from coordinator.upkeep.alert_conditions import WAVE_MIN
 from coordinator.upkeep.alerts import RETRY_S, WINDOW_LOOKS, Alert
-from shared import proof_of_work
 from shared.errors import NotFound, StorageFull
+from shared.proofs import proof_of_work
 from tests.e2e.server.test_recomputes import lazy, results, run_file
 from tests.support.certificates import certificate
 from tests.support.local_coordinator import LocalCoordinator, Worker, local_coordinator

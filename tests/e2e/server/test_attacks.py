@@ -19,11 +19,11 @@ import torch
 from coordinator.database import datasets, runs, versions
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.version_files import read_weights
-from shared.local_data import LocalData
 from shared.protocol.contributions import Verdict
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema
 from shared.workloads.base import Job
+from shared.workloads.data.local_data import LocalData
 from tests.e2e.server.test_open_run import LEARNING
 from tests.e2e.server.test_recomputes import balances, settled
 from tests.e2e.workloads.test_dcgan import RUN as DIGITS

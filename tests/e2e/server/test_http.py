@@ -16,6 +16,7 @@ from coordinator.database.statistics import WorkTotals, work
 from coordinator.database.tables.contributions import verdicts as verdicts_table
 from coordinator.http.app import create_app
 from coordinator.scheduling import heartbeat_replies
+from shared.proofs.signing import fingerprint, verify
 from shared.protocol.accounts import (
     Benchmark,
     LinkCode,
@@ -30,7 +31,6 @@ from shared.protocol.heartbeat import HeartbeatReply
 from shared.protocol.limits import API, HEARTBEAT_S
 from shared.protocol.listings import LedgerRow
 from shared.protocol.versions import SignedManifest, VersionInfo, VersionManifest
-from shared.signing import fingerprint, verify
 from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator, refused
 from tests.support.served import served
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from shared.wheel import Wheel, own_wheel
+from shared.programs.wheel import Wheel, own_wheel
 from tests.support.certificates import certificate
 from tests.support.server_process import Process
 
@@ -214,7 +214,7 @@ def test_an_update_brings_the_coordinators_version(
     assert "is installed" in done.stdout
     again = run([*volunteer, "update"], machine, **home)
     assert "this is the version" in again.stdout
-    asked = "from shared.wheel import own_wheel as w; print(w().sha256)"
+    asked = "from shared.programs.wheel import own_wheel as w; print(w().sha256)"
     assert run([str(python), "-c", asked], machine).stdout.strip() in line(server, "pipx")
 
 

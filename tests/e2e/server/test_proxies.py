@@ -11,10 +11,10 @@ from coordinator.admin.registry import COMMANDS
 from coordinator.admin.remote_server import RemoteServer
 from shared.clock import SystemClock
 from shared.errors import Configuration, Unreachable
-from shared.links import parse_link
+from shared.network.links import parse_link
+from shared.network.proxy import named, proxy_of
 from shared.protocol import endpoints
 from shared.protocol.accounts import ServerInfo
-from shared.proxy import named, proxy_of
 from tests.e2e.conftest import Forked
 from tests.support.certificates import certificate
 from tests.support.connect_proxy import connect_proxy

@@ -29,9 +29,9 @@ from coordinator.database.ledger import payments
 from coordinator.database.recomputes import waiting
 from coordinator.database.tables.trust import recomputes
 from coordinator.rules.checks import Redone
-from shared.local_data import LocalData
 from shared.protocol.contributions import Verdict
 from shared.workloads.base import Job, Progress, Result, Work, Workload, load
+from shared.workloads.data.local_data import LocalData
 from tests.e2e.workloads.test_dcgan import PRESETS, RUN, copied
 from tests.support.local_coordinator import LocalCoordinator, decode, local_coordinator
 from tests.support.local_volunteer import LocalMachine

@@ -20,7 +20,7 @@ from coordinator.database.engine.open_database import Database
 from coordinator.http.server import welcome
 from coordinator.services import opened
 from shared.errors import Configuration
-from shared.signing import SigningKey
+from shared.proofs.signing import SigningKey
 from tests.e2e.conftest import Commanded, Forked
 from tests.support.balancer import balanced
 from tests.support.databases import Postgres, _run

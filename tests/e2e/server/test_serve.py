@@ -27,7 +27,7 @@ from coordinator.config import Settings
 from coordinator.http.server import welcome
 from coordinator.services import opened
 from shared.errors import Configuration, Unauthorized
-from shared.links import parse_link
+from shared.network.links import parse_link
 from shared.workloads.data.documents import Document
 from shared.workloads.data.text_dataset import build_text
 from tests.e2e.conftest import Commanded, Forked

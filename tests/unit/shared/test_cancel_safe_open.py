@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import pytest
 
-from shared.cancel_safe_open import opened
+from shared.files.cancel_safe_open import opened
 
 
 class Door:

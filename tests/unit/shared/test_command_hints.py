@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli.target import Where
-from shared.command_hints import completed, options
+from shared.programs.command_hints import completed, options
 from volunteer.cli.main import run_command
 
 

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from shared import gc_freeze
+from shared.programs import gc_freeze
 
 
 def test_nothing_is_collected_while_what_stays_is_built_and_after_it_as_before() -> None:

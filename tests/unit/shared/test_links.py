@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import BadRequest
-from shared.links import JoinLink, format_link, is_loopback, parse_link, tidy_link
+from shared.network.links import JoinLink, format_link, is_loopback, parse_link, tidy_link
 
 PIN = "ab" * 32
 KEY = "MFRG-GZDF-MZTW"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shared import machine_limits
-from shared.machine_limits import GroupLimits, group_limits
+from shared.programs import machine_limits
+from shared.programs.machine_limits import GroupLimits, group_limits
 from shared.units import GIB
 from tests.support.sources import modules
 
@@ -80,6 +80,6 @@ def test_nothing_else_asks_the_system() -> None:
     raw = {
         name
         for name, path in modules().items()
-        if RAW.search(path.read_text(encoding="utf-8")) and name != "shared.machine_limits"
+        if RAW.search(path.read_text(encoding="utf-8")) and name != "shared.programs.machine_limits"
     }
     assert not raw

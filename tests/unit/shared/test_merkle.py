@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shared import merkle
+from shared.proofs import merkle
 from tests.support.merkle_tree import MerkleTree
 
 ENTRIES = st.lists(st.binary(max_size=8), min_size=1, max_size=40)

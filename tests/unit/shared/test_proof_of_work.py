@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from shared import proof_of_work
 from shared.errors import BadRequest
+from shared.proofs import proof_of_work
 
 SECRET = b"s" * 32
 

@@ -7,7 +7,7 @@ import re
 import pytest
 import segno
 
-from shared.qr import QUIET, qr_coloured, qr_rows
+from shared.network.qr import QUIET, qr_coloured, qr_rows
 
 LINK = "http://127.0.0.1:8765/join#key=ic2t-n5un-p4cy-np7g-nogd-3l6j+code=VW4T-JH3Q"
 LONG = f"https://train.example.org:8765/join#key=ic2t-n5un+pin={'ab' * 32}+code=VW4T-JH3Q"

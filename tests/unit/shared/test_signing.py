@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.errors import BadSignature, Configuration
-from shared.signing import SigningKey, canonical, digest, fingerprint, fits, verify
+from shared.proofs.signing import SigningKey, canonical, digest, fingerprint, fits, verify
 
 
 @pytest.fixture
@@ -132,5 +132,5 @@ def test_structs_and_dicts_have_the_same_canonical_form() -> None:
 
 
 def test_the_module_loads_without_cryptography() -> None:
-    code = "import sys, shared.signing; sys.exit('cryptography' in sys.modules)"
+    code = "import sys, shared.proofs.signing; sys.exit('cryptography' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

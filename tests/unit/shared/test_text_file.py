@@ -17,9 +17,9 @@ from coordinator.cli.people import _names as names
 from coordinator.cli.runs import _read as run_file
 from coordinator.simulate.scenario import _run_table as scenario
 from coordinator.storage.secret_file import read_secret
+from shared.files.text_file import BYTES_MAX, read_text
+from shared.proofs.signing import SigningKey
 from shared.settings import read_file
-from shared.signing import SigningKey
-from shared.text_file import BYTES_MAX, read_text
 from shared.workloads.causal_lm.base_settings import _table as base_settings
 from shared.workloads.causal_lm.model_folder import _json as model_settings
 from shared.workloads.data.chat_template import template_beside
@@ -115,12 +115,12 @@ def test_a_byte_order_mark_means_nothing(
 
 
 def test_no_reader_has_its_own_way_with_marks() -> None:
-    alone = {"shared/text_file.py"}
+    alone = {"shared/files/text_file.py"}
     ours = {"volunteer/i18n/catalogue.py", "coordinator/cli/runs.py"}  # files that we wrote
     ours |= {"coordinator/runs/run_recipe.py", "coordinator/pages/templates.py"}
     ours |= {"coordinator/upkeep/backup.py", "coordinator/runs/example.py"}
     ours |= {"coordinator/demo/runs.py", "coordinator/simulate/scenario.py"}
-    system = {"shared/machine_limits.py", "volunteer/settings/host_profile.py"}
+    system = {"shared/programs/machine_limits.py", "volunteer/settings/host_profile.py"}
     system |= {"volunteer/machine/devices.py", "volunteer/machine/energy.py"}
     found = set()
     for package in ("shared", "volunteer", "coordinator"):

@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 from shared.errors import Configuration, StorageFull, Unreachable, UpgradeRequired
-from shared.links import parse_link
+from shared.network.links import parse_link
 from shared.protocol import endpoints
 from shared.protocol.accounts import ServerInfo
 from shared.protocol.limits import PROTOCOL

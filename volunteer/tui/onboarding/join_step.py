@@ -11,8 +11,8 @@ from textual.events import Paste
 from textual.widgets import Input
 
 from shared.errors import BadRequest, Unreachable, VolunteerError
-from shared.links import is_loopback, parse_link, tidy_link
-from shared.proof_of_work import work_words
+from shared.network.links import is_loopback, parse_link, tidy_link
+from shared.proofs.proof_of_work import work_words
 from shared.protocol.accounts import ServerInfo
 from shared.text import printable
 from volunteer.control import commands

@@ -13,8 +13,8 @@ from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from shared.links import is_loopback
-from shared.qr import qr_rows
+from shared.network.links import is_loopback
+from shared.network.qr import qr_rows
 from volunteer.i18n.catalogue import _
 
 TITLE_ROWS = 5  # title and margins

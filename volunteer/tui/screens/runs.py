@@ -348,6 +348,17 @@ def run_row(info: RunInfo, able: RunEstimate, scene: Scene, *, helped: bool, old
     )
 
 
+def _fit_lines(able: RunEstimate, glyphs: Glyphs, room: int) -> list[Line]:
+    """Return the lines that say if a run fits this machine."""
+    sign, role = (glyphs.check, "good") if able.fits else (glyphs.cross, "bad")
+    first, *rest = wrap(able.sentence, room - 2, 2)
+    margin = " " * (NAME_CELLS + 2)
+    return [
+        ((left(_("for you"), NAME_CELLS), "dim"), (f"{sign} ", role), (first, "text")),
+        *(((margin, "dim"), (text, "text")) for text in rest),
+    ]
+
+
 def run_detail(
     info: RunInfo, able: RunEstimate, scene: Scene, run_names: Sequence[str], cells: int
 ) -> list[Line]:
@@ -357,12 +368,7 @@ def run_detail(
     lines: list[Line] = []
     if info.description:
         lines += [((text, "text"),) for text in wrap(info.description, cells, 3)]
-    sign = (glyphs.check, "good") if able.fits else (glyphs.cross, "bad")
-    rows = wrap(able.sentence, room - 2, 2)
-    lines.append(
-        ((left(_("for you"), NAME_CELLS), "dim"), (f"{sign[0]} ", sign[1]), (rows[0], "text"))
-    )
-    lines += [((" " * (NAME_CELLS + 2), "dim"), (text, "text")) for text in rows[1:]]
+    lines += _fit_lines(able, glyphs, room)
     helping = _helping(info, run_names) if able.fits else _("not from this machine")
     earns = able.credits_per_hour
     when = next_merge(scene.view, info.name, scene.now)

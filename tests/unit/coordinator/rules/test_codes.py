@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from coordinator.rules import codes
 from coordinator.rules.codes import ALPHABET, INVITE_CHARS, LINK_CHARS, code_hash, new_code
 from shared.errors import BadRequest, Unauthorized
-from shared.links import JoinLink, format_link, parse_link
+from shared.network.links import JoinLink, format_link, parse_link
 
 
 def test_a_code_looks_like_one() -> None:

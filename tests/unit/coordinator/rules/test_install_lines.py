@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.rules.install_lines import installations, message, visitor_system
-from shared.installation import TORCH_FOLDERS
-from shared.wheel import Wheel
+from shared.programs.installation import TORCH_FOLDERS
+from shared.programs.wheel import Wheel
 
 ROOT = Path(__file__).parents[4]
 WHEEL = Wheel(name="volunteer-0.1.0-py3-none-any.whl", data=b"", sha256="ab" * 32)

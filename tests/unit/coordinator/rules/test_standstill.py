@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from coordinator.rules import standstill as rules
 from coordinator.rules.standstill import (
     EpisodeFacts,
-    PresenceFacts,
     MergeFacts,
     OutcomeFacts,
     PauseFacts,
+    PresenceFacts,
     ProofFacts,
     RunFacts,
     standstill,

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidFrame
-from shared.signing import canonical, digest
+from shared.proofs.signing import canonical, digest
 from shared.tensors.blocks import SCALE, Blocks, Kernel
 from shared.tensors.downlink import (
     Following,

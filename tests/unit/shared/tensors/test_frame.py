@@ -21,8 +21,8 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared import disk_writes
 from shared.errors import InvalidFrame, StorageFull
+from shared.files import disk_writes
 from shared.tensors import frame as frames
 from shared.tensors.frame import (
     NUMPY,

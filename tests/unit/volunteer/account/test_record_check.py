@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shared import merkle
 from shared.errors import BadSignature, NotFound
+from shared.proofs import merkle
+from shared.proofs.signing import SigningKey, canonical
 from shared.protocol import endpoints
 from shared.protocol.endpoint import Endpoint
 from shared.protocol.transparency import (
@@ -26,7 +27,6 @@ from shared.protocol.transparency import (
     TreeProof,
     ledger_leaf,
 )
-from shared.signing import SigningKey, canonical
 from tests.support.merkle_tree import MerkleTree
 from volunteer.account.record_check import SKEW_S, RecordCheck, check_receipt, contradiction
 from volunteer.storage.receipts import HEADS_MAX, ReceiptBook

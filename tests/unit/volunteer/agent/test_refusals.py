@@ -11,9 +11,9 @@ import pytest
 
 from shared.clock import SystemClock
 from shared.errors import InvalidFrame
+from shared.proofs.signing import SigningKey, canonical
 from shared.protocol.transparency import TreeHead
 from shared.protocol.versions import BlobRef, SignedManifest, VersionManifest, chunks_digest
-from shared.signing import SigningKey, canonical
 from shared.workloads.base import ChunkRef, DatasetManifest, load
 from tests.support.workloads import tiny_causal
 from tests.support.workplaces import workplace

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from shared.errors import Configuration
-from shared.machine_limits import cores
+from shared.programs.machine_limits import cores
 from shared.protocol.accounts import Device
 from volunteer.machine.benchmark import BenchmarkCancelled, benchmark
 from volunteer.machine.devices import (

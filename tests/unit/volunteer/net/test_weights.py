@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from shared.errors import InvalidFrame
+from shared.proofs.signing import digest
 from shared.protocol.base import ErrorBody
 from shared.protocol.versions import BlobRef, VersionManifest
-from shared.signing import digest
 from tests.support.published_versions import Versions
 from tests.support.virtual_clock import VirtualClock
 from volunteer.net.api import Api

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from shared.errors import InvalidFrame
+from shared.proofs.signing import SigningKey
 from shared.protocol.transparency import SignedReceipt
 from shared.protocol.versions import SignedManifest
-from shared.signing import SigningKey
 from volunteer.storage.manifests import checked
 from volunteer.storage.receipts import read_receipt
 

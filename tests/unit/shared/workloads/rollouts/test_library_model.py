@@ -13,8 +13,8 @@ import pytest
 from safetensors.torch import save_file
 
 from shared.errors import InvalidRunFile
-from shared.local_data import LocalData
 from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted, Job, TrainSettings
+from shared.workloads.data.local_data import LocalData
 from shared.workloads.experience import KnownVersion
 from shared.workloads.rollouts.answer_records import decode, encode, packed
 from shared.workloads.rollouts.workload import RolloutsWorkload

@@ -11,8 +11,8 @@ import pytest
 from torch import Tensor
 
 from shared.errors import InvalidRunFile
-from shared.local_data import LocalData
 from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted
+from shared.workloads.data.local_data import LocalData
 from shared.workloads.experience import KnownVersion
 from shared.workloads.rollouts.config import Problems, RolloutsConfig
 from shared.workloads.rollouts.problem_dataset import build, stored

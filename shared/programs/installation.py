@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from shared.errors import Configuration
-from shared.wheel import PROJECT
+from shared.programs.wheel import PROJECT
 
 TORCH = "https://download.pytorch.org/whl"  # builds of torch, one folder each
 TORCH_FOLDERS = {"cpu": "cpu", "cuda": "cu130", "cuda126": "cu126", "rocm": "rocm7.2"}

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from shared.disk_writes import write_private
 from shared.errors import BadSignature, Configuration
+from shared.files.disk_writes import write_private
+from shared.files.text_file import unmarked
 from shared.sentences import Sentence
-from shared.text_file import unmarked
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.request
 from urllib.parse import urlsplit
 
-from shared.links import is_loopback
+from shared.network.links import is_loopback
 
 
 def proxy_of(url: str) -> str:

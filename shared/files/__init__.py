@@ -1,0 +1,1 @@
+"""Files on the disk: reading, writing, and names of local data."""

@@ -1,0 +1,1 @@
+"""Addresses, links, proxies and certificates; what a machine downloads."""

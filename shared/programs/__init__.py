@@ -1,0 +1,1 @@
+"""How a program of ours is installed, starts, and answers slips on its command line."""

@@ -1,0 +1,1 @@
+"""Signatures, Merkle trees, and proofs of work."""
