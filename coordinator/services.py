@@ -29,7 +29,7 @@ from coordinator.checking.case import Draws
 from coordinator.checking.checkers import Checkers
 from coordinator.checking.recompute import Recomputes
 from coordinator.compute import Compute, half_the_cores
-from coordinator.config import Settings
+from coordinator.config import Settings, without_password
 from coordinator.database import unreferenced_blobs
 from coordinator.database.engine.open_database import Database, file_of, is_new, migrate
 from coordinator.experience.harvest import Harvest
@@ -57,7 +57,7 @@ from coordinator.scheduling.heartbeat_replies import Heartbeats
 from coordinator.scheduling.queue import Queue
 from coordinator.scheduling.renewals import Renewals
 from coordinator.signals import Signals
-from coordinator.storage.blobs import Announcer
+from coordinator.storage.blobs import Announcer, in_pool
 from coordinator.storage.disk_space import Space
 from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
@@ -66,6 +66,7 @@ from coordinator.traffic import TrafficCounter
 from coordinator.upkeep.alerts import Alerts
 from coordinator.upkeep.full_check import Checks
 from coordinator.upkeep.overview_cache import Beats, Overviews
+from coordinator.upkeep.store_mark import StoreMarks, stored_mark
 from coordinator.upkeep.upkeep import Upkeep
 from shared.clock import Clock, SystemClock
 from shared.errors import Configuration, VolunteerError
@@ -110,6 +111,7 @@ class Coordinator(Platform):
     merger: Merger
     evaluation: Evaluation
     replay: Replay
+    store_marks: StoreMarks
     upkeep: Upkeep
     checks: Checks
     overviews: Overviews
@@ -174,6 +176,7 @@ class Coordinator(Platform):
         intake = Intake(on, examiners)
         server = ServerIdentity(on, runs.queries.listing)
         await server.load()
+        marks = StoreMarks(settings, db, blobs, key, clock)
         merger = Merger(on, runs, evaluation := Evaluation(on, computing[0]))
         return cls(
             **{each.name: getattr(on, each.name) for each in fields(on)},
@@ -202,7 +205,8 @@ class Coordinator(Platform):
             merger=merger,
             evaluation=evaluation,
             replay=Replay(on, runs.queries),
-            upkeep=Upkeep(on, intake, uploads),
+            store_marks=marks,
+            upkeep=Upkeep(on, intake, uploads, marks),
             checks=Checks(db, on.blobs, Ledger(db), key),
             overviews=Overviews(db, clock, settings.name, runs.queries.standstills),
             boxes=TransferBoxes(on.blobs.scratch() / "depot", clock, on.space),
@@ -394,28 +398,35 @@ def _announcer(db: Database, clock: Clock) -> Announcer:
 async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> Database:
     """Open the database of the settings; make it where there is none."""
     if await is_new(settings.database_url):
-        _check_alone(settings)
+        await _check_alone(settings)
         await migrate(settings.database_url)
     system = clock if isinstance(clock, SystemClock) else None
     return await Database.open(settings.database_url, clock=system, exclusive=exclusive)
 
 
-def _check_alone(settings: Settings) -> None:
+def _left_file(settings: Settings) -> Path | None:
+    """Return a file that an earlier coordinator left beside its database, or None."""
+    blobs = Path(settings.blobs_url)
+    left = [settings.signing_key_file, *sorted(blobs.glob("*"))] if blobs.is_absolute() else []
+    files = (path for top in left for path in (top, *top.rglob("*")) if path.is_file())
+    return next(files, None)
+
+
+async def _check_alone(settings: Settings) -> None:
     """Raise Configuration if a coordinator existed here, since a new database would hide the loss
     of the old one.
     """
-    file = file_of(settings.database_url)
-    if file is None or file.exists():
-        return
-    blobs = Path(settings.blobs_url)
-    left = [settings.signing_key_file, *sorted(blobs.glob("*"))] if blobs.is_absolute() else []
-    files = (file for path in left for file in (path, *path.rglob("*")) if file.is_file())
-    found = next(files, None)
-    if found is not None:
+    file, place = file_of(settings.database_url), without_password(settings.database_url)
+    found = ""
+    if mark := await stored_mark(open_blobs(settings.blobs_url, settings.directory / "cache")):
+        found = f"{without_password(settings.blobs_url)} belongs to the database {mark.place}"
+    elif file is not None and (old := await in_pool(_left_file, settings)):
+        found = f"{old} of a coordinator is there"
+    if found:
         raise Configuration(
-            f"the database {file} is missing, but {found} of a coordinator is there: put it back, "
-            "restore a backup with `coordinator restore FOLDER`, or make an empty one on purpose "
-            "with `coordinator migrate`"
+            f"the database {place} is missing or empty, but {found}: put it back, name it with "
+            "--database, restore a backup with `coordinator restore FOLDER`, or make an empty one "
+            "on purpose with `coordinator migrate --take-over`"
         )
 
 

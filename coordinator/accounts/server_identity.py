@@ -15,7 +15,7 @@ import msgspec
 
 from coordinator.certificates import write_private
 from coordinator.config import without_password
-from coordinator.database import datasets, key_values, record
+from coordinator.database import key_values, record
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.install_lines import installations, message
 from coordinator.storage.blobs import in_pool
@@ -73,28 +73,6 @@ class ServerIdentity(PlatformService):
         self._admin_hash, self._metrics_hash = (
             _token_hash(file, self._key.secret(f"{file.name} {times or 0}")) for file in for_whom
         )
-
-    async def claim_store(self) -> None:
-        """Mark a new blob store as this coordinator's. Raises Configuration for one of another."""
-        here, owner = without_password(self._settings.blobs_url), await self._blobs.owner()
-        if owner not in ("", self.fingerprint):
-            raise Configuration(
-                f"{here} is the blob store of the key {owner}: name another --blobs"
-            )
-        known = await self._db.read(lambda conn: key_values.get(conn, key_values.STORE))
-        if not owner and (known or await self._lacks_blobs()):
-            raise Configuration(
-                f"{here} is not the blob store of this database: give every server and command the "
-                "same --blobs and AWS_ENDPOINT_URL; a copy of the store needs its file `owner`, too"
-            )
-        if not known:
-            await self._blobs.set_owner(self.fingerprint)
-            await self._db.write(lambda conn: key_values.put_new(conn, key_values.STORE, "marked"))
-
-    async def _lacks_blobs(self) -> bool:
-        """Return True if the store is empty, though the database names blobs."""
-        named = await self._db.read(datasets.all_registered)
-        return bool(named) and not [entry async for entry in self._blobs.entries()]
 
     async def set_address(self, address: ServerAddress) -> None:
         """Store the address of the server that starts, for join links that other processes print,

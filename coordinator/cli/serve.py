@@ -150,6 +150,13 @@ def migrate(
             negative="",
         ),
     ] = False,
+    take_over: Annotated[
+        bool,
+        Parameter(
+            help="Make the blob store this database's: no other server may use it any more.",
+            negative="",
+        ),
+    ] = False,
     where: TargetOptions = HERE,
 ) -> None:
     """Upgrade the database to this version, or create it. Back up first."""
@@ -170,11 +177,28 @@ def migrate(
         from coordinator.upkeep.backup import state_recovery
 
         asyncio.run(state_recovery(settings))
+    if take_over:
+        asyncio.run(_take_over(settings))
     database = without_password(settings.database_url)
     if where.json:
-        as_json({"database": database, "new_tokens": new_tokens, "recovered": recovered})
+        as_json(
+            {
+                "database": database,
+                "new_tokens": new_tokens,
+                "recovered": recovered,
+                "take_over": take_over,
+            }
+        )
     else:
         print(f"{database} is up to date")
+
+
+async def _take_over(settings: Settings) -> None:
+    """Mark the blob store as this database's."""
+    from coordinator.services import opened
+
+    async with opened(settings) as coordinator:
+        await coordinator.store_marks.take_over()
 
 
 async def _renew_tokens(settings: Settings) -> None:

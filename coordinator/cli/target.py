@@ -201,7 +201,7 @@ def _here(where: Where, command: OrganiserCommand, ask: Any) -> Any:
         with await _place(settings, command.needs) as (place, keyless):
             async with opened(place, keyless=keyless) as coordinator:
                 if command.needs != "database":
-                    await coordinator.server.claim_store()
+                    await coordinator.store_marks.claim()
                 if command.needs == "nothing":  # the command stores new data
                     coordinator.space.check_command()
                 return await command.run(coordinator, ask)

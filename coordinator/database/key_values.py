@@ -9,7 +9,9 @@ from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.record import meta
 
 KEY = "key"  # fingerprint of the key that signs for this database
-STORE = "store"  # set once a blob store was marked as that of this database
+STORE = "store"  # random mark, which the blob store of this database carries, too
+STORE_TURNS = "store.turns"  # newest turns at the blob store, JSON
+STORE_TROUBLE = "store.trouble"  # why the blob store is not this database's alone; "" = it is
 TOKENS = "tokens"  # number of times that the tokens were made anew
 INVITE = "invite"  # counts the server's invites; the join link has the newest
 RESTORED = "restored"  # signed statement of the last restore, JSON

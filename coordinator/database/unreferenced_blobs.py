@@ -93,3 +93,7 @@ def forget(conn: sa.Connection, names: Sequence[str]) -> None:
     """Forget names whose blobs are deleted."""
     if names:
         conn.execute(_FORGET, {"names": list(names)})
+
+
+def names(conn: sa.Connection) -> set[str]:
+    return set(conn.execute(sa.select(_U.sha256)).scalars())

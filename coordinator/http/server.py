@@ -157,7 +157,7 @@ async def _serve(
     say: Callable[[str], None],
 ) -> int:
     async with opened(settings, exclusive=True, separate=True) as coordinator:
-        await coordinator.server.claim_store()
+        await coordinator.store_marks.claim()
         if coordinator.blobs.staging is not None:
             await coordinator.blobs.staging.try_calls()
         await coordinator.server.set_address(address(settings, listener, certificate))

@@ -590,8 +590,6 @@ class Uploads(PlatformService):
         gone = [upload_id for upload_id in gone if upload_id not in self._writers]
         await self._drop(gone)
         await in_pool(self._sweep, now - 2 * UPLOAD_TTL_S)
-        if self._blobs.staging is not None:
-            await self._blobs.staging.sweep(now - 2 * UPLOAD_TTL_S)
         return len(gone)
 
     def _sweep(self, older_than: float) -> None:

@@ -37,6 +37,7 @@ AlertKind = Literal[
     "backup",
     "certificate",
     "database",
+    "store",
 ]
 OF_RUNS: frozenset[AlertKind] = frozenset({"standstill"})  # each run's line says it already
 

@@ -53,7 +53,7 @@ class PretendedPlay(Compute):
             on,
             intake=intake,
             replay=Replay(on, on.run_queries, lambda run, files: self._seal(files)),
-            upkeep=Upkeep(on, intake, on.uploads),
+            upkeep=Upkeep(on, intake, on.uploads, on.store_marks),
         )
 
     def hand_in(self, starts: Sequence[Start]) -> Handed:

@@ -14,6 +14,7 @@ backup         the newest backup is old, or there is none
 certificate    the TLS certificate ends soon
 database       its file is damaged, was removed, or its disk failed: nothing is written any more;
                or a run's stored file cannot be read
+store          the blob store is another database's, or also another's: nothing is deleted
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from coordinator.database.monitoring import replicas
 from coordinator.merging import healing
 from coordinator.rules.health import SILENT_S, STOPPED_S, AlertKind
 from coordinator.rules.standstill import HANDLING, span
+from coordinator.upkeep.store_mark import TAKE_OVER
 from shared.errors import VolunteerError, why
 from shared.network.links import is_loopback
 from shared.text import duration, printable, size
@@ -182,6 +184,7 @@ def in_database(
     sent alerts that are not over, `answers` the standstills by run.
     """
     yield from _of_servers(conn, now)
+    yield from _of_store(conn)
     yield from _of_backup(conn, settings.alert_backup_days, now)
     yield from _of_work(conn, now, open_now)
     yield from _of_runs(conn, answers)
@@ -258,6 +261,11 @@ def _of_servers(conn: Connection, now: float) -> Iterator[Condition]:
                 todo="look at its log, and start it again",
                 level="bad" if silent_s < STOPPED_S else "watch",
             )
+
+
+def _of_store(conn: Connection) -> Iterator[Condition]:
+    if trouble := key_values.get(conn, key_values.STORE_TROUBLE):
+        yield Condition(kind="store", about="store", message=trouble, todo=TAKE_OVER)
 
 
 def _of_backup(conn: Connection, most_days: float, now: float) -> Iterator[Condition]:

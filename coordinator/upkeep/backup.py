@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ import structlog
 
 from coordinator.accounts.server_identity import own_key
 from coordinator.certificates import CERT_FILE, KEY_FILE, write_private
+from coordinator.config import without_password
 from coordinator.database import datasets, key_values, runs
 from coordinator.database.engine import dump
 from coordinator.database.engine.open_database import (
@@ -39,6 +40,7 @@ from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.storage import folders
 from coordinator.storage.blobs import BlobStore, in_pool, open_in_pool, storage_errors
 from coordinator.storage.open import open_blobs
+from coordinator.upkeep.store_mark import StoreMarks, check_unused, stored_mark
 from shared.clock import SystemClock
 from shared.decoding import decode
 from shared.errors import (
@@ -331,6 +333,18 @@ def read_list(source: Path) -> BackupList:
     return listed
 
 
+def check_one_key(place: str, names: Mapping[str, str]) -> None:
+    """Raise Conflict where a place holds backups of several coordinators; `names` has one of each,
+    by the key that signed it.
+    """
+    if len(names) > 1:
+        shown = " and ".join(sorted(names.values()))
+        raise Conflict(
+            f"{place} holds backups of several coordinators, {shown}: nothing was deleted; give "
+            "each coordinator a place of its own"
+        )
+
+
 def check_files(source: Path, listed: BackupList, known: Container[str] = ()) -> None:
     """Check the hash of every file of a backup but the `known` blobs, which were just read back.
     Raises Configuration with the first wrong one.
@@ -358,18 +372,22 @@ async def restore(settings: Settings, source: Path) -> BackupSummary:
     listed = await in_pool(read_list, source)
     await in_pool(check_files, source, listed)
     await in_pool(_check_target, settings, listed)
+    blobs = open_blobs(settings.blobs_url, settings.directory / "cache")
+    if mark := await stored_mark(blobs):
+        owner = fingerprint(bytes.fromhex(listed.public_key))
+        check_unused(without_password(settings.blobs_url), mark, owner, SystemClock().now())
     if await is_new(settings.database_url):
         await migrate(settings.database_url)
     db = await Database.open(settings.database_url, exclusive=True)
     try:
         await db.read(dump.check_empty)
-        blobs = open_blobs(settings.blobs_url, settings.directory / "cache")
         for sha in listed.blobs:
             await _put_blob(blobs, source / "blobs" / sha[:2] / sha, sha)
         await in_pool(_place_keys, settings, source / "keys", listed.keys)
         key, clock = SigningKey.load(settings.signing_key_file), SystemClock()
         await db.write(lambda conn: _load(conn, source / "tables", listed))
         await db.write(lambda conn: _state_restore(conn, key, listed.created_at, clock.now()))
+        await StoreMarks(settings, db, blobs, key, clock).take_over(recovered=True)
     finally:
         await db.close()
     return summary(settings.directory, listed)
@@ -416,6 +434,9 @@ async def state_recovery(settings: Settings) -> None:
     try:
         key, now = await own_key(db, settings.signing_key_file), SystemClock().now()
         await db.write(lambda conn: _state_restore(conn, key, highest_instant(conn), now))
+        blobs = open_blobs(settings.blobs_url, settings.directory / "cache")
+        marks = StoreMarks(settings, db, blobs, key, SystemClock())
+        await marks.take_over(recovered=True)
     finally:
         await db.close()
 
@@ -429,7 +450,6 @@ def _state_restore(conn: Connection, key: SigningKey, saved_at: float, now: floa
     payload = canonical(RestorePayload(heads=heads, tree=tree, saved_at=saved_at))
     signed = SignedRestore(payload=payload.decode(), signature=key.sign(payload).hex())
     key_values.put(conn, key_values.RESTORED, msgspec.json.encode(signed).decode())
-    key_values.remove(conn, key_values.STORE)
 
 
 def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:

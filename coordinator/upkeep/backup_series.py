@@ -5,12 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from coordinator.upkeep.backup import BackupSummary, check_files, read_list, summary
-from shared.errors import BadRequest
+from coordinator.upkeep.backup import (
+    BackupSummary,
+    check_files,
+    check_one_key,
+    read_list,
+    summary,
+)
+from shared.errors import BadRequest, BadSignature, Configuration
 
 NAME = "%Y-%m-%dT%H%M%S"
 IS_NAME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{6}")
@@ -73,7 +80,9 @@ def verify(folder: Path) -> BackupSummary:
 
 
 def prune(series: Path, keep: int) -> list[Path]:
-    """Delete all but the newest complete backups, and the leftovers of killed processes."""
+    """Delete all but the newest complete backups, and the leftovers of killed processes. Raises
+    Conflict where another coordinator's are among them.
+    """
     remaining = folders(series)[-keep:]
     surplus = [
         path
@@ -83,6 +92,11 @@ def prune(series: Path, keep: int) -> list[Path]:
         and remaining
         and path < remaining[-1]
     ]
+    keys = dict[str, str]()
+    for path in (*surplus, *remaining) if surplus else ():
+        with suppress(BadRequest, BadSignature, Configuration):  # a leftover, or damaged
+            keys[read_list(path).public_key] = path.name
+    check_one_key(str(series), keys)
     for path in surplus:
         shutil.rmtree(path)
     return surplus

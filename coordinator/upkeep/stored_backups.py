@@ -68,13 +68,19 @@ class StoredBackups:
         self._check_several()
         names = await self.names()
         surplus, needed, lost = names[:-keep], set[str](), set[str]()
+        keys = dict[str, str]()
         with tempfile.TemporaryDirectory() as scratch:
             for name in names[-keep:] if surplus else ():
-                needed |= (await self._list(name, Path(scratch) / name)).blobs.keys()
+                listed = await self._list(name, Path(scratch) / name)
+                needed |= listed.blobs.keys()
+                keys[listed.public_key] = name
             for name in surplus:
                 # the blobs of a damaged backup are not known
                 with suppress(BadRequest, BadSignature, Configuration, NotFound):
-                    lost |= (await self._list(name, Path(scratch) / name)).blobs.keys()
+                    listed = await self._list(name, Path(scratch) / name)
+                    lost |= listed.blobs.keys()
+                    keys[listed.public_key] = name
+        backups.check_one_key(self._url, keys)
         for sha in sorted(lost - needed):
             await self._store.delete(sha)
         for name in surplus:

@@ -31,18 +31,22 @@ from coordinator.runs.definition import definition
 from coordinator.runs.run_ends import why_end
 from coordinator.runs.settlement import settle_accepted
 from coordinator.storage.blobs import in_pool
+from coordinator.upkeep.store_mark import RENEW_S
 from shared.errors import VolunteerError
+from shared.units import DAY_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.intake.intake import Intake
     from coordinator.intake.uploads import Uploads
+    from coordinator.upkeep.store_mark import StoreMarks
 
 TICK_S = 2.0
 SWEEP_S = 300.0  # interval of retention and of deleting orphans
 # an unreferenced blob is kept for this time, since a transaction may be about to refer to it
 ORPHAN_AGE_S = 3600.0
+PIECES_AGE_S = 2 * DAY_S  # a piece is left over when its upload has expired
 SWEPT_SHARE, SWEPT_MIN = 0.1, 64  # most blobs of one sweep: a share of the registered ones, or some
 
 log = structlog.get_logger("upkeep")
@@ -51,8 +55,9 @@ log = structlog.get_logger("upkeep")
 class Upkeep(PlatformService):
     """Periodic maintenance of one server."""
 
-    def __init__(self, on: Platform, intake: Intake, uploads: Uploads) -> None:
+    def __init__(self, on: Platform, intake: Intake, uploads: Uploads, marks: StoreMarks) -> None:
         super().__init__(on)
+        self._marks = marks
         self._intake = intake
         self._uploads = uploads
         self._sweeper = secrets.token_hex(8)
@@ -62,11 +67,15 @@ class Upkeep(PlatformService):
 
         One failing chore does not stop the others, or the next tick.
         """
-        swept_at = self._clock.monotonic()
+        swept_at = marked_at = self._clock.monotonic()
         watch = self._signals.watch("versions")
+        await self._try("store", self._marks.renew())
         await self._try("recheck", self._intake.recheck())
         while not stop.is_set():
             await self._try("ends", self.end_runs())
+            if self._clock.monotonic() - marked_at > RENEW_S:
+                marked_at = self._clock.monotonic()
+                await self._try("store", self._marks.renew())
             if self._clock.monotonic() - swept_at > SWEEP_S:
                 swept_at = self._clock.monotonic()
                 await self._try("recheck", self._intake.recheck())
@@ -74,6 +83,7 @@ class Upkeep(PlatformService):
                 await self._try("prune", self.prune())
                 await self._try("sweep", self.sweep())
             await watch.wait(TICK_S)
+        await self._try("store", self._marks.release())
 
     async def _try(self, chore: str, work: Awaitable[object]) -> None:
         try:
@@ -144,11 +154,16 @@ class Upkeep(PlatformService):
         """Delete blobs whose names this database has let go, or announced and never registered,
         once they are too old to be part of a running transaction; return their number.
 
-        A sweep takes at most a share of the store, so that the deletions of a mistake take hours.
+        Nothing is deleted from a store that is not this database's alone. A sweep takes at most a
+        share of the store, so that the deletions of a mistake take hours.
         """
         now = self._clock.now()
         before = now - ORPHAN_AGE_S
         await in_pool(_clear, self._blobs.scratch(), before)
+        if not await self._marks.renew():
+            return 0
+        if self._blobs.staging is not None:
+            await self._blobs.staging.sweep(now - PIECES_AGE_S)
         await self._db.write(lambda conn: _forget_parts(conn, before))
         await self._db.write(lambda conn: volunteers.clear_networks(conn, now))
 

@@ -203,10 +203,18 @@ def check_revision(connection: Connection) -> None:
     )
 
 
+def identity(connection: Connection) -> str:
+    """Return what a copy of this database does not share; "" for an SQLite file, which may move."""
+    if connection.dialect.name == "sqlite":
+        return ""
+    query = "SELECT system_identifier::text || '/' || current_database() FROM pg_control_system()"
+    return str(connection.execute(text(query)).scalar_one())
+
+
 async def is_new(url: str) -> bool:
     """Return True if there are no tables. A server makes them; old ones need `migrate`."""
     file = file_of(url)
-    if file is not None and not file.is_file():
+    if file is not None and (not file.is_file() or not file.stat().st_size):
         return True
     return await _once(url, lambda connection: revision(connection) is None)
 

@@ -16,6 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 
 import pytest
+from shared.proofs.signing import SigningKey
 
 from coordinator.config import Settings
 from coordinator.http.app import opened
@@ -418,3 +419,20 @@ async def rot(url: str) -> None:
     key = max((key for key in found if len(key) == 67), key=found.__getitem__)
     with tempfile.TemporaryDirectory() as scratch:
         await S3Blobs(url, Path(scratch)).put_object(key, bytes(found[key]), found[key])
+
+
+@pytest.mark.parametrize("where", ["folder", "store"])
+def test_backups_of_two_coordinators_in_one_place_are_not_pruned(
+    busy: Path, run: Run, tmp_path: Path, s3_url: str, where: str
+) -> None:
+    row = str(tmp_path / "row") if where == "folder" else f"{s3_url}/backups"
+    assert run("run", "list", "--data-dir", busy).code == 0
+    assert run("backup", row, "--keep", "9", "--data-dir", busy).code == 0
+    other = tmp_path / "other"
+    assert run("invite", "list", "--data-dir", other).code == 78
+    assert run("migrate", "--data-dir", other).code == 0
+    SigningKey.load_or_create(other / "signing.key")
+    assert run("backup", row, "--keep", "9", "--data-dir", other).code == 0
+    said = run("backup", "prune", row, "--keep", "1")
+    assert (said.code, "backups of several coordinators" in said.err) == (1, True), said
+    assert len(json.loads(run("backup", "list", row, "--json").out)) == 2

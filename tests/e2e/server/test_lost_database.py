@@ -81,7 +81,7 @@ async def test_no_empty_database_is_made_where_a_coordinator_was(tmp_path: Path)
         pass
     for path in tmp_path.glob("coordinator.sqlite3*"):
         path.unlink()
-    with pytest.raises(Configuration, match=r"is missing, but .*signing\.key"):
+    with pytest.raises(Configuration, match=r"is missing or empty, but .*signing\.key"):
         async with opened(Settings(data_dir=str(tmp_path))):
             pass
     assert not list(tmp_path.glob("coordinator.sqlite3"))

@@ -82,7 +82,7 @@ async def test_a_server_or_command_with_another_store_ends_with_78(
         assert "is not the blob store of this database" in refused.stderr
     assert commanded(*add, *shared).returncode == 0
     assert commanded("run", "list", home, shared[0]).returncode == 0
-    (tmp_path / "blobs" / "owner").unlink()  # as with a store that the version before filled
+    (tmp_path / "blobs" / "owner").unlink()  # a store and a database that lost their marks
     database = await Database.open(shared[0].partition("=")[2])
     await database.write(lambda conn: key_values.remove(conn, key_values.STORE))
     await database.close()

@@ -1,0 +1,234 @@
+"""Mark of a blob store: the database whose blobs it holds, and the last turn that database took.
+
+The file `owner` of a store and the database carry the same random mark. While a server runs it
+takes a new turn each minute, written to the database first, then to the store. Whoever finds a turn
+that its database never took is on a copy of the database, or on one that lost transactions: it
+deletes nothing until its organiser decides.
+
+    same mark, known turn       this database's store
+    same mark, unknown turn     a copy of this database was here, or this one is older than it was
+    other mark, other key       another coordinator's store
+    no mark                     a new store, if it holds no blob that this database does not know
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+import msgspec
+from shared.proofs.signing import fingerprint
+
+from coordinator.config import without_password
+from coordinator.database import datasets, key_values, unreferenced_blobs
+from coordinator.database.engine.open_database import identity
+from shared.decoding import decode
+from shared.errors import Configuration
+
+if TYPE_CHECKING:
+    from shared.proofs.signing import SigningKey
+    from sqlalchemy import Connection
+
+    from coordinator.config import Settings
+    from coordinator.database.engine.open_database import Database
+    from coordinator.storage.blobs import BlobStore
+    from shared.clock import Clock
+
+RENEW_S = 60.0
+LEASE_S = 180.0  # a server that took no turn for this long has ended
+TURNS_MAX = 64  # turns that the database remembers: each replica may take some at one moment
+TAKE_OVER = (
+    "name this database's own store with --blobs, or the store's own database with --database; if "
+    "no other server will ever use the store again, `coordinator migrate --take-over` makes it "
+    "this database's"
+)
+
+
+class StoreMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Content of the file `owner` of a store."""
+
+    key: str  # fingerprint of the coordinator's key
+    mark: str
+    turn: str
+    database: str  # identity that a copy of the database does not share, where there is one
+    place: str  # address of the database, for people
+    until: float  # end of a server's lease
+    contested: bool = False  # two databases took turns
+
+
+class _Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """What the database remembers of its store."""
+
+    mark: str
+    turns: tuple[str, ...]
+    database: str
+
+
+class StoreMarks:
+    """Marks the blob store of this database, and refuses another's."""
+
+    def __init__(
+        self, settings: Settings, db: Database, blobs: BlobStore, key: SigningKey, clock: Clock
+    ) -> None:
+        self._db, self._blobs, self._clock = db, blobs, clock
+        self._key = fingerprint(key.public_key)
+        self._store = without_password(settings.blobs_url)
+        self._place = f"{without_password(settings.database_url)} on {socket.gethostname()}"
+
+    async def claim(self) -> None:
+        """Mark a new store. Raises Configuration for a store that is not this database's."""
+        memory, mark = await self._db.read(_memory), await stored_mark(self._blobs)
+        if mark is None:
+            await self._check_unmarked(memory)
+            await self._mark(memory.mark or await self._db.write(_new_mark))
+        elif problem := self._problem(memory, mark):
+            raise Configuration(f"{problem}: {TAKE_OVER}")
+
+    async def renew(self) -> bool:
+        """Take a turn of a server when it is time; return False where the store is not this
+        database's alone, and store the reason for the alerts.
+        """
+        if not (await self._db.read(_memory)).mark:
+            await self.claim()
+        memory, mark = await self._db.read(_memory), await stored_mark(self._blobs)
+        if mark is None:
+            problem = f"the file `owner` of {self._store} is gone"
+        else:
+            problem = self._problem(memory, mark)
+            if not problem and mark.contested:
+                problem = self._foreign(mark)
+        await self._db.write(lambda conn: _note(conn, problem))
+        if mark is None:
+            return False
+        if problem:
+            if mark.mark == memory.mark and not mark.contested:
+                await self._write(msgspec.structs.replace(mark, contested=True))
+            return False
+        if mark.until - self._clock.now() < LEASE_S - RENEW_S / 2:
+            await self._mark(memory.mark, LEASE_S)
+        return True
+
+    async def release(self) -> None:
+        """End the lease of a server that stops; its replicas take another turn."""
+        memory, mark = await self._db.read(_memory), await stored_mark(self._blobs)
+        if mark is not None and not mark.contested and not self._problem(memory, mark):
+            await self._write(msgspec.structs.replace(mark, until=self._clock.now()))
+
+    async def take_over(self, *, recovered: bool = False) -> None:
+        """Make the store this database's from now on, with a new mark.
+
+        Raises Configuration while another server uses it, unless this database is `recovered`: then
+        that server is one of its own.
+        """
+        memory, mark = await self._db.read(_memory), await stored_mark(self._blobs)
+        if mark is not None and not recovered and self._problem(memory, mark):
+            check_unused(self._store, mark, mark.key, self._clock.now())
+        await self._mark(await self._db.write(_new_mark))
+
+    async def _check_unmarked(self, memory: _Memory) -> None:
+        """Raise Configuration unless this store without a mark is new or holds this database's
+        blobs.
+        """
+        names = await self._db.read(lambda conn: set(datasets.all_registered(conn)))
+        announced = await self._db.read(unreferenced_blobs.names)
+        stored = {entry.sha256 async for entry in self._blobs.entries()}
+        if names and (memory.mark or not stored):
+            raise Configuration(
+                f"{self._store} is not the blob store of this database: give every server and "
+                "command the same --blobs and AWS_ENDPOINT_URL; a copy of the store needs its file "
+                "`owner`, too"
+            )
+        if stored - names - announced:
+            raise Configuration(
+                f"{self._store} holds blobs that {self._place} does not know: {TAKE_OVER}"
+            )
+
+    def _problem(self, memory: _Memory, mark: StoreMark) -> str:
+        """Return why the store is not this database's; "" where it is."""
+        if mark.key != self._key:
+            return (
+                f"{self._store} is the blob store of the key {mark.key} and of the database "
+                f"{mark.place}, this is {self._key} and {self._place}"
+            )
+        if mark.mark != memory.mark or mark.database != memory.database:
+            return self._foreign(mark)
+        if mark.turn not in memory.turns:
+            return (
+                f"{self._foreign(mark)}, or the database lost its newest transactions (then "
+                "`coordinator migrate --recovered`)"
+            )
+        return ""
+
+    def _foreign(self, mark: StoreMark) -> str:
+        return (
+            f"{self._store} belongs to the database {mark.place}, this is {self._place}: nothing "
+            "is deleted"
+        )
+
+    async def _mark(self, mark: str, lease_s: float = 0.0) -> None:
+        turn = secrets.token_hex(8)
+        memory = await self._db.write(lambda conn: _take_turn(conn, turn))
+        await self._write(
+            StoreMark(
+                key=self._key,
+                mark=mark,
+                turn=turn,
+                database=memory.database,
+                place=self._place,
+                until=self._clock.now() + lease_s,
+            )
+        )
+
+    async def _write(self, mark: StoreMark) -> None:
+        await self._blobs.set_owner(msgspec.json.encode(mark).decode())
+
+
+async def stored_mark(blobs: BlobStore) -> StoreMark | None:
+    """Return the mark of a store; None where it has none. Raises Configuration."""
+    stored = await blobs.owner()
+    try:
+        return decode(stored, StoreMark) if stored else None
+    except ValueError as error:
+        raise Configuration("the file `owner` of the blob store cannot be read") from error
+
+
+def check_unused(store: str, mark: StoreMark, key: str, now: float) -> None:
+    """Raise Configuration for a store of another key, or one that a server uses at this moment."""
+    if mark.key != key:
+        raise Configuration(
+            f"{store} is the blob store of the key {mark.key}, not of {key}: name another --blobs"
+        )
+    if mark.until > now and not mark.contested:
+        raise Configuration(
+            f"{store} is in use by the database {mark.place}: stop its servers, then wait "
+            f"{mark.until - now:.0f} s"
+        )
+
+
+def _memory(conn: Connection) -> _Memory:
+    turns = key_values.get(conn, key_values.STORE_TURNS)
+    return _Memory(
+        mark=key_values.get(conn, key_values.STORE) or "",
+        turns=decode(turns, tuple[str, ...]) if turns else (),
+        database=identity(conn),
+    )
+
+
+def _new_mark(conn: Connection) -> str:
+    mark = secrets.token_hex(16)
+    key_values.put(conn, key_values.STORE, mark)
+    return mark
+
+
+def _take_turn(conn: Connection, turn: str) -> _Memory:
+    key_values.locked(conn, key_values.STORE_TURNS)
+    memory = _memory(conn)
+    turns = [turn, *memory.turns][:TURNS_MAX]
+    key_values.put(conn, key_values.STORE_TURNS, msgspec.json.encode(turns).decode())
+    return memory
+
+
+def _note(conn: Connection, problem: str) -> None:
+    if (key_values.get(conn, key_values.STORE_TROUBLE) or "") != problem:
+        key_values.put(conn, key_values.STORE_TROUBLE, problem)
