@@ -276,7 +276,8 @@ class Coordinator(Platform):
         meter = self.answers.meter
 
         def measure() -> ReplicaFigures:
-            disk, used = disk_bytes(settings.directory), process.cpu_times()
+            used, disks = process.cpu_times(), (settings.directory, self.blobs.scratch())
+            free, total = min(disk_bytes(place) for place in disks if place.exists())
             requests, errors = traffic.answered()
             first = meter.first_token
             return ReplicaFigures(
@@ -286,8 +287,8 @@ class Coordinator(Platform):
                 else server.address.url,
                 software=software(),
                 closed=self.space.why,
-                disk_free=disk[0],
-                disk_total=disk[1],
+                disk_free=free,
+                disk_total=total,
                 cpu_s=used.user + used.system,
                 memory=process.memory_info().rss,
                 bytes_in=traffic.bytes_in,

@@ -24,7 +24,8 @@ from volunteer.control.event_sentences import (
 )
 from volunteer.control.events import AnyEvent
 from volunteer.control.status import PauseStatus, Status, TaskStatus
-from volunteer.i18n.catalogue import _, ngettext
+from volunteer.i18n.catalogue import _, ngettext, shown
+from volunteer.i18n.coordinator import standing_still
 from volunteer.i18n.formats import size
 from volunteer.text import loss, measure_name
 from volunteer.training.background_thread import Aside
@@ -148,6 +149,9 @@ def status_lines(status: Status) -> list[str]:
     for beat in status.beats:
         version = _("{run} version {version}", run=beat.run, version=beat.version)
         lines.append(f"{version}: {measure_name(beat.measure)} {loss(beat.loss, beat.measure)}")
+        if beat.standstill is not None:
+            why = shown(standing_still(beat.standstill))
+            lines.append(_("{run} does not go on: {why}", run=beat.run, why=why))
     return [printable(line) for line in lines]
 
 

@@ -182,7 +182,7 @@ def create_app(coordinator: Coordinator) -> Starlette:
     from coordinator.v1.app import routes as v1_routes
     from shared.protocol.endpoints import ENDPOINTS
 
-    coordinator.runs.server.serving = True
+    coordinator.runs.server.since = coordinator.clock.now()
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -33,7 +33,7 @@ class ThisServer:
 
     closed: Callable[[], str] = str  # why nothing new is accepted; "" where it is
     stalled_s: float = 0.0  # setting `alert_stalled_s`
-    serving: bool = False
+    since: float | None = None  # when it began to serve; None: it serves nobody
 
 
 class Standstills:
@@ -80,7 +80,7 @@ class Standstills:
             state=run.state,
             now=now,
             version=run.head,
-            served=self.server.serving or server.served_since is not None,
+            served=self.server.since is not None or server.served_since is not None,
             closed=self.server.closed() or server.closed,
             pause=PauseFacts(actor=run.state_actor, reason=run.state_reason, at=run.state_since),
             failures=failed,
@@ -94,7 +94,9 @@ class Standstills:
             ),
             merge=run_facts.merge(conn, run, due=due, now=now),
             made_at=made_at,
-            watched_since=max(run.state_since or 0.0, server.served_since or 0.0),
+            watched_since=max(
+                run.state_since or 0.0, server.served_since or 0.0, self.server.since or 0.0
+            ),
             usual_s=usual_s,
             stalled_s=self.server.stalled_s,
         )

@@ -18,7 +18,8 @@ from shared.text import size
 
 LOOK_S = 2.0
 RETRY_S = 30.0
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk, which the free bytes report better
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk, which can still be read
 
 log = structlog.get_logger("space")
 
@@ -48,24 +49,37 @@ class Space:
         scratch: Path | None = None,
         free: Callable[[Path], int] = _free,
     ) -> None:
-        self._path = path
         self.floor_bytes = floor_bytes
         self._clock = clock
         self._free = free
-        self._written = (path,) if scratch is None else (path, scratch)
+        self._places = (path,) if scratch is None else (path, scratch)
         self.broken = ""  # reason why a disk takes no writes, however much of it is free
+        self.full = ""  # reason why a disk has no room, whatever it reports as free
         self.read_only = not self._enough()
 
     def free_bytes(self) -> int:
-        """Return the bytes that are free now."""
-        return self._free(self._path)
+        """Return the bytes that are free now, on the fuller disk."""
+        return self._least()[0]
+
+    def _least(self) -> tuple[int, Path]:
+        """Return the free bytes of the fuller disk, and its place; 0 of a disk that is away."""
+        return min((self._free_on(place), place) for place in self._places)
+
+    def _free_on(self, place: Path) -> int:
+        try:
+            return self._free(place)
+        except OSError:
+            return 0
 
     @property
     def why(self) -> str:
         """Return why no new data is accepted; "" where it is."""
         if not self.read_only:
             return ""
-        return self.broken or f"{size(self.free_bytes())} are free"
+        if self.broken or self.full:
+            return self.broken or self.full
+        free, place = self._least()
+        return f"{size(free)} are free for {place}"
 
     def look(self) -> bool:
         """Measure the free space and try to write; return whether new data is accepted."""
@@ -74,44 +88,37 @@ class Space:
             self.read_only = short
             log.warning(
                 "nothing new is accepted" if short else "everything is accepted again",
-                path=str(self._path),
                 why=self.why,
             )
         return not short
 
     def _enough(self) -> bool:
-        self.broken = self._try()
-        try:
-            return not self.broken and self._free(self._path) >= self.floor_bytes
-        except OSError:  # the disk itself fails, so refuse
-            return False
+        self.broken, self.full = self._try()
+        return not (self.broken or self.full) and self._least()[0] >= self.floor_bytes
 
-    def _try(self) -> str:
-        """Return why a disk cannot be written; "" where each can."""
-        for path in self._written:
+    def _try(self) -> tuple[str, str]:
+        """Write to each disk; return why one takes no writes, and why one has no room."""
+        broken = full = ""
+        for place in self._places:
             try:
-                _write(path)
+                _write(place)
             except OSError as error:
-                if error.errno not in NO_ROOM:
-                    return f"{path} cannot be written: {why(error)}"
-        return ""
+                reason = f"{place} cannot be written: {why(error)}"
+                broken, full = (broken, reason) if error.errno in NO_ROOM else (reason, full)
+        return broken, full
 
     def check_command(self) -> None:
         """Raise StorageFull where a command of the organiser would store more on a full disk."""
         if not self._enough():
             raise StorageFull(
                 self.broken
-                or f"{self._path} has less than {size(self.floor_bytes)} free (setting "
+                or f"{self._least()[1]} has less than {size(self.floor_bytes)} free (setting "
                 "space_floor_bytes): free some, then do it again"
             )
 
     def check(self, more: int = 0) -> None:
         """Raise StorageFull if `more` bytes would leave too little free, or none can be written."""
-        if (
-            self.broken
-            or self.read_only
-            or (more and self._free(self._path) - more < self.floor_bytes)
-        ):
+        if self.broken or self.read_only or (more and self._least()[0] - more < self.floor_bytes):
             problem = "refuses to be written" if self.broken else "is nearly full"
             raise StorageFull(
                 f"the coordinator's disk {problem}; keep your result, retry later",
@@ -121,7 +128,7 @@ class Space:
     async def run(self, stop: asyncio.Event) -> None:
         """Measure repeatedly until `stop`."""
         if self.read_only:
-            log.warning("nothing new is accepted", path=str(self._path), why=self.why)
+            log.warning("nothing new is accepted", why=self.why)
         while not stop.is_set():
             await asyncio.to_thread(self.look)
             await pause(self._clock, LOOK_S, stop)

@@ -14,6 +14,7 @@ from shared.clock import Clock
 from shared.errors import NotFound, VolunteerError
 from shared.protocol import endpoints
 from shared.protocol.accounts import VisibilityRequest
+from shared.protocol.base import Standstill
 from shared.protocol.heartbeat import Announcement, HeartbeatReply, RunBeat
 from shared.protocol.versions import VersionInfo
 from shared.sentences import Sentence, plural
@@ -25,6 +26,7 @@ from volunteer.agent.verdict_news import Verdicts
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
 from volunteer.control.events import Picture
+from volunteer.i18n.coordinator import standing_still
 from volunteer.net.api import ASK_S
 from volunteer.net.client import Client
 from volunteer.net.transfers import Transfers
@@ -36,7 +38,9 @@ TEXT_CHARS = 400  # longest shown announcement
 
 
 def merging_words(beat: RunBeat) -> str:
-    """Return when the next version comes, in words."""
+    """Return when the next version comes, or why none does, in words."""
+    if beat.standstill is not None:
+        return standing_still(beat.standstill)
     if beat.state != "running":
         return Sentence("the run is {state}", state=beat.state)
     if not beat.needs:
@@ -124,6 +128,7 @@ class RunWatcher:
                 continue
             self._beats[beat.run] = beat
             self.place.hub.emit(events.RunProgress(beat=beat, message=merging_words(beat)))
+            self._announce_standstill(beat, None if before is None else before.standstill)
             if before is None or before.version < beat.version:
                 self.place.life.notify()
             if before is None or (before.version, before.loss) != (beat.version, beat.loss):
@@ -132,6 +137,16 @@ class RunWatcher:
                 self._due_listing = True  # its progress has changed too
         if self._due_runs or self._due_listing:
             self._due.set()
+
+    def _announce_standstill(self, beat: RunBeat, before: Standstill | None) -> None:
+        """Announce the cause of a standstill when it begins or changes, and its end."""
+        standstill = beat.standstill
+        if standstill is None and before is not None and beat.state == "running":
+            self.notice(Sentence("{run} goes on", run=beat.run))
+        if standstill is not None and (before is None or before.cause != standstill.cause):
+            why = standing_still(standstill)
+            sentence = Sentence("{run} does not go on: {why}", run=beat.run, why=why)
+            self.notice(sentence, "warning")
 
     def request_balance(self) -> None:
         """Request the balance soon: it has changed."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shared.protocol.base import Reason
+from shared.protocol.base import Cause, Reason, Standstill
 from shared.protocol.contributions import Verdict
 from shared.sentences import Sentence, of
+from shared.text import printable
 from volunteer.i18n.catalogue import N_
 
 REFUSED = {
@@ -67,6 +68,21 @@ VERDICTS = {
     Reason.CANCELLED: N_("its task was taken back: nothing is counted against you"),
     Reason.EXPERIENCE: N_("some of its games or answers are not valid"),
 }
+STANDSTILLS = {
+    Cause.PAUSED: N_('paused by its organiser ("{words}")'),
+    Cause.AT_FAULT: N_('it paused itself ("{words}")'),
+    Cause.NO_SERVER: N_("its server does not run"),
+    Cause.CLOSED: N_('the coordinator takes nothing in ("{words}")'),
+    Cause.MERGE_FAILS: N_("the merge of its next version fails"),
+    Cause.FAILING: N_('its tasks fail on every machine ("{words}")'),
+    Cause.REFUSED: N_('its work is refused ("{words}")'),
+    Cause.NOTHING_TEACHES: N_("nothing that its machines make can be learnt from"),
+    Cause.NO_FIT: N_('no machine here fits ("{words}")'),
+    Cause.NOBODY: N_("nobody is here"),
+    Cause.PROOF: N_('work waits for its proof ("{words}")'),
+    Cause.MERGE_DUE: N_("a merge is due and does not begin"),
+    Cause.STALLED: N_('no new version ("{words}")'),
+}
 SAYS = N_('coordinator: "{words}"')  # sentence for an error without a code
 
 
@@ -78,6 +94,11 @@ def refused(code: str, words: str) -> str:
 def idle(reason: str, words: str) -> str:
     """Return the sentence for a reason without a task, or the coordinator's words."""
     return _by_code(IDLE, reason, words)
+
+
+def standing_still(standstill: Standstill) -> str:
+    """Return the sentence for the cause of a run's standstill, or the coordinator's words."""
+    return _by_code(STANDSTILLS, standstill.cause, printable(standstill.message, 400))
 
 
 def judged(verdict: Verdict) -> str:

@@ -14,6 +14,7 @@ from volunteer.control.event_sentences import OPEN_ENDED, START, YOU
 from volunteer.control.events import BenchmarkProgress
 from volunteer.control.status import PauseStatus, TaskStatus
 from volunteer.i18n.catalogue import ENGLISH, N_, _, current, ngettext, shown
+from volunteer.i18n.coordinator import standing_still
 from volunteer.i18n.formats import size
 from volunteer.tui.run_estimate import STATES
 from volunteer.tui.text import UNICODE, Glyphs, countdown, fit, soon
@@ -176,8 +177,12 @@ def connection(view: AgentView, now: float, glyphs: Glyphs) -> Activity:
 
 
 def merging(view: AgentView, run: str, now: float) -> str:
-    """Return when the next version is made: "next version in 2 contributions or 3:12"."""
+    """Return when the next version is made: "next version in 2 contributions or 3:12"; or why none
+    is.
+    """
     beat = view.beat(run)
+    if beat is not None and beat.standstill is not None:
+        return shown(standing_still(beat.standstill))
     if beat is not None and beat.state != "running":
         return _("the run is {state}", state=_(STATES[beat.state]))
     when = next_merge(view, run, now)
@@ -185,10 +190,16 @@ def merging(view: AgentView, run: str, now: float) -> str:
 
 
 def next_merge(view: AgentView, run: str, now: float) -> str:
-    """Return when a run is merged next: "in 2 contributions or 3:12"; empty if unknown."""
+    """Return when a run is merged next: "in 2 contributions or 3:12"; or why it is not; empty if
+    unknown.
+    """
     beat = view.beat(run)
+    if beat is not None and beat.standstill is not None:
+        return shown(standing_still(beat.standstill))
     if beat is None:
         info = view.info(run)
+        if info is not None and info.standstill is not None:
+            return shown(standing_still(info.standstill))
         # The coordinator's own words, which are not translated.
         english = info is not None and current().language == ENGLISH
         return info.merging.removeprefix("merging ") if info and english else ""

@@ -323,7 +323,7 @@ _MACHINE = (
     ),
     _gauge(
         "disk_free_bytes",
-        "Free bytes of the data directory.",
+        "Free bytes on the fuller disk of data directory and blobs.",
         lambda s: s.coordinator.space.free_bytes(),
     ),
     _gauge(

@@ -87,7 +87,10 @@ async def test_a_page_and_its_events_say_what_run_show_prints(tmp_path: Path) ->
         name = await merged(home, ROUNDS, FILE)
         await home.coordinator.db.write(lasted)
         token = str(home.coordinator.settings.admin_token_file)
-        async with served(home) as url, httpx.AsyncClient(base_url=url, timeout=20) as client:
+        async with (
+            served(home, ticking=False) as url,
+            httpx.AsyncClient(base_url=url, timeout=20) as client,
+        ):
             page = Page((await client.get(f"/runs/{name}")).text)
             live = await first_event(client, f"/runs/{name}/events")
             where = ("--server", url, "--token-file", token)
@@ -114,13 +117,14 @@ async def test_a_page_and_its_events_say_what_run_show_prints(tmp_path: Path) ->
     for term, said in of_a_run(info):
         assert page.terms[term] == said
 
+    assert info["standstill"] is None
     merging = info["merging"].partition(" or ")[0]
     assert f"Done {whole_percent(info['progress'])} % {merging}" in page.words
     said_live = {
         "state": info["state"], "version": str(info["version"]), "loss": loss,
         "workers": str(info["workers"]), "accepted": f"{good:,}",
         "items": templates.amount(info["tokens"]), "device": templates.hours(checks["work_s"]),
-        "merging": merging, "progress": str(whole_percent(info["progress"])),
+        "merging": merging, "standstill": "", "progress": str(whole_percent(info["progress"])),
     }  # fmt: skip
     assert live == said_live
 

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from shared.protocol import endpoints
+from shared.protocol.base import Cause, Standstill
 from shared.protocol.endpoint import Endpoint
 from shared.protocol.heartbeat import HeartbeatReply, RunBeat
 from tests.support.virtual_clock import VirtualClock
 from tests.support.workplaces import workplace
-from volunteer.agent.run_watcher import FOLLOWED_MAX, GAP_S, LISTING_S, RunWatcher
+from volunteer.agent.run_watcher import FOLLOWED_MAX, GAP_S, LISTING_S, RunWatcher, merging_words
 
 HEARTBEAT_S = 30.0
 
@@ -91,3 +92,34 @@ async def test_the_end_of_a_run_asks_for_its_last_version() -> None:
     ended = msgspec.structs.replace(beat(1), runs=())
     at = await listings([beat(1), beat(1), ended, ended])
     assert [int(later // HEARTBEAT_S) for later in at] == [0, 2]
+
+
+async def test_the_cause_of_a_standstill_is_told_when_it_changes_and_when_it_ends() -> None:
+    clock, notices = VirtualClock(), list[str]()
+    memory = SimpleNamespace(memory=SimpleNamespace(show_name=None, read=()))
+    hub: Any = SimpleNamespace(
+        emit=lambda event: None,
+        status=SimpleNamespace(runs=(), announcements=()),
+        notice=lambda message, level="info": notices.append(f"{level}: {message}"),
+    )
+    judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
+    place = workplace(clock, store={"home": memory}, hub=hub)
+    watcher = RunWatcher(place=place, verdicts=judge)
+    for cause, message in (
+        (None, ""),
+        (Cause.NOBODY, "nobody is here, the last machine was seen 30 s ago"),
+        (Cause.NOBODY, "nobody is here, the last machine was seen 1:00 min ago"),
+        (Cause.FAILING, "its last 3 tasks failed, on 2 machines: bad rate"),
+        (None, ""),
+        (None, ""),
+    ):
+        still = None if cause is None else Standstill(cause=cause, message=message)
+        (run,) = beat(1).runs
+        run = msgspec.structs.replace(run, standstill=still)
+        watcher.heard(msgspec.structs.replace(beat(1), runs=(run,)))
+        assert merging_words(run) == (message or "next version after 1 more contribution")
+    assert notices == [
+        "warning: tiny does not go on: nobody is here, the last machine was seen 30 s ago",
+        "warning: tiny does not go on: its last 3 tasks failed, on 2 machines: bad rate",
+        "info: tiny goes on",
+    ]
