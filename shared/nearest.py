@@ -9,6 +9,8 @@ from shared.text import SHOWN_CHARS_MAX
 
 ALIKE = 0.7  # least share of letters in common, in the same order, of two similar names
 SLIP_LETTERS = 2  # largest difference in length of two similar names
+LISTED_MAX = 16  # most names that are all listed
+CLOSE = 4  # names that are listed of more
 BEGUN_LETTERS = 3  # shortest beginning of a name that is completed
 
 
@@ -33,4 +35,9 @@ def hint(word: object, choices: Iterable[str]) -> Sentence:
     names = list(choices)
     if near := nearest(word, names):
         return Sentence('did you mean "{name}"?', name=near)
+    if len(names) > LISTED_MAX:
+        from difflib import get_close_matches
+
+        close = get_close_matches(str(word)[:SHOWN_CHARS_MAX].lower(), names, CLOSE, cutoff=0.0)
+        return Sentence("the nearest of {count}: {names}", count=len(names), names=", ".join(close))
     return Sentence("known: {names}", names=", ".join(names) or Sentence("none"))

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import sys
 
-from shared.programs.standard_streams import make_usable
-from volunteer.cli import exit_codes
+from shared.programs.interrupts import end_quietly
 
 
 def main() -> None:
     """Run the command line, and end the process with its exit code."""
+    end_quietly()
+    from shared.programs.standard_streams import make_usable
+    from volunteer.cli import exit_codes
+
     make_usable()
     if sys.argv[1:]:
         from volunteer.cli.main import run_command

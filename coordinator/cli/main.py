@@ -20,6 +20,7 @@ from coordinator.cli import (
     tasks,
 )
 from shared.errors import BadRequest, VolunteerError, of_system
+from shared.programs.interrupts import raise_again
 from shared.programs.standard_streams import make_usable
 from shared.text import error_line
 
@@ -50,6 +51,7 @@ def main() -> None:
     """
     make_usable()
     try:
+        raise_again()
         result = app(sys.argv[1:], exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except CycloptsError as error:
@@ -60,6 +62,7 @@ def main() -> None:
     except VolunteerError as error:
         _fail(error.message, error.exit_code)
     except KeyboardInterrupt:
+        sys.stdout.flush()
         sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -150,7 +150,7 @@ def program(name: str) -> list[str]:
     script = Path(sys.executable).with_name(name)
     if script.exists():
         return [str(script)]
-    module = {"volunteer": "volunteer.__main__"}.get(name, "coordinator.cli.main")
+    module = {"volunteer": "volunteer.__main__"}.get(name, "coordinator.entry_point")
     return [sys.executable, "-c", f"from {module} import main; main()"]
 
 

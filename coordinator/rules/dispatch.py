@@ -238,7 +238,7 @@ class _Batch:
                 if found is not None:
                     self._note(share, waiter, found)
                     return found
-        return _taken(free, waiter, self._placement.left)
+        return _taken(free, waiter, self._placement.left, mine)
 
     def _note(self, share: _Share, waiter: Waiter, found: Assignment) -> None:
         self._by_volunteer[waiter.volunteer_id] += 1
@@ -293,7 +293,8 @@ class _Batch:
         return Refusal(reason=Reason.NO_FIT, message=f"no run needs this device: {why}")
 
 
-def _taken(free: Sequence[_Share], waiter: Waiter, left: Container[int]) -> Refusal:
+def _taken(free: Sequence[_Share], waiter: Waiter, left: Container[int], mine: int) -> Refusal:
+    """Return why no task is left for a device, which holds `mine` itself."""
     for share in free:
         task = next((task for task in share.todo if task.id in left), None)
         if task is not None and does(waiter, task.beside):
@@ -309,6 +310,11 @@ def _taken(free: Sequence[_Share], waiter: Waiter, left: Container[int]) -> Refu
     if all(share.ended for share in free):
         return Refusal(
             reason=Reason.MERGING, message="every pass is done; the last results are being merged"
+        )
+    if mine and all(share.open <= mine for share in free):
+        return Refusal(
+            reason=Reason.ALL_TAKEN,
+            message=f"every task of this pass is being done, the last by {waiter.device} itself",
         )
     return Refusal(
         reason=Reason.ALL_TAKEN, message="every task of this pass is being done by others"

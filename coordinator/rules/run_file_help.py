@@ -40,7 +40,7 @@ WORDS = {
     "max_steps": "[stop] versions or tokens",
     "total_steps": "[stop] versions or tokens",
     "max_tokens": "[stop] tokens",
-    "steps": "[task] local_steps",
+    "steps": "[task] local_steps for one task, [stop] versions or tokens for the run",
     "inner_steps": "[task] local_steps",
     "local_epochs": "[task] local_steps",
     "batch": "[task] batch_size",
@@ -80,6 +80,22 @@ WORDS = {
     "save_steps": "[retention] every",
     "checkpoint_every": "[retention] every",
 }
+# Words that mean something else in one table.
+WORDS_OF_TABLES = {
+    "[stop]": {
+        "steps": "[stop] versions or tokens",
+        "samples": "[stop] passes or tokens",
+        "time": "[stop] date",
+        "hours": "[stop] date",
+        "minutes": "[stop] date",
+        "duration": "[stop] date",
+    },
+    "[task]": {"steps": "[task] local_steps", "timeout": "[task] lease_floor_seconds"},
+    "[plan]": {"steps": "[task] local_steps", "type": "[plan] preset"},
+    "[serve]": {"max_tokens": "[[serve.tiers]] tokens"},
+}
+_SPELLED = re.compile(r"[^=]*=\s*(True|False|TRUE|FALSE|yes|no|on|off|None|null)\s*(#.*)?")
+_UNQUOTED = re.compile(r"[^=]*=\s*([A-Za-z][\w ./-]*?)\s*(#.*)?")
 _MODEL = ("block_size", "n_layer", "n_head", "n_embd", "dropout")  # keys of the workload gpt
 _UNKNOWN = re.compile(
     r'unknown key "(?P<key>[^"]+)" in (?P<place>\[[\w.]+\]|the run file): (?P<hint>.*)', re.DOTALL
@@ -92,8 +108,7 @@ def explained(text: str, complaint: str) -> str:
     if not text.strip():
         return "the run file is empty: `coordinator run create --list` has some to begin with"
     if toml := _TOML.fullmatch(complaint):
-        what = toml["what"].replace("Cannot overwrite a value", "a key is given twice")
-        return f"line {toml['line']}: {what}"
+        return f"line {toml['line']}: {_no_toml(text, int(toml['line']), toml['what'])}"
     if found := _UNKNOWN.fullmatch(complaint):
         known = f'unknown key "{found["key"]}" in {found["place"]}'
         complaint = f"{known}: {_better(found['key'], found['place'], found['hint'])}"
@@ -103,11 +118,26 @@ def explained(text: str, complaint: str) -> str:
     return f"line {line}: {complaint}" if line else complaint
 
 
+def _no_toml(text: str, number: int, complaint: str) -> str:
+    """Return why a line is not TOML: the form of another language, or the parser's complaint."""
+    line = text.splitlines()[number - 1].strip()
+    if text.lstrip("\ufeff \t\r\n").startswith("{"):
+        return "this is JSON, and a run file is TOML: key = value, and tables such as [task]"
+    if re.match(r"(---|[\w-]+:(\s|$)|- )", line):
+        return "this is YAML, and a run file is TOML: key = value, and tables such as [task]"
+    if word := _SPELLED.fullmatch(line):
+        return f"{word[1]} is written true or false in TOML, in small letters"
+    if word := _UNQUOTED.fullmatch(line):
+        return f'a text stands in quotes: "{word[1]}"'
+    return complaint.replace("Cannot overwrite a value", "a key is given twice")
+
+
 def _better(key: str, place: str, hint: str) -> str:
     """Return a better hint for an unknown key than the nearest name in its table, if any."""
     homes = [table for table, keys in _tables().items() if key in keys and table != place]
-    if key.lower() in WORDS:
-        return f"here it is {WORDS[key.lower()]}"
+    words = WORDS | WORDS_OF_TABLES.get(place, {})
+    if key.lower() in words:
+        return f"here it is {words[key.lower()]}"
     if homes:
         return f"it belongs in {' or '.join(homes)}"
     if hint.startswith("did you mean"):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
     from coordinator.storage.blobs import BlobStore
     from shared.clock import Clock
 
+STOPPED_S = 0.5  # interval at which a waiting thread looks whether its build was stopped
 ANNOUNCED_S = 600.0  # interval of announcing the chunks of a long build again
 Build = Callable[[Callable[[bytes], str]], DatasetManifest]
 # Receives the progress of a build for the waiting command.
@@ -58,6 +62,36 @@ class _ChunkStore:
         return sha256
 
 
+class _Bridge:
+    """Stores the chunks of a thread by the event loop; once a build is stopped, none more."""
+
+    def __init__(self, chunks: _ChunkStore) -> None:
+        self._chunks, self._loop = chunks, asyncio.get_running_loop()
+        self.stopped = threading.Event()
+        self._tasks = set[asyncio.Task[None]]()
+
+    def put(self, data: bytes) -> str:
+        """Store a chunk and return its SHA-256. Raises CancelledError once the build is stopped."""
+        stored: Future[str] = Future()
+        # The loop makes the coroutine: one that it never ran would warn at the end of the process.
+        self._loop.call_soon_threadsafe(self._begin, data, stored)
+        while not self.stopped.is_set():
+            with contextlib.suppress(TimeoutError):
+                return stored.result(STOPPED_S)
+        raise CancelledError
+
+    def _begin(self, data: bytes, stored: Future[str]) -> None:
+        task = self._loop.create_task(self._store(data, stored))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _store(self, data: bytes, stored: Future[str]) -> None:
+        try:
+            stored.set_result(await self._chunks.put(data))
+        except BaseException as error:
+            stored.set_exception(error)
+
+
 class Datasets(PlatformService):
     """Adds datasets and decides which blobs a volunteer may fetch."""
 
@@ -66,14 +100,12 @@ class Datasets(PlatformService):
 
         The sentences in `skipped` are stored for the listing. Raises InvalidRunFile, Conflict.
         """
-        loop = asyncio.get_running_loop()
-
-        chunks = _ChunkStore(self._blobs, self._db, self._clock)
-
-        def put(data: bytes) -> str:
-            return asyncio.run_coroutine_threadsafe(chunks.put(data), loop).result()
-
-        manifest = await loop.run_in_executor(self._threads, build, put)
+        bridge = _Bridge(_ChunkStore(self._blobs, self._db, self._clock))
+        try:
+            loop = asyncio.get_running_loop()
+            manifest = await loop.run_in_executor(self._threads, build, bridge.put)
+        finally:
+            bridge.stopped.set()
         if not manifest.chunks and manifest.kind != SUITE:
             raise InvalidRunFile(
                 f'the dataset "{manifest.name}" is empty: nothing was left to train on'

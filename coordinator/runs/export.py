@@ -219,6 +219,8 @@ def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:
     (to / "metrics.jsonl").write_text(
         "".join(f"{line}\n" for line in _metrics(source)), encoding="utf-8"
     )
+    if model.tensors:  # safetensors makes its file for the owner alone
+        shutil.copymode(to / "metrics.jsonl", to / "model.safetensors")
     (to / "LICENSE.txt").write_text(_licence(source, about), encoding="utf-8")
     if files.picture:
         shutil.copyfile(files.picture, to / PICTURE)

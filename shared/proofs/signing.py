@@ -124,6 +124,11 @@ def fingerprint(public_key: bytes) -> str:
     return "-".join(letters[start : start + 4] for start in range(0, len(letters), 4))
 
 
+def is_whole(typed: str) -> bool:
+    """Return True if a typed fingerprint has all its characters."""
+    return len("".join(typed.split()).replace("-", "")) == _FINGERPRINT_BYTES * 8 // 5
+
+
 def fits(public_key: bytes, expected: str) -> bool:
     """Return True if `expected` is the key's fingerprint, however typed (case, spaces, hyphens)."""
     typed = "".join(expected.split()).replace("-", "").lower()

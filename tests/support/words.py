@@ -23,13 +23,13 @@ SHARED = [
     ROOT / "shared" / f"{name}.py"
     for name in (
         "errors",
-        "links",
-        "signing",
+        "network/links",
+        "proofs/signing",
         "nearest",
         "settings",
         "decoding",
-        "disk_writes",
-        "usage_errors",
+        "files/disk_writes",
+        "programs/usage_errors",
         "workloads/base",
         "workloads/declaration",
     )

@@ -15,14 +15,16 @@ from shared.clock import Clock
 from shared.errors import (
     BadRequest,
     BadSignature,
+    Configuration,
     InvalidName,
     Unauthorized,
     Unreachable,
     UpgradeRequired,
+    VolunteerError,
 )
 from shared.network.links import JoinLink, is_loopback
 from shared.proofs.proof_of_work import likely_done, solve
-from shared.proofs.signing import fits
+from shared.proofs.signing import fits, is_whole
 from shared.protocol import endpoints
 from shared.protocol.accounts import RegisterReply, RegisterRequest, ServerInfo
 from shared.protocol.limits import PROTOCOL
@@ -95,6 +97,16 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = 0.0) -> Se
         if is_loopback(address.host):
             raise Unreachable(nobody_at(link.url)) from error
         raise
+    except VolunteerError as error:
+        if type(error) is not VolunteerError:
+            raise
+        raise Configuration(
+            Sentence(
+                "no coordinator answers at {url} ({error}): is the address that of your link?",
+                url=link.url,
+                error=error.message,
+            )
+        ) from error
     finally:
         await client.close()
     check_server(server)
@@ -106,6 +118,13 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = 0.0) -> Se
         )
         raise BadSignature(sentence) from error
     if link.fingerprint and not fits(key, link.fingerprint):
+        if not is_whole(link.fingerprint):
+            raise BadRequest(
+                Sentence(
+                    'the part "{name}" of the join link is damaged; copy the link whole',
+                    name="key",
+                )
+            )
         raise BadSignature(
             Sentence(
                 "another coordinator answers here than your link names: ask your organiser "

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shared.errors import BadRequest, VolunteerError, of_system
 from shared.programs.command_hints import completed, options
+from shared.programs.interrupts import end_quietly, raise_again
 from shared.sentences import Sentence
 from shared.text import error_line
 from volunteer.i18n.catalogue import _, pgettext, shown
@@ -28,6 +29,7 @@ _as_json = False  # format of printed errors
 def exit_code(command: Callable[[], object]) -> int:
     """Run a command and print its errors; return the exit code, 0 for any result but a number."""
     try:
+        raise_again()
         result = command()
     except VolunteerError as error:
         return say(shown(error.message), error.exit_code)
@@ -101,6 +103,7 @@ def remark(sentence: str) -> None:
 
 def end(code: int) -> NoReturn:
     """End the process at once: leaving Python while a thread trains in torch aborts (measured)."""
+    end_quietly()
     flushing = threading.Thread(target=_flush, daemon=True)
     flushing.start()
     flushing.join(FLUSH_S)  # a full pipe without a reader would block for ever

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Parameter
+from cyclopts.validators import Number
 
 from shared.errors import VolunteerError
 from shared.sentences import Sentence
@@ -61,7 +62,8 @@ def start(
         tuple[str, ...] | None, Parameter(help="Help only this run; may be repeated.", negative="")
     ] = None,
     max_tasks: Annotated[
-        int | None, Parameter(help="Exit after this many submitted tasks.")
+        int | None,
+        Parameter(help="Exit after this many submitted tasks.", validator=Number(gte=1)),
     ] = None,
     paused: Annotated[bool, Parameter(help="Start paused.", negative="")] = False,
     ascii: Annotated[

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from msgspec import Struct
 
     from shared.protocol.endpoint import Endpoint
-    from shared.protocol.inference import ImageReply, KeyInfo, ModelCard, Usage, UsageRow
+    from shared.protocol.inference import (
+        ImageReply,
+        KeyInfo,
+        ModelCard,
+        Usage,
+        UsageRow,
+    )
     from volunteer.net.api import Api
 
 T = TypeVar("T")
@@ -79,6 +85,8 @@ def create(
     from shared.protocol.endpoints import KEY_CREATE
     from shared.protocol.inference import KeyRequest
     from shared.text import MICRO
+    from volunteer.cli.start import identity_of
+    from volunteer.settings.settings import directories
 
     request = KeyRequest(
         name=name,
@@ -86,12 +94,14 @@ def create(
         expires_at=None if days is None else time.time() + days * DAY_S,
         runs=run,
     )
+
     # not retried, because a retry could make a second key
     key = call_account(profile, KEY_CREATE, body=request, patience_s=0)
     if json:
         return print_json(key)
     print(key.key)
-    remark(_("keep this key: it is not shown again"))
+    address = f"{identity_of(directories(profile=profile)).url}/v1"
+    remark(_("keep this key: it is not shown again; programs ask {address}", address=address))
     return 0
 
 

@@ -517,6 +517,10 @@ async def _followed(
     raise errors.Unreachable(Sentence("{host} redirects without end", host=host))
 
 
+# OpenSSL's names for a peer that answers a handshake with plain HTTP
+PLAIN_HTTP = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
+
+
 def _timeout(read_s: float) -> httpx.Timeout:
     return httpx.Timeout(read_s, connect=CONNECT_S, write=min(read_s, WRITE_S), pool=None)
 
@@ -555,6 +559,14 @@ def _unreachable(error: Exception, address: Address, proxy: str) -> VolunteerErr
                     "complete link of your organiser, which names the certificate",
                     host=address.host,
                     problem=cause.verify_message,
+                )
+            )
+        if isinstance(cause, ssl.SSLError) and cause.reason in PLAIN_HTTP:
+            kind = errors.Unreachable if address.public_key else errors.Configuration
+            return kind(
+                Sentence(
+                    "{host} answers without TLS: a link to it begins with http://, not https://",
+                    host=address.host,
                 )
             )
         cause = cause.__cause__ or cause.__context__

@@ -278,6 +278,10 @@ class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         return read_table(raw, cls, "[task.options]")
 
+    def __post_init__(self) -> None:
+        if self.window_min > self.window:
+            raise InvalidRunFile("[task.options] window_min must not be above window")
+
 
 def answer_seed(task_seed: int, problem: int, sample: int) -> int:
     """Return the seed of one answer of a task."""

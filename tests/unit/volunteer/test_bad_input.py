@@ -18,7 +18,14 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from shared.errors import Configuration, StorageFull, Unreachable, UpgradeRequired
+from shared.clock import SystemClock
+from shared.errors import (
+    Configuration,
+    StorageFull,
+    Unreachable,
+    UpgradeRequired,
+    VolunteerError,
+)
 from shared.network.links import parse_link
 from shared.protocol import endpoints
 from shared.protocol.accounts import ServerInfo
@@ -246,3 +253,44 @@ def test_only_a_lost_device_counts_as_one() -> None:
     assert device_lost(RuntimeError("CUDA error: GPU is lost"))
     assert not device_lost(RuntimeError("expected scalar type Float"))
     assert not device_lost(ValueError("no CUDA-capable device"))
+
+
+def other_server(status: int, body: bytes) -> Any:
+    """A way to connect to a web server that is no coordinator."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, stream=httpx.ByteStream(body))
+
+    return lambda address, token: Client(
+        address, clock=VirtualClock(), token=token, transport=httpx.MockTransport(answer)
+    )
+
+
+async def test_another_web_server_is_no_coordinator() -> None:
+    link = parse_link("http://127.0.0.1:22118/join")
+    with pytest.raises(Configuration, match=r"no coordinator answers at http://127.0.0.1:22118"):
+        await probe(link, other_server(404, b"<html>File not found</html>"))
+
+
+async def test_a_key_that_was_cut_is_damaged_and_names_no_other_coordinator() -> None:
+    whole = SERVER.fingerprint
+    other = whole.replace(whole[0], "b" if whole[0] == "a" else "a")
+    for key, sentence in ((whole[:-2], "is damaged; copy the link whole"), (other, "another")):
+        link = parse_link(f"http://127.0.0.1:22118/join#key={key}")
+        with pytest.raises(VolunteerError, match=sentence):
+            async with answering(SERVER) as connect:
+                await probe(link, connect)
+
+
+async def test_a_coordinator_without_tls_is_named_where_the_link_says_https() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        link = parse_link(f"https://127.0.0.1:{port}/join")
+        with pytest.raises(Configuration, match="without TLS: a link to it begins with http://"):
+            await probe(link, lambda a, t: Client(a, clock=SystemClock(), token=t))

@@ -82,6 +82,14 @@ def test_who_gets_nothing_reads_why(
     assert (refusal.reason, refusal.message) == (reason, message)
 
 
+def test_the_last_task_is_not_said_to_be_with_others_when_it_is_here() -> None:
+    runs = [run_of(cursor=1000, endless=True)]
+    here = Holding(worker_id=waiter().worker_id, device="cpu", volunteer_id="1", count=1)
+    load = [Load(run_id=1, open=1, price_micro=0)]
+    refusal = ask([waiter()], runs, loads=load, holdings=[here]).refusals[0]
+    assert refusal.message == "every task of this pass is being done, the last by cpu itself"
+
+
 def test_who_got_less_lately_comes_first_whoever_holds_what() -> None:
     runs = [run_of(1, samples_total=10**6, lately=5e10), run_of(2, samples_total=10**6)]
     held = [Load(run_id=2, open=1, price_micro=1000)]

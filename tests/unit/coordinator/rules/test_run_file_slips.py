@@ -24,6 +24,13 @@ SLIPS = [
     # what stands in the file, and what the message has to say
     (GOOD + "[stop]\nepochs = 3\n", "line 11", "[stop] passes"),
     (GOOD + "[stop]\nmax_steps = 300\n", "line 11", "[stop] versions"),
+    (GOOD + "[stop]\nsteps = 1000\n", "line 11", "[stop] versions or tokens"),
+    (GOOD + "[stop]\nhours = 2\n", "line 11", "[stop] date"),
+    (GOOD + "[evaluation]\ngate = True\n", "line 11", "true or false in TOML, in small letters"),
+    (GOOD + "[evaluation]\ngate = yes\n", "line 11", "true or false"),
+    (GOOD.replace('"corpus"', "my corpus"), "line 3", 'in quotes: "my corpus"'),
+    ('{"name": "mine", "workload": "gpt"}', "line 1", "this is JSON"),
+    ("name: mine\nworkload: gpt\ntask:\n  local_steps: 3\n", "line 1", "this is YAML"),
     (GOOD + "[evaluation]\neval_every = 3\n", "line 11", "[evaluation] every"),
     (GOOD + "[retention]\nkeep_every = 3\n", "line 11", "every"),
     (GOOD + "[optimizer]\nname = 'adam'\n", "line 10", "belongs in [train]"),

@@ -12,7 +12,7 @@ from volunteer.cli.main import run_command
     [
         (["benchmrk"], 'there is no command "benchmrk": did you mean "benchmark"?'),
         (["--language", "de", "status"], '"status" comes first, and its options after it'),
-        (["xyz", "run"], 'there is no command "xyz": known: benchmark, '),
+        (["xyz", "run"], 'there is no command "xyz": the nearest of '),
         (["--no-iu"], "there is no option --no-iu: did you mean --no-ui?"),
         (["usage", "--nothing"], "no option --nothing here; see `volunteer usage --help`"),
         (["key", "revok"], 'there is no command "revok": did you mean "revoke"?'),

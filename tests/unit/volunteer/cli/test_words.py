@@ -50,7 +50,8 @@ from volunteer.settings.settings import TABLE, directories
 # Commands, options, lists of names, and what a model or an organiser wrote.
 OTHERS = re.compile(
     r"^volunteer: |volunteer join '[^']*'|`[^`]*`|--[a-z-]+(?: NAME| VALUE)?|NAME=VALUE|"
-    r"(?:benchmark|create), [a-z, ]+|(?:schedule|play|gpt|pause|work|easy|mon), [a-z_, -]+|"
+    r"(?:benchmark|create), [a-z, ]+|"
+    r"(?:schedule|play|gpt|pause|work|easy|mon|key|threads|workloads), [a-z_, -]+|"
     r'"[^"]*", "[^"]*"|once upon a time|Little Lab'
 )
 Said = Callable[..., set[str]]

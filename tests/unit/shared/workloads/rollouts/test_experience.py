@@ -253,6 +253,14 @@ def test_problems_whose_answer_only_a_search_finds_have_no_warm_start() -> None:
         plan(model, tiny.WORKLOAD.options({"warm_steps": 10}))
 
 
+def test_a_warm_start_on_problems_that_cannot_be_drawn_is_refused_at_create() -> None:
+    model = tiny.WORKLOAD.config({"problems": "sorting", "size": 4}, None)
+    with pytest.raises(InvalidRunFile, match=r"\[task.options\] warm_size: the size of sorting"):
+        tiny.WORKLOAD.experience.plan(model, tiny.WORKLOAD.options({"warm_size": 2}))
+    with pytest.raises(InvalidRunFile, match="window_min must not be above window"):
+        tiny.WORKLOAD.options({"window": 32, "window_min": 64})
+
+
 def test_a_warm_start_ends_slowly_and_leaves_no_state_to_the_learners(tmp_path: Path) -> None:
     task = tiny.job("learn", 20, options={"warm_lr": 1e-3, "warm_size": 3})
     work = tiny.WORKLOAD.begin(task, tiny.lively(), tiny.Window(tmp_path), "cpu", None)

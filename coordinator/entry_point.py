@@ -1,0 +1,25 @@
+"""Entry point of `coordinator`."""
+
+from __future__ import annotations
+
+import os
+
+from shared.programs.interrupts import end_quietly
+
+
+def main() -> None:
+    """Run the command line, and end the process with its exit code; after Ctrl-C at once, without
+    the threads that still build a dataset.
+    """
+    end_quietly()
+    from coordinator.cli.main import INTERRUPTED
+    from coordinator.cli.main import main as command_line
+
+    try:
+        command_line()
+    except SystemExit as ending:
+        if ending.code == INTERRUPTED:
+            os._exit(INTERRUPTED)
+        raise
+    finally:
+        end_quietly()
