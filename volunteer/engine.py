@@ -42,8 +42,6 @@ from volunteer.net.weights import Weights
 from volunteer.settings import settings as config
 from volunteer.settings.settings import Directories, LoadedSettings, Settings
 from volunteer.storage.blob_cache import Cache
-from volunteer.storage.carried import Residuals
-from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
 from volunteer.storage.receipts import ReceiptBook
@@ -228,15 +226,12 @@ class Engine:
             transfers=transfers,
             weights=Weights(transfers, cache, self._hub.notice),
         )
-        outbox = Outbox(home.outbox, lambda message: self._hub.notice(message, "warning"))
         store = Store(
             home=home,
             cache=cache,
-            outbox=outbox,
+            outbox=Outbox(home.outbox, lambda message: self._hub.notice(message, "warning")),
             leases=Leases(home.tasks),
-            residuals=Residuals(home.inner, self._hub.notice),
             receipts=ReceiptBook(home.receipts),
-            evidence=EvidenceFiles(home.evidence, outbox.__contains__),
         )
         timing = Timing(clock=world.clock, rng=world.rng)
         return Agent(remote, store, settings, self._hub, self._machine(loaded), timing)

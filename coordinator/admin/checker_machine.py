@@ -23,7 +23,6 @@ from coordinator.compute import Compute
 from coordinator.rules.checks import HOLD_S, ComputeDevice
 from shared.errors import (
     Conflict,
-    InvalidFrame,
     NotFound,
     Unavailable,
     Unreachable,
@@ -229,9 +228,6 @@ class Checker:
         work = redo, task.case, files, data, self._device, tell
         try:
             redone, seconds = await self._compute.timed(*work)
-        # a fault of the revealed files: all other files were checked
-        except (NotFound, InvalidFrame) as error:
-            return CheckerOutcome(unusable=error.message)
         except Unavailable as error:
             return self._given_back(error, failed=not ended.is_set())
         except Exception as error:  # probably a fault of the device

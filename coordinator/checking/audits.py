@@ -43,10 +43,8 @@ from shared.errors import NotFound, VolunteerError
 from shared.protocol.base import Reason
 from shared.protocol.limits import AUDIT_BYTES
 from shared.tensors import quantize, sketch
-from shared.tensors.update import opened
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from sqlalchemy import Connection
@@ -72,7 +70,7 @@ class Audits(PlatformService):
         self._draws = draws
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Open audits of recomputes that wait with their evidence, until `stop` is set."""
+        """Open audits of waiting recomputes, until `stop` is set."""
         watch = self._signals.watch("recomputes")
         while not stop.is_set():
             await self.open()
@@ -91,13 +89,12 @@ class Audits(PlatformService):
 
     def _open(self, conn: Connection, contribution_id: int) -> bool:
         now, row = self._clock.now(), recomputes.get(conn, contribution_id, lock=True)
-        if row is None or row.state != "revealed" or row.audit_id is not None:
+        if row is None or row.state != "waiting" or row.audit_id is not None:
             return False  # another replica was faster
-        contribution = contributions.by_id(conn, contribution_id)
         whose = accounts.existing(conn, row.volunteer_id)
-        if not recomputes.follows(conn, contribution) or not audits.is_anybody(conn, whose, now):
+        if not audits.is_anybody(conn, whose, now):
             return False
-        audits.open_task(conn, row, contribution, now)
+        audits.open_task(conn, row, contributions.by_id(conn, contribution_id), now)
         return True
 
     # --- the answer ---
@@ -122,12 +119,10 @@ class Audits(PlatformService):
     async def _compared(
         self, seed: int, checked: ContributionRow, run: RunRow, sums: bytes
     ) -> Likeness | None:
-        """Compare the answered sums with the update's; return None if its files cannot be read."""
+        """Compare the answered sums with the update's; return None if its file cannot be read."""
         try:
-            said = recomputes.commitment_of(checked)
-            names = (checked.sha256, said.kept, said.residual)
-            files = [await self._blobs.local(name) if name else None for name in names]
-            own = await in_pool(_own, files, definition(run).schema, checked.codec, seed)
+            path = await self._blobs.local(checked.sha256)
+            own = await in_pool(_own, path, definition(run).schema, checked.codec, seed)
         except VolunteerError as error:
             log.warning("audit", contribution=checked.id, reason=str(error))
             return None
@@ -210,12 +205,10 @@ def _share(audit: RecomputeRow, found: Likeness) -> float:
     return bounds.share(redone, precision, comparable=True)
 
 
-def _own(files: Sequence[Path | None], schema: Schema, codec: str, seed: int) -> bytes:
-    """Return the sums of an update, read from its file and its codec's residual files."""
-    path, kept, before = files
-    assert path is not None
-    with opened(path, schema, quantize.codec(codec), kept, before) as (_, given):
-        return sketch.sums(given, schema, seed).tobytes()
+def _own(path: Path, schema: Schema, codec: str, seed: int) -> bytes:
+    """Return the sums of an update, read from its file."""
+    with quantize.codec(codec).decode(path, schema) as update:
+        return sketch.sums(update, schema, seed).tobytes()
 
 
 def _sums(path: Path) -> bytes | None:
@@ -238,7 +231,7 @@ def judge(
 
     An answer that the recompute contradicts is made up only if the recompute confirmed the worker's
     update, or if the answer agrees with that update. If all three differ, the task amplifies
-    rounding, by chance or because its state was forged.
+    rounding.
     """
     assert audit.answer_id is not None
     assert audit.sums is not None

@@ -19,8 +19,6 @@ from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
 from shared.decoding import decode
 from shared.errors import NotFound
-from shared.protocol.contributions import SubmitRequest
-from shared.tensors.quantize import EXACT_CODECS
 from shared.workloads.base import ChunkRef, DatasetManifest, seed_from
 from shared.workloads.data.local_data import LocalData
 
@@ -54,10 +52,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
             return None
         spec = lease_message.read_spec(conn, run.id)
         base = versions.get(conn, run.id, row.base_version)
-        plan = spec.plan
-        pulls = plan.pull_every if row.kind == "gradient" else 0
-        between = pulls < row.steps or (row.part and pulls % task.part_steps)
-        if task.kind not in ("train", "learn") or (pulls and between):
+        if task.kind not in ("train", "learn"):
             return None
         part = msgspec.structs.replace(  # the row starts at this part: earlier ones are split off
             task,
@@ -72,7 +67,7 @@ class Case(StoredCase, frozen=True, kw_only=True):
             chunks = order.reach(part.start, part.stop)
         return cls(
             run=run,
-            job=msgspec.structs.replace(job, halved=decode(row.report, SubmitRequest).halved),
+            job=job,
             base_sha256=base.published_sha256,
             chunks=chunks,
             device=task.device,
@@ -107,19 +102,12 @@ class Case(StoredCase, frozen=True, kw_only=True):
         about = definition(self.run)
         return about.workload.files(about.file.model)
 
-    def silent(self, row: ContributionRow) -> bool:
-        """Return True if a worker did not commit to the state or residual that it carries over."""
-        said = decode(row.report, SubmitRequest).commitment
-        keeps = row.kind == "delta" and not self.job.reset_inner
-        return (keeps and not said.left) or (row.codec not in EXACT_CODECS and not said.kept)
-
     def comparable(self, on: rules.ComputeDevice) -> bool:
         """Return True if a different result of a recompute on this device proves anything. The
         worker's device is taken from its registration, not from its report.
         """
         worker = rules.ComputeDevice(kind=rules.device_kind(self.device), model=self.model)
-        # Only the worker reports where it halved its batches, so halved work proves nothing.
-        return rules.comparable(worker, on) and not self.job.halved
+        return rules.comparable(worker, on)
 
     async def data(self, blobs: Local) -> LocalData:
         """Return the chunks and other files of the task. Raises NotFound for a deleted one."""

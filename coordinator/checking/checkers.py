@@ -39,12 +39,9 @@ class CheckerOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckerOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of a checker: figures, or why the evidence is `unusable`. A report with neither gives
-    the recompute back to other checkers.
-    """
+    """Report of a checker. Without figures it gives the recompute back to other checkers."""
 
     found: Redone | None = None
-    unusable: str = ""
     failed: bool = False
     seconds: Annotated[float, Meta(ge=0)] = 0.0
 
@@ -107,13 +104,11 @@ class Checkers(PlatformService):
         Conflict if another holds it by now, NotFound for an unknown one.
         """
         row = await self._held(contribution, hold)
-        if made.found is None and not made.unusable:
+        if made.found is None:
             await self._give_back(contribution, hold, failed=made.failed)
             return CheckerVerdict(result="", message="")
-        if row.state != "done" and made.found is None:
-            await self._recomputes.refute(row, made.unusable)
-        elif row.state != "done" and (task := await self._recomputes.prepare(row)) is not None:
-            assert made.found is not None
+        if row.state != "done":
+            task = await self._recomputes.prepare(row)
             await self._recomputes.judge(row, task.case, made.found, on, made.seconds)
         row = await self._held(contribution, hold)
         return CheckerVerdict(result=row.result, message=row.message)

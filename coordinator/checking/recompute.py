@@ -1,8 +1,6 @@
-"""Recomputes: drawn tasks done again from the exact state that their worker had.
+"""Recomputes: drawn tasks done again from published inputs alone.
 
-    drawn      with the verdict; the machine gets no other lease until it has revealed the files
-               that it committed to
-    revealed   the files have arrived: the task is recomputed in a process of its own
+    drawn      with the verdict: the task waits
     done       passed, failed or unproven (see `proof`)
 
 If a waiting recompute is much smaller than the running one, it starts at once in a second process,
@@ -29,28 +27,23 @@ from coordinator.compute import Compute
 from coordinator.database import contributions, recomputes, runs
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.ledger import escrow, payments
 from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.runs import RunRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import checks as rules
 from coordinator.rules import likeness
 from coordinator.rules.checks import ComputeDevice, Redone, Result
-from shared.errors import Unavailable, VolunteerError
-from shared.protocol.accounts import Forfeited
-from shared.protocol.contributions import Commitment
+from shared.errors import InvalidRunFile, Unavailable, VolunteerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from sqlalchemy import Connection
 
-    from coordinator.accounts.accounts import Principal
 
 Drawn = Literal["", "drawn", "never"]  # "never": no machine could do its task again
-POLL_S = 60.0  # interval of looking for overdue evidence
+POLL_S = 60.0  # interval of looking for postponed recomputes
 SENTENCE_CHARS_MAX = 500
-GIVEN_UP = "its owner gave it up"
 
 log = structlog.get_logger("checks")
 
@@ -72,7 +65,7 @@ class Recomputes(PlatformService):
         self._draws = draws
         self._choosing = asyncio.Lock()
         self._under_way: RecomputeRow | None = None
-        self._begin_at_once = False  # an ordered recompute needs no evidence
+        self._ordered = False  # a recompute was ordered and may begin after the commit
 
     def order(self, conn: Connection, row: ContributionRow, run: RunRow) -> Drawn:
         """Order the recompute of a drawn update; "never" where no machine could do it."""
@@ -83,27 +76,22 @@ class Recomputes(PlatformService):
             return "never"
         if not self._draws.drawn(conn, row, run):
             return ""
-        said = recomputes.commitment_of(row)
-        silent = case.silent(row)
-        auditable = not silent and case.comparable(ComputeDevice(kind=rules.HERE))
-        proofs = accounts.existing(conn, row.volunteer_id).proofs
-        order = DrawTerms(
-            wanted=[] if silent else sorted({*_named(said)}),
+        auditable = case.comparable(ComputeDevice(kind=rules.HERE))
+        terms = DrawTerms(
             work=case.stored(),
             flops=case.flops,
             kind=rules.device_kind(case.device),
-            due_at=self._clock.now() + rules.reveal_s(proofs),
             seed=1 + secrets.randbits(62) if auditable else 0,
         )
-        self._begin_at_once |= not order.wanted
-        recomputes.add(conn, row, order)
+        self._ordered = True
+        recomputes.add(conn, row, terms)
         accounts.count_draw(conn, row.volunteer_id)
         return "drawn"
 
     def wake(self) -> None:
-        """Start the ordered recomputes that need no evidence; called after the commit."""
-        if self._begin_at_once:
-            self._begin_at_once = False
+        """Start the ordered recomputes; called after the commit."""
+        if self._ordered:
+            self._ordered = False
             self._signals.notify("recomputes")
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -117,33 +105,8 @@ class Recomputes(PlatformService):
     async def _until(self, stop: asyncio.Event, make: Callable[[], Awaitable[bool]]) -> None:
         watch = self._signals.watch("recomputes")
         while not stop.is_set():
-            await self.expire()
             if not await make():
                 await watch.wait(POLL_S)
-
-    async def expire(self) -> int:
-        """End recomputes whose evidence did not come in time; return their number."""
-        now = self._clock.now()
-        late = await self._db.read(lambda conn: recomputes.overdue(conn, now))
-        for row in late:
-            await self._end(row, "unproven", "the files it committed to were not revealed in time")
-        return len(late)
-
-    async def forfeit(self, principal: Principal) -> Forfeited:
-        """Forfeit an account's stake because it gives up evidence; nothing is lost if none of its
-        machines is asked for any, or the organiser vouched for it.
-        """
-        who = principal.volunteer_id
-
-        def read(conn: Connection) -> tuple[list[RecomputeRow], int]:
-            stake = escrow.at_stake(conn, who) + payments.balances(conn, who).pending_micro
-            vouched = accounts.existing(conn, who).invited
-            return recomputes.asked_of(conn, who), 0 if vouched else stake
-
-        rows, stake = await self._db.read(read)
-        for row in rows:  # the first closes the others too, unless the account is vouched for
-            await self._end(row, "unproven", GIVEN_UP)
-        return Forfeited(questions=len(rows), amount_micro=stake if rows else 0)
 
     async def next(self) -> bool:
         """Make the next recompute that is not left to a checker; False when there is none."""
@@ -191,36 +154,22 @@ class Recomputes(PlatformService):
             await self._db.write(lambda conn: recomputes.postpone(conn, *waits))
         return True
 
-    async def prepare(self, row: RecomputeRow) -> RecomputeTask | None:
-        """Return the inputs of a recompute, or None if its evidence proves nothing, which ends it.
-        Raises NotFound for a run without a dataset.
-        """
+    async def prepare(self, row: RecomputeRow) -> RecomputeTask:
+        """Return the inputs of a recompute. Raises NotFound for a run without a dataset."""
 
-        def read(conn: Connection) -> tuple[ContributionRow, Case, bool]:
-            found = contributions.by_id(conn, row.contribution_id)
-            case = Case.again(conn, row.work, runs.by_id(conn, found.run_id))
-            return found, case, recomputes.follows(conn, found)
-
-        contribution, case, follows = await self._db.read(read)
-        said = recomputes.commitment_of(contribution)
-        if case.silent(contribution):
-            await self._end(
-                row, "unproven", "it did not commit to the state or the residual that it left"
+        def read(conn: Connection) -> RecomputeTask:
+            contribution = contributions.by_id(conn, row.contribution_id)
+            case = Case.again(conn, row.work, runs.by_id(conn, contribution.run_id))
+            given = SubmittedUpdate(
+                sha256=contribution.sha256, codec=contribution.codec, seed=row.seed
             )
-            return None
-        if not follows:
-            await self._end(row, "unproven", "no earlier task of this machine left its first state")
-            return None
-        given = SubmittedUpdate(
-            sha256=contribution.sha256, codec=contribution.codec, commitment=said, seed=row.seed
-        )
-        return RecomputeTask(contribution=contribution.id, case=case, given=given)
+            return RecomputeTask(contribution=contribution.id, case=case, given=given)
+
+        return await self._db.read(read)
 
     async def _make(self, row: RecomputeRow, compute: Compute) -> str:
         """Do a recompute here and judge it; return the reason if it must wait, else ""."""
         task = await self.prepare(row)
-        if task is None:
-            return ""
         case = task.case
         lacking = missing_library(case)
         if lacking is not None:
@@ -231,9 +180,9 @@ class Recomputes(PlatformService):
             found, seconds = await compute.timed(redo, case, files, data)
         except Unavailable:
             raise
-        # the files of this server were checked before, so the evidence is at fault
-        except Exception as error:
-            await self.refute(row, str(error))
+        except InvalidRunFile as error:  # the training diverges here
+            message = f"it cannot be done again: {error.message}"
+            await self._end(row, "unproven", message[:SENTENCE_CHARS_MAX])
             return ""
         await self.judge(row, case, found, ComputeDevice(kind=rules.HERE), seconds)
         return ""
@@ -249,11 +198,6 @@ class Recomputes(PlatformService):
         share = likeness.share(found, precision, comparable=case.comparable(on))
         said = _sentence(result, found, case.device, on)
         await self._end(row, result, said, found, share)
-
-    async def refute(self, row: RecomputeRow, why: str) -> None:
-        """End a recompute whose evidence cannot be used."""
-        said = f"its evidence cannot be used: {why}"
-        await self._end(row, "unproven", said[:SENTENCE_CHARS_MAX])
 
     async def _end(
         self,
@@ -283,21 +227,18 @@ class Recomputes(PlatformService):
             note("recompute", contribution=row.contribution_id, result=result, reason=message)
             # an update that waited for its proof may be merged
             self._signals.notify("contributions")
-            self._signals.notify("queue")  # the machine owes no evidence any more
             self._signals.notify(f"run:{row.run_id}")
-
-
-def _named(said: Commitment) -> list[str]:
-    return [name for name in (said.inner, said.left, said.residual, said.kept) if name]
 
 
 def _sentence(result: Result, found: Redone, device: str, on: ComputeDevice) -> str:
     figures = f"cosine {found.cosine:.4f}, norm x {found.norm_ratio:.3f}"
-    if found.written < 1.0:
-        figures += f", sent {found.written:.4f}"
-    if found.state_cosine is not None:
-        figures += f", state {found.state_cosine:.4f}"
+    if found.buffers:
+        figures += f", statistics off by {found.buffers:.4f}"
+    if found.drift is not None:
+        figures += f", drift {found.drift:.4f}"
     where = f"{on.kind} ({on.model})" if on.model else on.kind
+    if result == "unproven" and (found.drift or 0.0) > likeness.DRIFT_MAX:
+        return f"{figures}: the task is too long to prove anything"
     if result == "unproven":
         return f"{figures}: computed on {device}, which {where} cannot be compared with"
     return figures if on.kind == rules.HERE else f"{figures}: done again on {where}"

@@ -15,10 +15,9 @@ from sqlalchemy import Connection, bindparam, exists, func, or_, select, update
 from coordinator.database import contributions
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, its, one_of
-from coordinator.database.recomputes import RecomputeRow, StoredCase, commitment_of
+from coordinator.database.recomputes import RecomputeRow, StoredCase
 from coordinator.database.runs import OPEN
 from coordinator.database.tables.accounts import volunteers, workers
-from coordinator.database.tables.contributions import uploads
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import recomputes
@@ -35,7 +34,6 @@ from coordinator.rules.audits import (
 from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX
 from shared.decoding import decode
 from shared.protocol.leases import AuditWork
-from shared.protocol.versions import BlobRef
 from shared.workloads.base import DatasetManifest, Job
 
 NONE, OTHER = -1, -2  # stand for a missing invite of either account, never equal
@@ -59,7 +57,7 @@ _OPEN_NOW = (
     .join(recomputes, _R.audit_id == _T.id)
     .join(runs, runs.c.id == _T.run_id)
     .where(one_of(_T.state, ("todo", "doing")), one_of(_T.kind, (AUDIT,)))
-    .where(one_of(_R.state, ("revealed",)), runs.c.state.in_(OPEN))
+    .where(one_of(_R.state, ("waiting",)), runs.c.state.in_(OPEN))
 )
 _ELSEWHERE = (
     select(_V.id)
@@ -73,8 +71,8 @@ _ELSEWHERE = (
 _TO_OPEN = (
     select(_R.contribution_id)
     .join(runs, runs.c.id == _R.run_id)
-    .where(one_of(_R.state, ("revealed",)), _R.audit_id.is_(None), _R.hold == "", _R.seed != 0)
-    .where(or_(_R.asked_at < bindparam("before"), _R.flops > RECOMPUTE_FLOPS_MAX))
+    .where(one_of(_R.state, ("waiting",)), _R.audit_id.is_(None), _R.hold == "", _R.seed != 0)
+    .where(or_(_R.drawn_at < bindparam("before"), _R.flops > RECOMPUTE_FLOPS_MAX))
     .where(runs.c.state.in_(OPEN))
     .order_by(_R.contribution_id)
     .limit(bindparam("most"))
@@ -83,7 +81,7 @@ _MARKS = select(_V.id, _V.invite_id, _V.network)
 _WAITING = (
     _MARKS.add_columns(_R.audit_id, _R.work, _R.declined)
     .join(recomputes, _R.volunteer_id == _V.id)
-    .where(among(_R.audit_id, "ids"), _R.state == "revealed")
+    .where(among(_R.audit_id, "ids"), _R.state == "waiting")
 )
 _ABOUT = _MARKS.add_columns(_V.accepted).where(among(_V.id, "ids"), _V.standing == "vetted")
 _HAD = (
@@ -98,15 +96,6 @@ _ASTRAY = (
     update(tasks)
     .where(one_of(_T.kind, (AUDIT,)), one_of(_T.state, ("todo",)), ~awaits_verdict())
     .where(exists().where(_R.audit_id == _T.id, _R.state == "done"))
-)
-_LENT = (
-    select(_R.contribution_id)
-    .join(tasks, _T.id == _R.audit_id)
-    .where(its(_T.worker_id), _R.state == "revealed")
-    .where(or_(_T.state == "doing", _T.returned))
-)
-_SIZE = select(uploads.c.size).where(
-    uploads.c.evidence_of == bindparam("number"), its(uploads.c.sha256), uploads.c.complete
 )
 
 
@@ -191,23 +180,9 @@ def works(conn: Connection, ids: Iterable[int]) -> Mapping[int, AuditLease]:
 
 
 def _work(conn: Connection, row: RecomputeRow) -> AuditLease:
-    work, inner = decode(row.work, StoredCase), _inner(conn, row.contribution_id)
-    given = {"number": row.contribution_id, "its_sha256": inner}
-    size = conn.execute(_SIZE, given).scalar()
-    blob = None if size is None else BlobRef(sha256=inner, size=int(size))
-    audit = AuditWork(seed=row.seed, inner=blob)
+    work, of = decode(row.work, StoredCase), contributions.by_id(conn, row.contribution_id)
+    audit = AuditWork(seed=row.seed, codec=of.codec)
     return AuditLease(job=work.job, chunks=work.chunks, data=work.window, audit=audit)
-
-
-def _inner(conn: Connection, contribution_id: int) -> str:
-    """Return the hash of the optimiser's state from which a contribution's task began."""
-    return commitment_of(contributions.by_id(conn, contribution_id)).inner
-
-
-def is_lent(conn: Connection, worker_id: str, sha256: str) -> bool:
-    """Return True if a worker holds an audit that begins from this optimiser state."""
-    held = conn.execute(_LENT, {"its_worker_id": worker_id}).scalars()
-    return any(_inner(conn, number) == sha256 for number in held.all())
 
 
 def tidy(conn: Connection, now: float) -> None:

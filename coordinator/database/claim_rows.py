@@ -30,7 +30,6 @@ from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import failures, tasks
-from coordinator.database.tables.trust import recomputes
 from coordinator.database.tasks import BESIDE, TaskRow, awaits_verdict, row_of
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.dispatch import Holding, Load
@@ -131,15 +130,9 @@ _ABLE = select(workers.c.id, workers.c.workloads, workers.c.hardware, workers.c.
     among(workers.c.id, "workers")
 )
 _V = volunteers.c
-_ASKED = (
-    select(func.min(recomputes.c.contribution_id))
-    .where(recomputes.c.worker_id == workers.c.id, one_of(recomputes.c.state, ("asked",)))
-    .scalar_subquery()
-)
 _RIGHTS = (
     select(workers.c.id, workers.c.revoked_at, workers.c.rest_until)
     .add_columns(_V.state, _V.standing, _V.invited, _V.suspended_reason)
-    .add_columns(_ASKED.label("asked"))
     .join_from(workers, volunteers, _V.id == workers.c.volunteer_id)
     .where(among(workers.c.id, "workers"))
 )
@@ -161,7 +154,6 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     invited: bool
     suspended_reason: str
     rest_until: float  # no task is leased before this time; 0 = none
-    asked: int  # contribution that the machine must prove first; 0 = none
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +180,6 @@ def rights(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Rights]:
             invited=bool(row.invited),
             suspended_reason=row.suspended_reason,
             rest_until=row.rest_until or 0.0,
-            asked=row.asked or 0,
         )
         for row in found
     }

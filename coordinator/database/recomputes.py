@@ -1,8 +1,6 @@
-"""Recomputes: drawn contributions, from the request for evidence to the result.
+"""Recomputes: drawn contributions, from the draw to the result.
 
-    asked ──evidence arrives──> revealed ──recomputed──> done
-
-All revealed recomputes wait in one queue for the server, the organiser's own machines, or
+All waiting recomputes wait in one queue for the server, the organiser's own machines, or
 volunteers' audits. A place in it is the time at which the recompute would end if its account had a
 processor of its own; accounts of one network count as one. Unproven accounts get half of the
 capacity, so that an account with one passed draw does not wait behind a crowd of new accounts.
@@ -20,7 +18,7 @@ import sqlalchemy as sa
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.accounts import volunteers
-from coordinator.database.tables.contributions import contributions, uploads
+from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import checkers, recomputes
 from coordinator.database.tables.versions import versions
@@ -36,13 +34,10 @@ from coordinator.rules.checks import (
     is_served,
 )
 from shared.decoding import decode
-from shared.protocol.contributions import Commitment, SubmitRequest
 from shared.workloads.base import DatasetManifest, Job
 
 FORGOTTEN_S = 30 * 86_400.0  # a checker not seen for this long is deleted
-State = Literal["asked", "revealed", "done"]
-COUNTED = ("accepted", "merged")  # superseded work counts as if it had never been done
-CHAIN_MAX = 64  # newest contributions of a machine that are searched for its optimiser state
+State = Literal["waiting", "done"]
 SPEED_OF = 32  # newest recomputes that estimate the time of others
 
 
@@ -55,15 +50,13 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
     volunteer_id: str
     worker_id: str
     state: State
-    wanted: str
     work: str
     flops: float
     kind: str
     result: str
     measured: str
     message: str
-    asked_at: float
-    due_at: float
+    drawn_at: float
     ended_at: float | None
     hold: str
     held_until: float
@@ -89,8 +82,7 @@ class StoredCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _R, _V = recomputes.c, volunteers.c
-# written this way, since a partial index does not fit "not done"
-_OPEN = one_of(_R.state, ("asked", "revealed"))
+_OPEN = one_of(_R.state, ("waiting",))
 _ADD = sa.insert(recomputes).returning(*_R)
 _GET = sa.select(recomputes).where(its(_R.contribution_id))
 
@@ -125,9 +117,9 @@ _WHOSE = (
     .join(volunteers, _V.id == _R.volunteer_id)
     .where(its(_R.contribution_id))
 )
-_PLACE = _R.asked_at + (sa.func.coalesce(_SPENT.c.flops, 0.0) + _R.flops) / CORE_FLOPS
+_PLACE = _R.drawn_at + (sa.func.coalesce(_SPENT.c.flops, 0.0) + _R.flops) / CORE_FLOPS
 _AUDITED = sa.exists().where(tasks.c.id == _R.audit_id, tasks.c.state == "doing")
-_FREE = (_R.state == "revealed") & (_R.held_until <= _NOW)
+_FREE = (_R.state == "waiting") & (_R.held_until <= _NOW)
 
 
 def _line(free: sa.ColumnElement[bool]) -> sa.Select[Any]:
@@ -150,7 +142,7 @@ _H = recomputes.alias("held").c
 _BUSY = sa.exists().where(
     _H.kind == _R.kind,
     _H.hold != "",
-    _H.state == "revealed",
+    _H.state == "waiting",
     _H.held_until > _NOW,
     _H.flops >= OVERTAKES_FROM * _R.flops,
 )
@@ -182,15 +174,15 @@ def first(
 ) -> RecomputeRow | None:
     """Return the next recompute for the server, which makes `under_way` now; None without one.
 
-    Its evidence has arrived, no checker or auditor has taken it, and it is not left to checkers.
+    No checker or auditor has taken it, and it is not left to checkers.
     """
     given = {"now": now, "served": sorted(served), "newcomers": _turn(conn, now, under_way)}
     row = conn.execute(_FIRST, given).mappings().first()
     return None if row is None else RecomputeRow(**row)
 
 
-_HELD = sa.select(recomputes).where(its(_R.hold), _R.state == "revealed")
-_MINE = its(_R.contribution_id) & its(_R.hold) & (_R.state == "revealed")
+_HELD = sa.select(recomputes).where(its(_R.hold), _R.state == "waiting")
+_MINE = its(_R.contribution_id) & its(_R.hold) & (_R.state == "waiting")
 _HOLD = (
     sa.update(recomputes)
     .where(its(_R.contribution_id))
@@ -205,7 +197,7 @@ _GIVE_BACK = (
 )
 _POSTPONE = (
     sa.update(recomputes)
-    .where(its(_R.contribution_id), _R.state == "revealed")
+    .where(its(_R.contribution_id), _R.state == "waiting")
     .values(hold="", held_until=sa.bindparam("until"), message=sa.bindparam("why"))
 )
 
@@ -248,34 +240,31 @@ def postpone(conn: sa.Connection, contribution_id: int, until: float, why: str) 
     conn.execute(_POSTPONE, given)
 
 
-# --- one draw: stored, revealed, ended ---
+# --- one draw: stored, ended ---
 
 
 class DrawTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Terms of a draw, stored with its contribution."""
 
-    wanted: list[str]  # files to reveal
     work: str
     flops: float
     kind: str
-    due_at: float
     seed: int = 0  # seed of an audit's sums; 0 if it must not be audited
 
 
 def add(conn: sa.Connection, row: ContributionRow, order: DrawTerms) -> RecomputeRow:
-    """Store a draw; without files to reveal it can be recomputed at once."""
+    """Store a draw, which waits from now on."""
     values = msgspec.structs.asdict(order) | {
         "contribution_id": row.id,
         "run_id": row.run_id,
         "task_id": row.task_id,
         "volunteer_id": row.volunteer_id,
         "worker_id": row.worker_id,
-        "state": "asked" if order.wanted else "revealed",
-        "wanted": msgspec.json.encode(order.wanted).decode(),
+        "state": "waiting",
         "result": "",
         "measured": "{}",
         "message": "",
-        "asked_at": row.received_at,
+        "drawn_at": row.received_at,
     }
     return RecomputeRow(**conn.execute(_ADD, values).mappings().one())
 
@@ -287,91 +276,7 @@ def get(conn: sa.Connection, contribution_id: int, *, lock: bool = False) -> Rec
     return None if row is None else RecomputeRow(**row)
 
 
-_ARRIVED = sa.select(uploads.c.sha256).where(
-    uploads.c.evidence_of == sa.bindparam("number"), uploads.c.complete
-)
-_REVEALED = (
-    sa.update(recomputes)
-    .where(its(_R.contribution_id), _R.state == "asked")
-    .values(state="revealed")
-)
-
-
-def unwanted(conn: sa.Connection, contribution_id: int, volunteer_id: str, sha256: str) -> str:
-    """Return why a file is not requested from a volunteer as evidence; "" if it is."""
-    row = get(conn, contribution_id)
-    if row is None or row.volunteer_id != volunteer_id:
-        return f"nobody asks this account for evidence of contribution {contribution_id}"
-    if sha256 not in decode(row.wanted, tuple[str, ...]):
-        return f"contribution {contribution_id} did not commit to the file {sha256[:12]}..."
-    if row.state == "asked":
-        return ""
-    done = row.result or "all of it is here"
-    return f"nobody asks for evidence of contribution {contribution_id} any more: {done}"
-
-
-def arrive(conn: sa.Connection, contribution_id: int) -> bool:
-    """Mark a recompute as revealed if all its evidence has arrived; return True if so."""
-    row = get(conn, contribution_id)
-    if row is None or row.state != "asked":
-        return False
-    there = set(conn.execute(_ARRIVED, {"number": contribution_id}).scalars())
-    if not there.issuperset(decode(row.wanted, tuple[str, ...])):
-        return False
-    conn.execute(_REVEALED, {"its_contribution_id": contribution_id})
-    return True
-
-
-_LATE = sa.select(recomputes).where(_R.state == "asked", _R.due_at < sa.bindparam("now"))
-
-
-def overdue(conn: sa.Connection, now: float) -> list[RecomputeRow]:
-    """Return recomputes whose evidence is overdue."""
-    return [RecomputeRow(**row) for row in conn.execute(_LATE, {"now": now}).mappings()]
-
-
-def commitment_of(row: ContributionRow) -> Commitment:
-    """Return the commitment of a contribution."""
-    return decode(row.report, SubmitRequest).commitment
-
-
-_OF_MACHINE = (
-    sa.select(contributions.c.report, contributions.c.state)
-    .where(
-        its(contributions.c.worker_id),
-        its(contributions.c.run_id),
-        contributions.c.id < sa.bindparam("before"),
-        # what a rejected contribution left must not be used
-        contributions.c.state != sa.literal_column("'rejected'"),
-    )
-    .order_by(contributions.c.id.desc())
-    .limit(CHAIN_MAX)
-)
-
-
-def follows(conn: sa.Connection, row: ContributionRow) -> bool:
-    """Return True if a task's initial state and residual are legitimate: empty, or left by earlier
-    tasks of the same machine that were not rejected, and not used since.
-
-    An invented residual could turn honest work into anything, and a true one may be used only once.
-    """
-    said = commitment_of(row)
-    if not (said.inner or said.residual):
-        return True
-    given = {"its_worker_id": row.worker_id, "its_run_id": row.run_id, "before": row.id}
-    states, residuals = {""}, {""}
-    for report, state in reversed(conn.execute(_OF_MACHINE, given).all()):  # oldest first
-        one = decode(report, SubmitRequest).commitment
-        if state in COUNTED:
-            states -= {one.inner} - {""}
-            residuals -= {one.residual} - {""}
-        states.add(one.left)
-        residuals.add(one.kept)
-    return said.inner in states and said.residual in residuals
-
-
 _END = sa.update(recomputes).where(its(_R.contribution_id), _R.state != "done").values(state="done")
-_FORGET = sa.delete(uploads).where(uploads.c.evidence_of == sa.bindparam("number"))
 
 
 def end(
@@ -380,10 +285,7 @@ def end(
     """Record a result with its sentence and figures; return False if there was a result before."""
     message, measured = told
     values = {"result": result, "message": message, "measured": measured, "ended_at": now}
-    if conn.execute(_END, {"its_contribution_id": contribution_id} | values).rowcount != 1:
-        return False
-    conn.execute(_FORGET, {"number": contribution_id})
-    return True
+    return conn.execute(_END, {"its_contribution_id": contribution_id} | values).rowcount == 1
 
 
 # --- the draws of an account ---
@@ -392,9 +294,7 @@ _OPEN_OF = (
     sa.select(_R.contribution_id).where(its(_R.volunteer_id), _OPEN).order_by(_R.contribution_id)
 )
 # An audit's answer is an open draw of its auditor, too, until the recompute has a result.
-_ANSWERED_OF = sa.select(sa.func.min(_R.answer_id)).where(
-    its(_R.auditor_id), _R.state == "revealed"
-)
+_ANSWERED_OF = sa.select(sa.func.min(_R.answer_id)).where(its(_R.auditor_id), _R.state == "waiting")
 _PROVEN_TO = (
     sa.select(_R.contribution_id)
     .where(its(_R.volunteer_id), one_of(_R.state, ("done",)), _R.result == "passed")
@@ -408,18 +308,7 @@ _SAME_TASK = (
     .where(_R.contribution_id != sa.bindparam("but"))
     .limit(1)
 )
-_ASKED_OF = (
-    sa.select(recomputes)
-    .where(its(_R.volunteer_id), one_of(_R.state, ("asked",)))
-    .order_by(_R.contribution_id)
-)
 NO_ID = 2**62
-
-
-def asked_of(conn: sa.Connection, volunteer_id: str) -> list[RecomputeRow]:
-    """Return the recomputes that wait for an account's evidence, oldest first."""
-    found = conn.execute(_ASKED_OF, {"its_volunteer_id": volunteer_id})
-    return [RecomputeRow(**row) for row in found.mappings()]
 
 
 _OPEN_COUNTS = (
@@ -470,7 +359,7 @@ def is_fresh(conn: sa.Connection, row: RecomputeRow) -> bool:
 
 # --- reads for other services ---
 
-_WAITING = sa.select(_R.state, sa.func.count()).where(_OPEN).group_by(_R.state)
+_WAITING = sa.select(sa.func.count()).where(_OPEN)
 _BLOBS = (
     sa.select(contributions.c.sha256, versions.c.published_sha256, _R.work)
     .join_from(recomputes, contributions, contributions.c.id == _R.contribution_id)
@@ -491,15 +380,15 @@ _NEWEST_DONE = (
 )
 _DONE_LATELY = sa.select(sa.func.sum(_NEWEST_DONE.c.flops), sa.func.sum(_NEWEST_DONE.c.checked_s))
 _ABLE = (_R.flops <= RECOMPUTE_FLOPS_MAX) | among(_R.kind, "served")
-_BEHIND = sa.select(sa.func.sum(_R.flops)).where(_R.state == "revealed", _ABLE)
+_BEHIND = sa.select(sa.func.sum(_R.flops)).where(_R.state == "waiting", _ABLE)
 _STUCK = sa.select(_R.contribution_id).where(
-    its(_R.volunteer_id), _R.state == "revealed", ~_ABLE | (_R.message != "")
+    its(_R.volunteer_id), _R.state == "waiting", ~_ABLE | (_R.message != "")
 )
 
 
-def waiting(conn: sa.Connection) -> dict[str, int]:
-    """Return how many recomputes wait, by their state."""
-    return {state: int(count) for state, count in conn.execute(_WAITING)}
+def waiting(conn: sa.Connection) -> int:
+    """Return how many recomputes wait."""
+    return int(conn.execute(_WAITING).scalar_one())
 
 
 def backlog_s(

@@ -69,7 +69,7 @@ _STAKES = select(escrow.c.volunteer_id, func.sum(escrow.c.amount_micro)).group_b
 _KINDS = (
     select(recomputes.c.kind, recomputes.c.message, func.count())
     .add_columns(func.max(recomputes.c.flops))
-    .where(recomputes.c.state == "revealed")
+    .where(recomputes.c.state == "waiting")
     .group_by(recomputes.c.kind, recomputes.c.message)
     .limit(REASONS_MAX)
 )
@@ -114,10 +114,8 @@ def backlog(conn: Connection, now: float) -> Backlog:
     for kind, message, count, flops in conn.execute(_KINDS):
         if why := message or unprovable(kind, flops, served):
             reasons[why] += int(count)
-    waiting = store.waiting(conn)
     return Backlog(
-        asked=waiting.get("asked", 0),
-        revealed=waiting.get("revealed", 0),
+        waiting=store.waiting(conn),
         seconds=store.backlog_s(conn, now, served),
         reasons=tuple(reasons.most_common()),
     )

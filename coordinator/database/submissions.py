@@ -86,7 +86,6 @@ def _arrivals(given: sa.CTE) -> sa.ClauseElement:
     upload = sa.select(sa.func.min(_U.id)).where(
         *(_U[name] == g[name] for name in ("task_id", "attempt", "worker_id", "sha256", "size")),
         _U.complete,
-        _U.evidence_of.is_(None),
     )
     checked = sa.exists().where(mine, one_of(_C.state, WAITING))
     return sa.select(

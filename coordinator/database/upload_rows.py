@@ -1,4 +1,4 @@
-"""Uploads: files that a worker sends for a lease or as evidence. A submission removes its own.
+"""Uploads: files that a worker sends for a lease. A submission removes its own.
 
 The file, not a row, shows how many bytes have arrived.
 """
@@ -30,7 +30,6 @@ class UploadRow(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     created_at: float
     expires_at: float
-    evidence_of: int | None = None
 
 
 _U = uploads.c
@@ -46,7 +45,7 @@ _UNVETTED = (
     .join(volunteers, volunteers.c.id == workers.c.volunteer_id)
     .where(volunteers.c.standing != "vetted")
 )
-_WAITING = sa.and_(_U.worker_id == workers.c.id, _U.evidence_of.is_(None))
+_WAITING = _U.worker_id == workers.c.id
 _USE = (
     sa.select(
         volunteers.c.id,
@@ -63,7 +62,7 @@ _HELD = (tasks.c.state == "doing") | sa.and_(tasks.c.state == "todo", tasks.c.re
 _ABANDONED = (
     sa.select(_U.id)
     .join_from(uploads, tasks, tasks.c.id == _U.task_id)
-    .where(_U.created_at < sa.bindparam("before"), _U.evidence_of.is_(None))
+    .where(_U.created_at < sa.bindparam("before"))
     .where((tasks.c.attempt != _U.attempt) | ~_HELD)
     .limit(sa.bindparam("most"))
 )
@@ -106,7 +105,7 @@ def use(conn: sa.Connection, volunteer_ids: Sequence[str]) -> dict[str, Use]:
 
 
 def waiting_unvetted(conn: sa.Connection) -> int:
-    """Return the total size of unvetted volunteers' evidence and unsubmitted uploads."""
+    """Return the total size of unvetted volunteers' unsubmitted uploads."""
     return int(conn.execute(_UNVETTED).scalar_one())
 
 

@@ -15,8 +15,6 @@ from coordinator.database.engine.statements import among, its, one_of
 from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import events
 from coordinator.database.tables.runs import runs
-from coordinator.database.tables.trust import recomputes
-from shared.decoding import decode
 from shared.errors import Conflict
 from shared.protocol.base import ContributionState
 from shared.protocol.contributions import Verdict
@@ -171,11 +169,9 @@ _VERDICT = (
             else_=0,
         ).label("credits_micro"),
         runs.c.name.label("run"),
-        sa.case((recomputes.c.state == "asked", recomputes.c.wanted), else_="[]").label("reveal"),
     )
     .join(contributions, contributions.c.id == verdicts.c.contribution_id)
     .join(runs, runs.c.id == contributions.c.run_id)
-    .outerjoin(recomputes, recomputes.c.contribution_id == verdicts.c.contribution_id)
 )
 
 
@@ -191,7 +187,6 @@ def _verdict(row: Any) -> Verdict:
         at=row["at"],
         contribution=row["contribution_id"],
         task=row["task_id"],
-        reveal=decode(row["reveal"], tuple[str, ...]),
     )
 
 

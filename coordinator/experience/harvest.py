@@ -223,7 +223,7 @@ class Harvest(PlatformService):
         """Store the draw of this file with its result, since all its games were replayed."""
         now = self._clock.now()
         work = msgspec.json.encode(FaultCount(read=found.read, faults=found.faults)).decode()
-        order = DrawTerms(wanted=[], work=work, flops=0.0, kind="", due_at=now)
+        order = DrawTerms(work=work, flops=0.0, kind="")
         accounts.count_draw(conn, row.volunteer_id)
         settle(conn, recomputes.add(conn, row, order), result, (said, "{}"), now)
 

@@ -524,7 +524,9 @@ def _values(
         "worker_id": each.principal.worker_id,
         "volunteer_id": each.principal.volunteer_id,
         "digest": each.digest,
-        "kind": UPDATES.get(task.kind) or task.update_kind or plan.update,
+        "kind": AUDIT
+        if task.kind == AUDIT
+        else UPDATES.get(task.kind) or task.update_kind or plan.update,
         "codec": request.codec,
         "sha256": request.sha256,
         "size": request.size,

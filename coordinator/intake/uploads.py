@@ -21,21 +21,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from coordinator.database import (
-    contributions,
-    datasets,
-    recomputes,
-    runs,
-    tasks,
-    unreferenced_blobs,
-    upload_rows,
-)
+from coordinator.database import contributions, datasets, tasks, unreferenced_blobs, upload_rows
 from coordinator.database.tasks import TaskRow
 from coordinator.database.upload_rows import UploadRow, Use
 from coordinator.joiner import Joiner
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules.checks import REVEAL_MAX_S
-from coordinator.rules.sizing import evidence_bytes_max
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
 from coordinator.storage.staging import end
@@ -73,7 +63,7 @@ if TYPE_CHECKING:
 BATCH_BYTES = 2 << 20
 # an upload, or its rest, up to this size is received whole before it is written
 SMALL_BYTES = 256 << 10
-UPLOAD_TTL_S = DAY_S  # an upload that is not submitted by then is deleted; evidence stays longer
+UPLOAD_TTL_S = DAY_S  # an upload that is not submitted by then is deleted
 WAITING_MAX = 1024  # uploads of one volunteer that are not submitted yet
 PLACE_MAX = 2  # uploads of one part: a volunteer that lost its file may compute it again once
 UNVETTED_SHARE = 0.5  # share of the free disk above the floor for all unvetted volunteers together
@@ -224,17 +214,15 @@ class Uploads(PlatformService):
                     raise NotFound(f"there is no task {each.request.task} of yours")
                 said = each.request
                 key = (said.task, said.attempt, said.part, said.tries, said.sha256)
-                if (*key, each.principal.worker_id) in submitted and not said.evidence_of:
+                if (*key, each.principal.worker_id) in submitted:
                     raise Gone("this result was submitted: submit it again for its answer")
-                row = self._row_of(conn, each, task)
+                row = self._row_of(each, task)
                 place = [one for one in there if _place(one) == _place(row)]
                 if (known := _same(place, row)) is not None:
                     answers.append((known, False))
                     continue
                 use = uses[each.principal.volunteer_id]
-                if row.evidence_of is None:
-                    size = tasks.grant_bytes(conn, task, granted)
-                    self._check_grant(row, use, place, size)
+                self._check_grant(row, use, place, tasks.grant_bytes(conn, task, granted))
                 if not use.vetted:
                     _check_share(conn, unvetted + row.size, each.free)
                     unvetted += row.size
@@ -252,15 +240,10 @@ class Uploads(PlatformService):
             for answer in answers
         ]
 
-    def _row_of(self, conn: Connection, each: _Asked, task: TaskRow) -> UploadRow:
+    def _row_of(self, each: _Asked, task: TaskRow) -> UploadRow:
         """Return the row of an upload that its worker may begin. Raises like `create`."""
         (principal, request, _), now = each, self._clock.now()
-        until = now + UPLOAD_TTL_S
-        if request.evidence_of:
-            _check_evidence(conn, principal, request, task.run_id)
-            until = now + 2 * REVEAL_MAX_S
-        else:
-            tasks.may_submit(task, principal.worker_id, request.attempt)
+        tasks.may_submit(task, principal.worker_id, request.attempt)
         return UploadRow(
             attempt=request.attempt,
             part=request.part,
@@ -272,8 +255,7 @@ class Uploads(PlatformService):
             task_id=request.task,
             complete=False,
             created_at=now,
-            expires_at=until,
-            evidence_of=request.evidence_of or None,
+            expires_at=now + UPLOAD_TTL_S,
         )
 
     def _check_grant(
@@ -284,7 +266,7 @@ class Uploads(PlatformService):
         """
         if row.size > granted:
             raise TooLarge(f"{row.size} bytes were announced, task {row.task_id} grants {granted}")
-        if sum(one.evidence_of is None for one in place) >= PLACE_MAX:
+        if len(place) >= PLACE_MAX:
             raise Conflict(f"task {row.task_id} has {PLACE_MAX} uploads of this part already")
         quota = self._settings.constants.upload_quota_bytes
         if not use.vetted:
@@ -550,19 +532,14 @@ class Uploads(PlatformService):
                 await staging.release(copy)
 
     async def _store_all(self, rows: Sequence[UploadRow]) -> list[None]:
-        """Mark uploads complete and announce complete evidence, even if their senders have left."""
-        if await self._db.write(lambda conn: self._store(conn, rows)):
-            self._signals.notify("recomputes")
-            self._signals.notify("queue")  # the sending machine may be leased tasks again
+        """Mark uploads complete, even if their senders have left."""
+        await self._db.write(lambda conn: self._store(conn, rows))
         return [None] * len(rows)
 
-    def _store(self, conn: Connection, rows: Sequence[UploadRow]) -> bool:
-        """Mark uploads complete. Return True if one completes the requested evidence."""
+    def _store(self, conn: Connection, rows: Sequence[UploadRow]) -> None:
         now = self._clock.now()
         datasets.register(conn, [(row.sha256, row.size, "update") for row in rows], now)
         upload_rows.finish(conn, [row.id for row in rows])
-        proofs = sorted({row.evidence_of for row in rows if row.evidence_of is not None})
-        return sum(recomputes.arrive(conn, number) for number in proofs) > 0
 
     async def _drop(self, upload_ids: list[str], *, incomplete: bool = False) -> None:
         """Delete uploads, or those of them that no replica has completed."""
@@ -622,22 +599,6 @@ def _check_share(conn: Connection, size: int, free: float) -> None:
             "it will be taken later",
             retry_after_s=60.0,
         )
-
-
-def _check_evidence(
-    conn: Connection, principal: Principal, request: UploadRequest, run_id: int
-) -> None:
-    """Raise NotFound for evidence that was not requested, TooLarge beyond its possible size."""
-    number, volunteer = request.evidence_of, principal.volunteer_id
-    if why := recomputes.unwanted(conn, number, volunteer, request.sha256):
-        raise NotFound(why)
-    row = contributions.by_id(conn, number)
-    place = request.task, request.attempt, request.part, request.tries
-    if place != (row.task_id, row.attempt, row.part, row.tries):  # the drawn part
-        raise NotFound(f"contribution {number} is another part of another lease")
-    limit = evidence_bytes_max(runs.by_id(conn, run_id).parameters)
-    if request.size > limit:
-        raise TooLarge(f"evidence for task {request.task} has at most {limit} bytes")
 
 
 def _hash_file(path: Path, size: int) -> hashlib._Hash:

@@ -12,7 +12,6 @@ from shared.protocol.limits import PARTS_MAX
 from shared.text import escaped
 
 BATCH_MAX = 1024  # contributions of one merge
-COORDINATE_RULES = ("trimmed-mean", "median")
 
 
 def known_preset(name: object, presets: Mapping[str, object]) -> str:
@@ -177,11 +176,6 @@ def _robust_rules(plan: Plan) -> tuple[tuple[bool, str], ...]:
             nothing_out and not plan.quorum_share,
             f'aggregate = "{rule}" leaves no contribution out of {quorum}: {key} x quorum is below '
             f"1; set {key} = {math.ceil(100 / quorum) / 100} or more, or raise quorum",
-        ),
-        (
-            rule in COORDINATE_RULES and plan.codec == "topk-2bit",
-            f'aggregate = "{rule}" over codec = "topk-2bit" gives zero nearly everywhere, for most '
-            'contributions are zero there: set codec = "int4", or aggregate = "centred-clip"',
         ),
     )
 

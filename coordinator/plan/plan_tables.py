@@ -31,12 +31,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # Mini-batches between two looks for a newer version (async-sgd's m); 0 = only when a task
     # begins.
     pull_every: CountOrOff = 0
-    codec: Literal["float32", "bf16", "int8", "int4", "topk-2bit"] = "int8"
+    codec: Literal["float32", "bf16", "int8", "int4"] = "int8"
     # Form in which volunteers get a version: the exact weights, or a chain of quantised differences
     # with a bfloat16 snapshot of every `snapshot_every`-th version. The server keeps the exact
     # weights either way.
     downlink: Literal["float32", "chain"] = "float32"
     snapshot_every: Count = 1  # versions
+    # of the chain's links; "topk-int8" sends the largest sixteenth, the rest with later links
+    link_codec: Literal["int8", "topk-int8"] = "int8"
     prox_mu: NotNegative = 0.0  # FedProx: pull towards the base
 
     # A merge comes at the quorum, the deadline or the work target, whichever is first. The quorum

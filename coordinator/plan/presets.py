@@ -39,9 +39,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedadam": _ADAPTIVE | {"optimizer": "adam", "bias_correction": True},
     "fedyogi": _ADAPTIVE | {"optimizer": "yogi"},
     "diloco": _OUTER_MOMENTUM | {"optimizer": "nesterov"},
-    # Unsent movement stays at the worker and decays by 0.95 a task, which replaces outer momentum;
-    # the rate above 1 makes up for the part that decays before it is sent.
-    "sparseloco": _AVERAGING | {"codec": "topk-2bit", "lr": 2.5, "snapshot_every": 1_000_000},
     "fedbuff": _OUTER_MOMENTUM
     | {
         "optimizer": "nesterov",

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from coordinator.rules.checks import HERE, Likeness, Redone
-from coordinator.rules.likeness import LOOSE, bound, difference
+from coordinator.rules.likeness import LOOSE, bound, difference, raw_difference
 
 AUDIT: Final = "audit"  # kind of the tasks in which a volunteer repeats another's task
 OPEN_MAX = 16  # audits offered at once
@@ -82,10 +82,10 @@ def confirmed_chance(gained: int, stake: int | None) -> float:
 
 def agree(found: Likeness) -> bool:
     """Return True if an auditor's sums match the update's."""
-    return difference(found.cosine, found.norm_ratio) <= LOOSE.difference
+    return difference(found.cosine, found.norm_ratio) <= LOOSE
 
 
 def made_up(said: Likeness, found: Redone) -> bool:
     """Return True if an answer misses the loose bound around the organiser's recompute."""
-    widest = bound(found, "float32", comparable=False).difference
-    return difference(said.cosine, said.norm_ratio) > widest
+    told = Redone(cosine=said.cosine, norm_ratio=said.norm_ratio, rounding=found.rounding)
+    return raw_difference(told) > bound(found, "float32", comparable=False)

@@ -26,8 +26,6 @@ Kind = Literal["recompute", "audit"]
 Result = Literal["passed", "failed", "unproven"]
 
 FLOOR = 0.03  # least drawn share of an account's contributions on an open server
-# time to reveal evidence: REVEAL_S, as much again for each passed draw, at most REVEAL_MAX_S
-REVEAL_S, REVEAL_MAX_S = 3600.0, 604_800.0
 KIND_CHARS_MAX = 16  # longest name of a class of devices
 HERE = "cpu"  # class of the device on which a server makes its recomputes
 RECOMPUTE_FLOPS_MAX = 5e13  # operations of the largest task that a server recomputes
@@ -91,13 +89,6 @@ def overtakes(flops: float, under_way: float) -> bool:
     return flops * OVERTAKES_FROM <= under_way
 
 
-def reveal_s(proofs: int) -> float:
-    """Return the time for revealing evidence: an hour for a stranger, whose account costs nothing,
-    up to a week for a proven account.
-    """
-    return min(REVEAL_MAX_S, REVEAL_S * (1 + proofs))
-
-
 class Likeness(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of two updates, or of their sums."""
 
@@ -105,23 +96,19 @@ class Likeness(msgspec.Struct, frozen=True, kw_only=True):
     norm_ratio: float
 
 
-class Drift(msgspec.Struct, frozen=True, kw_only=True):
-    """Distance between the server's own result and its result from a slightly changed base."""
-
-    difference: float  # length of the difference of the updates, relative to the server's own
-    state: float  # cosine of the optimiser's states
-
-
 class Redone(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a recompute: raw update, encoded update, codec's output, optimiser state."""
+    """Figures of a recompute: the update of the worker beside the server's, both encoded."""
 
     cosine: float
     norm_ratio: float
-    written: float = 1.0  # likeness of the sent update to its codec's output, as a cosine
-    state_cosine: float | None = None  # None if no state is kept
+    # length of what the codec changed in the server's update, relative to the update
+    rounding: float = 0.0
+    # length of the difference of the buffers, relative to their own change from the base
+    buffers: float = 0.0
     sums: bytes = b""  # sums of the server's update, in the form of an audit's answer; float32
-    # drift of the task itself, measured if the tight bound was missed
-    drift: Drift | None = None
+    # length of the difference between the server's update and its update from a slightly changed
+    # base, relative to its own; measured if the tight bound was missed
+    drift: float | None = None
 
 
 class ComputeDevice(msgspec.Struct, frozen=True, kw_only=True):

@@ -83,8 +83,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason
     message: str
     retry_after_s: float = 0.0
-    contribution: int = 0  # contribution that the machine must prove first
-    reveal: tuple[str, ...] = ()  # files that prove it
 
 
 class DispatchResult(msgspec.Struct, frozen=True, kw_only=True):

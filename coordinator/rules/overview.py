@@ -148,8 +148,7 @@ class DrawCounts(OverviewPart, frozen=True, kw_only=True):
 class Backlog(OverviewPart, frozen=True, kw_only=True):
     """Waiting recomputes, and the capacity that would clear them."""
 
-    asked: int = 0  # recomputes whose evidence has not arrived yet
-    revealed: int = 0
+    waiting: int = 0  # recomputes without a result
     # Time that the waiting ones take at the recent speed; None if no recompute was made lately.
     seconds: float | None = None
     # Reasons why some recomputes cannot be made here now, each with the number of recomputes.
@@ -157,9 +156,9 @@ class Backlog(OverviewPart, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        if not (self.asked or self.revealed):
+        if not self.waiting:
             return "nothing"
-        said = f"{self.revealed} now, {self.asked} once their machines reveal their states"
+        said = str(self.waiting)
         if self.seconds:
             said += f", {duration(self.seconds)} of work"
         if (self.seconds or 0.0) > OFFERED_AFTER_S:

@@ -50,7 +50,6 @@ class TaskSettings(Settings):
     batch_size: Steps = 16
     min_steps: Steps = 5
     max_steps: Steps = 5000
-    inner_state: Literal["keep", "reset"] = "keep"
     lease_floor_seconds: Annotated[float, Meta(gt=0, le=1e9)] = 120.0
     max_failures: Annotated[int, Meta(ge=1, le=10_000)] = (
         3  # failures by distinct volunteers after which the task is discarded

@@ -93,11 +93,6 @@ def memory_bytes(parameters: int, fixed: int = 0) -> int:
     return parameters * DEVICE_BYTES + fixed
 
 
-def evidence_bytes_max(parameters: int) -> int:
-    """Return the largest file of evidence: at most two moments a parameter."""
-    return 8 * parameters + UPLOAD_SLACK_BYTES
-
-
 def upload_bytes_max(parameters: int) -> int:
     """Return the maximum size of one update of a model of this size, for any codec."""
     return parameters * 4 + parameters // 16 + UPLOAD_SLACK_BYTES

@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from coordinator.database import (
-    audits,
-    datasets,
-    experience,
-    record,
-    unreferenced_blobs,
-    versions,
-)
+from coordinator.database import datasets, experience, record, unreferenced_blobs, versions
 from coordinator.database.datasets import DatasetRow
 from coordinator.platform import PlatformService
 from coordinator.rules.run_file import NAME_RULE, fits_a_path
@@ -210,9 +203,9 @@ class Datasets(PlatformService):
         row = await self._db.read(lambda conn: datasets.by_name(conn, name))
         return msgspec.structs.replace(row.manifest, heldout=())
 
-    async def may_read(self, sha256: str, worker_id: str) -> bool:
+    async def may_read(self, sha256: str) -> bool:
         """Return True if a volunteer may fetch this blob: served data, published weights and
-        samples, and the inputs of its audit; never the held-out split.
+        samples; never the held-out split.
         """
 
         def read(conn: Connection) -> bool:
@@ -220,7 +213,6 @@ class Datasets(PlatformService):
                 datasets.is_served(conn, sha256)
                 or versions.is_published(conn, sha256)
                 or experience.is_chunk(conn, sha256)
-                or audits.is_lent(conn, worker_id, sha256)
             )
 
         return await self._db.read(read)

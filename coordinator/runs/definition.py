@@ -49,7 +49,7 @@ OPEN_TABLES: Mapping[str, Mapping[str, Any]] = {
 
 
 # Keys of `[train]` that only a worker's optimiser reads.
-WORKERS_OWN = frozenset({"optimizer", "rewarm_steps", "prox_mu"})
+WORKERS_OWN = frozenset({"optimizer", "prox_mu"})
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ from coordinator.runs.version_files import Content
 from shared.decoding import decode
 from shared.protocol.limits import MIRROR_PIECE_BYTES
 from shared.protocol.versions import BlobRef, Downlink, Link, Snapshot, VersionManifest
-from shared.tensors.downlink import LINK_CODEC, LINK_CODECS, Following, round_weights, write_link
+from shared.tensors.downlink import Following, round_weights, write_link
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.snapshot import write_snapshot
@@ -135,7 +135,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Lin
     if order.base is None:
         return round_weights(order.master, order.schema, path), None
     rounded = order.version % order.plan.snapshot_every == 0
-    chosen = codec(LINK_CODECS.get(order.plan.codec, LINK_CODEC))
+    chosen = codec(order.plan.link_codec)
     how = Following(codec=chosen, rounded=rounded, sync=True)
     encoded, written = write_link(order.base.path, order.master, order.schema, (link, path), how)
     if written.sha256 == order.base.weights.sha256:  # volunteers would get the same weights again

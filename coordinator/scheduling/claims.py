@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from coordinator.accounts import suspension
-from coordinator.database import audits, claim_rows, leases, passes, recomputes
+from coordinator.database import audits, claim_rows, leases, passes
 from coordinator.database.audits import AuditLease
 from coordinator.database.claim_rows import Abilities, ClaimView, Rights
 from coordinator.database.leases import Taken
@@ -26,7 +26,7 @@ from coordinator.joiner import Joiner
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules import codes
 from coordinator.rules.audits import AUDIT, AccountMarks, Auditor
-from coordinator.rules.checks import FLOOR, device_kind, floor_of
+from coordinator.rules.checks import FLOOR, device_kind
 from coordinator.rules.dispatch import (
     Assignment,
     DispatchResult,
@@ -42,7 +42,6 @@ from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import JobBase, Spec
 from coordinator.traffic import Durations
-from shared.decoding import decode
 from shared.errors import BadRequest, Banned, InvalidRunFile, Unauthorized, VolunteerError
 from shared.protocol.base import Reason
 from shared.protocol.leases import ClaimReply, ClaimRequest, IdleReply, Lease
@@ -70,7 +69,6 @@ DEVICE = re.compile(r"[a-z0-9][a-z0-9:_.-]{0,31}")
 NAMES_MAX = 64
 FLOPS_MAX = 1e24
 SUSPENDED_S = 600.0
-ASKED_S = 5.0  # wait of a machine that owes evidence before its next claim
 RETRY_S = {
     Reason.NO_RUN: 5.0,
     Reason.NO_FIT: 30.0,
@@ -83,7 +81,7 @@ RETRY_S = {
 # Work that appears is announced to claims in line, one after the other; others wait for what stands
 # in their own way.
 IN_LINE = (Reason.ALL_TAKEN, Reason.MERGING)
-WAKES = dict.fromkeys((Reason.IN_FLIGHT, Reason.PROOF), ("volunteers", "queue"))
+WAKES = {Reason.IN_FLIGHT: ("volunteers", "queue")}
 
 Answer = Lease | Refusal
 
@@ -202,15 +200,12 @@ class Claims:
             served = await self._db.write(lambda conn: self._transact(conn, waiters, now))
         self._shares.note(served.given)
         answers: dict[str, Answer | Exception] = {**served.refusals, **served.shut_out}
-        drawn = self._terms.drawn
-        committed = {n for n, run in served.runs.items() if floor_of(run.spec.file.trust, drawn)}
         for claim_id, row in served.rows.items():
             self._renewals.hold(row)
             run, waiter = served.runs[row.run_id], speaks[claim_id]
             self.leases[run.spec.name] += claim_id in served.fresh
             audited = served.audits.get(row.id)
-            commit = audited is None and row.run_id in committed
-            given = lease_message.lease(run, row, now, waiter.codecs, commit=commit)
+            given = lease_message.lease(run, row, now, waiter.codecs)
             if audited is not None:
                 given = lease_message.audit(given, audited)
             answers[claim_id] = given
@@ -226,7 +221,7 @@ class Claims:
         fresh = [waiter for waiter in waiters if waiter.claim_id not in view.live]
         if fresh:
             rights = claim_rows.rights(conn, [waiter.worker_id for waiter in fresh])
-            fresh = _entitled(conn, fresh, rights, now, served, self._terms.contact)
+            fresh = _entitled(fresh, rights, now, served, self._terms.contact)
             fresh = self._able(conn, fresh, rights, now, served)
         if fresh:
             self._hand_out(conn, view, fresh, now, served)
@@ -405,7 +400,6 @@ def _key(worker_id: str, claim_id: str) -> str:
 
 
 def _entitled(
-    conn: Connection,
     waiters: Sequence[Waiter],
     rights: Mapping[str, Rights],
     now: float,
@@ -421,28 +415,9 @@ def _entitled(
             served.shut_out[waiter.claim_id] = error
         elif has is not None and (why := _no_right(has, now, contact)) is not None:
             served.refusals[waiter.claim_id] = why
-        elif has is not None and has.asked:
-            served.refusals[waiter.claim_id] = _asked(conn, has.asked)
         else:
             entitled.append(waiter)
     return entitled
-
-
-def _asked(conn: Connection, contribution: int) -> Refusal:
-    """Return the refusal of a machine that has not revealed its evidence."""
-    question = recomputes.get(conn, contribution)
-    assert question is not None
-    message = (
-        f"this machine must prove task {question.task_id}: it gets work again once its files of "
-        "that task are uploaded; if they are lost, `volunteer forfeit` gives up the pay at stake"
-    )
-    return Refusal(
-        reason=Reason.PROOF,
-        message=message,
-        retry_after_s=ASKED_S,
-        contribution=contribution,
-        reveal=decode(question.wanted, tuple[str, ...]),
-    )
 
 
 def _no_right(has: Rights, now: float, contact: str) -> Refusal | None:
@@ -512,8 +487,6 @@ def _idle(refusal: Refusal) -> IdleReply:
         reason=refusal.reason,
         message=refusal.message,
         retry_after_s=retry_s,
-        contribution=refusal.contribution,
-        reveal=refusal.reveal,
     )
 
 

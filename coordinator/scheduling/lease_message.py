@@ -212,12 +212,8 @@ def lease(
     task: TaskRow,
     now: float,
     codecs: frozenset[str] = frozenset(),
-    *,
-    commit: bool = False,
 ) -> Lease:
-    """Return the message for a leased task. `codecs` are the worker's (empty = all); `commit` tells
-    the worker to commit to its states, since its work may be recomputed.
-    """
+    """Return the message for a leased task. `codecs` are the worker's (empty = all)."""
     spec, plan = base.spec, base.plan
     granted = upload_bytes_max(spec.parameters)
     if task.kind in GAMES:
@@ -244,7 +240,6 @@ def lease(
         price_micro=task.price_micro,
         now=now,
         data=data,
-        commit=commit,
         counted=f"{spec.pacing.unit}s" if spec.pacing and task.kind in GAMES else "",
     )
 
@@ -288,7 +283,6 @@ def job(base: JobBase, task: TaskRow) -> Job:
         config=spec.file.model,
         order_seed=pass_seed(spec.seed, task.pass_no),
         base_version=0,  # set when work begins
-        reset_inner=spec.file.task.inner_state == "reset",
         prompt=spec.file.evaluation.prompt,
         options=options or spec.file.task.options,
     )

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 
 from coordinator.runs.definition import Definition
-from shared.protocol.contributions import Verdict
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec
 from shared.workloads.base import Job
@@ -35,9 +34,6 @@ class Labour(Protocol):
     def do(self, task: int, job: Job, weights: Path, codec_name: str) -> Handed:
         """Return the update of a task whose base lies in `weights`."""
 
-    def judged(self, task: int, verdict: Verdict) -> None:
-        """Receive the verdict on the update of a task."""
-
 
 class Pretended:
     """Pretended work: noise of the size of a real update, rotated at random for each task."""
@@ -60,8 +56,5 @@ class Pretended:
                 for spec in self._about.schema
             }
             path = self._scratch / f"update-{secrets.token_hex(8)}"
-            encoded = codec(codec_name).encode(tensors, self._about.schema, path)
+            encoded = codec(codec_name).encode(tensors, self._about.schema, path, job.seed)
         return Handed(path=path, sha256=encoded.sha256, size=encoded.size)
-
-    def judged(self, task: int, verdict: Verdict) -> None:
-        pass

@@ -365,8 +365,6 @@ class SimulatedMachine:
         else:
             settled = verdict.state in SETTLED  # the merge may come before the answer
             self.trace.verdicts[verdict.reason or ("accepted" if settled else verdict.state)] += 1
-            assert self.labour is not None
-            self.labour.judged(lease.task, verdict)
             return verdict
         finally:
             result.path.unlink(missing_ok=True)

@@ -278,7 +278,7 @@ def facts(overview: Overview) -> Iterator[tuple[str, str]]:
         ", ".join(f"{count(r.count)} {_text(r.reason, 24)}" for r in overview.refusals),
     )
     yield "draws", overview.recompute.words
-    if overview.backlog.asked or overview.backlog.revealed:
+    if overview.backlog.waiting:
         waits = [f"{number} wait: {reason}" for reason, number in overview.backlog.reasons]
         yield "to be done again", _text("; ".join([overview.backlog.words, *waits]), 400)
     yield from _machine(overview)

@@ -18,22 +18,22 @@ import socket
 from typing import TYPE_CHECKING
 
 import msgspec
-from shared.proofs.signing import fingerprint
 
 from coordinator.config import without_password
 from coordinator.database import datasets, key_values, unreferenced_blobs
 from coordinator.database.engine.open_database import identity
 from shared.decoding import decode
 from shared.errors import Configuration
+from shared.proofs.signing import fingerprint
 
 if TYPE_CHECKING:
-    from shared.proofs.signing import SigningKey
     from sqlalchemy import Connection
 
     from coordinator.config import Settings
     from coordinator.database.engine.open_database import Database
     from coordinator.storage.blobs import BlobStore
     from shared.clock import Clock
+    from shared.proofs.signing import SigningKey
 
 RENEW_S = 60.0
 LEASE_S = 180.0  # a server that took no turn for this long has ended

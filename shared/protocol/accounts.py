@@ -199,13 +199,6 @@ class Me(Message):
         return self.earned_micro - self.spent_micro - self.held_micro
 
 
-class Forfeited(Message):
-    """Forfeited pay."""
-
-    questions: int  # requests for evidence still open; without any, no pay is forfeited
-    amount_micro: int
-
-
 class LinkCode(Message):
     """Ten-minute code that adds a machine to an account."""
 

@@ -31,7 +31,6 @@ class Reason(StrEnum):
     RUN_ENDED = "run_ended"
     ALL_TAKEN = "all_taken"  # other workers hold every task
     IN_FLIGHT = "in_flight"  # this worker holds as many tasks as it may
-    PROOF = "proof"  # this machine owes files that it committed to
     MERGING = "merging"
     BANNED = "banned"
     READ_ONLY = "read_only"  # the coordinator's disk is full

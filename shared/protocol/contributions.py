@@ -10,9 +10,7 @@ from msgspec import Meta
 from shared.protocol.accounts import Me
 from shared.protocol.base import ContributionState, Count, Message, Number, Size, Word
 from shared.protocol.limits import NEWS_MAX
-from shared.workloads.base import HALVINGS_MAX
 
-REVEAL_MAX = 4  # most files that one verdict asks for
 METRICS_MAX = 64  # most metrics of one submission, which are stored as long as the run
 
 UploadId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -26,8 +24,6 @@ class UploadRequest(Message):
     tries: Count  # how often the server has asked for this part again
     sha256: Word
     size: Number
-    # contribution for which the coordinator requested these bytes as evidence; 0: none
-    evidence_of: Number = 0
 
 
 class UploadInfo(Message):
@@ -37,17 +33,6 @@ class UploadInfo(Message):
     complete: bool
     expires_at: float
     url: str = ""  # of the store, for a PUT of at most UPLOAD_PIECE_BYTES; "" = send it here
-
-
-class Commitment(Message):
-    """Commitment to the files that a task can be recomputed from: their SHA-256, submitted before
-    it is known which tasks are recomputed. A verdict may ask for the files; "" means no file.
-    """
-
-    inner: Word = ""  # initial state of the inner optimiser
-    left: Word = ""  # final state, with which the next task begins
-    residual: Word = ""  # residual that the codec added to the update
-    kept: Word = ""  # residual that the codec left, for the next update
 
 
 class SubmitRequest(Message, kw_only=True):
@@ -68,10 +53,6 @@ class SubmitRequest(Message, kw_only=True):
     train_s: float = 0.0
     paused_s: float = 0.0
     metrics: Metrics = msgspec.field(default_factory=dict)
-    commitment: Commitment = Commitment()
-    # How many turns (see `Result.halved`) were done before each halving for lack of memory, if
-    # halving changes the result; a recompute halves at the same turns.
-    halved: Annotated[tuple[Number, ...], Meta(max_length=HALVINGS_MAX)] = ()
 
 
 class Verdict(Message):
@@ -87,8 +68,6 @@ class Verdict(Message):
     at: float = 0.0
     # Too late, but the lease continues: recompute this part from the newest version.
     redo: bool = False
-    # Files of its commitment that the coordinator requests: upload them for this contribution.
-    reveal: Annotated[tuple[Word, ...], Meta(max_length=REVEAL_MAX)] = ()
 
 
 class SubmitReply(Verdict):

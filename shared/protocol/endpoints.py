@@ -126,12 +126,6 @@ RELEASE = Endpoint(
     request=leases.ReleaseRequest,
     reply=NOTHING,
 )
-FORFEIT = Endpoint(
-    method="POST",
-    path="/me/forfeit",
-    summary="Give up all that is at stake, where a machine cannot reveal what it is asked for",
-    reply=accounts.Forfeited,
-)
 SUBMIT = Endpoint(
     method="POST",
     path="/tasks/{task}/submit",

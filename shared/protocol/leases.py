@@ -7,9 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from shared.protocol.base import Count, Line, Message, Number, Reason, Size, Word
-from shared.protocol.contributions import REVEAL_MAX
-from shared.protocol.versions import BlobRef, SignedManifest
+from shared.protocol.base import Count, Line, Message, Number, Reason, Size
+from shared.protocol.versions import SignedManifest
 from shared.units import DAY_S
 from shared.workloads.base import DatasetManifest, Job
 
@@ -44,12 +43,12 @@ class Grant(Message):
 
 
 class AuditWork(Message):
-    """Recompute of another volunteer's task from its revealed state. The result is sums of the
-    update before any codec; the coordinator compares both volunteers' sums and keeps them secret.
+    """Recompute of another volunteer's task. The result is sums of the encoded update; the
+    coordinator compares both volunteers' sums and keeps them secret.
     """
 
     seed: Number  # seed of these sums
-    inner: BlobRef | None = None  # optimiser state that the task began with
+    codec: str  # codec of the other's update
 
 
 class Lease(Message):
@@ -69,9 +68,6 @@ class Lease(Message):
     pull_every: int = 0  # steps between checks for a newer version; 0 = only at the beginning
     # Wait for the verdict on each part, since a late part is trained again on the newer version.
     redo: bool = False
-    # Some of this work is recomputed: commit to its first and last states, and keep them until the
-    # verdict.
-    commit: bool = False
     counted: str = ""  # unit of the steps of a task that trains nothing: games, problems
     # Data of this task alone (games, an opponent), in place of a dataset.
     data: DatasetManifest | None = None
@@ -86,9 +82,6 @@ class IdleReply(Message):
     message: str
     retry_after_s: Annotated[float, Meta(ge=0, le=RETRY_S_MAX)]
     version: int | None = None
-    # contribution that the machine must prove first, by revealing these files
-    contribution: int = 0
-    reveal: Annotated[tuple[Word, ...], Meta(max_length=REVEAL_MAX)] = ()
 
 
 class ClaimReply(Message):

@@ -50,4 +50,4 @@ def process_on(device: str, memory_bytes: int) -> int:
     return memory_on(device, memory_bytes) + (PROCESS_BYTES if device == "cpu" else 0)
 
 
-AUDIT_BYTES = 1024  # answer to an audit: 256 sums, float32
+AUDIT_BYTES = 2048  # answer to an audit: 256 sums of parameters and 256 of buffers, float32

@@ -5,9 +5,11 @@ measure begin on a block edge.
 
 Scales are bfloat16, not the usual float16. Updates are small (1e-5 and less), so a scale of absmax
 / 127 would be a subnormal float16 (below 6e-5) and lose some or all of its digits; bfloat16 takes
-the same two bytes and has the range of float32. Rounding the scale (by 2^-8 at most) moves the
-largest quotient to at most 127.497 (or 7.03), which still becomes the code 127 (or 7): nothing
-needs to be clamped, and no number moves by more than half a scale.
+the same two bytes and has the range of float32. A scale is rounded up (by 2^-7 at most), so that no
+quotient exceeds 127 (or 7).
+
+Codes are rounded to the nearest, or with a `Dither` up or down at random, so that their mean is the
+number itself: what one update loses another gains.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +29,8 @@ from shared.tensors.spec import TensorSpec, grid
 
 SPAN = 1 << 16  # elements: 256 KiB of float32 fit the second-level cache
 SCALE = "#scale"
+WORD_ELEMENTS, DRAWN_TOGETHER = 4, 16  # elements of a generator's word, and of one of its counts
+_STEP = np.float32(2.0**-16)
 _INFINITE = 0x7F80  # bfloat16 bits from here on are infinite, NaN or negative
 # Smaller numbers are subnormals, whose few digits would break the error bound: such blocks become
 # zero.
@@ -33,6 +38,29 @@ _SMALLEST = 0x0080
 
 I8 = npt.NDArray[np.int8]
 U8 = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Dither:
+    """Random numbers that round a tensor's elements: a function of the seed, the tensor's name and
+    the element alone, so that any slice is rounded alone, with the same bytes on every machine.
+    """
+
+    seed: int
+    name: str
+    start: int = 0  # first element of the encoded slice, on a chunk edge
+
+    def draw(self, start: int, stop: int, room: F32) -> F32:
+        """Return a number in [0, 1) for each of the slice's elements [start, stop), in `room`;
+        `start` is a multiple of 16.
+        """
+        stream = int.from_bytes(sha256(b"round" + self.name.encode()).digest()[:8], "little")
+        key = np.array([self.seed & ((1 << 64) - 1), stream], np.uint64)
+        # One count of the generator is 256 bits: 16 bits for each of 16 elements.
+        random = np.random.Philox(key=key, counter=(self.start + start) // DRAWN_TOGETHER)
+        words = random.random_raw(-(-(stop - start) // WORD_ELEMENTS)).astype("<u8", copy=False)
+        np.multiply(words.view("<u2")[: stop - start], _STEP, out=room)
+        return room
 
 
 class Kernel(Protocol):
@@ -43,7 +71,7 @@ class Kernel(Protocol):
         name.
         """
 
-    def encode(self, numbers: F32) -> tuple[Array, ...]:
+    def encode(self, numbers: F32, dither: Dither | None = None) -> tuple[Array, ...]:
         """Encode a slice that begins on a chunk edge. Raises InvalidFrame if it is not finite."""
 
     def decode(
@@ -80,7 +108,7 @@ class Float32(Decoded):
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
         return (TensorSpec(spec.name, spec.shape, "F32"),)
 
-    def encode(self, numbers: F32) -> tuple[Array, ...]:
+    def encode(self, numbers: F32, dither: Dither | None = None) -> tuple[Array, ...]:
         refuse_nonfinite(numbers)
         return (numbers,)
 
@@ -97,7 +125,7 @@ class Bfloat16(Decoded):
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
         return (TensorSpec(spec.name, spec.shape, "BF16"),)
 
-    def encode(self, numbers: F32) -> tuple[Array, ...]:
+    def encode(self, numbers: F32, dither: Dither | None = None) -> tuple[Array, ...]:
         refuse_nonfinite(numbers)
         bits = np.empty(numbers.size, np.uint16)
         for start, stop in grid(numbers.size, SPAN):
@@ -116,7 +144,7 @@ class Blocks:
     limit].
 
     Limit 127 stores a byte an element, limit 7 packs two elements a byte. The error is at most half
-    a scale.
+    a scale, with a dither below a whole one.
     """
 
     limit: int
@@ -132,7 +160,7 @@ class Blocks:
             codes = TensorSpec(spec.name, (-(-spec.count // 2),), "U8")
         return codes, TensorSpec(spec.name + SCALE, (-(-spec.count // self.block),), "BF16")
 
-    def encode(self, numbers: F32) -> tuple[Array, ...]:
+    def encode(self, numbers: F32, dither: Dither | None = None) -> tuple[Array, ...]:
         peaks = block_peaks(numbers, self.block)
         refuse_nonfinite(peaks)
         scales, inverse = scale_blocks(peaks, self.limit)
@@ -141,7 +169,13 @@ class Blocks:
             here = inverse[start // self.block : -(-stop // self.block)]
             scaled = _spread(here, self.block)[: stop - start]
             np.multiply(numbers[start:stop], scaled, out=scaled)
-            np.copyto(codes[start:stop], np.rint(scaled, out=scaled), casting="unsafe")
+            if dither is None:
+                np.rint(scaled, out=scaled)
+            else:
+                scaled += dither.draw(start, stop, _own.noise[: stop - start])
+                np.floor(scaled, out=scaled)
+                np.clip(scaled, -self.limit, self.limit, out=scaled)  # a quotient is itself rounded
+            np.copyto(codes[start:stop], scaled, casting="unsafe")
         return pack_nibbles(codes) if self.packed else codes, scales
 
     def decode(
@@ -237,9 +271,9 @@ def scale_blocks(peaks: F32, limit: int) -> tuple[U16, F32]:
     """Return blocks' bfloat16 scales from their largest magnitudes, and the inverses (0 for
     zeros).
     """
-    # Round like `bf16_from_float`; the numbers are not negative and far from infinity.
+    # Round up; the numbers are not negative and far from infinity.
     wide = (peaks / np.float32(limit)).view(np.uint32)
-    wide += np.uint32(0x7FFF) + ((wide >> 16) & np.uint32(1))
+    wide += np.uint32(0xFFFF)
     wide &= np.uint32(0xFFFF0000)
     wide[wide < _SMALLEST << 16] = 0
     inverse = np.zeros(wide.size, np.float32)
@@ -261,6 +295,7 @@ class _Own(threading.local):
 
     def __init__(self) -> None:
         self.floats: F32 = aligned(SPAN)
+        self.noise: F32 = aligned(SPAN)
         self.doubles: npt.NDArray[np.float64] = aligned(SPAN, dtype=np.float64)
 
 

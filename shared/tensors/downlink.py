@@ -36,10 +36,6 @@ from shared.tensors.slices import (
 from shared.tensors.spec import INTEGERS, WALK_ELEMENTS, Role, Schema, TensorSpec, grid
 from shared.tensors.update import Delta
 
-# codec of links by the codec of uploads, if updates are sparse
-LINK_CODECS = {"topk-2bit": "topk-int8"}
-LINK_CODEC = "int8"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Following:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
@@ -21,6 +20,7 @@ from shared.nearest import hint
 from shared.tensors.blocks import (
     Bfloat16,
     Blocks,
+    Dither,
     Float32,
     Kernel,
     refuse_nonfinite,
@@ -39,7 +39,6 @@ from shared.tensors.spec import (
     grid,
 )
 
-Residual: TypeAlias = Mapping[str, Array]
 Tensors: TypeAlias = Mapping[str, Any]
 Spans: TypeAlias = Iterator[tuple[int, int]]  # first byte, and the byte after the last
 Echo: TypeAlias = Callable[[TensorSpec, int, F32], None]  # parameter, first element, numbers
@@ -47,11 +46,10 @@ Echo: TypeAlias = Callable[[TensorSpec, int, F32], None]  # parameter, first ele
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedUpdate:
-    """Finished update file, with the codec's `residual` for the next update."""
+    """Finished update file."""
 
     sha256: str
     size: int  # bytes
-    residual: Residual | None
 
 
 class Cut(NamedTuple):
@@ -125,14 +123,10 @@ class DecodedUpdate(Mapping[str, Array]):
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """Wire form of updates, with a kernel for parameters; the caller keeps the residuals.
-
-    `decay` is the factor of a residual where it is added to the next update.
-    """
+    """Wire form of updates, with a kernel for parameters."""
 
     name: str
     kernel: Kernel
-    decay: float = 1.0
 
     def wire_schema(self, schema: Schema) -> Schema:
         """Return the tensors that a file of this codec must hold, in their order."""
@@ -147,38 +141,28 @@ class Codec:
 
     def encode(
         self,
-        tensors: Tensors,
+        tensors: Tensors | SliceReader,
         schema: Schema,
         path: Path,
-        residual: Residual | None = None,
-        residual_path: Path | None = None,
+        seed: int | None = None,
         echo: Echo | None = None,
     ) -> EncodedUpdate:
         """Write an update (a mapping of arrays, or a `Delta`) to `path`.
 
-        A `residual`, `{}` the first time, turns error feedback on: with e = decay x residual +
-        update the file contains Q(e), and e - Q(e) is returned, in memory or as the frame
-        `residual_path`. `echo` receives Q(e) of every parameter, in order, piece by piece. Raises
-        InvalidFrame, StorageFull, OSError.
+        With a `seed`, that of the task, codes are rounded at random, and their mean is the update;
+        without one to the nearest. `echo` receives the written numbers of every parameter, in order,
+        piece by piece. Raises InvalidFrame, StorageFull, OSError.
         """
         wire, source = self.wire_schema(schema), _reader(tensors, schema)
-        with ExitStack() as stack:
-            about = {"codec": self.name}
-            writer = stack.enter_context(FrameWriter(path, wire, about))
-            feedback = (
-                _Feedback(schema, residual, residual_path, stack, self.decay)
-                if residual is not None
-                else None
-            )
+        with FrameWriter(path, wire, {"codec": self.name}) as writer:
             for spec in wire:
                 if spec.role != "parameter":
                     _carry(spec, source, writer)
             for spec in schema:
                 if spec.role == "parameter":
-                    self._encode(spec, source, writer, feedback, echo)
+                    self._encode(spec, source, writer, seed, echo)
             written = writer.close()
-        left = feedback.result() if feedback else None
-        return EncodedUpdate(sha256=written.sha256, size=written.size, residual=left)
+        return EncodedUpdate(sha256=written.sha256, size=written.size)
 
     def decode(self, path: Path, schema: Schema) -> DecodedUpdate:
         """Open an update after checking its header. Raises InvalidFrame, OSError."""
@@ -207,7 +191,7 @@ class Codec:
         spec: TensorSpec,
         source: SliceReader,
         writer: FrameWriter,
-        feedback: _Feedback | None,
+        seed: int | None,
         echo: Echo | None,
     ) -> None:
         names = [part.name for part in self.kernel.parts(spec)]
@@ -215,68 +199,16 @@ class Codec:
         behind: list[tuple[Array, ...]] = []
         for start, stop in grid(spec.count, WALK_ELEMENTS):
             numbers = source.read(spec.name, start, stop)
-            if feedback:
-                numbers = feedback.add(spec.name, start, numbers)
+            dither = None if seed is None else Dither(seed, spec.name, start)
             with telling(spec.name):
-                parts = self.kernel.encode(numbers)
-            if feedback or echo:
-                said = self.kernel.decode(parts, stop - start, 0, stop - start)
-                if feedback:
-                    feedback.keep(spec.name, numbers - said)
-                if echo:
-                    echo(spec, start, said)
+                parts = self.kernel.encode(numbers, dither)
+            if echo:
+                echo(spec, start, self.kernel.decode(parts, stop - start, 0, stop - start))
             writer.write(names[0], parts[0])
             behind.append(parts[1:])
         for name, pieces in zip(names[1:], zip(*behind, strict=True), strict=False):
             for piece in pieces:
                 writer.write(name, piece)
-
-
-class _Feedback:
-    """Residual during one encoding: read, added, replaced."""
-
-    def __init__(
-        self,
-        schema: Schema,
-        previous: Residual,
-        path: Path | None,
-        stack: ExitStack,
-        decay: float,
-    ) -> None:
-        self._decay = np.float32(decay)
-        self._schema = residual_schema(schema)
-        self._previous = ArrayReader(previous, self._schema)
-        self._known = frozenset(previous)
-        self._path = path
-        self._writer = stack.enter_context(FrameWriter(path, self._schema)) if path else None
-        self._pieces: dict[str, list[F32]] = {spec.name: [] for spec in self._schema}
-
-    def add(self, name: str, start: int, numbers: F32) -> F32:
-        if name not in self._known:
-            return numbers
-        with np.errstate(over="ignore", invalid="ignore"):  # the result is checked below
-            before = self._previous.read(name, start, start + numbers.size)
-            return numbers + (before if self._decay == 1 else self._decay * before)
-
-    def keep(self, name: str, left: F32) -> None:
-        if self._writer:
-            self._writer.write(name, left)
-        else:
-            self._pieces[name].append(left)
-
-    def result(self) -> Residual:
-        if self._path:
-            return open_frame(self._path, self._schema)
-        empty = np.empty(0, np.float32)
-        return {
-            s.name: np.concatenate([empty, *self._pieces[s.name]]).reshape(s.shape)
-            for s in self._schema
-        }
-
-
-def residual_schema(schema: Schema) -> Schema:
-    """Return the schema of a residual file: every parameter, as float32."""
-    return tuple(TensorSpec(spec.name, spec.shape) for spec in schema if spec.role == "parameter")
 
 
 def _carried(spec: TensorSpec) -> TensorSpec:
@@ -301,8 +233,8 @@ def telling(name: str) -> Iterator[None]:
         raise InvalidFrame(f"{name!r}: {error.message}") from error
 
 
-def _reader(tensors: Tensors, schema: Schema) -> SliceReader:
-    return tensors if hasattr(tensors, "read") else ArrayReader(tensors, schema)
+def _reader(tensors: Tensors | SliceReader, schema: Schema) -> SliceReader:
+    return tensors if isinstance(tensors, SliceReader) else ArrayReader(tensors, schema)
 
 
 CODECS: Mapping[str, Codec] = {
@@ -312,13 +244,9 @@ CODECS: Mapping[str, Codec] = {
         Codec("bf16", Bfloat16()),
         Codec("int8", Blocks(limit=127, block=256)),
         Codec("int4", Blocks(limit=7, block=64)),
-        Codec("topk-2bit", TopK(keep=64, coarse=True), decay=0.95),
-        Codec("topk-int8", TopK(keep=256, coarse=False)),
+        Codec("topk-int8", TopK(keep=256)),
     )
 }
-
-# Codecs whose rounding error is too small for error feedback.
-EXACT_CODECS = frozenset({"float32", "bf16"})
 
 
 def codec(name: str) -> Codec:

@@ -20,7 +20,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shared.tensors.spec import Schema
+    from shared.tensors.spec import Role, Schema
 
     Floats = NDArray[np.float32]
 
@@ -44,9 +44,9 @@ class Places:
     signs: Floats
 
 
-def drawn(schema: Schema, secret: bytes, most: int) -> Places:
+def drawn(schema: Schema, secret: bytes, most: int, role: Role = "parameter") -> Places:
     """Draw at most `most` stretches, and signs; a secret gives the same ones on every machine."""
-    parameters = [spec for spec in schema if spec.role == "parameter" and spec.count]
+    parameters = [spec for spec in schema if spec.role == role and spec.count]
     blocks = np.array([-(-spec.count // STRETCH) for spec in parameters], np.int64)
     ends = np.cumsum(blocks)
     random = np.random.Generator(np.random.Philox(key=_number(secret)))
@@ -74,8 +74,13 @@ def sketch(update: Slices, where: Places) -> Floats:
 
 
 def sums(update: Slices, schema: Schema, seed: int) -> Floats:
-    """Return the sums of an update that an audit compares, (D,) float32."""
-    return sketch(update, drawn(schema, seed.to_bytes(8, "big"), AUDIT_STRETCHES))
+    """Return the sums of an update that an audit compares, (2 D,) float32: of the parameters, then
+    of the buffers.
+    """
+    roles: tuple[Role, ...] = ("parameter", "buffer")
+    secret = seed.to_bytes(8, "big")
+    places = [drawn(schema, secret, AUDIT_STRETCHES, role) for role in roles]
+    return np.concatenate([sketch(update, where) for where in places])
 
 
 def _number(secret: bytes) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ U16: TypeAlias = npt.NDArray[np.uint16]
 LINE = 64  # bytes of a cache line
 
 
+@runtime_checkable
 class SliceReader(Protocol):
     """Source of flat slices of named tensors: float32, and int64 where the schema has integers."""
 

@@ -1,12 +1,10 @@
-"""Top-k: of each 4,096 elements the largest are sent, with their positions.
+"""Top-k: of each 4,096 elements the 256 largest are sent in eight bits, with their positions.
 
-An upload, as in SparseLoCo, sends 64 of 4,096 in two bits, with error feedback, without which most
-of the update is lost. A link of the downlink sends 256 of 4,096 in eight bits: as many as four
-uploads.
+It serves links of the downlink, which lose nothing: the next link sends what this one left out.
 
 Positions use the Elias-Fano code. The lowest four bits of each position are stored as they are. A
 row of bits has a one for each position; the number of zeros before it is the position's upper bits.
-A position takes 9 bits in an upload, 6 in a link.
+A position takes 6 bits.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from shared.tensors.blocks import (
     SPAN,
     U8,
     Decoded,
+    Dither,
     read_scales,
     refuse_nonfinite,
     scale_blocks,
@@ -33,39 +32,33 @@ INDEX = "#index"
 CHUNK = 4096
 PART = 16  # elements that the lowest four bits of a position distinguish
 _LIMIT = 127
-_MOST = 3.38e38  # largest magnitude that rounds to a finite bfloat16
 
 
 @dataclass(frozen=True, slots=True)
 class TopK(Decoded):
-    """The largest elements of each chunk: their increasing positions, and their codes. A code has
-    eight bits, with one scale a chunk; or two bits, a sign and which of the chunk's two scales.
+    """The largest elements of each chunk: their increasing positions, their codes of eight bits, and
+    one scale a chunk.
     """
 
     keep: int  # elements kept of each chunk: a divisor of its size and a multiple of eight
-    coarse: bool
 
     def parts(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
-        kept, scales = self._kept(spec.count), -(-spec.count // CHUNK) * (1 + self.coarse)
-        codes = TensorSpec(spec.name, (kept,), "I8")
-        if self.coarse:
-            codes = TensorSpec(spec.name, (-(-kept // 4),), "U8")
         return (
-            codes,
-            TensorSpec(spec.name + SCALE, (scales,), "BF16"),
+            TensorSpec(spec.name, (self._kept(spec.count),), "I8"),
+            TensorSpec(spec.name + SCALE, (-(-spec.count // CHUNK),), "BF16"),
             TensorSpec(spec.name + INDEX, (self._index_bytes(spec.count),), "U8"),
         )
 
-    def encode(self, numbers: F32) -> tuple[Array, ...]:
+    def encode(self, numbers: F32, dither: Dither | None = None) -> tuple[Array, ...]:
+        """Encode a slice, rounded to the nearest."""
         refuse_nonfinite(numbers)
         pieces: list[tuple[Array, ...]] = []
         for start, stop in _runs(numbers.size):
             rows = numbers[start:stop].reshape(-1, min(CHUNK, stop - start))
             places = _largest(rows, self._kept(rows.shape[1]))
             values = np.take_along_axis(rows, places, axis=1)
-            found = _two_bits(values) if self.coarse else _eight_bits(values)
-            pieces.append((*found, _index(places, rows.shape[1])))
-        kinds = (np.uint8 if self.coarse else np.int8, np.uint16, np.uint8)
+            pieces.append((*_eight_bits(values), _index(places, rows.shape[1])))
+        kinds = (np.int8, np.uint16, np.uint8)
         empty = [np.empty(0, kind) for kind in kinds]
         return tuple(map(np.concatenate, zip(empty, *pieces, strict=True)))
 
@@ -73,15 +66,14 @@ class TopK(Decoded):
         self, parts: Sequence[Array], count: int, start: int, stop: int, room: F32 | None = None
     ) -> F32:
         begin, end = start // CHUNK * CHUNK, min(-(-stop // CHUNK) * CHUNK, count)
-        each = 1 + self.coarse
-        scales = parts[1][begin // CHUNK * each : -(-end // CHUNK) * each]
-        magnitudes = read_scales(scales).reshape(-1, each)
+        magnitudes = read_scales(parts[1][begin // CHUNK : -(-end // CHUNK)]).reshape(-1, 1)
         numbers = np.zeros(end - begin, np.float32)
         for low, high in _runs(end - begin):
             rows = numbers[low:high].reshape(-1, min(CHUNK, high - low))
             kept = slice(self._kept(begin + low), self._kept(begin + high))
             index = parts[2][self._index_bytes(begin + low) : self._index_bytes(begin + high)]
-            values = _values(parts[0], kept, magnitudes[low // CHUNK :][: len(rows)])
+            scales = magnitudes[low // CHUNK :][: len(rows)]
+            values: F32 = parts[0][kept].reshape(len(rows), -1) * scales
             places = _places(index.reshape(len(rows), -1), values.shape[1], rows.shape[1])
             np.put_along_axis(rows, places, values, axis=1)
         return numbers[start - begin : stop - begin]
@@ -111,37 +103,6 @@ def _largest(rows: F32, keep: int) -> Array:
 def _eight_bits(values: F32) -> tuple[Array, U16]:
     scales, inverse = scale_blocks(np.abs(values).max(axis=1), _LIMIT)
     return np.rint(values * inverse[:, None]).astype(np.int8).reshape(-1), scales
-
-
-def _two_bits(values: F32) -> tuple[U8, U16]:
-    """Return the two-bit codes, four a byte, and each row's two scales: the mean magnitudes of the
-    smaller and of the larger elements; an element above the mean of all counts as larger.
-    """
-    sizes = np.abs(values, dtype=np.float64)
-    larger = sizes > sizes.mean(axis=1, keepdims=True)
-    counts = [(~larger).sum(axis=1), larger.sum(axis=1)]
-    means = [
-        (sizes * part).sum(axis=1) / np.maximum(1, count)
-        for part, count in zip((~larger, larger), counts, strict=True)
-    ]
-    both = np.minimum(np.stack(means, axis=1), _MOST).astype(np.float32)
-    scales, _ = scale_blocks(both.reshape(-1), 1)
-    told = ((values < 0) + 2 * larger).astype(np.uint8).reshape(-1)
-    four = np.concatenate([told, np.zeros(-told.size % 4, np.uint8)]).reshape(-1, 4)
-    packed: U8 = np.bitwise_or.reduce(four << np.array([0, 2, 4, 6], np.uint8), axis=1)
-    return packed, scales
-
-
-def _values(codes: Array, kept: slice, scales: F32) -> F32:
-    """Return the numbers of some rows; `kept` begins at a multiple of four."""
-    if scales.shape[1] == 1:
-        whole: F32 = codes[kept].reshape(len(scales), -1) * scales
-        return whole
-    packed = codes[kept.start // 4 : -(-kept.stop // 4)]
-    four = (packed[:, None] >> np.array([0, 2, 4, 6], np.uint8)) & 3
-    told = four.reshape(-1)[: kept.stop - kept.start].reshape(len(scales), -1)
-    large = np.where(told & 2, scales[:, 1:], scales[:, :1])
-    return np.where(told & 1, -large, large)
 
 
 def _sizes(kept: int, width: int) -> tuple[int, int]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from shared.tensors.frame import open_frame
-from shared.tensors.quantize import Codec, DecodedUpdate, residual_schema
-from shared.tensors.slices import Array, ArrayReader, SliceReader
+from shared.tensors.quantize import Codec, DecodedUpdate
+from shared.tensors.slices import Array, ArrayReader
 from shared.tensors.spec import INTEGERS, Schema, TensorSpec, by_name, grid
 
 VARIANCE = "running_var"  # PyTorch's name of a running variance
@@ -48,52 +46,6 @@ class Delta(Mapping[str, Array]):
 
     def __len__(self) -> int:
         return len(self._specs)
-
-
-class CodecInput:
-    """Update before its codec: the written update, plus the residual it left, minus `decay` times
-    the residual added before. Exact except for rounding, however little was written.
-    """
-
-    def __init__(
-        self,
-        written: SliceReader,
-        kept: Mapping[str, Any],
-        before: Mapping[str, Any],
-        left: Schema,
-        decay: float,
-    ) -> None:
-        self._decay = np.float32(decay)
-        self._written = written
-        self._names = frozenset(spec.name for spec in left)
-        self._kept, self._before = ArrayReader(kept, left), ArrayReader(before, left)
-        self._had = bool(before)
-
-    def read(self, name: str, start: int, stop: int) -> Array:
-        """Return elements [start, stop) of the flat tensor."""
-        found = self._written.read(name, start, stop)
-        if name not in self._names:
-            return found  # buffers and counters are sent whole
-        found = found + self._kept.read(name, start, stop)
-        return found - self._decay * self._before.read(name, start, stop) if self._had else found
-
-
-@contextmanager
-def opened(
-    path: Path, schema: Schema, chosen: Codec, kept: Path | None, before: Path | None
-) -> Iterator[tuple[DecodedUpdate, DecodedUpdate | CodecInput]]:
-    """Open an update as written, and as its codec's input. Raises InvalidFrame, OSError."""
-    left = residual_schema(schema)
-    with ExitStack() as stack:
-        written = stack.enter_context(chosen.decode(path, schema))
-        behind, had = (
-            {} if file is None else stack.enter_context(open_frame(file, left))
-            for file in (kept, before)
-        )
-        yield (
-            written,
-            written if kept is None else CodecInput(written, behind, had, left, chosen.decay),
-        )
 
 
 class UpdateStats(msgspec.Struct, frozen=True, kw_only=True):

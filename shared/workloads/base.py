@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from shared.workloads.experience import Experience
 
 ENTRY_POINTS = "volunteer.workloads"
-HALVINGS_MAX = 8  # most times that a task's micro-batches are halved and recorded
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -74,8 +73,6 @@ class TrainSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     warmup_steps: StepsOrOff | None = None  # global steps; None = a tenth of all, 20 to 500
     # global steps of the cosine; 0 = all steps of the run ([stop])
     decay_steps: StepsOrOff = 0
-    # local steps of warm-up after the inner state was reset
-    rewarm_steps: StepsOrOff = 0
     beta1: Decay = 0.9
     beta2: Decay = 0.95
     weight_decay: NotNegative = 0.1
@@ -138,13 +135,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int
     global_step: int  # of the base version; sets the learning rate
     total_steps: int  # global steps of the whole run, for the cosine; 0 = unknown
-    reset_inner: bool  # start with a new inner optimiser state
     prompt: str = ""
     options: dict[str, Any] = {}  # the workload's own `[task.options]`, e.g. games, simulations
     base_version: int = 0  # set when work begins
     base_sha256: str = ""  # of the published weights of that version; also set then
-    # for a recompute: when the first worker halved its micro-batches; see `Result.halved`
-    halved: Annotated[tuple[int, ...], Meta(max_length=HALVINGS_MAX)] = ()
 
 
 def seed_from(seed: int, first: int) -> int:
@@ -175,9 +169,6 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     # file of episodes or of a match, read only by the workload's own checks
     experience: bytes = b""
-    # How many turns (passes of a network over a batch) were done before each halving of the
-    # micro-batches for lack of memory. Recorded if the result depends on it, as with batch norm.
-    halved: tuple[int, ...] = ()
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,13 +205,10 @@ class Work(Protocol):
         """Undo `suspend`."""
 
     def halve(self) -> int:
-        """Halve the micro-batch after out-of-memory and accumulate gradients (same batch, same
-        samples); for a single sample, use less memory if possible. Return the new micro-batch;
-        raise MemoryError when it cannot be smaller. The running step starts over.
+        """Use less memory after out-of-memory, with the same result except for rounding: halve the
+        micro-batch and accumulate gradients, or compute again what was kept. Return the new
+        micro-batch; raise MemoryError when nothing more can be saved. The running step starts over.
         """
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """Return the inner optimiser state (CPU), which this worker's next task may start from."""
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Return the state that survives a restart: weights, optimiser, counters. Call it only
@@ -422,11 +410,9 @@ class Workload(Protocol):
         """Return a version's tensors with its `files`: input of `decoder`, `export`, `convert`."""
         return weights
 
-    def begin(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> Work:
-        """Start a task on `device` ("cpu", "cuda:0", "mps"), with a carried optimiser state
-        `inner`.
+    def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
+        """Start a task on `device` ("cpu", "cuda:0", "mps"). The result is a function of job, weights
+        and data alone.
         """
 
     def evaluate(

@@ -118,7 +118,7 @@ def bare(task: Job, data: tiny_gpt.Folder, weights: Weights) -> Rate:
 
 def ours(task: Job, data: tiny_gpt.Folder, weights: Weights, waits: list[float]) -> Rate:
     """A task; `waits` gets the longest that a pause would have waited, in seconds."""
-    work = WORKLOAD.begin(task, weights, data, "cpu", None)
+    work = WORKLOAD.begin(task, weights, data, "cpu")
     watch, looks = Watch(task), [time.perf_counter()]
     listening(work, lambda: looks.append(time.perf_counter()))
     while not work.done:
@@ -214,7 +214,7 @@ def peak(options: argparse.Namespace, train: str, side: str) -> int:
             if side == "bare":
                 bare(task, data, loaded)
             else:
-                work = WORKLOAD.begin(task, loaded, data, "cpu", None)
+                work = WORKLOAD.begin(task, loaded, data, "cpu")
                 listening(work, lambda: None)
                 while not work.done:
                     work.advance()

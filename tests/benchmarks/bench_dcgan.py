@@ -65,7 +65,7 @@ def bare(task: Job, images: torch.Tensor, weights: Weights) -> float:
 
 def ours(task: Job, data: Folder, weights: Weights) -> tuple[float, float]:
     """Images a second of a task, and the longest micro-batch in seconds."""
-    work = WORKLOAD.begin(task, weights, data, "cpu", None)
+    work = WORKLOAD.begin(task, weights, data, "cpu")
     longest = 0.0
     began = last = time.perf_counter()
     while not work.done:

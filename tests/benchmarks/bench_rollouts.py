@@ -89,7 +89,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         )
 
     def once() -> tuple[int, Result, Inspection]:
-        made = finish(WORKLOAD.begin(task, weights, held, "cpu", None))[0]
+        made = finish(WORKLOAD.begin(task, weights, held, "cpu"))[0]
         return engine(task, weights), made, judge(made.experience, whole=False)
 
     ratios, read, drawn, rates = [], [], [], []
@@ -97,7 +97,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     assert found.refused == 0
     for _ in range(options.pairs):
         bare_s, _ = timed(lambda: engine(task, weights))
-        ours_s, _ = timed(lambda: finish(WORKLOAD.begin(task, weights, held, "cpu", None)))
+        ours_s, _ = timed(lambda: finish(WORKLOAD.begin(task, weights, held, "cpu")))
         some_s, _ = timed(lambda: judge(result.experience, whole=False))
         all_s, _ = timed(lambda: judge(result.experience, whole=True))
         ratios.append(bare_s / ours_s)

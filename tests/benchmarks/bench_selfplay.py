@@ -289,7 +289,7 @@ def bare(task: Any, held: Window, weights: Weights) -> None:
 
 
 def through(task: Any, held: Window, weights: Weights) -> None:
-    work = WORKLOAD.begin(task, weights, held, "cpu", None)
+    work = WORKLOAD.begin(task, weights, held, "cpu")
     while not work.done:
         work.advance()
 

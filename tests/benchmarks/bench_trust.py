@@ -56,7 +56,7 @@ def drawn(tasks: int, accounts: int) -> float:
 def timed(task: Job, data: Folder, weights: Weights, folder: Path) -> tuple[float, float]:
     """Return the seconds of a task, and of comparing its update with another of the same."""
     began = time.perf_counter()
-    work = WORKLOAD.begin(task, weights, data, "cpu", None)
+    work = WORKLOAD.begin(task, weights, data, "cpu")
     while not work.done:
         work.advance()
     after = work.result()[1]

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shared.tensors.quantize import CODECS, EXACT_CODECS, codec
+from shared.tensors.quantize import CODECS, codec
 from shared.tensors.slices import Array
 from shared.tensors.spec import Schema
 from shared.tensors.update import Delta
@@ -90,7 +90,6 @@ class Training:
         initial = WORKLOAD.init(self.model, 0)
         self.run.weights = {name: tensor.numpy().copy() for name, tensor in initial.items()}
         self.run.commit()
-        self.inner: list[Any] = [None] * WORKERS
         self.sizes: dict[str, int] = {}  # of one update, by codec
 
     @property
@@ -126,19 +125,15 @@ class Training:
             order_seed=7 * number + worker,
             train=TrainSettings(lr=1e-3, warmup_steps=10),
             global_step=number * STEPS,
-            reset_inner=False,
         )
         tensors = {name: torch.from_numpy(array) for name, array in base.items()}
-        work = WORKLOAD.begin(task, tensors, self.data, "cpu", self.inner[worker])
+        work = WORKLOAD.begin(task, tensors, self.data, "cpu")
         local = {name: tensor.detach().numpy() for name, tensor in finish(work).items()}
-        self.inner[worker] = work.state()
         update, path = Delta(base, local, self.schema), self.path / "update"
         wanted = CODECS if number == 1 and worker == 0 else {up}
         for name in {*wanted, up}:
-            residual: dict[str, Array] | None = None if name in EXACT_CODECS else {}
-            self.sizes[name] = (
-                codec(name).encode(update, self.schema, path.with_name(name), residual).size
-            )
+            made = codec(name).encode(update, self.schema, path.with_name(name), task.seed)
+            self.sizes[name] = made.size
         with codec(up).decode(path.with_name(up), self.schema) as found:
             yield from ((name, found[name].copy()) for name in found)
 

@@ -80,7 +80,7 @@ class Bench:
         return job(self.model, steps, batch, stop=steps * batch, train=settings)
 
     def begin(self, task: Job) -> Work:
-        return WORKLOAD.begin(task, self.weights, self.data, self.device, None)
+        return WORKLOAD.begin(task, self.weights, self.data, self.device)
 
     def train(self, task: Job, begin: Callable[[], Work] | None = None) -> tuple[float, list[int]]:
         """Samples a second of a whole task on the thread of the device, and each halving."""
@@ -268,7 +268,7 @@ def timed(work: Work) -> float:
 
 def begun(model: Mapping[str, Any], data: Folder, task: Job, device: str) -> StepWork:
     """A rank's part of a task."""
-    return cast(StepWork, WORKLOAD.begin(task, WORKLOAD.init(model, 0), data, device, None))
+    return cast(StepWork, WORKLOAD.begin(task, WORKLOAD.init(model, 0), data, device))
 
 
 def inference(bench: Bench) -> list[Row]:
@@ -298,7 +298,7 @@ def selfplay(bench: Bench, folder: Path) -> list[Row]:
 
     def play() -> float:
         window = tiny_gomoku.Window(folder)
-        work = tiny_gomoku.WORKLOAD.begin(task, tiny_gomoku.lively(), window, bench.device, None)
+        work = tiny_gomoku.WORKLOAD.begin(task, tiny_gomoku.lively(), window, bench.device)
         began = time.perf_counter()
         tiny_gomoku.finish(work)
         return bench.size.games / (time.perf_counter() - began)

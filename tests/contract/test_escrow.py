@@ -56,10 +56,10 @@ def accepted(conn: Connection, run: int, who: str, now: float) -> int:
     return number
 
 
-def draw(conn: Connection, number: int, wanted: tuple[str, ...] = ()) -> RecomputeRow:
-    """The draw of a contribution, whose machine is asked for these files."""
+def draw(conn: Connection, number: int) -> RecomputeRow:
+    """The draw of a contribution."""
     row = contributions.by_id(conn, number)
-    order = DrawTerms(wanted=list(wanted), work="{}", flops=1e9, kind="cpu", due_at=10.0)
+    order = DrawTerms(work="{}", flops=1e9, kind="cpu")
     volunteers.count_draw(conn, row.volunteer_id)
     return recomputes.add(conn, row, order)
 
@@ -118,7 +118,7 @@ async def test_nothing_is_freed_past_an_open_question(database: Database) -> Non
     def drawn(conn: Connection) -> tuple[RecomputeRow, RecomputeRow]:
         for _ in range(4):
             merged(conn, run, NEW, 1.0)
-        first = draw(conn, merged(conn, run, NEW, 2.0), ("a" * 64,))
+        first = draw(conn, merged(conn, run, NEW, 2.0))
         second = draw(conn, merged(conn, run, NEW, 3.0))
         settle(conn, second, "passed")
         return first, second
@@ -139,8 +139,8 @@ async def test_pay_behind_an_open_draw_is_no_bond(database: Database) -> None:
     def drawn(conn: Connection) -> RecomputeRow:
         for _ in range(4):
             merged(conn, run, NEW, 1.0)
-        honest = draw(conn, merged(conn, run, NEW, 2.0), ("a" * 64,))
-        fake = draw(conn, merged(conn, run, NEW, 2.0), ("b" * 64,))
+        honest = draw(conn, merged(conn, run, NEW, 2.0))
+        fake = draw(conn, merged(conn, run, NEW, 2.0))
         for _ in range(20):
             merged(conn, run, NEW, 3.0)
         settle(conn, honest, "passed")

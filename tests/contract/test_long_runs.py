@@ -20,10 +20,8 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks as table_of_tasks
 from coordinator.database.tables.trust import recomputes as table_of_recomputes
 from coordinator.database.tables.versions import evaluations as table
-from shared.protocol.contributions import Commitment
 from shared.workloads.data.image_files import write_png
 from tests.contract.test_escrow import NEW, add
-from tests.contract.test_recomputes import reported
 from tests.support.account_rows import add_contribution, add_task
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.long_run import effort, grow, look_again
@@ -95,13 +93,12 @@ async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(databas
         run = await database.write(begin)
 
         def work(conn: Connection, tasks: int) -> ContributionRow:
-            said = reported(Commitment(inner="a" * 64, left="b" * 64))
             add_task(conn, run, kind="audit", volunteer_id=NEW)
-            made = [add_contribution(conn, run, NEW, "merged", report=said) for _ in range(tasks)]
+            made = [add_contribution(conn, run, NEW, "merged") for _ in range(tasks)]
             conn.execute(update(table_of_tasks).values(volunteer_id=NEW))
             rows = contribution_rows.by_ids(conn, made)
             for row in rows:
-                order = DrawTerms(wanted=[], work="{}", flops=1.0, kind="cpu", due_at=0.0)
+                order = DrawTerms(work="{}", flops=1.0, kind="cpu")
                 recomputes.add(conn, row, order)
             conn.execute(update(table_of_recomputes).values(state="done", result="passed"))
             return rows[-1]
@@ -110,12 +107,11 @@ async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(databas
             row = await database.write(partial(work, tasks=tasks))
             await database.write(look_again)
             before = spent.spent
-            assert not await database.read(lambda conn: recomputes.follows(conn, row))
             assert await database.read(lambda conn: audits.auditors(conn, [NEW]))
             proven = await database.read(lambda conn: recomputes.proven_to(conn, NEW, 0))
             assert proven[0] == row.id
             assert await database.read(lambda conn: recomputes.first(conn, 1.0)) is None
-            assert await database.read(recomputes.waiting) == {}
+            assert await database.read(recomputes.waiting) == 0
             assert await database.read(recomputes.blobs_in_use) == set()
             return spent.spent - before
 

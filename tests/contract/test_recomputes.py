@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from sqlalchemy import Connection, insert, update
+from sqlalchemy import Connection, update
 
 from coordinator.checking import proof
 from coordinator.database import contributions, experience, recomputes, volunteers
@@ -12,66 +12,30 @@ from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open_database import Database
 from coordinator.database.recomputes import DrawTerms, RecomputeRow, StoredCase
 from coordinator.database.tables.contributions import contributions as rows
-from coordinator.database.tables.contributions import uploads
 from coordinator.rules.checks import (
     CHECKER_AWAY_S,
     RECOMPUTE_FLOPS_MAX,
     Result,
     device_kind,
 )
-from shared.protocol.contributions import Commitment, SubmitRequest
 from shared.workloads.base import ChunkRef, DatasetManifest
 from tests.contract.test_escrow import FRIEND, NEW, add, draw, have, merged, setting, settle
 from tests.support.account_rows import add_contribution
 from tests.support.workloads.tiny_gpt import SMALL, job
 
-INNER, LEFT = "a" * 64, "b" * 64
-
-
-def reported(commitment: Commitment) -> str:
-    """A report with a commitment."""
-    said = SubmitRequest(
-        attempt=1, base_version=0, codec="int8", sha256="c" * 64, size=1, steps=1, samples=1,
-        loss_first=1.0, loss_last=1.0, commitment=commitment,
-    )  # fmt: skip
-    return msgspec.json.encode(said).decode()
-
-
-def committed(
-    conn: Connection, run: int, inner: str, left: str, residual: str = "", kept: str = ""
-) -> ContributionRow:
-    """A contribution that is committed to states of an optimiser and of a codec."""
-    number = merged(conn, run, NEW, 1.0)
-    report = reported(Commitment(inner=inner, left=left, residual=residual, kept=kept))
-    conn.execute(update(rows).where(rows.c.id == number).values(report=report))
-    return contributions.by_id(conn, number)
-
 
 def order(
     conn: Connection,
     row: ContributionRow,
-    wanted: tuple[str, ...] = (),
     *,
     flops: float = 1e9,
     kind: str = "cpu",
     work: str = "{}",
 ) -> RecomputeRow:
-    """A draw of a contribution, whose machine is asked for these files."""
-    told = DrawTerms(wanted=list(wanted), work=work, flops=flops, kind=kind, due_at=10.0)
+    """A draw of a contribution."""
+    told = DrawTerms(work=work, flops=flops, kind=kind)
     volunteers.count_draw(conn, row.volunteer_id)
     return recomputes.add(conn, row, told)
-
-
-def arrived(conn: Connection, row: ContributionRow, sha256: str) -> bool:
-    """A file of evidence is here; True when all are."""
-    conn.execute(
-        insert(uploads).values(
-            id=sha256[:8], task_id=row.task_id, attempt=1, part=0, tries=0, worker_id=row.worker_id,
-            sha256=sha256, size=1, complete=True, created_at=0.0, expires_at=99.0,
-            evidence_of=row.id,
-        )
-    )  # fmt: skip
-    return recomputes.arrive(conn, row.id)
 
 
 async def test_draws_of_another_kind_take_no_places_among_the_newest(database: Database) -> None:
@@ -115,29 +79,20 @@ async def test_figures_of_reports_are_the_median_of_good_work(database: Database
     await database.write(play)
 
 
-async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database: Database) -> None:
+async def test_a_draw_waits_at_once_and_ends_once(database: Database) -> None:
     run = await setting(database)
 
     def play(conn: Connection) -> None:
-        row = committed(conn, run, "", LEFT)
-        order(conn, row, (INNER, LEFT))
-        assert recomputes.waiting(conn) == {"asked": 1}
-        assert recomputes.first(conn, 99.0) is None
-        assert not recomputes.unwanted(conn, row.id, NEW, LEFT)
-        assert "nobody asks this" in recomputes.unwanted(conn, row.id, "somebody-else-1", LEFT)
-        assert "did not commit to" in recomputes.unwanted(conn, row.id, NEW, "d" * 64)
-        assert not arrived(conn, row, LEFT)
-        assert arrived(conn, row, INNER)
-        assert not recomputes.arrive(conn, row.id)  # once
+        row = contributions.by_id(conn, merged(conn, run, NEW, 1.0))
+        order(conn, row)
+        assert recomputes.waiting(conn) == 1
         found = recomputes.first(conn, 99.0)
         assert found is not None
-        assert recomputes.overdue(conn, 99.0) == []
         assert proof.settle(conn, found, "passed", ("", "{}"), 2.0)
         assert not proof.settle(conn, found, "failed", ("", "{}"), 3.0)  # another replica
         account = volunteers.existing(conn, NEW)
         assert (account.proofs, account.standing) == (1, "probation")
-        assert "any more: passed" in recomputes.unwanted(conn, row.id, NEW, LEFT)
-        assert recomputes.waiting(conn) == {}
+        assert recomputes.waiting(conn) == 0
         assert recomputes.blobs_in_use(conn) == set()
 
     await database.write(play)
@@ -146,7 +101,7 @@ async def test_a_recompute_waits_for_all_of_its_evidence_and_ends_once(database:
 async def test_games_that_a_learner_read_are_kept_until_its_task_was_done_again(
     database: Database,
 ) -> None:
-    """A volunteer that reveals after they are deleted could not be refuted."""
+    """A volunteer whose task was drawn before they are deleted could not be refuted."""
     run = await setting(database)
     window = DatasetManifest(
         name="window", kind="experience", licence="", source="",
@@ -154,67 +109,12 @@ async def test_games_that_a_learner_read_are_kept_until_its_task_was_done_again(
     )  # fmt: skip
 
     def play(conn: Connection) -> None:
-        row = committed(conn, run, "", LEFT)
+        row = contributions.by_id(conn, merged(conn, run, NEW, 1.0))
         case = StoredCase(job=job(SMALL), base_sha256="e" * 64, chunks=(0,), window=window)
-        order(conn, row, (LEFT,), work=msgspec.json.encode(case).decode())
+        order(conn, row, work=msgspec.json.encode(case).decode())
         assert "d" * 64 in recomputes.blobs_in_use(conn)
-        arrived(conn, row, LEFT)
         recomputes.end(conn, row.id, "passed", ("", "{}"), 2.0)
         assert recomputes.blobs_in_use(conn) == set()
-
-    await database.write(play)
-
-
-async def test_a_state_must_be_one_that_the_machine_left(database: Database) -> None:
-    run = await setting(database)
-
-    def play(conn: Connection) -> None:
-        assert recomputes.follows(conn, committed(conn, run, "", LEFT))  # afresh
-        assert recomputes.follows(conn, committed(conn, run, LEFT, INNER))
-        assert not recomputes.follows(conn, committed(conn, run, "e" * 64, LEFT))  # made up
-        assert recomputes.follows(conn, committed(conn, run, "", LEFT, "", "f" * 64))
-        assert recomputes.follows(conn, committed(conn, run, INNER, LEFT, "f" * 64))
-        assert not recomputes.follows(conn, committed(conn, run, INNER, LEFT, "e" * 64))
-
-    await database.write(play)
-
-
-@pytest.mark.parametrize("what", ["state", "residual"])
-async def test_what_a_task_left_goes_on_once_and_only_from_good_work(
-    database: Database, what: str
-) -> None:
-    """A state that is made up once, and never drawn, would falsify all later tasks, each of
-    which is what was leased when it is done again.
-    """
-    run = await setting(database)
-
-    def task(conn: Connection, began: str, left: str, state: str = "merged") -> bool:
-        states = (began, left) if what == "state" else ("", "", began, left)
-        row = committed(conn, run, *states)
-        good = recomputes.follows(conn, row)
-        conn.execute(update(rows).where(rows.c.id == row.id).values(state=state))
-        return good
-
-    def play(conn: Connection) -> None:
-        assert task(conn, "", LEFT, "rejected")
-        assert not task(conn, LEFT, "", "superseded")
-        assert task(conn, "", LEFT)
-        assert task(conn, LEFT, "1" * 64, "superseded")  # as if it had never been made
-        assert task(conn, LEFT, INNER)
-        assert not task(conn, LEFT, "2" * 64)
-        assert task(conn, INNER, "3" * 64)
-
-    await database.write(play)
-
-
-async def test_an_account_cannot_reveal_for_another(database: Database) -> None:
-    run = await setting(database)
-
-    def play(conn: Connection) -> None:
-        row = committed(conn, run, "", LEFT)
-        assert recomputes.unwanted(conn, row.id, NEW, LEFT)  # nobody asked
-        order(conn, row, (LEFT,))
-        assert recomputes.unwanted(conn, row.id + 1, NEW, LEFT)
 
     await database.write(play)
 
@@ -224,7 +124,7 @@ async def test_a_device_of_a_long_name_has_a_class_that_is_stored(database: Data
     run = await setting(database)
 
     def play(conn: Connection) -> None:
-        row = committed(conn, run, "", LEFT)
+        row = contributions.by_id(conn, merged(conn, run, NEW, 1.0))
         kind = device_kind("x" * 32)
         order(conn, row, kind=kind)
         assert recomputes.first(conn, 99.0) is not None
@@ -251,10 +151,14 @@ async def test_what_cannot_be_done_here_now_waits_with_its_reason(database: Data
     run = await setting(database)
 
     def play(conn: Connection) -> None:
-        large = order(conn, committed(conn, run, "", LEFT), flops=2 * RECOMPUTE_FLOPS_MAX)
+        large = order(
+            conn,
+            contributions.by_id(conn, merged(conn, run, NEW, 1.0)),
+            flops=2 * RECOMPUTE_FLOPS_MAX,
+        )
         assert recomputes.first(conn, 99.0) is None  # for a checker
         assert recomputes.hold(conn, "a" * 32, "cpu", (), 99.0) is not None
-        small = order(conn, committed(conn, run, "", LEFT))
+        small = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)))
         recomputes.postpone(conn, small.contribution_id, 600.0, "no library")
         assert recomputes.first(conn, 599.0) is None
         found = recomputes.first(conn, 600.0)
@@ -373,7 +277,7 @@ async def test_who_passed_a_draw_does_not_wait_behind_a_crowd_of_fresh_accounts(
     await database.write(play)
 
 
-async def test_who_commits_to_nothing_earns_nothing_and_is_not_vetted(database: Database) -> None:
+async def test_who_proves_nothing_earns_nothing_and_is_not_vetted(database: Database) -> None:
     run = await setting(database)
 
     def silent(conn: Connection) -> None:

@@ -148,7 +148,7 @@ def redone(trained: float, rounding: float = 0.0) -> Redone:
     """Return the figures of a recompute of a fake."""
     apart = math.hypot(_between(trained, DIFFERENCE), rounding)
     cosine = 1.0 - apart**2 / 2.0
-    return Redone(cosine=cosine, norm_ratio=1.0, state_cosine=_between(trained, STATE))
+    return Redone(cosine=cosine, norm_ratio=1.0)
 
 
 class Life:
@@ -251,7 +251,7 @@ class Life:
         draw = None
         if checks.drawn(SECRET, "recompute", number, str(self.seed), chance):
             flops = min(checks.RECOMPUTE_FLOPS_MAX, seconds * SPEED)
-            draw = Draw(number=number, who=name, flops=flops, asked_at=self.now)
+            draw = Draw(number=number, who=name, flops=flops, drawn_at=self.now)
             self._reveal(draw, machine, account, fake=fake)
         if fake:
             self.faked.add(number)
@@ -301,7 +301,7 @@ class Life:
                 self.held[draw.who], self.since[draw.who] = draw.number, 0
         draw.revealed = reveal in ("now", "made up")
         if not draw.revealed:
-            wait = checks.reveal_s(account.state.proofs) * (0.9 if reveal == "late" else 1.0)
+            wait = 3600.0 * (0.9 if reveal == "late" else 1.0)
             heapq.heappush(self.dues, (self.now + wait, draw.number, reveal))
             self.blocked[draw.who, machine] = draw.number
 

@@ -64,7 +64,7 @@ class Server:
             if (draw := self._next()) is not None:
                 took = draw.flops / SPEED
                 self.serving = [(end + took, one) for end, one in self.serving]
-                self.serving.append((max(self.now, draw.asked_at) + took, draw))
+                self.serving.append((max(self.now, draw.drawn_at) + took, draw))
                 continue
             self.now, _, name, place = heapq.heappop(self.events)
             if name == "honest":
@@ -94,7 +94,7 @@ class Server:
         draw, chance = None, account.chance(price)
         if checks.drawn(SECRET, "recompute", self.number, str(self.seed), chance):
             flops = min(RECOMPUTE_FLOPS_MAX, seconds * SPEED)
-            draw = Draw(number=self.number, who=name, flops=flops, asked_at=self.now, revealed=True)
+            draw = Draw(number=self.number, who=name, flops=flops, drawn_at=self.now, revealed=True)
         if name == "honest" or account.accepted < self.jam.honest:
             self.real.add(self.number)
         self.books.submit(name, self.number, price, draw)

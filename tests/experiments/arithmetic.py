@@ -93,7 +93,7 @@ EMULATED = Arithmetic(name="bf16, avx2", process="avx2", kind="bfloat16")  # for
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A task, and after which steps weights and state are wanted."""
+    """A task, and after which steps weights are wanted."""
 
     subject: str
     folder: str
@@ -101,7 +101,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     probes: tuple[int, ...]
 
 
-Probe = tuple[np.ndarray, Arrays]  # the parameters of the update in one row; the state left
+Probe = tuple[np.ndarray, Arrays]  # the parameters of the update in one row; the weights
 
 
 class Subject:
@@ -175,9 +175,7 @@ class Subject:
             batch_size=batch,
             global_step=0,
             total_steps=0,
-            reset_inner=False,
             options=tiny_gomoku.options() if self.kind == "learn" else {},
-            halved=(0,) * (number % 2) if self.cut_alike else (),
         )
 
 
@@ -211,7 +209,7 @@ def _short(value: Any) -> Any:
     return ((bits + 0x1000) & -0x2000).view(torch.float32)
 
 
-def learn(asked: Asked, how: Arithmetic, base: Arrays, inner: Arrays | None) -> dict[int, Probe]:
+def learn(asked: Asked, how: Arithmetic, base: Arrays) -> dict[int, Probe]:
     """Do a task; returns what it has learnt after each probe."""
     about = subject(asked.subject, asked.folder)
     torch.set_num_threads(how.threads)
@@ -219,14 +217,13 @@ def learn(asked: Asked, how: Arithmetic, base: Arrays, inner: Arrays | None) -> 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = "tf32" in how.kind
     train = msgspec.structs.replace(asked.job.train, precision="bfloat16" if narrow else "float32")
     job = msgspec.structs.replace(asked.job, train=train)
-    state = None if inner is None else tensors(inner)
     with ExitStack() as stack:
         if not how.onednn:
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.enter_context(torch.backends.nnpack.flags(enabled=how.nnpack))
         stack.enter_context(_shortened() if how.kind == "tf32" else nullcontext())
         base = _nudged(about, base, how.nudge) if how.nudge else base
-        work = about.workload.begin(job, tensors(base), about.data, how.device, state)
+        work = about.workload.begin(job, tensors(base), about.data, how.device)
         for _ in range(0 if about.cut_alike else how.halvings):
             work.halve()
         if how.share < 1.0:
@@ -244,9 +241,7 @@ def _probed(
         after = work.result()[1]
         after = {name: value.cpu() for name, value in after.items()}
         row = [(base[name] - after[name].numpy()).reshape(-1) for name in about.learnt]
-        state = {name: value.cpu().numpy().copy() for name, value in work.state().items()}
-        weights = {f"weights/{name}": after[name].numpy().copy() for name in after}
-        yield steps, (np.concatenate(row), state | weights)
+        yield steps, (np.concatenate(row), {name: after[name].numpy().copy() for name in after})
 
 
 def _nudged(about: Subject, base: Arrays, nudge: float) -> Arrays:
@@ -274,16 +269,14 @@ class Machines:
     def __init__(self) -> None:
         self._pools: dict[str, ProcessPoolExecutor] = {}
 
-    def learn(
-        self, asked: Asked, how: Arithmetic, base: Arrays, inner: Arrays | None
-    ) -> dict[int, Probe]:
+    def learn(self, asked: Asked, how: Arithmetic, base: Arrays) -> dict[int, Probe]:
         """Do a task in some arithmetic."""
         if how.process not in self._pools:
             pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
             with _environment(PROCESSES[how.process]):
                 pool.submit(int).result()  # it starts here
             self._pools[how.process] = pool
-        return self._pools[how.process].submit(learn, asked, how, base, inner).result()
+        return self._pools[how.process].submit(learn, asked, how, base).result()
 
     def close(self) -> None:
         for pool in self._pools.values():

@@ -56,9 +56,8 @@ def trained(out: Path) -> tuple[GptConfig, Weights, Weights]:
             batch_size=16,
             global_step=0,
             total_steps=STEPS[-1],
-            reset_inner=True,
         )
-        work = WORKLOAD.begin(job, weights, data, "cpu", None)
+        work = WORKLOAD.begin(job, weights, data, "cpu")
         while not work.done:
             work.advance()
         found.append(work.result()[1])

@@ -20,11 +20,12 @@ import msgspec
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from coordinator.checking.redo import RecomputeFiles, _alike, _written
+from coordinator.checking.redo import _alike
+from coordinator.rules.checks import Redone
 from coordinator.rules.likeness import difference as apart
-from shared.tensors.frame import open_frame
-from shared.tensors.quantize import CODECS, EXACT_CODECS, codec, residual_schema
-from shared.tensors.update import Delta, opened
+from coordinator.rules.likeness import raw_difference
+from shared.tensors.quantize import CODECS, codec
+from shared.tensors.update import Delta
 from shared.workloads.base import Job
 from tests.experiments.arithmetic import (
     FLOAT32,
@@ -53,9 +54,8 @@ FEW = ("avx512", "avx2", "no oneDNN", "tf32", "bf16", "nudged", "bf16, nudged")
 HISTORY = 100  # steps of the task before, at most
 CODEC_CELL = "codecs | "
 OTHER = 10_000  # number of a task on other data
-WEIGHTS = "weights/"
-# Difference, 1 - cosine, ratio of norms - 1; of the state 1 - cosine, and ratio of norms - 1.
-Figures = tuple[float, float, float, float, float]
+# Difference, 1 - cosine, ratio of norms - 1.
+Figures = tuple[float, float, float]
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,6 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     """Base of a task, and what was handed in before it."""
 
     base: Arrays
-    inner: Arrays | None = None
     own: np.ndarray | None = None  # the update before
     merged: np.ndarray | None = None  # all updates of the version before
 
@@ -113,39 +112,29 @@ def difference(mine: np.ndarray, other: np.ndarray) -> tuple[float, float, float
     return float(np.linalg.norm(one - two)) / norms[0], apart**2 / 2, norms[1] / norms[0] - 1
 
 
-def beside(ours: Probe, theirs: tuple[np.ndarray, Arrays | None]) -> Figures:
-    """Return the figures of a recompute, with the least likeness of a kind of state ("exp_avg"):
-    1 - cosine, and how much longer or shorter.
-    """
-    kinds: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for name, mine in ours[1].items():
-        if not name.startswith(WEIGHTS) and mine.ndim:  # the count of steps is made up at no cost
-            other = (theirs[1] or {}).get(name, np.zeros_like(mine))
-            kinds.setdefault(name.partition("/")[0], []).append((mine.ravel(), other.ravel()))
-    rows = [[np.concatenate(side) for side in zip(*pairs, strict=True)] for pairs in kinds.values()]
-    states = [difference(mine, other)[1:] for mine, other in rows]
-    apart, longer = (max(abs(state[at]) for state in states) for at in (0, 1))
-    return (*difference(ours[0], theirs[0]), apart, longer)
-
-
 def sent(
-    about: Subject, base: Arrays, pair: tuple[Probe, Probe], files: RecomputeFiles
+    about: Subject, base: Arrays, pair: tuple[Probe, Probe], codec_name: str, folder: Path
 ) -> tuple[float, float]:
-    """Return how far an update that a codec wrote is from ours, as a recompute sees it, and what
-    was sent from what its codec makes of it.
+    """Return the raw difference of two machines' updates, and what a recompute tells from what they
+    send.
     """
-    ours, theirs = (Delta(base, _weights(probe[1]), about.schema) for probe in pair)
-    chosen, exact = codec(files.codec), files.codec in EXACT_CODECS
-    had: Any = {}
-    if files.residual is not None:
-        had = open_frame(files.residual, residual_schema(about.schema))
-    more = () if exact else (had, files.kept)
-    chosen.encode(theirs, about.schema, files.update, *more)
-    kept = None if exact else files.kept
-    with opened(files.update, about.schema, chosen, kept, files.residual) as (_, given):
-        found = _alike(ours, given, about.schema)
-    written = 1.0 if exact else _written(files, chosen, about.schema)
-    return apart(found.cosine, found.norm_ratio), 1.0 - written
+    one, other = (Delta(base, probe[1], about.schema) for probe in pair)
+    chosen, files = codec(codec_name), [folder / name for name in ("one", "other")]
+    for update, file in zip((one, other), files, strict=True):
+        chosen.encode(update, about.schema, file, 7)
+    with (
+        chosen.decode(files[0], about.schema) as own,
+        chosen.decode(files[1], about.schema) as theirs,
+    ):
+        beside = _alike(own, theirs, about.schema)
+        rounded = _alike(one, own, about.schema)
+    redone = Redone(
+        cosine=beside.cosine,
+        norm_ratio=beside.norm_ratio,
+        rounding=apart(rounded.cosine, rounded.norm_ratio),
+    )
+    raw = _alike(one, other, about.schema)
+    return apart(raw.cosine, raw.norm_ratio), raw_difference(redone)
 
 
 class Laboratory:
@@ -175,7 +164,7 @@ class Laboratory:
             for one, other in combinations(every, 2):
                 if (kind := _pair(one, other)) is not None:
                     found.setdefault(kind, []).append(
-                        beside(done[one.name][steps], done[other.name][steps])
+                        difference(done[one.name][steps][0], done[other.name][steps][0])
                     )
             row["steps"][str(steps)] = found
         if cell.number % 2 == 0 and not often:
@@ -193,19 +182,9 @@ class Laboratory:
                     self._learn(cell, job, how, past)[SHORT] for how in (REFERENCE, FLOAT32[1])
                 )
                 for codec_name in CODECS:
-                    kept = [Path(folder) / f"{codec_name} {at}" for at in (number - 1, number)]
-                    files = RecomputeFiles(
-                        weights=Path(),
-                        update=Path(folder) / f"{codec_name} update",
-                        codec=codec_name,
-                        inner=None,
-                        left=None,
-                        residual=kept[0] if kept[0].exists() else None,
-                        kept=kept[1],
-                    )
-                    found = sent(about, past.base, (one, other), files)
+                    figures = sent(about, past.base, (one, other), codec_name, Path(folder))
                     before = row.get(codec_name, (0.0, 0.0))
-                    row[codec_name] = [max(pair) for pair in zip(before, found, strict=True)]
+                    row[codec_name] = [max(both) for both in zip(before, figures, strict=True)]
         return {"codecs": row}
 
     def _learn(self, cell: Cell, job: Job, how: Arithmetic, past: Past) -> dict[int, Probe]:
@@ -215,7 +194,7 @@ class Laboratory:
         asked = Asked(
             subject=cell.subject, folder=str(self._folder), job=job, probes=tuple(sorted(probes))
         )
-        return self._machines.learn(asked, how, past.base, past.inner)
+        return self._machines.learn(asked, how, past.base)
 
     def _past(self, cell: Cell, about: Subject) -> Past:
         if cell.base == "fresh":
@@ -230,15 +209,15 @@ class Laboratory:
             plain = msgspec.structs.replace(cell, steps=0)
             save_file(self._learn(plain, job, REFERENCE, begun)[steps][1], path)
         whole = load_file(path)
-        past = Past(base=_weights(whole), inner=_state(whole))
+        past = Past(base=whole)
         steps, plain = min(HISTORY, cell.steps), msgspec.structs.replace(cell, steps=0)
         jobs = [about.task(OTHER + at + cell.number, steps, rate=cell.rate) for at in (1000, 2000)]
         own, other = (self._learn(plain, job, REFERENCE, past)[steps] for job in jobs)
         merged = (own[0] + other[0]) / 2
-        one, two = _weights(own[1]), _weights(other[1])
+        one, two = own[1], other[1]
         base = {name: (one[name] + two[name]) / 2 for name in one}
         base = {name: value.astype(one[name].dtype) for name, value in base.items()}
-        return Past(base=base, inner=_state(own[1]), own=own[0], merged=merged)
+        return Past(base=base, own=own[0], merged=merged)
 
     def _cheats(
         self, cell: Cell, about: Subject, past: Past, honest: Mapping[int, Probe]
@@ -246,13 +225,12 @@ class Laboratory:
         """Return what does not do the task, or another, beside it."""
         ours, steps = honest[cell.steps], cell.steps
         noise = np.random.default_rng(cell.number).standard_normal(len(ours[0]))
-        given: dict[str, tuple[np.ndarray, Arrays | None]] = {"noise": (noise, past.inner)}
+        given: dict[str, np.ndarray] = {"noise": noise}
         if past.own is not None and past.merged is not None:
-            given["own last update"] = past.own, past.inner
-            given["last merge"] = past.merged, past.inner
+            given["own last update"] = past.own
+            given["last merge"] = past.merged
         for name, part in _parts(steps):
-            row, state = honest[part]
-            given[name] = row * (steps / part), state
+            given[name] = honest[part][0] * (steps / part)
         jobs = {
             "other data": cell.task(about, OTHER + cell.number),
             "half the rate": cell.task(about, rate=0.5),
@@ -263,13 +241,12 @@ class Laboratory:
             jobs[f"{name} of each batch"] = cell.task(about)
             hows[f"{name} of each batch"] = msgspec.structs.replace(REFERENCE, share=share)
         for name, job in jobs.items():
-            given[name] = self._learn(cell, job, hows[name], past)[steps]
+            given[name] = self._learn(cell, job, hows[name], past)[steps][0]
         longest = float(np.linalg.norm(ours[0]))
         for name in ("noise", "own last update", "last merge"):
             if name in given:
-                row, left = given[name]
-                given[name] = row * (longest / float(np.linalg.norm(row))), left
-        return {name: beside(ours, theirs) for name, theirs in given.items()}
+                given[name] = given[name] * (longest / float(np.linalg.norm(given[name])))
+        return {name: difference(ours[0], theirs) for name, theirs in given.items()}
 
 
 def _parts(steps: int) -> list[tuple[str, int]]:
@@ -288,14 +265,6 @@ def _pair(one: Arithmetic, other: Arithmetic) -> str | None:
         return kinds[0]
     known = "float32" in kinds and names & {"avx512", "sse"}
     return " and ".join(sorted(kinds)) if known or "float32" not in kinds else None
-
-
-def _weights(whole: Arrays) -> Arrays:
-    return {k.removeprefix(WEIGHTS): v for k, v in whole.items() if k.startswith(WEIGHTS)}
-
-
-def _state(whole: Arrays) -> Arrays:
-    return {name: value for name, value in whole.items() if not name.startswith(WEIGHTS)}
 
 
 def main() -> None:

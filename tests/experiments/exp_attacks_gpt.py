@@ -43,10 +43,9 @@ class Gpt:
         self._data: LocalData = local(data, data[0].chunks)
         self._heldout: LocalData = local(data, data[0].heldout)
         self._seed = self._read = 0
-        self._inner: dict[int, dict[str, torch.Tensor]] = {}
 
     def initial(self, seed: int) -> Weights:
-        self._seed, self._read, self._inner = seed, 0, {}
+        self._seed, self._read = seed, 0
         return {name: value.numpy() for name, value in self._torch(seed).items()}
 
     def _torch(self, seed: int) -> dict[str, torch.Tensor]:
@@ -69,16 +68,14 @@ class Gpt:
             batch_size=BATCH,
             global_step=0,
             total_steps=0,
-            reset_inner=False,
         )
         base = {name: torch.from_numpy(value) for name, value in weights.items()}
-        work = self._workload.begin(job, base, self._data, "cpu", self._inner.get(who))
+        work = self._workload.begin(job, base, self._data, "cpu")
         try:
             while not work.done:
                 work.advance()
         except InvalidRunFile:  # the loss is no number: nobody can train a model that was destroyed
             return weights
-        self._inner[who] = dict(work.state())
         return {name: value.numpy() for name, value in work.result()[1].items()}
 
     def loss(self, weights: Weights) -> float:

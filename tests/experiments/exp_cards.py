@@ -20,7 +20,7 @@ from coordinator.rules.likeness import judge, share
 from tests.experiments.arithmetic import CARDS, NARROW, REFERENCE, SUBJECTS, subject
 from tests.experiments.arithmetic_report import redone
 from tests.experiments.cells import Row, arguments, work_off
-from tests.experiments.exp_arithmetic import BASES, Cell, Laboratory, beside
+from tests.experiments.exp_arithmetic import BASES, Cell, Laboratory, difference
 
 TASKS = {30: 8, 100: 1, 500: 1}  # of each subject and base, by steps
 NUDGED = ("nudged", "bf16, nudged")
@@ -38,10 +38,11 @@ class CardLaboratory(Laboratory):
         every = (REFERENCE, *nudged, *CARDS)
         done = {how.name: self._learn(cell, job, how, past)[cell.steps] for how in every}
         found: dict[str, Any] = {
-            f"{mine.name} | {theirs.name}": beside(done[mine.name], done[theirs.name])
+            f"{mine.name} | {theirs.name}": difference(done[mine.name][0], done[theirs.name][0])
             for mine, theirs in combinations((REFERENCE, *CARDS), 2)
         }
-        drift = beside(done["avx512"], done["nudged"]), beside(done["bf16"], done["bf16, nudged"])
+        twins = (("avx512", "nudged"), ("bf16", "bf16, nudged"))
+        drift = [difference(done[one][0], done[other][0]) for one, other in twins]
         return {"pairs": found, "drift": drift}
 
 

@@ -30,7 +30,7 @@ from shared.workloads.gomoku.network import NetEvaluator
 from shared.workloads.gomoku.records import decode, score
 from shared.workloads.gomoku.tactics import EACH, KINDS
 from shared.workloads.gomoku.tactics import score as tactics
-from tests.support.workloads.tiny_gomoku import WORKLOAD, Weights, Window, finish, job
+from tests.support.workloads.tiny_gomoku import WORKLOAD, Window, finish, job
 
 BOARD = {"size": 6, "win": 4}
 STATE = "state.json"
@@ -117,7 +117,6 @@ class Experiment:
         self.recipe = recipe
         self.rounds: tuple[Round, ...] = ()
         self._first = self._weights = WORKLOAD.init(self._model, recipe.seed)
-        self._inner: Weights = {}
         if (directory / STATE).exists():
             self._load()
 
@@ -151,13 +150,13 @@ class Experiment:
         with TemporaryDirectory() as path:
             window = Window(Path(path), opponent=self._first)
             task = job("evaluate", self._model, MATCH_GAMES, options=self._options)
-            work = WORKLOAD.begin(task, self._weights, window, "cpu", None)
+            work = WORKLOAD.begin(task, self._weights, window, "cpu")
             return score(decode(finish(work)[0].experience))
 
     def _play(self, turn: int) -> bytes:
         task = job("selfplay", self._model, self.recipe.games, options=self._options)
         task = msgspec.structs.replace(task, seed=1000 * self.recipe.seed + turn)
-        return finish(WORKLOAD.begin(task, self._weights, Replay([]), "cpu", None))[0].experience
+        return finish(WORKLOAD.begin(task, self._weights, Replay([]), "cpu"))[0].experience
 
     def _learn(self, turn: int, games: int, positions: int) -> tuple[float, int]:
         """Learn from the games; return the loss at the end of the round, and the steps so far."""
@@ -179,9 +178,8 @@ class Experiment:
             task, batch_size=recipe.batch, steps=steps, stop=steps * recipe.batch
         )
         replay = Replay([(self._games(number), held[number]) for number in newest])
-        work = WORKLOAD.begin(task, self._weights, replay, "cpu", self._inner)
+        work = WORKLOAD.begin(task, self._weights, replay, "cpu")
         report, self._weights = finish(work)
-        self._inner = work.state()
         return report.loss_last, before + steps
 
     # --- on the disk ---
@@ -196,7 +194,6 @@ class Experiment:
         """Store the tensors, then the state, which names only stored tensors."""
         rounds = (*self.rounds, made)
         tensors = {f"weights/{name}": value for name, value in self._weights.items()}
-        tensors |= {f"inner/{name}": value for name, value in self._inner.items()}
         save_file(tensors, self._file(len(rounds)))
         state = msgspec.json.encode(State(recipe=self.recipe, rounds=rounds))
         draft = self._directory / f"{STATE}.new"
@@ -215,7 +212,6 @@ class Experiment:
         self.rounds = state.rounds
         held = load_file(self._file(len(state.rounds)))
         self._weights = {name[8:]: w for name, w in held.items() if name.startswith("weights/")}
-        self._inner = {name[6:]: w for name, w in held.items() if name.startswith("inner/")}
 
 
 def line(number: int, made: Round) -> str:

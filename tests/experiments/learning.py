@@ -163,9 +163,6 @@ class Run:
     local_steps: int = 30
     batch: int = 0  # 0 = the setup's
     seed: int = 0
-    inner: str = "keep"
-    rewarm: int = 0
-    feedback: bool = True
     start: Path | None = None  # weights to go on from
     start_step: int = 0  # of the schedule
     start_sample: int = 0  # of the pass
@@ -224,7 +221,7 @@ def learn(setup: Setup, run: Run) -> Learned:
 
     def labour(about: Definition, scratch: Path, data: LocalData | None, index: int) -> TorchLabour:
         assert data is not None
-        return TorchLabour(about, scratch, data, feedback=run.feedback)
+        return TorchLabour(about, scratch, data)
 
     def at(**values: int) -> Callable[[Coordinator, str], Awaitable[None]]:
         async def begin(coordinator: Coordinator, name: str) -> None:
@@ -330,7 +327,6 @@ def _table(setup: Setup, run: Run) -> dict[str, Any]:
         "lr": setup.lr,
         **({} if setup.warmup is None else {"warmup_steps": setup.warmup}),
         "decay_steps": int(steps * run.stretch),
-        "rewarm_steps": run.rewarm,
         **run.train,
     }
     if run.start is not None:
@@ -348,7 +344,6 @@ def _table(setup: Setup, run: Run) -> dict[str, Any]:
             "task": {
                 "local_steps": run.local_steps,
                 "batch_size": run.batch or setup.batch,
-                "inner_state": run.inner,
                 "min_steps": 1,
                 **run.task,
             },

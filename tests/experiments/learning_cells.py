@@ -102,14 +102,11 @@ def warm_alone(out: Path, seed: int, workers: int = 4) -> Cells:
 
 
 def after_warm(out: Path, seed: int) -> Cells:
-    """Cells of outer momentum from a warm start, by inner state and by codec."""
+    """Cells of outer momentum from a warm start, by codec."""
     named, then = end(seed), from_warm(out, seed)
     yield from warm_alone(out, seed)
     for steps in (10, 30):
         yield f"warm, diloco H{steps} {named}", Run(**then, plan=DILOCO, local_steps=steps)
-    yield f"warm, diloco H30 reset {named}", Run(**then, plan=DILOCO, inner="reset")
-    rewarmed = Run(**then, plan=DILOCO, inner="reset", rewarm=5)
-    yield f"warm, diloco H30 reset, re-warmed {named}", rewarmed
     for codec in ("int4", "float32"):
         yield f"warm, diloco H30 {codec} {named}", Run(**then, plan={**DILOCO, "codec": codec})
 

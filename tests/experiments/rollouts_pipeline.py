@@ -74,7 +74,6 @@ class Run:
             }
         )
         self.weights: Weights = WORKLOAD.init(self.model, seed)
-        self._inner: list[Weights | None] = [None] * s.learners
 
     def _job(self, kind: str, steps: int, batch: int, number: int, **more: Any) -> Job:
         start = steps * batch * number + (self._seed << 24)
@@ -91,7 +90,7 @@ class Run:
         """Learn from solved problems."""
         train = TrainSettings(lr=1.0, weight_decay=0.0)
         task = self._job("learn", self._s.warm_steps, self._s.warm_batch, 0, train=train)
-        work = WORKLOAD.begin(task, self.weights, Window(self._folder), "cpu", None)
+        work = WORKLOAD.begin(task, self.weights, Window(self._folder), "cpu")
         self.weights = finish(work)[1]
 
     def taught(self) -> Iterator[tuple[int, float, float]]:
@@ -107,16 +106,13 @@ class Run:
                     s.batch,
                     version,
                     train=train,
-                    reset_inner=s.reset,
                     global_step=s.steps * version,
                 ),
                 self.weights,
                 self._window,
                 "cpu",
-                self._inner[version % s.learners],
             )
             made = finish(work)[1]
-            self._inner[version % s.learners] = dict(work.state())
             self.weights = {
                 name: value - (value - made[name]).bfloat16().float()
                 for name, value in self.weights.items()
@@ -128,7 +124,7 @@ class Run:
         """Make the answers that a version learns from."""
         s, path = self._s, self._folder / "version"
         task = self._job("selfplay", s.problems, 1, version)
-        work = WORKLOAD.begin(task, dict(weights), Window(self._folder), "cpu", None)
+        work = WORKLOAD.begin(task, dict(weights), Window(self._folder), "cpu")
         data = finish(work)[0].experience
         schema = WORKLOAD.schema(self.model)
         with FrameWriter(path, schema, {}) as writer:

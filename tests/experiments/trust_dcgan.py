@@ -32,10 +32,9 @@ class Dcgan:
         self.steps, self.samples = steps, steps * BATCH
         self._all = sum(WORKLOAD.samples(self._model, self._data.manifest))
         self._seed = self._given = 0
-        self._inner: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
 
     def initial(self, seed: int) -> Weights:
-        self._seed, self._given, self._inner = seed, 0, {}
+        self._seed, self._given = seed, 0
         return {n: v.numpy() for n, v in WORKLOAD.init(self._model, seed).items()}
 
     def gather(self, weights: Weights, honest: Sequence[int], hostile: Sequence[int]) -> set[int]:
@@ -48,7 +47,7 @@ class Dcgan:
         start = number % a_pass * self.samples
         more: dict[str, Any] = {"start": start, "stop": start + self.samples, "seed": number}
         more |= {"order_seed": 1000 * self._seed + number // a_pass, "train": self.train}
-        return job(self._model, self.steps, BATCH, reset_inner=False, **more)
+        return job(self._model, self.steps, BATCH, **more)
 
     def learn(
         self, weights: Weights, job: Job, who: int, steps: int = 0, role: str = "own"
@@ -57,10 +56,9 @@ class Dcgan:
         if steps:
             job = msgspec.structs.replace(job, steps=steps, stop=job.start + steps * BATCH)
         base = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
-        work = WORKLOAD.begin(job, base, self._data, "cpu", self._inner.get((who, role)))
+        work = WORKLOAD.begin(job, base, self._data, "cpu")
         while not work.done:
             work.advance()
-        self._inner[who, role] = dict(work.state())
         done = {name: value.numpy() for name, value in work.result()[1].items()}
         return {
             name: value - done[name] if self._names[name] == "parameter" else done[name]

@@ -44,7 +44,6 @@ class Gomoku:
 
     def initial(self, seed: int) -> Weights:
         self._random, self._given = np.random.default_rng(seed), 0
-        self._inner: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
         self._window = Window(self._folder)
         return {n: v.numpy() for n, v in WORKLOAD.init(self._model, seed).items()}
 
@@ -79,9 +78,7 @@ class Gomoku:
         if not whose:
             return {}
         task = self._job(0, seed, GAMES * (max(whose) + 1))
-        records = decode(
-            finish(WORKLOAD.begin(task, player, self._window, "cpu", None))[0].experience
-        )
+        records = decode(finish(WORKLOAD.begin(task, player, self._window, "cpu"))[0].experience)
         return {who: encode(r for r in records if r.game // GAMES == who) for who in whose}
 
     def _inspect(self, weights: Weights, data: bytes, who: int, seed: int) -> bytes | None:
@@ -109,10 +106,8 @@ class Gomoku:
         """The update of the first `steps` steps of a task, all of them by default."""
         if steps:
             job = msgspec.structs.replace(job, steps=steps, stop=steps * BATCH)
-        inner = self._inner.get((who, role))
-        work = WORKLOAD.begin(job, _tensors(weights), self._window, "cpu", inner)
+        work = WORKLOAD.begin(job, _tensors(weights), self._window, "cpu")
         done = finish(work)[1]
-        self._inner[who, role] = dict(work.state())
         return {name: value - done[name].numpy() for name, value in weights.items()}
 
     def loss(self, weights: Weights) -> float:

@@ -45,10 +45,9 @@ class Gpt:
         self._heldout: LocalData = local(data, data[0].heldout)
         self._config = GptConfig.from_dict(self._model)
         self._seed = self._given = 0
-        self._inner: dict[tuple[int, str], dict[str, torch.Tensor]] = {}
 
     def initial(self, seed: int) -> Weights:
-        self._seed, self._given, self._inner = seed, 0, {}
+        self._seed, self._given = seed, 0
         return {n: v.numpy() for n, v in self._workload.init(self._model, seed).items()}
 
     def gather(self, weights: Weights, honest: Sequence[int], hostile: Sequence[int]) -> set[int]:
@@ -72,7 +71,6 @@ class Gpt:
             batch_size=BATCH,
             global_step=0,
             total_steps=0,
-            reset_inner=False,
         )
 
     def learn(
@@ -83,13 +81,12 @@ class Gpt:
             stop = job.start + steps * BATCH
             job = msgspec.structs.replace(job, steps=steps, stop=stop)
         base = {name: torch.from_numpy(value) for name, value in weights.items()}
-        work = self._workload.begin(job, base, self._data, "cpu", self._inner.get((who, role)))
+        work = self._workload.begin(job, base, self._data, "cpu")
         try:
             while not work.done:
                 work.advance()
         except InvalidRunFile:  # the loss is no number: nobody can train a destroyed model
             return {name: np.zeros_like(value) for name, value in weights.items()}
-        self._inner[who, role] = dict(work.state())
         done = work.result()[1]
         return {name: value - done[name].numpy() for name, value in weights.items()}
 

@@ -47,7 +47,7 @@ class Held(Data):
     async def fetch(self) -> Held:
         refs: list[ChunkRef] = [*self.manifest.chunks, *self.manifest.assets.values()]
         for ref in refs:
-            assert await self._home.coordinator.datasets.may_read(ref.sha256, "")
+            assert await self._home.coordinator.datasets.may_read(ref.sha256)
             self._files[ref.sha256] = await self._home.coordinator.blobs.local(ref.sha256)
         return self
 
@@ -102,7 +102,7 @@ class Player:
         frame = open_frame(path, schema, copy_on_write=True)
         weights = {name: torch.from_numpy(frame.array(name)) for name in frame}
         data = await Held.of(self.home, lease)
-        work = workload.begin(job, weights, data, "cpu", None)
+        work = workload.begin(job, weights, data, "cpu")
         while not work.done:
             work.advance()
         report, tensors = work.result()

@@ -22,7 +22,7 @@ class Draw:
     number: int
     who: str
     flops: float
-    asked_at: float
+    drawn_at: float
     revealed: bool = False
     result: Result | None = None
     ended_at: float = 0.0
@@ -224,7 +224,7 @@ class Books:
         turn = shares[False] >= shares[True]  # of the proven
 
         def place(draw: Draw) -> tuple[bool, float, int]:
-            at = draw.asked_at + (spent[self.lot(draw.who)] + draw.flops) / CORE_FLOPS
+            at = draw.drawn_at + (spent[self.lot(draw.who)] + draw.flops) / CORE_FLOPS
             return self._proven(draw) is not turn, at, draw.number
 
         return min(waiting, key=place)

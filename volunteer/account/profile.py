@@ -3,8 +3,8 @@
     <profile>/current            names the coordinator in use
     <profile>/lock               lock of the running instance
     <profile>/control.json       address of the running instance
-    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/, inner/,
-                                 evidence/, receipts/ of one of them
+    <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/,
+                                 receipts/ of one of them
 
 The identity, with its secret, is on disk before it is sent to anyone, so a lost reply never makes a
 second account.
@@ -95,9 +95,7 @@ class Home:
         self.path = private_directory(path)
         self.outbox = private_directory(path / "outbox")
         self.tasks = private_directory(path / "tasks")
-        self.inner = private_directory(path / "inner")
         self.receipts = path / "receipts"  # made with the first receipt
-        self.evidence = path / "evidence"
         self._memory = self._read_memory()
 
     @property

@@ -38,14 +38,13 @@ from volunteer.agent.collaborators import (
 from volunteer.agent.device_loops import DeviceLoops
 from volunteer.agent.heartbeat_loop import Heartbeat
 from volunteer.agent.held_leases import HeldLeases
+from volunteer.agent.lease_parts import LeasePlan
 from volunteer.agent.lifecycle import Lifecycle
 from volunteer.agent.model_steps import ModelSteps
 from volunteer.agent.pause_board import YOU, PauseBoard
 from volunteer.agent.receipt_keeper import ReceiptKeeper
-from volunteer.agent.revealer import Revealer
 from volunteer.agent.run_choice import RunChoice, check_chosen
 from volunteer.agent.run_watcher import RunWatcher, keep_counting
-from volunteer.agent.stretch import LeasePlan
 from volunteer.agent.submitter import Submitter
 from volunteer.agent.supervisor import Loop, Supervisor, broken
 from volunteer.agent.verdict_news import Verdicts
@@ -121,7 +120,7 @@ class Agent:
         )
         self._pauses = PauseBoard(life, hub)
         self.choice = RunChoice(settings, place)
-        verdicts = Verdicts(store.home, store.residuals, store.evidence, hub)
+        verdicts = Verdicts(store.home, hub)
         self.watcher = RunWatcher(place=place, verdicts=verdicts)
         self.heartbeat = Heartbeat(
             place=place,
@@ -345,7 +344,6 @@ class Agent:
             Loop(name="your rules", work=self._guard.run()),
             Loop(name="the end of pauses", work=self._pauses.keep_time()),
             Loop(name="the receipts", work=keeper.run(), vital=False),
-            Loop(name="revealing", work=Revealer(place=self._place).run(), vital=False),
             Loop(name="the count of bytes", work=counting, vital=False),
             Loop(name="the sensors", work=self.sensors.run(), vital=False),
         ]

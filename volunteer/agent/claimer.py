@@ -97,9 +97,6 @@ class Claimer:
             return await self._accept(reply)
         if reply is None:
             return AT_ONCE
-        if reply.contribution:  # the verdict of that contribution may have been lost
-            self.place.store.evidence.ask(reply.contribution, reply.reveal)
-            self.place.life.notify()
         jitter = self.place.timing.rng.uniform(1.0, 1.2)
         wait = max(0.2, reply.retry_after_s) * jitter if long_poll else 0.0
         message = idle(reply.reason, printable(reply.message))

@@ -17,8 +17,6 @@ from volunteer.net.api import Api
 from volunteer.net.transfers import Transfers
 from volunteer.net.weights import Weights
 from volunteer.storage.blob_cache import Cache
-from volunteer.storage.carried import Residuals
-from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.leases import Leases
 from volunteer.storage.outbox import Outbox
 from volunteer.storage.receipts import ReceiptBook
@@ -43,9 +41,7 @@ class Store:
     cache: Cache
     outbox: Outbox
     leases: Leases
-    residuals: Residuals
     receipts: ReceiptBook
-    evidence: EvidenceFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

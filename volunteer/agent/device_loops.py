@@ -17,11 +17,11 @@ from volunteer.agent.collaborators import LentDevice, Workplace
 from volunteer.agent.device_loop import FAILURE_WAIT_S, FAILURE_WAIT_S_MAX, DeviceLoop
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.lease_ends import LeaseEnds
+from volunteer.agent.lease_parts import PartRunner
 from volunteer.agent.model_steps import ModelSteps
 from volunteer.agent.pause_board import PauseBoard
 from volunteer.agent.pipeline import Pipeline
 from volunteer.agent.run_choice import RunChoice
-from volunteer.agent.stretch import StretchRunner
 from volunteer.agent.verdict_news import Verdicts
 from volunteer.agent.work_news import WorkNews
 from volunteer.net.retry import Backoff
@@ -73,7 +73,7 @@ class DeviceLoops:
     def _pipeline(self, device: LentDevice) -> Pipeline:
         place = self.place
         downloads = Downloads(place=place, record=self.record(), load=self.load)
-        stretches = StretchRunner(
+        parts = PartRunner(
             device=device,
             downloads=downloads,
             place=place,
@@ -83,7 +83,7 @@ class DeviceLoops:
         return Pipeline(
             downloads=downloads,
             bases=BaseVersions(place=place, downloads=downloads),
-            stretches=stretches,
+            parts=parts,
             encoder=Aside(f"encoder {device.id}", yields=True),
             outbox=place.store.outbox,
             verdicts=self.verdicts,
@@ -101,8 +101,6 @@ class DeviceLoops:
             workload=lambda: self.load(lease.job.workload),
             weights=base.weights,
             data=data,
-            carried=store.residuals.of(lease.run, device.id),
-            evidence=store.evidence,
             snapshot=store.leases.snapshot(lease),
             outbox=store.outbox,
             memory_bytes=device.memory_bytes,

@@ -69,15 +69,6 @@ class Downloads:
         found = await self._fetch_all(refs.values(), progress, origin.paths if origin else {})
         return LocalData(manifest, found, more)
 
-    async def borrowed(self, held: LeaseInWork, stack: ExitStack) -> Path | None:
-        """Fetch the optimiser state that an audit begins with; kept until `stack` closes."""
-        ref = None if held.lease.audit is None else held.lease.audit.inner
-        if ref is None:
-            return None
-        stack.enter_context(self.place.store.cache.hold([ref.sha256]))
-        found = await self._fetch_all([ref], self._progress(held, "data", ref.size), {})
-        return found[ref.sha256]
-
     async def prefetch_data(self, held: LeaseInWork) -> None:
         """Fetch the data of a task that has not begun into the cache."""
         with ExitStack() as stack:

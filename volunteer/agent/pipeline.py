@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -21,14 +21,12 @@ from shared.workloads.data.local_data import LocalData
 from volunteer.agent.base_versions import BaseVersion, BaseVersions
 from volunteer.agent.downloads import Downloads
 from volunteer.agent.held_leases import LeaseInWork
+from volunteer.agent.lease_parts import LeasePlan, PartRunner
 from volunteer.agent.lifecycle import Lifecycle
-from volunteer.agent.stretch import LeasePlan, StretchRunner
 from volunteer.agent.verdict_news import Verdicts
-from volunteer.storage.carried import Carried
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.training.background_thread import Aside
-from volunteer.training.gradient_sum import Summed
 from volunteer.training.job import Finished, Interrupted, TrainingReport
 from volunteer.training.local_task import LocalTask, Place, TaskFiles
 
@@ -37,11 +35,11 @@ AHEAD = 2  # while so many parts of a lease wait to be submitted, its next part 
 
 @dataclass(eq=False, kw_only=True)
 class Pipeline:
-    """Runs tasks on one device. `files` makes the files of a stretch on a base."""
+    """Runs tasks on one device. `files` makes the files of a part on a base."""
 
     downloads: Downloads
     bases: BaseVersions
-    stretches: StretchRunner
+    parts: PartRunner
     encoder: Aside
     outbox: Outbox
     verdicts: Verdicts
@@ -61,8 +59,6 @@ class Pipeline:
             lease_run = _LeaseRun(self, held, data, on_report)
             stack.callback(lease_run.close)
             await lease_run.begin()
-            if held.lease.audit is not None:
-                await lease_run.borrow(stack)
             return await lease_run.parts()
 
     def close(self) -> None:
@@ -88,7 +84,6 @@ class _LeaseRun:
         self._base: BaseVersion
         self._pulled_at = 0  # step at which the base was bound
         self._grip = ExitStack()  # protects the base's weights from eviction
-        self._borrowed: Carried | None = None  # state of the machine whose task is recomputed
 
     def close(self) -> None:
         """Release the weights."""
@@ -104,14 +99,6 @@ class _LeaseRun:
         self._pipeline.downloads.check_data(base.manifest, self._held.lease, dataset)
         self._base = base
 
-    async def borrow(self, stack: ExitStack) -> None:
-        """Fetch the optimiser state of the machine whose task this audit recomputes."""
-        held = self._held
-        state = await self._pipeline.downloads.borrowed(held, stack)
-        folder = self._pipeline.bases.place.store.leases.borrowed(held.lease)
-        run, device = held.lease.run, held.stored.device
-        self._borrowed = await asyncio.to_thread(Carried.borrowed, folder, run, device, state)
-
     async def parts(self) -> Finished[QueuedResult] | Interrupted | None:
         """Do part after part; return the last."""
         plan, lease, pipeline = self._plan, self._held.lease, self._pipeline
@@ -120,6 +107,8 @@ class _LeaseRun:
         self._pulled_at = plan.first(part)
         while part < plan.parts:
             await pipeline.life.until(self._room)
+            if plan.first(part) - self._pulled_at >= plan.pull_steps > 0:
+                await self._pull(plan.first(part))
             place = Place(part=part, tries=tries, last=part + 1 == plan.parts)
             name = f"{lease.task}-{lease.attempt}-{part}-{tries}"
             answer = pipeline.verdicts.expect(name) if plan.redo else None
@@ -152,44 +141,23 @@ class _LeaseRun:
         return not waiting or (waiting < AHEAD and not self._pipeline.outbox.full)
 
     async def _part(self, place: Place) -> Finished[QueuedResult] | Interrupted:
-        """Do one part, stretch by stretch."""
-        plan, at, summed = self._plan, self._plan.first(place.part), Summed()
-        while True:
-            if at - self._pulled_at >= plan.pull_steps > 0:
-                await self._pull(at)
-            end = min(plan.end(place.part), self._pulled_at + plan.pull_steps)
-            outcome = await self._stretch((at, end), place, summed)
-            if isinstance(outcome, Interrupted):
-                return outcome
-            if outcome.value is not None:
-                self._pipeline.life.notify()  # the part can be submitted
-                return Finished(value=outcome.value, spent=outcome.spent)
-            at = end
-
-    async def _stretch(
-        self, steps: tuple[int, int], place: Place, summed: Summed
-    ) -> Finished[QueuedResult | None] | Interrupted:
+        """Train and encode one part, on one base."""
         held, plan, pipeline = self._held, self._plan, self._pipeline
         if held.ended:
             raise asyncio.CancelledError
-        lease = plan.lease_of(held.lease, place.part, steps)
+        lease = plan.lease_of(held.lease, place.part)
         stored = msgspec.structs.replace(held.stored, lease=lease)
-        ends_part = steps[1] == plan.end(place.part)
-        files = pipeline.files(stored, self._base, self._data)
-        if self._borrowed is not None:  # with no `step`, batches are cut as in the audited task
-            files = replace(files, carried=self._borrowed, step=None)
-        task = LocalTask(files, place, summed, ends_part=ends_part)
-        held.steps_before = steps[0]
+        task = LocalTask(pipeline.files(stored, self._base, self._data), place)
+        held.steps_before = plan.first(place.part)
         try:
-            outcome = await pipeline.stretches.run(held, task, self._on_report)
+            outcome = await pipeline.parts.run(held, task, self._on_report)
             if isinstance(outcome, Interrupted):
                 return outcome
-            if outcome.value is None:
-                return Finished(value=None, spent=outcome.spent)
             held.phase = "encode"
             if place.last and not plan.redo and task.roomy:
                 held.free()
             entry = await pipeline.encoder.do(partial(task.submit, outcome.value))
+            pipeline.life.notify()  # the part can be submitted
             return Finished(value=entry, spent=outcome.spent)
         finally:
             held.handle = None  # `held.end` now cancels this coroutine instead of the training

@@ -228,8 +228,6 @@ class RunWatcher:
         listed = self.place.hub.status.runs
         measure: Measure = next((info.measure for info in listed if info.name == run), "loss")
         for row in rows:
-            if row.kind == "rollback" and after is not None:
-                self.verdicts.rolled_back(run)
             if row.loss is None or (after is not None and row.version <= after):
                 continue
             self._measured[run] = max(row.version, self._measured.get(run, 0))

@@ -134,7 +134,7 @@ class Submitter:
         how = "refused"
         if isinstance(error, Gone):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
-        self._lose(entry)
+        self._drop(entry)
         if self._end(entry, how, error.message):
             self._announce_loss(entry, how, error.message)
         self.verdicts.answered(entry.name, error)
@@ -147,7 +147,7 @@ class Submitter:
         """
         later = self._same_lease(entry)
         for other in later:
-            self._lose(other)
+            self._drop(other)
         held = self.place.held.get((entry.task, entry.submit.attempt))
         if held is not None:
             held.end("cancelled" if how == "cancelled" else "gone", message)
@@ -158,10 +158,6 @@ class Submitter:
         """Announce that the work of a lease is lost."""
         self.place.held.lost((entry.task, entry.submit.attempt))
         self.place.hub.emit(events.TaskEnded(task=entry.task, how=how, message=message))
-
-    def _lose(self, entry: QueuedResult) -> None:
-        self.verdicts.lost(entry)
-        self._drop(entry)
 
     def _drop(self, entry: QueuedResult) -> None:
         self.place.store.outbox.drop(entry)

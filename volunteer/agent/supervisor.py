@@ -123,7 +123,7 @@ class Supervisor:
         """Wait until ready results are submitted, with a time limit if the agent must stop."""
         outbox, life = self.place.store.outbox, self.place.life
         until = life.clock.monotonic() + FLUSH_S
-        while self._unsent() and life.fatal is None:
+        while len(outbox) and life.fatal is None:
             left = until - life.clock.monotonic()
             if life.closing in ("release", "save") and left <= 0:
                 self.place.hub.notice(
@@ -134,15 +134,7 @@ class Supervisor:
                     )
                 )
                 return
-            await life.unless(lambda: not self._unsent(), life.clock.sleep(0.5))
-
-    def _unsent(self) -> int:
-        """Return the number of unsent results, plus the requests for evidence unless the agent has
-        to end now.
-        """
-        hurried = self.place.life.closing in ("release", "save")
-        store = self.place.store
-        return len(store.outbox) + (0 if hurried else len(store.evidence.asked()))
+            await life.unless(lambda: not len(outbox), life.clock.sleep(0.5))
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

@@ -14,22 +14,14 @@ from volunteer.account.profile import Home
 from volunteer.control import events
 from volunteer.control.event_bus import EventBus
 from volunteer.control.status import is_news
-from volunteer.storage.carried import Residuals
-from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.outbox import QueuedResult
-
-UNDECIDED = ("received", "checking")
 
 
 class Verdicts:
-    """Stores verdicts, settles the residuals of their contributions, and announces them."""
+    """Stores and announces verdicts."""
 
-    def __init__(
-        self, home: Home, residuals: Residuals, evidence: EvidenceFiles, hub: EventBus
-    ) -> None:
+    def __init__(self, home: Home, hub: EventBus) -> None:
         self._home = home
-        self._residuals = residuals
-        self._evidence = evidence
         self._hub = hub
         self._expected: dict[str, asyncio.Future[Verdict]] = {}  # by the name of the result
 
@@ -74,29 +66,6 @@ class Verdicts:
             self._hub.emit(events.Credits(me=me, verdicts=fresh))
         for verdict in fresh:
             self._hub.emit(events.Judged(verdict=verdict))
-            if result is not None and verdict.contribution in judged:
-                self._residuals.judged(verdict, (result.device,), result.name)
-            else:
-                self._residuals.judged(verdict, self._devices(), "")
-        if result is not None:
-            self._reveal(verdicts, result.name)
-
-    def _reveal(self, verdicts: tuple[Verdict, ...], name: str) -> None:
-        """Upload the evidence that the verdicts on a result request; otherwise drop it."""
-        for verdict in verdicts:
-            if verdict.reveal:
-                self._evidence.ask(verdict.contribution, verdict.reveal)
-            elif verdict.state not in UNDECIDED:
-                self._evidence.drop(name)
-
-    def lost(self, result: QueuedResult) -> None:
-        """Treat a result as if it had never been made."""
-        self._residuals.lost(result.run, result.task, (result.device,), result.name)
-        self._evidence.drop(result.name)
-
-    def rolled_back(self, run: str) -> None:
-        """Drop the residuals of a run whose base was rolled back."""
-        self._residuals.forget(run, self._devices())
 
     def expect(self, name: str) -> asyncio.Future[Verdict]:
         """Return a future for the verdict on a result that is about to be submitted."""
@@ -114,9 +83,6 @@ class Verdicts:
             answer.set_exception(verdict)
         else:
             answer.set_result(verdict)
-
-    def _devices(self) -> tuple[str, ...]:
-        return tuple(device.id for device in self._hub.status.devices)
 
 
 def _moved(me: Me, known: Me | None) -> bool:

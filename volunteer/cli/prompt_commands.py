@@ -17,7 +17,7 @@ from shared.sentences import Sentence, figure
 from shared.text import printable
 from shared.units import DAY_S, MIB
 from volunteer.cli.drawings import draw, picture_of, put
-from volunteer.cli.exit_codes import ASKS_NOTHING, agreed, at_terminal, hinted, remark
+from volunteer.cli.exit_codes import at_terminal, hinted, remark
 from volunteer.cli.json_output import print_json, print_table
 from volunteer.i18n.catalogue import N_, _, number
 
@@ -311,39 +311,9 @@ def give(
     return 0
 
 
-def forfeit(
-    *,
-    yes: Annotated[bool, Parameter(help="Do not ask.", negative="")] = False,
-    json: Json = False,
-    profile: Profile = "",
-) -> int:
-    """Give up the pay at stake, when a machine lost the files that prove one of its tasks.
-
-    The account's machines get work again then. If none has to prove a task, nothing happens.
-    """
-    from shared.protocol.endpoints import FORFEIT, ME
-    from volunteer.i18n.formats import credit
-
-    if json and not yes:
-        raise BadRequest(ASKS_NOTHING)
-    me = call_account(profile, ME)
-    stake = 0 if me.invited else me.escrow_micro + me.pending_micro
-    question = _("Give up the pay at stake, at most {amount} credits?", amount=credit(stake))
-    if me.proving and stake and not yes and not agreed(question):
-        return 1
-    done = call_account(profile, FORFEIT, patience_s=0)  # a retry would say that nothing was given
-    if json:
-        return print_json(done)
-    if done.questions:
-        print(_("{amount} credits are given up", amount=credit(done.amount_micro)))
-    else:
-        print(_("no machine of yours has to prove a task: nothing was given up"))
-    return 0
-
-
 def add_to(parent: App) -> None:
     parent.command(key)
-    for command in (runs, usage, generate, chat, give, forfeit):
+    for command in (runs, usage, generate, chat, give):
         parent.command(command)
 
 

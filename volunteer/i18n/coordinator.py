@@ -44,10 +44,6 @@ IDLE = {
     Reason.RUN_ENDED: N_("the run has ended"),
     Reason.ALL_TAKEN: N_("all tasks are held by others just now"),
     Reason.IN_FLIGHT: N_("this machine holds as many tasks as it may for now"),
-    Reason.PROOF: N_(
-        "this machine must first prove a task that it did; if it lost the files for that, "
-        "`volunteer forfeit` gives up the pay at stake"
-    ),
     Reason.MERGING: N_("every pass is done; the last results are being merged"),
     Reason.BANNED: N_('this account gets no work ("{words}")'),
     Reason.READ_ONLY: N_("the coordinator's disk is full: it takes nothing in"),

@@ -49,7 +49,7 @@ def belongings(
     items = [Belonging(what=N_("service"), path=p, size=_size(p), goes=True) for p in service]
     items.append(_belonging(N_("downloads"), directories.cache, goes=True))
     profile = directories.profile
-    places = (home / name for home in sorted(profile.glob("*/")) for name in ("inner", "tasks"))
+    places = (home / "tasks" for home in sorted(profile.glob("*/")))
     listed = [_belonging(N_("half-done training"), place, goes=True) for place in places]
     half_done = [item for item in listed if item.size]  # of any coordinator
     items += half_done

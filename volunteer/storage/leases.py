@@ -7,7 +7,6 @@ running claim. A claim whose reply was lost is repeated with the same id and ret
 from __future__ import annotations
 
 import secrets
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -62,11 +61,6 @@ class Leases:
     def drop(self, lease: Lease) -> None:
         self._path(lease, ".json").unlink(missing_ok=True)
         self.snapshot(lease).unlink(missing_ok=True)
-        shutil.rmtree(self.borrowed(lease), ignore_errors=True)
-
-    def borrowed(self, lease: Lease) -> Path:
-        """Return the folder of an audit's initial state, which came from another machine."""
-        return self._path(lease, ".audit")
 
     def snapshot(self, lease: Lease) -> Path:
         return self._path(lease, ".safetensors")

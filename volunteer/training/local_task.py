@@ -1,4 +1,4 @@
-"""Stretch of a task on its training thread: opened from files, saved, put into the outbox at its
+"""Part of a task on its training thread: opened from files, saved, put into the outbox at its
 end.
 """
 
@@ -15,12 +15,12 @@ import msgspec
 from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
 from shared.programs.machine_limits import free_memory_bytes
 from shared.proofs.signing import canonical, digest
-from shared.protocol.contributions import Commitment, SubmitRequest
+from shared.protocol.contributions import SubmitRequest
 from shared.protocol.leases import AuditWork
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence, figure
 from shared.tensors.frame import open_frame, torch_tensors
-from shared.tensors.quantize import EXACT_CODECS, EncodedUpdate, codec, residual_schema
+from shared.tensors.quantize import Codec, EncodedUpdate, codec
 from shared.tensors.sketch import sums
 from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Schema, nbytes
@@ -34,12 +34,9 @@ from shared.workloads.training.micro_batch import Paced, Rankable
 from volunteer.control.model_step import ModelStep
 from volunteer.files import write_whole
 from volunteer.machine.device_memory import OutOfMemory
-from volunteer.storage.carried import Carried, InnerState
-from volunteer.storage.evidence import EvidenceFiles
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.storage.tensor_files import load, store
-from volunteer.training.gradient_sum import Summed
 from volunteer.training.job import Spent
 
 if TYPE_CHECKING:
@@ -47,6 +44,7 @@ if TYPE_CHECKING:
 
     from shared.workloads.training.ranks import Ranks
 
+BASE = "base_version"  # of a snapshot
 EXACT = "float32"  # codec of a result that is not an update
 PLAYED = ("experience", "evaluation")  # results that are files of episodes
 # Measured on a CPU with GPTs of 10.8 M parameters: at the end of a task the process holds 7.1
@@ -57,9 +55,8 @@ LEFT_COPIES = 1  # models held by a task that is encoded while the next one trai
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Position of a result in its lease, and its base version."""
+    """Position of a result in its lease."""
 
-    base_version: int = 0
     part: int = 0
     tries: int = 0
     last: bool = True
@@ -72,8 +69,6 @@ class PartResult:
     result: Result
     tensors: Weights
     spent: Spent
-    place: Place
-    inner: InnerState | None = None  # optimiser state at its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +80,6 @@ class TaskFiles:
     workload: Callable[[], Workload]
     weights: Path
     data: LocalData
-    carried: Carried
-    evidence: EvidenceFiles
     snapshot: Path
     outbox: Outbox
     memory_bytes: int  # memory that the device may use; 0 = unknown
@@ -96,24 +89,14 @@ class TaskFiles:
 
 
 class LocalTask:
-    """One stretch of a task: begin, save and finish on the training thread, encoding on a thread
+    """One part of a task: begin, save and finish on the training thread, encoding on a thread
     without torch.
-
-    `summed` collects the stretches of a part; `ends_part` is True for the last one.
     """
 
-    def __init__(
-        self, files: TaskFiles, place: Place, summed: Summed, *, ends_part: bool = True
-    ) -> None:
+    def __init__(self, files: TaskFiles, place: Place) -> None:
         self.files = self._files = files
         self._place = place
-        self._summed = summed
-        self._ends_part = ends_part
         self._schema: Schema = ()
-        self._began_with: InnerState | None = None
-        # SHA-256 of the residual added to the update; "" without one, None if unknown.
-        self._residual: str | None = ""
-        self._kept = ""  # SHA-256 of the residual that its codec left
         self.items = "samples"
         self.items_per_sample = 1.0  # for a rate in tokens or images
 
@@ -147,23 +130,21 @@ class LocalTask:
                 allowed=figure(bytes_in_words(files.memory_bytes)),
             )
             raise OutOfMemory(message, need)
-        files.carried.drop_if_behind(files.manifest.global_step)
-        inner = self._inner()
         snapshot = load(files.snapshot)
         device = files.held.device
-        work = workload.begin(job, self._weights(), files.data, device, inner)
+        work = workload.begin(job, self._weights(), files.data, device)
         if isinstance(work, Paced):
             self._pace(work, max(0, files.memory_bytes - need))
         ranks = files.ranks()
         if ranks is not None and isinstance(work, Rankable):
             work.spread(ranks, partial(_along, workload.name, job, files.weights, files.data))
-        if snapshot is not None:
+        if snapshot is not None and int(snapshot.get(BASE, -1)) == files.manifest.version:
             try:
                 work.restore(snapshot)
             except (VolunteerError, KeyError, ValueError, RuntimeError):
                 # Snapshot of another software version, or a damaged one: the task starts over.
                 files.snapshot.unlink(missing_ok=True)
-                work = workload.begin(job, self._weights(), files.data, device, inner)
+                work = workload.begin(job, self._weights(), files.data, device)
         return work
 
     def _pace(self, work: Paced, room: int) -> None:
@@ -174,18 +155,6 @@ class LocalTask:
             room = min(room, free_memory_bytes() // 2)
         work.begin_with(micro, most=step is not None and step.halved, room=room)
 
-    def _inner(self) -> Weights | None:
-        """Return the optimiser's initial state; None without one."""
-        files = self._files
-        if files.held.lease.job.reset_inner:
-            return None
-        state = self._began_with = files.carried.inner()
-        if state is None:
-            return None
-        if files.held.lease.commit and state.path is not None and not state.sha256:
-            state.sha256 = files.evidence.add(state.path, files.carried.owner)
-        return state.tensors
-
     def swap(self, work: Work, manifest: VersionManifest, path: Path) -> None:
         """Continue on a newer version, if the work supports that."""
         if isinstance(work, Actor) and manifest.schema_sha256 == self._files.manifest.schema_sha256:
@@ -193,8 +162,11 @@ class LocalTask:
 
     def save(self, work: Work) -> None:
         """Write a snapshot; skip it if the disk is full."""
+        import torch
+
         try:
-            store(self._files.snapshot, work.snapshot())
+            own = {BASE: torch.tensor(self._files.manifest.version)}
+            store(self._files.snapshot, work.snapshot() | own)
         except StorageFull:
             self._files.snapshot.unlink(missing_ok=True)  # a full disk must not stop training
 
@@ -205,78 +177,20 @@ class LocalTask:
         need = nbytes(self._schema) * (CPU_COPIES + LEFT_COPIES)
         return files.held.device != "cpu" or not files.memory_bytes or need <= files.memory_bytes
 
-    def finish(self, work: Work, spent: Spent) -> PartResult | None:
-        """Add a stretch's result to its part; with the last stretch return the part to submit.
-
-        Raises InvalidFrame when the training diverged.
-        """
-        files, job = self._files, self._files.held.lease.job
+    def finish(self, work: Work, spent: Spent) -> PartResult:
+        """Return the result of the part. Raises InvalidFrame when the training diverged."""
         result, tensors = work.result()
         _refuse_diverged(tensors)
-        self._summed.add(result, tensors, spent, files.manifest.version)
-        if not self._ends_part:
-            files.snapshot.unlink(missing_ok=True)
-            return None
-        left = {} if job.reset_inner else work.state()
-        inner = InnerState(left) if left else None
-        if inner is not None:
-            files.carried.lend(inner, files.manifest.global_step)
-        whole = self._summed.whole
-        return PartResult(
-            result=whole.result,
-            tensors=whole.tensors,
-            spent=whole.spent,
-            place=msgspec.structs.replace(self._place, base_version=whole.base_version),
-            inner=inner,
-        )
+        return PartResult(result=result, tensors=tensors, spent=spent)
 
     def submit(self, made: PartResult) -> QueuedResult:
-        """Encode a part and put it into the outbox.
-
-        Calls for one device must follow the order of its tasks, because each uses the residual of
-        the previous one. Raises InvalidFrame, TooLarge, StorageFull, OSError.
+        """Encode a part and put it into the outbox. Raises InvalidFrame, TooLarge, StorageFull,
+        OSError.
         """
-        files = self._files
-        try:
-            self._write_left(made.inner)
-            entry = self._entry(made)
-            said = entry.submit.commitment
-            files.evidence.keep(entry.name, (said.inner, said.left, said.residual, said.kept))
-            files.outbox.put(entry)
-            if entry.submit.codec not in EXACT_CODECS:
-                files.carried.advance(entry.name, files.manifest.global_step)
-            files.carried.keep_inner(made.inner)
-        finally:
-            files.carried.end_lending(made.inner)
-        files.snapshot.unlink(missing_ok=True)
+        entry = self._entry(made)
+        self._files.outbox.put(entry)
+        self._files.snapshot.unlink(missing_ok=True)
         return entry
-
-    def _write_left(self, left: InnerState | None) -> None:
-        """Write a task's final state before its result counts, so that a crash loses neither."""
-        files = self._files
-        if left is not None:
-            path = files.carried.write_inner(left)
-            if path is not None and files.held.lease.commit:
-                left.sha256 = files.evidence.add(path, files.carried.owner)
-
-    def _commitment(self, made: PartResult) -> Commitment:
-        """Return the hashes of the states that an audit needs; all "" if one is unknown."""
-        lease, began, left = self._files.held.lease, self._began_with, made.inner
-        unknown = (
-            not lease.commit
-            or self._residual is None
-            or (began is not None and not began.sha256)
-            or (left is not None and not left.sha256)
-            or (lease.grant.codec not in EXACT_CODECS and not self._kept)
-        )
-        if unknown or lease.job.update in PLAYED:
-            return Commitment()
-        return Commitment(
-            inner=began.sha256 if began is not None and left is not None else "",
-            left=left.sha256 if left is not None else "",
-            residual=self._residual or "",
-            kept=self._kept,
-        )
 
     def _check(self, workload: Workload) -> None:
         wanted = self._files.manifest
@@ -297,7 +211,7 @@ class LocalTask:
 
     def _entry(self, made: PartResult) -> QueuedResult:
         files, lease = self._files, self._files.held.lease
-        result, spent, place = made.result, made.spent, made.place
+        result, spent, place = made.result, made.spent, self._place
         name = f"{lease.task}-{lease.attempt}-{place.part}-{place.tries}"
         payload = files.outbox.payload(name)
         played = lease.job.update in PLAYED
@@ -309,7 +223,7 @@ class LocalTask:
             write_whole(payload, answer, durable=True)
             sha256, size = digest(answer), len(answer)
         else:
-            encoded = self._encode(made.tensors, payload)
+            encoded = self._encode(made.tensors, payload, codec(lease.grant.codec))
             sha256, size = encoded.sha256, encoded.size
         if size > lease.grant.bytes_max:
             payload.unlink(missing_ok=True)
@@ -321,9 +235,13 @@ class LocalTask:
                 )
             )
         submit = SubmitRequest(
+            attempt=lease.attempt,
             part=place.part,
             tries=place.tries,
-            base_version=place.base_version,
+            base_version=files.manifest.version,
+            codec=EXACT if played else lease.grant.codec,
+            sha256=sha256,
+            size=size,
             steps=result.steps,
             samples=result.samples,
             loss_first=result.loss_first,
@@ -332,30 +250,27 @@ class LocalTask:
             train_s=spent.train_s,
             paused_s=spent.paused_s,
             metrics=result.metrics,
-            halved=result.halved,
-            attempt=lease.attempt,
-            codec=EXACT if played else lease.grant.codec,
-            sha256=sha256,
-            size=size,
-            commitment=self._commitment(made),
         )
         return QueuedResult(
             task=lease.task,
             run=lease.run,
             device=files.held.device,
-            price_micro=lease.price_micro,
-            last=place.last,
             submit=submit,
+            price_micro=lease.price_micro,
             at=files.now(),
+            last=place.last,
         )
 
     def _answer(self, made: PartResult, audit: AuditWork) -> bytes:
-        """Return the sums of an audit's update, which are submitted in its place."""
-        if len(made.result.halved) > len(self._files.held.lease.job.halved):
-            raise TooLarge(Sentence("too little memory to split the batches as the volunteer did"))
-        with open_frame(self._files.weights, self._schema) as base:
-            found = sums(self._update(made.tensors, base), self._schema, audit.seed)
-        return found.astype("<f4").tobytes()
+        """Return the sums of an audit's encoded update, which are submitted in its place."""
+        path = self._files.snapshot.with_suffix(".audit")
+        chosen = codec(audit.codec)
+        try:
+            self._encode(made.tensors, path, chosen)
+            with chosen.decode(path, self._schema) as update:
+                return sums(update, self._schema, audit.seed).astype("<f4").tobytes()
+        finally:
+            path.unlink(missing_ok=True)
 
     def _update(self, tensors: Weights, base: Mapping[str, Any]) -> SliceReader:
         kind, schema = self._files.held.lease.job.update, self._schema
@@ -366,31 +281,18 @@ class LocalTask:
             return ArrayReader(arrays, schema)
         raise InvalidFrame(Sentence("this version cannot submit {update}", update=kind))
 
-    def _encode(self, tensors: Weights, path: Path) -> EncodedUpdate:
-        files, lease, schema = self._files, self._files.held.lease, self._schema
-        chosen = codec(lease.grant.codec)
+    def _encode(self, tensors: Weights, path: Path, chosen: Codec) -> EncodedUpdate:
+        files, schema = self._files, self._schema
         with open_frame(files.weights, schema) as base:
-            update: Any = self._update(tensors, base)
-            if chosen.name in EXACT_CODECS:
-                return chosen.encode(update, schema, path)
-            steps = files.manifest.global_step
-            residual = files.carried.residual(residual_schema(schema), steps)
-            if residual and lease.commit:
-                added = files.evidence.add(files.carried.current, f"{files.carried.owner} residual")
-                self._residual = None if files.carried.changed or not added else added
-            made = chosen.encode(update, schema, path, residual, files.carried.next)
-            if lease.commit:
-                self._kept = files.evidence.add(
-                    files.carried.next, f"{files.carried.owner} residual"
-                )
-            return made
+            update = self._update(tensors, base)
+            return chosen.encode(update, schema, path, files.held.lease.job.seed)
 
 
 def _along(name: str, job: Job, weights: Path, data: LocalData, device: str) -> Any:
     """Begin a task on another device that shares it; runs in the process of that device."""
     workload = load_workload(name)
     held = torch_tensors(weights, workload.schema(job.config))
-    return workload.begin(job, held, data, device, None)
+    return workload.begin(job, held, data, device)
 
 
 def _refuse_diverged(tensors: Weights) -> None:

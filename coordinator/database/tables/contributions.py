@@ -20,8 +20,6 @@ uploads = sa.Table(
     sa.Column("complete", sa.Boolean, nullable=False),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("expires_at", sa.Double, nullable=False),
-    # contribution that the upload is evidence for; NULL for a contribution's own update
-    sa.Column("evidence_of", Key, nullable=True),
     sa.UniqueConstraint("task_id", "attempt", "part", "tries", "sha256"),
 )
 

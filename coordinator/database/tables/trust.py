@@ -26,8 +26,7 @@ recomputes = sa.Table(
     sa.Column("task_id", sa.ForeignKey("tasks.id"), nullable=False),
     sa.Column("volunteer_id", sa.String(64), nullable=False),  # account of the contribution
     sa.Column("worker_id", sa.String(64), nullable=False),  # machine of the contribution
-    sa.Column("state", sa.String(16), nullable=False),  # asked, revealed, done
-    sa.Column("wanted", sa.Text, nullable=False),  # SHA-256 of the files to reveal, JSON
+    sa.Column("state", sa.String(16), nullable=False),  # waiting, done
     # StoredCase of the task as it was leased; the task's row changes afterwards
     sa.Column("work", sa.Text, nullable=False),
     sa.Column("flops", sa.Double, nullable=False),  # operations of the task
@@ -39,8 +38,7 @@ recomputes = sa.Table(
     sa.Column(
         "message", sa.Text, nullable=False
     ),  # sentence on the result, or why the recompute waits
-    sa.Column("asked_at", sa.Double, nullable=False),
-    sa.Column("due_at", sa.Double, nullable=False),
+    sa.Column("drawn_at", sa.Double, nullable=False),
     sa.Column("ended_at", sa.Double, nullable=True),
     # name under which a checker holds it; "" = none
     sa.Column("hold", sa.String(32), nullable=False, server_default=""),
@@ -67,7 +65,6 @@ sa.Index(
     recomputes.c.state,
     recomputes.c.contribution_id,
 )
-sa.Index("ix_recomputes_machine", recomputes.c.worker_id, recomputes.c.state)
 sa.Index("ix_recomputes_ended", recomputes.c.ended_at)
 
 # The organiser's own machines that make recomputes, by machine and device.

@@ -40,7 +40,6 @@ HANDLERS: dict[Endpoint[Any], Handler] = dict(
         _answered(endpoints.CLAIM, workers.claim),
         _answered(endpoints.BEGIN, workers.begin),
         _answered(endpoints.RELEASE, workers.release),
-        _answered(endpoints.FORFEIT, workers.forfeit),
         _answered(endpoints.SUBMIT, workers.submit),
         _answered(endpoints.UPLOAD, workers.create_upload),
         _answered(endpoints.UPLOAD_BYTES, workers.upload),

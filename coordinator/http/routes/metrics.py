@@ -274,8 +274,7 @@ _CHECKS = (
     _gauge(
         "recomputes_waiting",
         "Contributions that are being computed again.",
-        lambda s: _alone({"asked": s.seen.backlog.asked, "revealed": s.seen.backlog.revealed}),
-        ("state",),
+        lambda s: [((), s.seen.backlog.waiting)],
     ),
     _gauge(
         "alerts",

@@ -23,7 +23,6 @@ from shared.network.links import format_link
 from shared.protocol.accounts import (
     BenchmarkRequest,
     Challenge,
-    Forfeited,
     LeaveRequest,
     LinkCode,
     MachineOrder,
@@ -169,10 +168,6 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
 
 async def release(call: Call[ReleaseRequest]) -> None:
     await call.coordinator.queue.release(call.principal, call.number("task"), call.body)
-
-
-async def forfeit(call: Call[None]) -> Forfeited:
-    return await call.coordinator.recomputes.forfeit(call.principal)
 
 
 async def submit(call: Call[SubmitRequest]) -> SubmitReply:

@@ -25,9 +25,7 @@ from shared.workloads.training.step_loop import StepLoss, StepWork
 class CausalWork(StepWork):
     """Training of a causal language model; see `StepWork`. A sample is a window."""
 
-    def __init__(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> None:
+    def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:
         config = CausalConfig.from_dict(job.config)
         order = PassOrder(windows_of(data.manifest, config.context), job.order_seed)
         rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
@@ -39,7 +37,6 @@ class CausalWork(StepWork):
         super().__init__(
             job,
             self._causal.module,
-            inner,
             device=device,
             samples=len(rows),
             flops=flops_per_sample(config),

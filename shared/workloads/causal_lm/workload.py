@@ -100,16 +100,14 @@ class CausalWorkload(Workload):
 
         return {**frozen_in(CausalConfig.from_dict(config), files), **weights}
 
-    def begin(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> Work:
+    def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.causal_lm.train import CausalWork
 
         if job.kind != "train" or job.update not in ("delta", "gradient"):
             raise BadRequest(
                 f"causal-lm has no task of the kind {job.kind} with the update {job.update}"
             )
-        return CausalWork(job, weights, data, device, inner)
+        return CausalWork(job, weights, data, device)
 
     def evaluate(
         self,

@@ -4,8 +4,8 @@ A step has two turns over the same batch: the discriminator learns from real ima
 then the generator learns to fool it. Each network's gradient comes from its own loss alone: the
 discriminator is frozen while the generator learns. Batch norm uses the statistics of one
 micro-batch (Hoffer et al. 2017), so the result depends on the division of a batch. All machines
-divide it alike, into even portions that suit a slow core; otherwise a recompute would differ. Only
-a machine short of memory halves the portions.
+divide it alike, into even portions that suit a slow core. A machine short of memory draws the fakes
+twice instead of keeping them; a task that still does not fit is given back.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shared.errors import BadRequest, InvalidRunFile
-from shared.workloads.base import HALVINGS_MAX, Data, Job, Progress, Result, Weights
+from shared.errors import InvalidRunFile
+from shared.workloads.base import Data, Job, Progress, Result, Weights
 from shared.workloads.data.image_chunks import Images, images_of, to_pixels
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.resize import braille, tile
@@ -43,17 +43,14 @@ _PREVIEW_S = 2.0
 _PREVIEWED, _PREVIEW_SIGNS = 3, 54
 _PORTION_FLOPS = 9e9  # a third of a second on a slow core, which bounds the delay of a pause
 _PORTION_MIN = 16  # least images of a portion, since statistics of fewer are poor
-_PORTION_LEAST = 4  # least images when memory is short
 _FIGURES = ("loss_d", "loss_g", "real_known", "fakes_known")
-_COUNTERS, _HALVED = "counters", "halved"
+_COUNTERS = "counters"
 
 
 class DcganWork:
     """Local training ("delta") or the mean gradients at the base ("gradient"); see `Work`."""
 
-    def __init__(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> None:
+    def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:
         config = DcganConfig.from_dict(job.config)
         order = PassOrder(images_of(data.manifest, config.shape), job.order_seed)
         rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
@@ -64,19 +61,16 @@ class DcganWork:
         self._order = [spec.name for spec in schema(config)]
         self._model = build(config, weights, device).train()
         self._learners = [  # in the order of their turns
-            Learner(_parameters(self._model, name), job, _part(name, inner or {}))
-            for name in (DISCRIMINATOR, GENERATOR)
+            Learner(_parameters(self._model, name), job) for name in (DISCRIMINATOR, GENERATOR)
         ]
         self._autocast = autocast(job.train.precision, device)
         self._portion = portion(min(job.batch_size, len(rows)), config)
-        self._least = min(_PORTION_LEAST, self._portion)
-        self._halved: list[int] = []  # turns done at each halving
-        self._to_halve = deque(job.halved)  # halvings of the machine whose task is recomputed
         self._step = 0
         self._turn = 0
         self._in_turn = 0  # finished images of the present turn
         self._fakes: deque[Tensor] = deque()  # fakes of this step, with the graph for the generator
         self._frugal = False  # memory was short: fakes are drawn again instead of kept
+        self._statistics = self._copied()  # statistics of the networks at the turn's beginning
         self._now = torch.zeros(len(_FIGURES), device=device)  # figures of the running step
         self._figures = torch.zeros(job.steps, len(_FIGURES), device=device)
         self._read_at = self._shown_at = 0.0
@@ -91,11 +85,10 @@ class DcganWork:
         return self._portion
 
     def begin_with(self, micro_batch: int, *, most: bool, room: int) -> None:
-        """Begin with the micro-batches that memory allowed before if they are the `most` it allows;
-        otherwise divide a batch as all machines do, since its statistics depend on it.
+        """Save memory from the beginning if it was short before. All machines divide a batch alike,
+        since its statistics depend on it.
         """
-        if most:
-            self._portion = max(1, min(self._portion, micro_batch))
+        self._frugal = most
 
     def advance(self) -> Progress:
         """Do a micro-batch of one turn. Raises InvalidRunFile for a bad chunk or a nonfinite
@@ -104,7 +97,6 @@ class DcganWork:
         if self.done:
             raise RuntimeError("this task is done")
         began = perf_counter()
-        self._follow()
         first = self._step * self._job.batch_size
         size = min(self._job.batch_size, len(self._images) - first)
         micro = len(self._fakes[0]) if self._turn and self._fakes else self._micro(size)
@@ -145,7 +137,6 @@ class DcganWork:
             loss_first=head[0] + head[1],
             loss_last=means[0] + means[1],
             metrics=metrics | {"micro_batch": float(self._portion)} | applied,
-            halved=tuple(self._halved),
         )
         found = {name: to_host(value) for name, value in self._model.named_buffers()}
         for learner in self._learners:
@@ -161,26 +152,25 @@ class DcganWork:
         self._move(self._device)
 
     def halve(self) -> int:
-        """Halve the micro-batch; the running turn starts over.
+        """Draw the fakes twice from now on instead of keeping them; the running turn starts over.
 
-        Raises MemoryError after HALVINGS_MAX times, or when a smaller one would teach nothing.
+        Raises MemoryError at the second time: smaller portions would have other statistics.
         """
-        if not self._may_halve:
+        if self._frugal:
             raise MemoryError(
-                f"not even {self._portion} images at once fit into the memory of this device"
+                f"{self._portion} images at once do not fit into the memory of this device, and "
+                "smaller portions would change the result"
             )
-        self._portion //= 2
-        self._halved.append(2 * self._step + self._turn)
-        self._learners[self._turn].drop()
         self._frugal = True
+        self._learners[self._turn].drop()
         self._fakes.clear()
         self._now[1 if self._turn else slice(None)] = 0
         self._in_turn = 0
+        with torch.no_grad():
+            for name, value in self._model.named_buffers():
+                value.copy_(self._statistics[name])
         release(self._device)
         return self._portion
-
-    def state(self) -> dict[str, Tensor]:
-        return _whole({name: learner.state() for name, learner in self._named()})
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return weights, statistics, optimisers, sums and counters. Raises RuntimeError within a
@@ -191,15 +181,14 @@ class DcganWork:
         found = _whole({name: learner.snapshot() for name, learner in self._named()})
         found |= {name: to_host(value) for name, value in self._model.named_buffers()}
         found["figures"] = to_host(self._figures)
-        found[_COUNTERS] = torch.tensor([self._step, self._portion], dtype=torch.int64)
-        found[_HALVED] = torch.tensor(self._halved, dtype=torch.int64)
+        found[_COUNTERS] = torch.tensor([self._step, int(self._frugal)], dtype=torch.int64)
         return found
 
     def restore(self, snapshot: Weights) -> None:
         """Continue from a `snapshot`. Raises InvalidRunFile if it does not fit this task."""
         own = {**dict(self._model.named_buffers()), "figures": self._figures}
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
-        fits = len(counters) == 2 and 0 <= counters[0] <= self._job.steps and _HALVED in snapshot
+        fits = len(counters) == 2 and 0 <= counters[0] <= self._job.steps
         for name, value in own.items():
             fits = fits and name in snapshot and snapshot[name].shape == value.shape
         if not fits or not all(
@@ -212,29 +201,15 @@ class DcganWork:
         self._fakes.clear()
         self._turn = self._in_turn = 0
         self._step = int(counters[0])
-        self._portion = min(self._portion, max(1, int(counters[1])))  # memory was short before
-        self._halved = snapshot[_HALVED].flatten().tolist()[:HALVINGS_MAX]
+        self._frugal |= bool(counters[1])
+        self._statistics = self._copied()
 
     def _named(self) -> Iterator[tuple[str, Learner]]:
         yield from zip((DISCRIMINATOR, GENERATOR), self._learners, strict=True)
 
-    @property
-    def _may_halve(self) -> bool:
-        return self._portion // 2 >= self._least and len(self._halved) < HALVINGS_MAX
-
-    def _follow(self) -> None:
-        """Split batches exactly as the machine did whose task is recomputed.
-
-        Raises BadRequest if no machine can have split them like this; MemoryError would blame this
-        machine's memory.
-        """
-        while self._to_halve and self._to_halve[0] <= 2 * self._step + self._turn:
-            if not self._may_halve:
-                raise BadRequest(
-                    "this task says that its portions were halved more often than is possible"
-                )
-            self.halve()
-            self._to_halve.popleft()
+    def _copied(self) -> dict[str, Tensor]:
+        """Return a copy of the networks' statistics."""
+        return {name: value.clone() for name, value in self._model.named_buffers()}
 
     def _micro(self, size: int) -> int:
         left = size - self._in_turn
@@ -292,6 +267,7 @@ class DcganWork:
         self._learners[self._turn].finish(self._step, size / len(self._images))
         self._in_turn = 0
         self._turn = 1 - self._turn
+        self._statistics = self._copied()
         if self._turn:
             return False
         self._fakes.clear()

@@ -78,16 +78,14 @@ class DcganWorkload(Workload):
     def flops_per_sample(self, config: Config) -> float:
         return dcgan_config.flops_per_sample(DcganConfig.from_dict(config))
 
-    def begin(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> Work:
+    def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.dcgan.train import DcganWork
 
         if job.kind != "train" or job.update not in ("delta", "gradient"):
             raise BadRequest(
                 f"dcgan has no task of the kind {job.kind} with the update {job.update}"
             )
-        return DcganWork(job, weights, data, device, inner)
+        return DcganWork(job, weights, data, device)
 
     def evaluate(
         self,

@@ -89,9 +89,6 @@ class PlayWork(ABC):
         release(self._device)
         return min(player.halve() for player in self._players.values())
 
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
     def snapshot(self) -> dict[str, Tensor]:
         """Return no snapshot: a match is replayed after a restart with the same result."""
         return {}

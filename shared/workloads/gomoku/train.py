@@ -85,16 +85,13 @@ class LearnWork(StepWork):
 
     FIGURES = ("policy_loss", "value_loss", "policy_accuracy", "value_error")
 
-    def __init__(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> None:
+    def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:
         config = GomokuConfig.from_dict(job.config)
         self._batches = Batches(window(data, config), config.size, job)
         self._net = build(config, weights, device)
         super().__init__(
             job,
             self._net,
-            inner,
             device=device,
             samples=job.steps * job.batch_size,
             flops=3 * forward_flops(config),

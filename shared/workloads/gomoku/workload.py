@@ -86,9 +86,7 @@ class GomokuWorkload(Workload):
         """Return the FLOPs to train on one position."""
         return 3 * gomoku_config.forward_flops(GomokuConfig.from_dict(config))
 
-    def begin(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> Work:
+    def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.gomoku.match import MatchWork
         from shared.workloads.gomoku.selfplay import SelfPlayWork
         from shared.workloads.gomoku.train import LearnWork
@@ -96,7 +94,7 @@ class GomokuWorkload(Workload):
         if (job.kind, job.update) == ("selfplay", "experience"):
             return SelfPlayWork(job, weights, device)
         if (job.kind, job.update) == ("learn", "delta"):
-            return LearnWork(job, weights, data, device, inner)
+            return LearnWork(job, weights, data, device)
         if (job.kind, job.update) == ("evaluate", "evaluation"):
             return MatchWork(job, weights, data, device)
         raise BadRequest(f"gomoku has no task of the kind {job.kind} with the update {job.update}")

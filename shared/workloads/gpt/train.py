@@ -17,9 +17,7 @@ from shared.workloads.training.step_loop import StepLoss, StepWork
 class GptWork(StepWork):
     """Training of a GPT; see `StepWork`. A sample is a window."""
 
-    def __init__(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> None:
+    def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:
         config = GptConfig.from_dict(job.config)
         order = PassOrder(windows_of(data.manifest, config.block_size), job.order_seed)
         rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
@@ -30,7 +28,6 @@ class GptWork(StepWork):
         super().__init__(
             job,
             model,
-            inner,
             device=device,
             samples=len(rows),
             flops=flops_per_sample(config),

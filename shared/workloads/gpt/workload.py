@@ -71,14 +71,12 @@ class GptWorkload(Workload):
     def flops_per_sample(self, config: Config) -> float:
         return gpt_config.flops_per_sample(GptConfig.from_dict(config))
 
-    def begin(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> Work:
+    def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.gpt.train import GptWork
 
         if job.kind != "train" or job.update not in ("delta", "gradient"):
             raise BadRequest(f"gpt has no task of the kind {job.kind} with the update {job.update}")
-        return GptWork(job, weights, data, device, inner)
+        return GptWork(job, weights, data, device)
 
     def evaluate(
         self,

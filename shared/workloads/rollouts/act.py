@@ -159,9 +159,6 @@ class RolloutWork:
         self._begin_anew()
         return self._slots
 
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
     def snapshot(self) -> dict[str, Tensor]:
         saved = SavedGroups(
             seed=self._job.seed,

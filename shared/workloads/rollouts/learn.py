@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data, Job, Weights
@@ -55,9 +54,7 @@ def window(data: Data) -> list[Answer]:
 class _LearnWork(StepWork):
     """Learning of a model; see `StepWork`. A sample is an answer."""
 
-    def __init__(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> None:
+    def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:
         self._config = RolloutsConfig.from_dict(job.config)
         self._problems = Problems.of(self._config, data.asset)
         self._options = RolloutsOptions.from_dict(job.options)
@@ -65,7 +62,6 @@ class _LearnWork(StepWork):
         super().__init__(
             job,
             self._policy.module,
-            inner,
             device=device,
             samples=job.steps * job.batch_size,
             flops=3 * self._config.token_flops * self._config.context,
@@ -77,13 +73,11 @@ class RolloutLearnWork(_LearnWork):
 
     FIGURES = ("importance", "tapered", "answer_tokens", "behind")
 
-    def __init__(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> None:
+    def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:
         # The rate's warm-up begins with rollouts, since an optimiser's first steps are its largest.
         warm = warm_start(job.train, RolloutsOptions.from_dict(job.options).warm_steps)
         job = msgspec.structs.replace(job, global_step=max(0, job.global_step - warm))
-        super().__init__(job, weights, data, device, inner)
+        super().__init__(job, weights, data, device)
         self._found = window(data)
         if not self._found:
             raise InvalidRunFile("there is no answer to learn from in the chunks of this task")
@@ -109,9 +103,7 @@ class SupervisedWork(_LearnWork):
     `warm_lr` to a share `WARM_END` of it by the end of the task.
     """
 
-    def __init__(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> None:
+    def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:
         rate = RolloutsOptions.from_dict(job.options).warm_lr
         train = msgspec.structs.replace(
             job.train,
@@ -121,12 +113,8 @@ class SupervisedWork(_LearnWork):
             decay_steps=job.steps,
         )
         super().__init__(
-            msgspec.structs.replace(job, train=train, global_step=0), weights, data, device, inner
+            msgspec.structs.replace(job, train=train, global_step=0), weights, data, device
         )
-
-    def state(self) -> dict[str, Tensor]:
-        """Return no state: the warm start's gradients are many times those of judged answers."""
-        return {}
 
     def measure(self, start: int, stop: int) -> StepLoss:
         first, size = self.job.start, self._options.warm_size

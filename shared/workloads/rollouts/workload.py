@@ -118,9 +118,7 @@ class RolloutsWorkload(Workload):
         checked = RolloutsConfig.from_dict(config)
         return 3 * checked.token_flops * checked.context
 
-    def begin(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> Work:
+    def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         from shared.workloads.rollouts.act import RolloutWork
         from shared.workloads.rollouts.learn import RolloutLearnWork, SupervisedWork
 
@@ -128,8 +126,8 @@ class RolloutsWorkload(Workload):
             return RolloutWork(job, weights, data, device)
         if (job.kind, job.update) == ("learn", "delta"):
             if data.manifest.chunks:
-                return RolloutLearnWork(job, weights, data, device, inner)
-            return SupervisedWork(job, weights, data, device, inner)
+                return RolloutLearnWork(job, weights, data, device)
+            return SupervisedWork(job, weights, data, device)
         raise BadRequest(
             f"rollouts has no task of the kind {job.kind} with the update {job.update}"
         )

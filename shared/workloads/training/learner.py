@@ -12,25 +12,21 @@ from torch.nn import Parameter
 
 from shared.workloads.base import Job, Weights
 from shared.workloads.training.device_differences import to_host
-from shared.workloads.training.lr_schedule import learning_rate
+from shared.workloads.training.lr_schedule import learning_rate, rewarmed
 from shared.workloads.training.optimizer import InnerOptimizer
 
 
 class Learner:
-    """Named parameters during one task. `inner` is an optimiser state to continue from."""
+    """Named parameters during one task, with an inner optimiser that is fresh in each task."""
 
-    def __init__(
-        self, parameters: Mapping[str, Parameter], job: Job, inner: Weights | None
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, Parameter], job: Job) -> None:
         self._parameters = dict(parameters)
         self._job = job
         self._inner: InnerOptimizer | None = None
         self._sums: dict[str, Tensor] = {}  # sums of the gradient, in a "gradient" job
         self._base: dict[str, Tensor] = {}  # weights towards which FedProx pulls
-        self._fresh = True  # the inner state was empty at the start of this task
         if job.update == "delta":
             self._inner = InnerOptimizer(self._parameters, job.train)
-            self._fresh = job.reset_inner or not inner or not self._inner.load(inner)
             if job.train.prox_mu > 0:
                 self._base = {name: p.detach().clone() for name, p in self._parameters.items()}
         else:
@@ -69,24 +65,18 @@ class Learner:
         """Return the learning rate of a step of this task."""
         job = self._job
         rate = learning_rate(job.train, job.global_step + step, job.total_steps)
-        if self._fresh and step < job.train.rewarm_steps:
-            rate *= (step + 1) / job.train.rewarm_steps
-        return rate
+        return rate * rewarmed(step, job.steps)
 
     def result(self) -> dict[str, Tensor]:
         """Return the result of the task, on the CPU: the weights, or the mean gradient."""
         found: Weights = self._sums or self._parameters
         return {name: to_host(value) for name, value in found.items()}
 
-    def state(self) -> dict[str, Tensor]:
-        """Return the inner optimiser's state; empty if there is none."""
-        return self._inner.state() if self._inner else {}
-
     def snapshot(self) -> dict[str, Tensor]:
         """Return the state that `restore` needs, between two steps."""
         found = {name: to_host(value) for name, value in self._own().items()}
-        found |= {f"inner/{name}": value for name, value in self.state().items()}
-        return found | {"fresh": torch.tensor(int(self._fresh))}
+        state = self._inner.state() if self._inner else {}
+        return found | {f"inner/{name}": value for name, value in state.items()}
 
     def restore(self, snapshot: Weights) -> bool:
         """Continue from a `snapshot`.
@@ -95,14 +85,13 @@ class Learner:
         """
         own = self._own()
         inner = {name[6:]: value for name, value in snapshot.items() if name.startswith("inner/")}
-        fits = "fresh" in snapshot and all(
+        fits = all(
             name in snapshot and snapshot[name].shape == value.shape for name, value in own.items()
         )
         if not fits or (self._inner and not self._inner.load(inner)):
             return False
         for name, value in own.items():
             value.copy_(snapshot[name])
-        self._fresh = bool(snapshot["fresh"])
         self.drop()
         return True
 

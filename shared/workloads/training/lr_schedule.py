@@ -7,6 +7,8 @@ from functools import lru_cache
 
 from shared.workloads.base import TrainSettings
 
+# A task's optimiser is fresh: its first steps follow single batches, so its rate rises over them.
+REWARM_STEPS = 5  # at most a quarter of the task's steps
 LOOKS = 32  # most points at which `full_steps` samples the schedule
 
 # Small batches of an untrained model give random directions, and Adam follows each at its full
@@ -43,6 +45,11 @@ def learning_rate(train: TrainSettings, step: int, total: int) -> float:
     done = min(1.0, (step - rising) / span)
     floor = train.min_lr_ratio
     return train.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def rewarmed(step: int, steps: int) -> float:
+    """Return the factor of the rate of step `step` (from 0) of a task of `steps`."""
+    return min(1.0, (step + 1) / max(1, min(REWARM_STEPS, steps // 4)))
 
 
 @lru_cache(maxsize=4096)

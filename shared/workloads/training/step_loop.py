@@ -59,7 +59,6 @@ class StepWork(ABC):
         self,
         job: Job,
         model: nn.Module,
-        inner: Weights | None,
         *,
         device: str,
         samples: int,
@@ -74,7 +73,7 @@ class StepWork(ABC):
         self._lookout: Lookout | None = None
         self._spares = False  # recomputes blocks in the backward pass
         learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._learner = Learner(learnt, job, inner)
+        self._learner = Learner(learnt, job)
         self._look: Callable[[], None] = _nothing
         self._ranks: Ranks | None = None
         self._own = 0  # samples of the running step that this process computes
@@ -246,9 +245,6 @@ class StepWork(ABC):
         self._start_over()
         release(self.device)
         return micro
-
-    def state(self) -> dict[str, Tensor]:
-        return self._learner.state()
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return weights, optimiser, sums and counters. Raises RuntimeError within a step."""

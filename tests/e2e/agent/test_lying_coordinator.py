@@ -182,7 +182,7 @@ CHANGES: dict[str, tuple[Endpoint[Any], Callable[[Any], Any]]] = {
     "workload": (endpoints.CLAIM, job(workload="os")),
     "version": (endpoints.BEGIN, lambda body: body | {"version": 2**31 - 1, "manifest": None}),
     "part": (endpoints.BEGIN, lambda body: body | {"part": 10**6, "tries": 10**6}),
-    "verdict": (endpoints.SUBMIT, lambda body: body | {"task": 9, "reveal": ["../x"] * 3}),
+    "verdict": (endpoints.SUBMIT, lambda body: body | {"task": 9}),
 }
 
 

@@ -16,13 +16,13 @@ from io import BufferedReader
 from pathlib import Path
 
 import pytest
-from shared.proofs.signing import SigningKey
 
 from coordinator.config import Settings
 from coordinator.http.app import opened
 from coordinator.storage.s3 import S3Blobs
 from coordinator.upkeep.backup import BackupList
 from coordinator.upkeep.stored_backups import StorePlace
+from shared.proofs.signing import SigningKey
 from tests.support.command_line import Run, worked
 
 READING = [

@@ -126,7 +126,7 @@ async def trained(data_dir: Path, name: str) -> list[float]:
         own = [each.manifest for each in await home.coordinator.datasets.listing()]
         data = LocalData((own or [NO_DATA])[0], files, workload.files(lease.job.config))
         weights = load_file(files[manifest.weights.sha256])
-        work = workload.begin(lease.job, weights, data, "cpu", None)
+        work = workload.begin(lease.job, weights, data, "cpu")
         while not work.done:
             work.advance()
         report, _ = work.result()

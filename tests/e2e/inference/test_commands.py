@@ -12,13 +12,11 @@ from pathlib import Path
 
 import openai
 import pytest
-from sqlalchemy import Connection
 
 from coordinator.inference.builtin import BuiltinEngine, Power
 from shared.clock import SystemClock
 from shared.protocol.accounts import ServerInfo
 from shared.workloads.data.image_files import read_png
-from tests.contract.test_escrow import PRICE, accepted, draw
 from tests.e2e.workloads.test_dcgan import RUN as DIGITS
 from tests.e2e.workloads.test_dcgan import copied
 from tests.support.answering import Answering, answering
@@ -197,20 +195,6 @@ async def test_credits_are_given(house: Answering, run: Run) -> None:
     assert code == 1
     assert 'there is no volunteer "Nobody"' in err
     assert (await run("give", "Bob", "-1"))[0] == 2
-
-
-async def test_forfeit_asks_a_vouched_account_for_nothing_that_it_keeps(
-    house: Answering, run: Run
-) -> None:
-    ann = house.ann.volunteer_id
-
-    def asked(conn: Connection) -> None:
-        draw(conn, accepted(conn, 1, ann, 1.0), ("inner",))
-
-    await house.coordinator.db.write(asked)
-    code, out, err = await run("forfeit")  # has no terminal to confirm in
-    assert (code, out.strip()) == (0, "0.00 credits are given up"), err
-    assert (await house.balances()).pending_micro == PRICE
 
 
 async def test_refusals_are_sentences(house: Answering, run: Run) -> None:

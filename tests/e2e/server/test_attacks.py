@@ -33,7 +33,7 @@ from tests.experiments.trust_attacks import ATTACKS, BUFFERS, Attack, Scene, nor
 from tests.support.local_coordinator import LocalCoordinator, Worker, decode, local_coordinator
 
 RUN = (
-    LEARNING.replace("min_steps = 1", 'min_steps = 1\ninner_state = "reset"')
+    LEARNING.replace("min_steps = 1", "min_steps = 1")
     + """
 [trust]
 recompute = 1.0
@@ -137,7 +137,7 @@ def learnt(
     about: Definition, job: Job, base: Mapping[str, torch.Tensor], data: LocalData
 ) -> Weights:
     """The update that a job makes, and the buffers as they are then."""
-    work = about.workload.begin(job, base, data, "cpu", None)
+    work = about.workload.begin(job, base, data, "cpu")
     while not work.done:
         work.advance()
     after, names = work.result()[1], set(parameters(about.schema))

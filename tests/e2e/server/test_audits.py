@@ -22,7 +22,6 @@ from coordinator.database import contributions, runs, volunteers
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow as ledger
 from coordinator.database.ledger import payments
-from coordinator.database.recomputes import commitment_of
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import recomputes
 from coordinator.rules import audits as rules
@@ -94,7 +93,7 @@ async def done(
         async with home.coordinator.working():
             async with ann.working(load, max_tasks=1) as process:
                 assert await process.ended(120) == 0
-                await until(home, "revealed")
+                await until(home, "waiting")
             yield home, bob, by_hand
 
 
@@ -169,19 +168,17 @@ async def sums_of_the_update(home: LocalCoordinator, lease: Lease) -> bytes:
     """The sums of what was submitted, which no auditor is told."""
     assert lease.audit is not None
     row = await update_of(home)
-    said = commitment_of(row)
-    names = (row.sha256, said.kept, said.residual)
-    files = [await home.coordinator.blobs.local(name) if name else None for name in names]
+    path = await home.coordinator.blobs.local(row.sha256)
     run = await home.coordinator.db.read(lambda conn: runs.by_name(conn, lease.run))
-    return _own(files, definition(run).schema, row.codec, lease.audit.seed)
+    return _own(path, definition(run).schema, row.codec, lease.audit.seed)
 
 
 async def answer(home: LocalCoordinator, worker: Worker, lease: Lease, sums: bytes) -> None:
     begun = await worker.begin(lease)
     await worker.upload(lease, sums)
     said = worker.submission(lease, begun, sums)
-    reply = await worker.post(f"/tasks/{lease.task}/submit", said)
-    assert decode(reply, Verdict).state == "accepted"
+    verdict = decode(await worker.post(f"/tasks/{lease.task}/submit", said), Verdict)
+    assert verdict.state == "accepted", verdict.message
 
 
 async def audits(bob: LocalMachine, load: Any = None) -> None:
@@ -491,7 +488,7 @@ async def test_an_auditor_is_refuted_by_two_voices_only(
     """
     async with checked(tmp_path, "") as (home, bob):
         lease = await taken(home, bob)
-        other = np.random.default_rng(0).standard_normal(256).astype(np.float32).tobytes()
+        other = np.random.default_rng(0).standard_normal(512).astype(np.float32).tobytes()
         figures = Redone(cosine=0.1, norm_ratio=1.0, sums=other)
 
         async def found(*given: Any) -> tuple[Redone, float]:
@@ -500,7 +497,7 @@ async def test_an_auditor_is_refuted_by_two_voices_only(
         monkeypatch.setattr(Compute, "timed", found)
         monkeypatch.setattr(rules, "confirmed_chance", lambda freed, stake: 1.0)
         right = await sums_of_the_update(home, lease)
-        made_up = np.ones(256, np.float32).tobytes()
+        made_up = np.ones(512, np.float32).tobytes()
         await answer(home, bob, lease, right if agrees else made_up)
         organiser(home)
         await until(home, "done")
@@ -514,7 +511,7 @@ async def test_an_answer_that_comes_while_the_organiser_is_at_it_is_held_beside_
     async with checked(tmp_path, "") as (home, bob):
         lease = await taken(home, bob)
         begun = await bob.begin(lease)
-        sums = np.ones(256, np.float32).tobytes()
+        sums = np.ones(512, np.float32).tobytes()
         await bob.upload(lease, sums)
         await home.clock.advance(RENEW_S + 10)  # its lease is lost: the server may begin
         await home.coordinator.queue.expire()

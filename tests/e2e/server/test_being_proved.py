@@ -13,19 +13,14 @@ from sqlalchemy import update
 
 from coordinator.checking.recompute import Recomputes
 from coordinator.database import standings
-from coordinator.database.recomputes import waiting
 from coordinator.database.tables.trust import recomputes
 from coordinator.top.tables import facts
-from shared.protocol import endpoints
 from tests.e2e.server.test_open_run import LEARNING
 from tests.e2e.server.test_recomputes import settled
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine, Process
-from volunteer.agent.revealer import Revealer
 from volunteer.control import events
 from volunteer.headless import Headless, status_lines
-from volunteer.net.api import Api
-from volunteer.storage.evidence import Request
 
 OPEN = {"open": True, "proof_of_work_bits": 1}
 SHORTER = "h of work: `coordinator checker work` on another machine takes its part"
@@ -59,17 +54,6 @@ async def read_until(process: Process, words: str) -> list[str]:
             if any(line.startswith(words) for line in lines):
                 return lines
             await asyncio.sleep(0.05)
-
-
-async def refused(home: LocalCoordinator, process: Process) -> list[str]:
-    """Return the lines of `volunteer status` once a claim was refused, for its machine owes proof;
-    the coordinator keeps a claim for a while before.
-    """
-    reading = asyncio.ensure_future(read_until(process, "idle (proof)"))
-    while not reading.done():
-        await home.clock.advance(1.0)
-        await asyncio.sleep(0.05)
-    return await reading
 
 
 async def organiser(home: LocalCoordinator) -> str:
@@ -115,44 +99,3 @@ async def test_a_newcomer_is_told_how_long_its_proof_takes_until_its_pay_is_free
             assert " accepted" in said
             assert "not paid" not in said
         assert await home.coordinator.ledger.check() == ()
-
-
-async def test_who_lost_what_it_is_asked_for_is_told_what_to_do_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its disk was lost, or it was cleared, while the question was open."""
-    async with local_coordinator(tmp_path / "coordinator", **OPEN) as home:
-        await home.start_run(LEARNING)
-        async with home.coordinator.working():
-            machine = LocalMachine(tmp_path / "machine", home)
-            await machine.join("Bob")
-            with monkeypatch.context() as patched:
-                patched.setattr(Revealer, "_reveal", silent)
-                async with machine.working() as process:
-                    await process.until(events.Judged, lambda e: bool(e.verdict.reveal), 120)
-                    await refused(home, process)
-            lost = list(machine.path.glob("profile/*/evidence/*.safetensors"))
-            assert lost
-            for file in lost:
-                file.unlink()
-            async with machine.working() as process:
-                told = await process.until(events.Notice, lambda e: "forfeit" in str(e.message), 60)
-                assert told.level == "warning"
-                lines = await refused(home, process)
-                assert any("`volunteer forfeit` gives up the pay at stake" in one for one in lines)
-                api = Api(machine.clients[-1])
-                asked = (await home.coordinator.db.read(waiting))["asked"]
-                assert asked in (1, 2)  # the machine had claimed one task ahead
-                given = await api.call(endpoints.FORFEIT)
-                assert (given.questions, given.amount_micro > 0) == (asked, True)
-                async with asyncio.timeout(120):
-                    while len(process.all(events.Judged)) < 1:
-                        await process.tick()
-                me = await api.query(endpoints.ME)
-                assert me.standing == "probation"
-        assert await home.coordinator.ledger.check() == ()
-
-
-async def silent(revealer: Revealer, request: Request) -> None:
-    """Reveal nothing."""
-    await asyncio.Event().wait()

@@ -51,7 +51,7 @@ async def revealed(
             await machine.join("Ann")
             async with machine.working(load, max_tasks=tasks) as process:
                 await process.ended(120)
-                await states(home, {"revealed": tasks})
+                await states(home, {"waiting": tasks})
         home.coordinator.stopping.clear()
         yield home
 

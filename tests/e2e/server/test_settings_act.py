@@ -103,17 +103,6 @@ async def test_answers_take_the_threads_the_memory_and_the_device_of_the_setting
         assert line[-3:] == words
 
 
-@pytest.mark.parametrize(("said", "reset"), [("", False), ("keep", False), ("reset", True)])
-async def test_a_run_says_what_becomes_of_the_inner_state(
-    tmp_path: Path, said: str, reset: bool
-) -> None:
-    file = RUN.replace("[task]", f'[task]\ninner_state = "{said}"') if said else RUN
-    async with local_coordinator(tmp_path) as home:
-        await home.start_run(file)
-        lease = await (await home.join("Ann")).claim()
-        assert lease.job.reset_inner is reset
-
-
 async def test_a_run_ends_on_its_date(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home:
         tomorrow = datetime.fromtimestamp(home.clock.now() + DAY_S, UTC).date()

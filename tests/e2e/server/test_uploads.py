@@ -8,17 +8,13 @@ import asyncio
 import errno
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import Connection
 
 from coordinator.config import Constants
-from coordinator.database import contributions, recomputes
-from coordinator.database.recomputes import DrawTerms
 from coordinator.database.tables.contributions import uploads as rows
 from coordinator.database.volunteers import set_volunteer
 from coordinator.request_body import ClientGone
@@ -214,81 +210,6 @@ async def test_newcomers_fill_half_of_the_free_disk_at_most(
     assert (await ann.announce(lease, data[::-1])).status_code == 200
 
 
-async def asked_for(home: LocalCoordinator, evidence: bytes) -> tuple[Worker, Lease, int]:
-    """A newcomer that is asked for a file of evidence, its lease and its contribution."""
-    await home.start_run()
-    ann = await home.join("Ann")
-    lease = await ann.claim()
-    begun, data = await ann.begin(lease), await ann.update("tiny")
-    await ann.upload(lease, data)
-    said = ann.submission(lease, begun, data)
-    number = decode(await ann.post(f"/tasks/{lease.task}/submit", said), Verdict).contribution
-
-    def ask(conn: Connection) -> None:
-        wanted = [hashlib.sha256(evidence).hexdigest()]
-        row = contributions.by_id(conn, number)
-        due = home.clock.now() + 60
-        order = DrawTerms(wanted=wanted, work="{}", flops=1.0, kind="cpu", due_at=due)
-        recomputes.add(conn, row, order)
-        set_volunteer(conn, ann.volunteer_id, standing="probation")
-
-    await home.coordinator.db.write(ask)
-    return ann, lease, number
-
-
-async def test_what_was_asked_for_is_revealed_once(home: LocalCoordinator) -> None:
-    """Never whole, each upload of it lay on the disk for days, beside every grant and quota."""
-    ann, lease, number = await asked_for(home, b"state")
-    places = [{"part": 1}, {"tries": 1}, {"attempt": lease.attempt + 1}]
-    for place in places:
-        reply = await ann.announce(lease, b"state", evidence_of=number, **place)
-        assert "another part" in refused(reply, 404).message
-    whole = await ann.announce(lease, b"state", evidence_of=number)
-    assert decode(whole, UploadInfo).offset == 0
-    assert await home.coordinator.db.read(lambda c: len(c.execute(rows.select()).all())) == 1
-
-
-async def test_evidence_is_announced_though_its_sender_leaves_at_the_commit(
-    home: LocalCoordinator,
-) -> None:
-    ann, lease, number = await asked_for(home, b"state")
-    info = decode(await ann.announce(lease, b"state", evidence_of=number), UploadInfo)
-    who = await home.coordinator.volunteers.authenticate(ann.worker_id, ann.secret)
-    db, watches = (
-        home.coordinator.db,
-        [home.coordinator.signals.watch("recomputes"), home.coordinator.signals.watch("queue")],
-    )
-    write = db.write
-
-    async def stream() -> AsyncIterator[bytes]:
-        yield b"state"
-
-    async def leaving(fn: Callable[[Connection], Any]) -> Any:
-        done = await write(fn)
-        sending.cancel()
-        return done
-
-    db.write = leaving  # type: ignore[method-assign]
-    sending = asyncio.ensure_future(
-        home.coordinator.uploads.write(who, info.upload_id, 0, stream())
-    )
-    with pytest.raises(asyncio.CancelledError):
-        await sending
-    assert all([await watch.wait(60) for watch in watches])
-
-
-async def test_what_newcomers_reveal_is_in_their_half_of_the_disk(
-    home: LocalCoordinator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ann, lease, number = await asked_for(home, b"state")
-    monkeypatch.setattr(home.coordinator.uploads, "_check_space", lambda size: 9.0)
-    reply = await ann.announce(lease, b"state", evidence_of=number)
-    assert "newcomers" in refused(reply, 507).message
-    db = home.coordinator.db
-    await db.write(lambda conn: set_volunteer(conn, ann.volunteer_id, standing="vetted"))
-    assert (await ann.announce(lease, b"state", evidence_of=number)).status_code == 200
-
-
 async def test_what_was_submitted_is_not_uploaded_again_whatever_became_of_it(
     tmp_path: Path, database_url: str
 ) -> None:
@@ -328,10 +249,13 @@ async def test_who_names_what_it_submitted_before_has_the_same_quota(
     home: LocalCoordinator,
 ) -> None:
     """Bytes that never come in full belong to no contribution, whatever hash they promise."""
-    ann, _, number = await asked_for(home, b"state")
-    told = "", "{}"
-    await home.coordinator.db.write(lambda conn: recomputes.end(conn, number, "passed", told, 0.0))
-    lease, old = await ann.claim(), await ann.update("tiny")
+    ann, first, old, _ = await announced(home)
+    begun = await ann.begin(first)
+    await ann.upload(first, old)
+    await ann.post(f"/tasks/{first.task}/submit", ann.submission(first, begun, old))
+    db = home.coordinator.db
+    await db.write(lambda conn: set_volunteer(conn, ann.volunteer_id, standing="probation"))
+    lease = await ann.claim()
     size = lease.grant.bytes_max
     replies = [await ann.announce(lease, old, size=size, part=part) for part in range(6)]
     assert [reply.status_code for reply in replies] == [200] * 4 + [429] * 2

@@ -254,11 +254,9 @@ class Forger(RolloutsWorkload):
     def __init__(self, change: Callable[[Records], Records]) -> None:
         self.change = change
 
-    def begin(
-        self, job: Job, weights: Weights, data: Data, device: str, inner: Weights | None
-    ) -> Work:
+    def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
         if job.kind != "selfplay":
-            return super().begin(job, weights, data, device, inner)
+            return super().begin(job, weights, data, device)
         return ForgedAnswers(self.change, job, weights, data, device)
 
 

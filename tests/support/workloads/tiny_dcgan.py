@@ -82,7 +82,6 @@ def job(model: Mapping[str, Any], steps: int = 3, batch: int = 8, **changes: Any
         "batch_size": batch,
         "global_step": 0,
         "total_steps": 0,
-        "reset_inner": True,
     }
     return Job(**(values | changes))
 

@@ -93,7 +93,6 @@ def job(kind: str, model: Mapping[str, Any], steps: int, **changes: Any) -> Job:
         "batch_size": batch,
         "global_step": 0,
         "total_steps": 0,
-        "reset_inner": False,
         "options": options(),
         "base_sha256": "00",
         **changes,
@@ -110,7 +109,7 @@ def finish(work: Work) -> tuple[Result, Weights]:
 def play(weights: Mapping[str, Tensor], games: int, path: Path, **changes: Any) -> list[GameRecord]:
     """Games of self-play."""
     task = job("selfplay", changes.pop("model", config()), games, **changes)
-    return decode(finish(WORKLOAD.begin(task, weights, Window(path), "cpu", None))[0].experience)
+    return decode(finish(WORKLOAD.begin(task, weights, Window(path), "cpu"))[0].experience)
 
 
 def lively(seed: int = 1, **changes: Any) -> Weights:

@@ -85,7 +85,6 @@ def job(model: Mapping[str, Any], steps: int = 4, batch: int = 8, **changes: Any
         "batch_size": batch,
         "global_step": 0,
         "total_steps": 1000,
-        "reset_inner": True,
     }
     return Job(**(values | changes))
 

@@ -84,7 +84,6 @@ def job(kind: str, steps: int, **changes: Any) -> Job:
         "batch_size": batch,
         "global_step": 0,
         "total_steps": 0,
-        "reset_inner": False,
         "options": WORKLOAD.options({"group": 4, "slots": 8}),
         "base_sha256": SHA256,
         **changes,
@@ -101,7 +100,7 @@ def finish(work: Work) -> tuple[Result, dict[str, Tensor]]:
 def answers(weights: Mapping[str, Tensor], path: Path, **changes: Any) -> list[GroupRecord]:
     """Answers to some problems."""
     task = job("selfplay", changes.pop("steps", 8), **changes)
-    return decode(finish(WORKLOAD.begin(task, weights, Window(path), "cpu", None))[0].experience)
+    return decode(finish(WORKLOAD.begin(task, weights, Window(path), "cpu"))[0].experience)
 
 
 def rewarded(record: GroupRecord) -> JudgedGroup:

@@ -75,7 +75,7 @@ class Histories(RuleBasedStateMachine):
             )
             row = contributions.by_id(conn, number)
             if drawn:
-                order = DrawTerms(wanted=["f"], work="{}", flops=flops, kind="cpu", due_at=1e12)
+                order = DrawTerms(work="{}", flops=flops, kind="cpu")
                 recomputes.add(conn, row, order)
                 volunteers.count_draw(conn, row.volunteer_id)
             volunteers.count_accepted(conn, [(row.volunteer_id, price)])
@@ -83,7 +83,7 @@ class Histories(RuleBasedStateMachine):
             return number
 
         number = self.write(change)
-        draw = Draw(number=number, who=self.id(name), flops=flops, asked_at=self.now)
+        draw = Draw(number=number, who=self.id(name), flops=flops, drawn_at=self.now)
         self.books.submit(self.id(name), number, price, draw if drawn else None)
 
     @rule()
@@ -107,7 +107,7 @@ class Histories(RuleBasedStateMachine):
             at = tables.recomputes.c.contribution_id == number
             self.write(
                 lambda conn: conn.execute(
-                    update(tables.recomputes).where(at).values(state="revealed")
+                    update(tables.recomputes).where(at).values(state="waiting")
                 )
             )
             self.books.open[number].revealed = True

@@ -115,7 +115,6 @@ def test_s4s_table_brings_its_own_window() -> None:
         ({"aggregate": "median", "quorum": 2}, 'set aggregate = "norm-clip"'),
         ({"aggregate": "trimmed-mean"}, "set trim = 0.34 or more"),
         ({"aggregate": "krum", "quorum": 9, "byzantine": 0.1}, "set byzantine = 0.12 or more"),
-        ({"aggregate": "median", "codec": "topk-2bit"}, 'set codec = "int4"'),
     ],
 )
 def test_a_mistake_gets_a_sentence(raw: dict[str, Any], sentence: str) -> None:

@@ -30,11 +30,11 @@ FIGURES = st.floats(-1.0, 1.0) | st.just(math.nan)
 
 
 @settings(max_examples=examples(200))
-@given(MACHINES, MACHINES, FIGURES, FIGURES, st.sampled_from(["float32", "bfloat16"]))
+@given(MACHINES, MACHINES, FIGURES, st.sampled_from(["float32", "bfloat16"]))
 def test_no_figure_from_another_class_or_model_punishes(
-    worker: ComputeDevice, auditor: ComputeDevice, cosine: float, state: float, precision: str
+    worker: ComputeDevice, auditor: ComputeDevice, cosine: float, precision: str
 ) -> None:
-    found = Redone(cosine=cosine, norm_ratio=1.0, state_cosine=state)
+    found = Redone(cosine=cosine, norm_ratio=1.0)
     said = judge(
         found,
         precision_of(precision, auditor.kind),
@@ -43,7 +43,7 @@ def test_no_figure_from_another_class_or_model_punishes(
     if said == "failed":
         assert worker.kind == auditor.kind
         assert worker.kind == "cpu" or worker.model.strip().lower() == auditor.model.strip().lower()
-    if cosine > 0.9999 and state > 0.99:
+    if cosine > 0.9999:
         assert said == "passed"
 
 

@@ -13,7 +13,6 @@ from coordinator.rules.codec_choice import agreed, grantable
     [
         ("int8", {"int8", "float32"}, "int8"),
         ("int4", {"int8", "bf16", "float32"}, "int8"),
-        ("topk-2bit", {"float32", "bf16"}, "bf16"),
         ("int8", {"float32"}, "float32"),
         ("int8", {"ternary"}, ""),
         ("int8", set(), "int8"),

@@ -23,7 +23,6 @@ from coordinator.rules.sizing import (
     clamped,
     episodes_bytes_max,
     estimate_s,
-    evidence_bytes_max,
     memory_bytes,
     pass_seed,
     price_micro,
@@ -195,7 +194,6 @@ def test_bytes_are_bounded_by_the_size_of_the_model_and_the_number_of_games() ->
         slack, 60 + slack, 65 + slack, 6500 + slack,
     ]  # fmt: skip
     assert all(isinstance(upload_bytes_max(n), int) for n in (1, 17))
-    assert [evidence_bytes_max(n) for n in (0, 100)] == [slack, 800 + slack]
     assert [episodes_bytes_max(n) for n in (0, 3)] == [slack, 3 * GAME_BYTES_MAX + slack]
     assert memory_bytes(100) == 100 * DEVICE_BYTES
     assert memory_bytes(100, 7) == 100 * DEVICE_BYTES + 7

@@ -74,11 +74,11 @@ def test_a_workloads_own_words_go_before(workload: str) -> None:
 @pytest.mark.parametrize("preset", ["gradient-average", "sync-sgd", "async-sgd"])
 def test_keys_of_train_that_nobody_reads_are_refused(preset: str) -> None:
     file = run_file.parse(
-        HEAD.format(workload="gpt") + "[train]\nlr = 1e-2\nrewarm_steps = 9\nclip_norm = 0.1\n"
+        HEAD.format(workload="gpt") + "[train]\nlr = 1e-2\nprox_mu = 9.0\nclip_norm = 0.1\n"
     )
-    with pytest.raises(InvalidRunFile, match=r"train. rewarm_steps: in the preset .*by AdamW"):
+    with pytest.raises(InvalidRunFile, match=r"train. prox_mu: in the preset .*by AdamW"):
         check_train(file.train, plan({"preset": preset}))
-    with pytest.raises(InvalidRunFile, match=r'lr and rewarm_steps and clip_norm: .*"sgd"'):
+    with pytest.raises(InvalidRunFile, match=r'lr and clip_norm and prox_mu: .*"sgd"'):
         check_train(file.train, plan({"preset": preset, "optimizer": "sgd", "lr": 0.1}))
     check_train(file.train, plan({"preset": "fedavg"}))
     text = f'[plan]\npreset = "{preset}"\n[train]\nprecision = "bfloat16"\n'

@@ -96,7 +96,7 @@ def tensors(path: Path) -> Mapping[str, Array]:
 
 @pytest.mark.parametrize(
     "kernel",
-    [Blocks(127, 256), Blocks(127, 32), Blocks(7, 64), Blocks(127, 4096), TopK(256, coarse=False)],
+    [Blocks(127, 256), Blocks(127, 32), Blocks(7, 64), Blocks(127, 4096), TopK(256)],
     ids=["int8", "small blocks", "int4", "large blocks", "sparse"],
 )
 def test_the_chain_and_the_snapshots_are_the_same_bits_over_200_versions(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import BadRequest, InvalidFrame
+from shared.tensors.blocks import SPAN, Dither
 from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.quantize import CODECS, Codec, codec
 from shared.tensors.slices import bf16_from_float, float_from_bf16
@@ -19,8 +20,7 @@ from tests.support.examples import examples
 from tests.support.sources import ROOT
 from tests.support.tensor_samples import EACH, MODEL, model, numbers, vector
 
-TWO = "topk-2bit"
-SPARSE = {TWO: 64, "topk-int8": 256}  # of 4,096
+SPARSE = {"topk-int8": 256}  # of 4,096
 GOLDEN = ROOT / "tests" / "golden"
 
 
@@ -33,8 +33,8 @@ def bound(name: str, x: np.ndarray) -> np.ndarray:
         return half
     block, limit = {"int8": (256, 127), "int4": (64, 7)}[name]
     peaks = np.maximum.reduceat(np.abs(x.astype("f8")), np.arange(0, x.size, block))
-    # half a step, the scale rounded by 2^-8; below the smallest normal scale a block is zero
-    steps = np.maximum(peaks / limit * (0.5 + 2**-9), np.where(peaks / limit < 1.2e-38, peaks, 0))
+    # half a step, the scale rounded up by 2^-7; below the smallest normal scale a block is zero
+    steps = np.maximum(peaks / limit * (0.5 + 2**-8), np.where(peaks / limit < 1.2e-38, peaks, 0))
     edge: np.ndarray = np.repeat(steps * (1 + 1e-5), block)[: x.size]
     return edge
 
@@ -74,18 +74,9 @@ def test_top_k_sends_the_largest_of_each_chunk(
         assert np.count_nonzero(got) <= kept
         largest = np.abs(part) > (size[kept] if kept < part.size else -1)  # without ties
         error = np.abs(got - part) * (largest | (got != 0))
-        if name == "topk-int8":
-            peak = size[0]
-            limit = max(peak / 127 * (0.5 + 2**-9) * (1 + 1e-5), peak * (peak / 127 < 1.2e-38))
-            assert (error <= limit).all()
-            continue
-        assert set(np.sign(got[largest] * part[largest])) <= {0.0, 1.0}
-        assert len(set(np.abs(got)) - {0.0}) <= 2
-        top, mean = size[:kept], size[:kept].mean()
-        for side in (top[top > mean], top[top <= mean]):
-            if side.size and side.mean() > 1.2e-38:  # the mean of a side, as bfloat16
-                near = np.abs(np.abs(got[got != 0]) - side.mean()).min()
-                assert near <= side.mean() * (2**-8 + 1e-5) or np.ptp(side) < mean * 1e-6
+        peak = size[0]
+        limit = max(peak / 127 * (0.5 + 2**-8) * (1 + 1e-5), peak * (peak / 127 < 1.2e-38))
+        assert (error <= limit).all()
 
 
 @EACH
@@ -127,7 +118,7 @@ def test_a_block_of_zeros_comes_back_as_zeros(tmp_path: Path, name: str) -> None
     x[300] = 1.0
     codec(name).encode({"w": x}, vector(5000), tmp_path / "u")
     back = codec(name).decode(tmp_path / "u", vector(5000))["w"]
-    assert back[300] == pytest.approx(1.0, rel=2**-8)
+    assert back[300] == pytest.approx(1.0, rel=2**-7)
     assert np.count_nonzero(back) == 1
 
 
@@ -135,14 +126,14 @@ def test_a_block_of_zeros_comes_back_as_zeros(tmp_path: Path, name: str) -> None
 def test_the_largest_number_of_a_block_never_wraps_round(
     tmp_path: Path, name: str, limit: int
 ) -> None:
-    """The worst scales are those that are rounded down: peaks around every tie of bfloat16."""
+    """The worst scales are those next to a tie of bfloat16."""
     ties = (1 + (np.arange(128) * 2 + 1) * 2.0**-8) * limit
     peaks = np.concatenate([ties * (1 + near * 2.0**-23) for near in range(-3, 4)]).astype("f4")
     x = np.repeat(peaks, 256) * np.tile([1, -1], 128 * peaks.size).astype("f4")
     codec(name).encode({"w": x}, vector(x.size), tmp_path / "u")
     back = codec(name).decode(tmp_path / "u", vector(x.size))["w"]
     assert (np.sign(back) == np.sign(x)).all()
-    assert (np.abs(back - x) <= np.abs(x) * (1 + 2.0**-8) / limit / 2 * (1 + 1e-5)).all()
+    assert (np.abs(back - x) <= np.abs(x) * (1 + 2.0**-7) / limit / 2 * (1 + 1e-5)).all()
 
 
 def test_bytes_a_parameter(tmp_path: Path) -> None:
@@ -152,7 +143,7 @@ def test_bytes_a_parameter(tmp_path: Path) -> None:
         for name, found in CODECS.items()
     }
     reach = {"float32": 4.001, "bf16": 2.001, "int8": 1.02, "int4": 0.55}
-    reach |= {"topk-2bit": 0.0228, "topk-int8": 0.111}
+    reach |= {"topk-int8": 0.111}
     assert all(spent[name] <= reach[name] for name in reach), spent
 
 
@@ -227,17 +218,17 @@ def test_a_scale_that_is_no_positive_number_is_refused(
     ("at", "value"),
     [
         (0, 0b01111111),  # a position fewer
-        (8, 0b11100001),  # one more
-        (40, 0b00000000),  # one position twice
-        (40, 0b00010000),  # out of order
-        (88, 0b10000000),  # one behind the end of the short last chunk
+        (40, 0b10000000),  # one more
+        (64, 0b00000000),  # one position twice
+        (64, 0b00010000),  # out of order
+        (235, 0b10000000),  # one behind the end of the short last chunk
     ],
 )
 def test_positions_outside_their_chunk_or_out_of_order_are_refused(
     tmp_path: Path, at: int, value: int
 ) -> None:
-    """Of 5,000 elements 64 of the first chunk travel in 40 + 32 bytes, and of the 904 others 15 in
-    9 + 8: in order, a one for each position after a zero for each 16 elements before it.
+    """Of 5,000 elements 256 of the first chunk travel in 64 + 128 bytes, and of the 904 others 57 in
+    15 + 29: in order, a one for each position after a zero for each 16 elements before it.
     """
 
     def written(places: np.ndarray, width: int) -> np.ndarray:
@@ -246,14 +237,14 @@ def test_positions_outside_their_chunk_or_out_of_order_are_refused(
         lowest = np.r_[places % 16, np.zeros(places.size % 2, int)].astype("u1")
         return np.concatenate([np.packbits(bits), lowest[::2] << 4 | lowest[1::2]])
 
-    index = np.r_[written(np.arange(64), 4096), written(np.arange(904 - 15, 904), 904)]
-    sound = hostile(tmp_path / "sound", "topk-2bit", {"w#index": index})
-    found = codec("topk-2bit").decode(sound, vector(5000))["w"]
-    assert np.flatnonzero(found).tolist() == [*range(64), *range(5000 - 15, 5000)]
+    index = np.r_[written(np.arange(256), 4096), written(np.arange(904 - 57, 904), 904)]
+    sound = hostile(tmp_path / "sound", "topk-int8", {"w#index": index})
+    found = codec("topk-int8").decode(sound, vector(5000))["w"]
+    assert np.flatnonzero(found).tolist() == [*range(256), *range(5000 - 57, 5000)]
     index[at] = value
-    path = hostile(tmp_path / "u", "topk-2bit", {"w#index": index})
+    path = hostile(tmp_path / "u", "topk-int8", {"w#index": index})
     with pytest.raises(InvalidFrame, match="positions"):
-        codec("topk-2bit").decode(path, vector(5000))["w"]
+        codec("topk-int8").decode(path, vector(5000))["w"]
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", *SPARSE])
@@ -331,3 +322,36 @@ def test_bfloat16_agrees_with_torch() -> None:
     x = np.random.default_rng(0).integers(0, 0x7F7F8000, 200_000, np.uint32).view("f4")
     theirs = torch.from_numpy(x).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
     assert bf16_from_float(x).tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_rounding_by_a_seed_is_unbiased_and_the_same_each_time(tmp_path: Path, name: str) -> None:
+    x = np.random.default_rng(0).standard_normal(4096).astype("f4")
+    schema, total, rounds = vector(x.size), np.zeros(x.size), 400
+
+    def coded(seed: int) -> np.ndarray:
+        codec(name).encode({"w": x}, schema, tmp_path / "u", seed)
+        with codec(name).decode(tmp_path / "u", schema) as update:
+            return update["w"].copy()
+
+    for seed in range(rounds):
+        total += coded(seed)
+    assert coded(5).tobytes() == coded(5).tobytes()
+    assert coded(5).tobytes() != coded(6).tobytes()
+    off = np.abs(coded(5) - x)
+    step = {"int8": 127, "int4": 7}[name]
+    assert off.max() < np.abs(x).max() / step * (1 + 2**-7)
+    # the mean of many seeds lies within five deviations of the number, of which a step is two
+    assert np.abs(total / rounds - x).max() < 5 * 0.5 / rounds**0.5 * np.abs(x).max() / step * 1.01
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_any_slice_is_rounded_alone(name: str) -> None:
+    x, kernel = np.linspace(-1, 1, 3 * SPAN, dtype="f4"), codec(name).kernel
+    whole = kernel.encode(x, Dither(7, "w"))
+    start, stop = SPAN + 4096, 2 * SPAN + 512
+    part = kernel.encode(x[start:stop], Dither(7, "w", start))
+    each = 2 if name == "int4" else 1
+    assert part[0].tobytes() == whole[0][start // each : stop // each].tobytes()
+    other = kernel.encode(x[start:stop], Dither(7, "v", start))
+    assert part[0].tobytes() != other[0].tobytes()

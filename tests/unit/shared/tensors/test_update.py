@@ -16,9 +16,9 @@ from shared.errors import InvalidFrame
 from shared.tensors.blocks import SPAN, inner_product, sum_squares
 from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.quantize import CODECS, codec
-from shared.tensors.slices import ArrayReader, bf16_from_float, float_from_bf16
+from shared.tensors.slices import bf16_from_float, float_from_bf16
 from shared.tensors.spec import CHUNK_ELEMENTS, Schema, TensorSpec
-from shared.tensors.update import CodecInput, Delta, inspect
+from shared.tensors.update import Delta, inspect
 from tests.support.examples import examples
 
 MODEL: Schema = (
@@ -226,18 +226,6 @@ def test_a_variance_beyond_the_grid_is_looked_at(tmp_path: Path) -> None:
     schema, tensors = variances(running_var=values)
     path = write(tmp_path / "update", tensors, schema)
     assert inspect(path, schema, codec("float32")).negative == "running_var"
-
-
-@pytest.mark.parametrize(("before", "expected"), [(False, 1.5), (True, 1.25)])
-def test_the_input_of_a_codec_is_what_was_written_and_the_change_of_its_residual(
-    before: bool, expected: float
-) -> None:
-    left: Schema = (TensorSpec("w", (4,)),)
-    written = ArrayReader({"w": np.ones(4, "f4"), "mean": np.full(2, 7.0, "f4")}, (*left, MEAN))
-    kept, had = {"w": np.full(4, 0.5, "f4")}, {"w": np.full(4, 0.5, "f4")}
-    found = CodecInput(written, kept, had if before else {}, left, 0.5)
-    assert found.read("w", 1, 3).tolist() == [expected] * 2
-    assert found.read("mean", 0, 2).tolist() == [7.0, 7.0]  # buffers have no residual
 
 
 def test_an_inner_product_is_summed_in_spans() -> None:

@@ -16,7 +16,6 @@ def held(task: int) -> LeaseInWork:
     job = Job(
         run="r", workload="gpt", kind="train", update="delta", config={}, train=TrainSettings(),
         order_seed=1, start=0, stop=8, seed=1, steps=4, batch_size=2, global_step=0, total_steps=0,
-        reset_inner=True,
     )  # fmt: skip
     lease = Lease(
         task=task, attempt=1, run="r", job=job, dataset="d", chunks=(0,), renew_by=0.0,

@@ -25,7 +25,6 @@ def held(task: int, claim_id: str = "c", device: str = "cpu") -> HeldLease:
         batch_size=2,
         global_step=0,
         total_steps=0,
-        reset_inner=True,
     )
     lease = Lease(
         task=task,

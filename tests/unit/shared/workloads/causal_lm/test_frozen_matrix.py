@@ -39,7 +39,7 @@ def begun(data: Folder, shape: str, precision: BasePrecision, train: str = "lora
     config = WORKLOAD.config(raw, data.manifest)
     settings = TrainSettings(lr=1e-2, warmup_steps=1)
     job = tiny_gpt.job(config, steps=6, workload="causal-lm", train=settings)
-    work = WORKLOAD.begin(job, WORKLOAD.init(config, 0), data, "cpu", None)
+    work = WORKLOAD.begin(job, WORKLOAD.init(config, 0), data, "cpu")
     assert isinstance(work, CausalWork)
     return work
 
@@ -138,7 +138,7 @@ def test_a_window_takes_the_memory_that_is_foreseen(data: Folder, kind: str) -> 
     model = WORKLOAD.config(table, None)
     job = tiny_gpt.job(model, steps=1, batch=1, workload="causal-lm")
     weights = WORKLOAD.init(model, 1)
-    work = WORKLOAD.begin(job, weights, data, "cpu", None)
+    work = WORKLOAD.begin(job, weights, data, "cpu")
     assert work.halve() == 1
     assert isinstance(work, CausalWork)
     held = [*work.model.parameters(), *work.model.buffers()]

@@ -75,9 +75,8 @@ def begun(config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Wor
         batch_size=BATCH,
         global_step=0,
         total_steps=0,
-        reset_inner=True,
     )
-    return WORKLOAD.begin(job, weights, data(), "cpu", None)
+    return WORKLOAD.begin(job, weights, data(), "cpu")
 
 
 def done(work: Work) -> dict[str, torch.Tensor]:

@@ -120,7 +120,7 @@ def test_a_volunteer_is_told_the_mean_over_the_answers_of_a_step(tmp_path: Path)
     model = base.config(tiny_causal.table(tiny_causal.LLAMA), data.manifest)
     weights = base.init(model, 1)
     job = tiny_gpt.job(model, steps=2, batch=4, workload="causal-lm", update="gradient")
-    work = base.begin(job, weights, data, "cpu", None)
+    work = base.begin(job, weights, data, "cpu")
     told = []
     while not work.done:
         progress = work.advance()

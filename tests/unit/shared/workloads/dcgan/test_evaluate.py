@@ -38,7 +38,7 @@ def test_the_distance_falls_clearly_while_it_learns_real_digits(data: Folder) ->
     train = msgspec.structs.replace(ADAM, lr=1e-3)
     for number in range(8):
         task = job(model, steps=25, batch=64, train=train, order_seed=number, seed=number)
-        weights = finish(WORKLOAD.begin(task, weights, data, "cpu", None))
+        weights = finish(WORKLOAD.begin(task, weights, data, "cpu"))
     after = measure(data, model, weights)
     assert after["loss"] < before["loss"] / 3
     assert after["coverage"] >= 0.8 > before["coverage"]

@@ -115,7 +115,7 @@ def test_it_trains_on_images_and_nothing_else(data: Folder) -> None:
     model = config(data)
     for changes in ({"kind": "learn"}, {"update": "experience"}, {"stop": 25}):
         with pytest.raises(BadRequest):
-            WORKLOAD.begin(job(model, **changes), WORKLOAD.init(model, 0), data, "cpu", None)
+            WORKLOAD.begin(job(model, **changes), WORKLOAD.init(model, 0), data, "cpu")
 
 
 def test_a_chunk_of_another_size_is_refused(data: Folder, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_chunk_of_another_size_is_refused(data: Folder, tmp_path: Path) -> Non
         (tmp_path / chunk.sha256).write_bytes(b"\0" * (chunk.size - 1))
     model = config(data)
     work = WORKLOAD.begin(
-        job(model), WORKLOAD.init(model, 0), Folder(data.manifest, tmp_path), "cpu", None
+        job(model), WORKLOAD.init(model, 0), Folder(data.manifest, tmp_path), "cpu"
     )
     with pytest.raises(InvalidRunFile, match=r"bytes, but \d+ images of 8 x 8 pixels"):
         work.advance()

@@ -181,7 +181,7 @@ def invented(record: GameRecord, rules: BoardRules, rng: np.random.Generator) ->
 def trained(weights: Weights, records: list[GameRecord], path: Path) -> Weights:
     window = Window(path)
     window.seal(records)
-    work = WORKLOAD.begin(job("learn", config(), 20), weights, window, "cpu", None)
+    work = WORKLOAD.begin(job("learn", config(), 20), weights, window, "cpu")
     return finish(work)[1]
 
 

@@ -63,7 +63,7 @@ def test_a_restart_goes_on_with_every_game(tmp_path: Path) -> None:
     weights = lively()
     task = job("selfplay", config(), 6)
     straight = play(weights, 6, tmp_path)
-    work = WORKLOAD.begin(task, weights, Window(tmp_path), "cpu", None)
+    work = WORKLOAD.begin(task, weights, Window(tmp_path), "cpu")
     for batches in (1, 20, 70, 150):  # before the first move, and in the middle of later searches
         assert isinstance(work, PlayWork)
         work.advance_s = 0.0  # one batch at a time
@@ -71,7 +71,7 @@ def test_a_restart_goes_on_with_every_game(tmp_path: Path) -> None:
             work.advance()
         assert not work.done
         snapshot = work.snapshot()
-        work = WORKLOAD.begin(task, lively(seed=2), Window(tmp_path), "cpu", None)
+        work = WORKLOAD.begin(task, lively(seed=2), Window(tmp_path), "cpu")
         work.restore(snapshot)
         work.suspend()
         work.resume()
@@ -82,7 +82,7 @@ def test_a_restart_goes_on_with_every_game(tmp_path: Path) -> None:
 def test_a_newer_version_plays_the_games_that_begin_after_it(tmp_path: Path) -> None:
     task = job("selfplay", config(), 12, options=options(slots=4, simulations=100))
     old, new = lively(1), lively(2)
-    work = WORKLOAD.begin(task, old, Window(tmp_path), "cpu", None)
+    work = WORKLOAD.begin(task, old, Window(tmp_path), "cpu")
     assert isinstance(work, Actor)
     work.advance()
     work.swap(new, 3, "33")
@@ -104,7 +104,7 @@ def test_a_newer_version_plays_the_games_that_begin_after_it(tmp_path: Path) -> 
 
 def test_out_of_memory_asks_in_smaller_batches_and_changes_no_game(tmp_path: Path) -> None:
     weights = lively()
-    work = WORKLOAD.begin(job("selfplay", config(), 4), weights, Window(tmp_path), "cpu", None)
+    work = WORKLOAD.begin(job("selfplay", config(), 4), weights, Window(tmp_path), "cpu")
     work.advance()
     batch = work.halve()
     assert work.halve() == batch // 2
@@ -116,7 +116,7 @@ def test_out_of_memory_asks_in_smaller_batches_and_changes_no_game(tmp_path: Pat
 
 
 def test_progress_says_how_far_and_shows_a_board(tmp_path: Path) -> None:
-    work = WORKLOAD.begin(job("selfplay", config(), 3), lively(), Window(tmp_path), "cpu", None)
+    work = WORKLOAD.begin(job("selfplay", config(), 3), lively(), Window(tmp_path), "cpu")
     first = work.advance()
     assert (first.steps, first.samples) == (3, first.step)
     assert first.metrics["positions_per_s"] > 0
@@ -148,9 +148,7 @@ def test_it_learns_what_the_games_show(tmp_path: Path) -> None:
         for record in play(weights, 24, tmp_path)
     ]
     window.seal(shown)
-    report, learnt = finish(
-        WORKLOAD.begin(job("learn", config(), 60), weights, window, "cpu", None)
-    )
+    report, learnt = finish(WORKLOAD.begin(job("learn", config(), 60), weights, window, "cpu"))
     assert (report.steps, report.samples) == (60, 60 * 64)
     assert report.loss_last < report.loss_first - 0.08
     assert report.metrics["policy_loss"] + report.metrics["value_loss"] == pytest.approx(
@@ -161,7 +159,7 @@ def test_it_learns_what_the_games_show(tmp_path: Path) -> None:
 
 def test_the_loss_is_that_of_the_policy_and_the_value(window: Window) -> None:
     weights, task = lively(3), job("learn", config(), 1)
-    work = WORKLOAD.begin(task, weights, window, "cpu", None)
+    work = WORKLOAD.begin(task, weights, window, "cpu")
     shown = finish(work)[0].loss_first
     found = positions(
         [r for chunk in range(2) for r in decode(window.chunk(chunk).read_bytes())], CONFIG.rules
@@ -193,8 +191,8 @@ def test_the_micro_batch_changes_nothing_that_matters(window: Window) -> None:
     # Without Adam, which makes a whole step of a gradient that is nothing but rounding.
     plain = TrainSettings(optimizer="sgd", lr=0.02, warmup_steps=0)
     weights, task = lively(3), job("learn", config(), 4, train=plain)
-    whole = finish(WORKLOAD.begin(task, weights, window, "cpu", None))[1]
-    work = WORKLOAD.begin(task, weights, window, "cpu", None)
+    whole = finish(WORKLOAD.begin(task, weights, window, "cpu"))[1]
+    work = WORKLOAD.begin(task, weights, window, "cpu")
     while work.halve() > 8:
         pass
     parts = finish(work)[1]
@@ -204,24 +202,23 @@ def test_the_micro_batch_changes_nothing_that_matters(window: Window) -> None:
 
 def test_a_restart_between_steps_goes_on_exactly(window: Window) -> None:
     weights, task = lively(3), job("learn", config(), 6)
-    straight = WORKLOAD.begin(task, weights, window, "cpu", None)
+    straight = WORKLOAD.begin(task, weights, window, "cpu")
     learnt = finish(straight)[1]
-    work = WORKLOAD.begin(task, weights, window, "cpu", None)
+    work = WORKLOAD.begin(task, weights, window, "cpu")
     for _ in range(3):
         work.advance()
     snapshot = work.snapshot()
-    work = WORKLOAD.begin(task, weights, window, "cpu", None)
+    work = WORKLOAD.begin(task, weights, window, "cpu")
     work.restore(snapshot)
     work.suspend()
     work.resume()
     assert same(finish(work)[1], learnt)
-    assert same(work.state(), straight.state())
 
 
 def test_learners_with_other_seeds_learn_from_other_positions(window: Window) -> None:
     weights = lively(3)
-    one = finish(WORKLOAD.begin(job("learn", config(), 2), weights, window, "cpu", None))[1]
-    two = finish(WORKLOAD.begin(job("learn", config(), 2, seed=9), weights, window, "cpu", None))[1]
+    one = finish(WORKLOAD.begin(job("learn", config(), 2), weights, window, "cpu"))[1]
+    two = finish(WORKLOAD.begin(job("learn", config(), 2, seed=9), weights, window, "cpu"))[1]
     assert not same(one, two)
 
 
@@ -230,12 +227,12 @@ def test_a_window_smaller_than_a_batch_is_named(tmp_path: Path) -> None:
     window.seal(play(lively(), 1, tmp_path))
     task = job("learn", config(), 1, batch_size=1000, stop=1000)
     with pytest.raises(InvalidRunFile, match=r"holds \d+ positions, fewer than a batch of 1000"):
-        WORKLOAD.begin(task, lively(), window, "cpu", None)
+        WORKLOAD.begin(task, lively(), window, "cpu")
 
 
 def test_a_loss_that_is_no_number_is_named(window: Window) -> None:
     task = job("learn", config(), 30, train=TrainSettings(optimizer="sgd", lr=1e12, clip_norm=0))
-    work = WORKLOAD.begin(task, lively(), window, "cpu", None)
+    work = WORKLOAD.begin(task, lively(), window, "cpu")
     with pytest.raises(InvalidRunFile, match="lower \\[train\\] lr"):
         finish(work)
 
@@ -243,9 +240,9 @@ def test_a_loss_that_is_no_number_is_named(window: Window) -> None:
 def test_weights_of_another_network_are_refused(window: Window) -> None:
     other = lively(blocks=3)
     with pytest.raises(InvalidFrame, match=r"another network: blocks\.2\.one\.weight"):
-        WORKLOAD.begin(job("learn", config(), 1), other, window, "cpu", None)
+        WORKLOAD.begin(job("learn", config(), 1), other, window, "cpu")
     with pytest.raises(InvalidFrame, match="another network"):
-        WORKLOAD.begin(job("selfplay", config(), 1), other, window, "cpu", None)
+        WORKLOAD.begin(job("selfplay", config(), 1), other, window, "cpu")
 
 
 # ----------------------------------------------------------------------------------------- matches
@@ -255,7 +252,7 @@ def test_a_match_of_a_version_against_itself_is_even(tmp_path: Path) -> None:
     weights = lively()
     window = Window(tmp_path, opponent=weights)
     task = job("evaluate", config(), 12)
-    records = decode(finish(WORKLOAD.begin(task, weights, window, "cpu", None))[0].experience)
+    records = decode(finish(WORKLOAD.begin(task, weights, window, "cpu"))[0].experience)
     found = score(records)
     assert found.games == 12
     assert found.points == 0.5  # each opening is played with both colours
@@ -277,10 +274,10 @@ def test_a_match_of_a_version_against_itself_is_even(tmp_path: Path) -> None:
 
 def test_a_match_without_an_opponent_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidFrame, match="another version"):
-        WORKLOAD.begin(job("evaluate", config(), 2), lively(), Window(tmp_path), "cpu", None)
+        WORKLOAD.begin(job("evaluate", config(), 2), lively(), Window(tmp_path), "cpu")
 
 
 def test_other_kinds_of_work_are_refused(tmp_path: Path) -> None:
     task = msgspec.structs.replace(job("learn", config(), 1), kind="train")
     with pytest.raises(BadRequest, match="no task of the kind train"):
-        WORKLOAD.begin(task, lively(), Window(tmp_path), "cpu", None)
+        WORKLOAD.begin(task, lively(), Window(tmp_path), "cpu")

@@ -240,18 +240,17 @@ def test_it_becomes_stronger_than_version_0(tmp_path: Path) -> None:
     """
     model, how = config(channels=32), options(simulations=64, slots=48, opening_plies=4)
     first = WORKLOAD.init(model, 1)
-    weights, window, inner = first, Window(tmp_path, opponent=first), None
+    weights, window = first, Window(tmp_path, opponent=first)
     train = TrainSettings(lr=2e-3, warmup_steps=20, beta2=0.99, weight_decay=0.01)
     for turn in range(4):
         games = job("selfplay", model, 40, seed=turn, options=how)
-        played = finish(WORKLOAD.begin(games, weights, window, "cpu", None))[0].experience
+        played = finish(WORKLOAD.begin(games, weights, window, "cpu"))[0].experience
         window.seal(decode(played))
         learn = job("learn", model, 40, seed=turn, train=train, global_step=40 * turn)
         learn = msgspec.structs.replace(learn, batch_size=128, stop=40 * 128)
-        work = WORKLOAD.begin(learn, weights, window, "cpu", inner)
-        weights, inner = finish(work)[1], work.state()
+        weights = finish(WORKLOAD.begin(learn, weights, window, "cpu"))[1]
     match = job("evaluate", model, 40, options=how)
-    found = score(decode(finish(WORKLOAD.begin(match, weights, window, "cpu", None))[0].experience))
+    found = score(decode(finish(WORKLOAD.begin(match, weights, window, "cpu"))[0].experience))
     assert found.points >= 0.65, found
     before = WORKLOAD.evaluate(model, first, None, 1.0, lambda: False)
     after = WORKLOAD.evaluate(model, weights, None, 1.0, lambda: False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -37,9 +36,7 @@ def test_it_learns_real_text(data: Folder) -> None:
     weights = WORKLOAD.init(model, 0)
     before = WORKLOAD.evaluate(model, weights, data.heldout(), 60, lambda: False)
     train = TrainSettings(lr=1e-2, warmup_steps=5)
-    work = WORKLOAD.begin(
-        job(model, steps=60, train=train, total_steps=60), weights, data, "cpu", None
-    )
+    work = WORKLOAD.begin(job(model, steps=60, train=train, total_steps=60), weights, data, "cpu")
     steps = []
     while not work.done:
         progress = work.advance()
@@ -57,10 +54,10 @@ def test_it_learns_real_text(data: Folder) -> None:
 def test_the_same_task_gives_the_same_update(data: Folder) -> None:
     model = config(data, dropout=0.1)
     weights = WORKLOAD.init(model, 0)
-    first = finish(WORKLOAD.begin(job(model), weights, data, "cpu", None))
+    first = finish(WORKLOAD.begin(job(model), weights, data, "cpu"))
     torch.manual_seed(99)
-    assert same(first, finish(WORKLOAD.begin(job(model), weights, data, "cpu", None)))
-    assert not same(first, finish(WORKLOAD.begin(job(model, seed=12), weights, data, "cpu", None)))
+    assert same(first, finish(WORKLOAD.begin(job(model), weights, data, "cpu")))
+    assert not same(first, finish(WORKLOAD.begin(job(model, seed=12), weights, data, "cpu")))
     assert same(weights, WORKLOAD.init(model, 0))  # the base was not written to
 
 
@@ -73,14 +70,14 @@ def test_a_restarted_task_ends_bit_for_bit_like_one_that_ran_through(
     weights = WORKLOAD.init(model, 0)
     train = TrainSettings(lr=3e-3, warmup_steps=2, optimizer=optimizer, prox_mu=0.1)  # type: ignore[arg-type]
     task = job(model, steps=6, train=train, update=update)
-    whole = WORKLOAD.begin(task, weights, data, "cpu", None)
+    whole = WORKLOAD.begin(task, weights, data, "cpu")
     expected = finish(whole)
-    broken = WORKLOAD.begin(task, weights, data, "cpu", None)
+    broken = WORKLOAD.begin(task, weights, data, "cpu")
     for _ in range(3):
         broken.advance()
     snapshot = broken.snapshot()
     broken.advance()
-    again = WORKLOAD.begin(task, weights, data, "cpu", None)
+    again = WORKLOAD.begin(task, weights, data, "cpu")
     again.restore(snapshot)
     assert same(finish(again), expected)
     assert again.result()[0] == whole.result()[0]
@@ -89,8 +86,8 @@ def test_a_restarted_task_ends_bit_for_bit_like_one_that_ran_through(
 def test_a_window_that_does_not_fit_is_tried_with_less_memory(data: Folder) -> None:
     model = config(data, dropout=0.1)
     weights = WORKLOAD.init(model, 0)
-    expected = finish(WORKLOAD.begin(job(model, batch=2), weights, data, "cpu", None))
-    short = WORKLOAD.begin(job(model, batch=2), weights, data, "cpu", None)
+    expected = finish(WORKLOAD.begin(job(model, batch=2), weights, data, "cpu"))
+    short = WORKLOAD.begin(job(model, batch=2), weights, data, "cpu")
     while short.halve() > 1:
         pass
     assert short.halve() == 1  # blocks are computed anew from now on, with the same dropout
@@ -101,31 +98,19 @@ def test_a_window_that_does_not_fit_is_tried_with_less_memory(data: Folder) -> N
 
 def test_a_snapshot_of_another_task_is_refused(data: Folder) -> None:
     model, deeper = config(data), config(data, n_layer=3)
-    work = WORKLOAD.begin(job(model), WORKLOAD.init(model, 0), data, "cpu", None)
-    other = WORKLOAD.begin(job(deeper), WORKLOAD.init(deeper, 0), data, "cpu", None)
+    work = WORKLOAD.begin(job(model), WORKLOAD.init(model, 0), data, "cpu")
+    other = WORKLOAD.begin(job(deeper), WORKLOAD.init(deeper, 0), data, "cpu")
     with pytest.raises(InvalidRunFile, match="another task"):
         other.restore(work.snapshot())
     with pytest.raises(InvalidRunFile, match="another task"):
         work.restore({})
 
 
-def test_a_kept_inner_state_joins_two_tasks_into_one(data: Folder) -> None:
-    model = config(data)
-    weights = WORKLOAD.init(model, 0)
-    whole = finish(WORKLOAD.begin(job(model, steps=8), weights, data, "cpu", None))
-    first = WORKLOAD.begin(job(model, steps=4), weights, data, "cpu", None)
-    middle = finish(first)
-    rest = job(model, steps=4, start=32, stop=64, global_step=4, reset_inner=False)
-    assert same(finish(WORKLOAD.begin(rest, middle, data, "cpu", first.state())), whole)
-    afresh = msgspec.structs.replace(rest, reset_inner=True)
-    assert not same(finish(WORKLOAD.begin(afresh, middle, data, "cpu", first.state())), whole)
-
-
 def test_a_gradient_is_the_mean_over_all_samples_at_the_base_weights(data: Folder) -> None:
     model = config(data)
     weights = WORKLOAD.init(model, 0)
     task = job(model, steps=3, batch=4, stop=11, update="gradient")  # the last batch is smaller
-    work = WORKLOAD.begin(task, weights, data, "cpu", None)
+    work = WORKLOAD.begin(task, weights, data, "cpu")
     found = finish(work)
     reference = build(GptConfig.from_dict(model), weights, "cpu")
     order = PassOrder(WORKLOAD.samples(model, data.manifest), seed=5)
@@ -137,7 +122,6 @@ def test_a_gradient_is_the_mean_over_all_samples_at_the_base_weights(data: Folde
     expected = {name: p.grad for name, p in reference.named_parameters() if p.grad is not None}
     assert close(found, expected, 1e-7)
     assert work.result()[0].samples == 11
-    assert work.state() == {}
 
 
 @pytest.mark.parametrize("update", ["delta", "gradient"])
@@ -145,8 +129,8 @@ def test_out_of_memory_changes_the_micro_batch_and_nothing_else(data: Folder, up
     model = config(data)
     weights = WORKLOAD.init(model, 0)
     task = job(model, steps=3, batch=7, stop=20, update=update)
-    expected = finish(WORKLOAD.begin(task, weights, data, "cpu", None))
-    work = WORKLOAD.begin(task, weights, data, "cpu", None)
+    expected = finish(WORKLOAD.begin(task, weights, data, "cpu"))
+    work = WORKLOAD.begin(task, weights, data, "cpu")
     work.advance()
     assert work.halve() == 3
     progress = work.advance()
@@ -167,7 +151,7 @@ def test_a_pause_in_the_middle_of_a_step_changes_nothing(data: Folder) -> None:
     weights = WORKLOAD.init(model, 0)
     results = []
     for pause in (False, True):
-        work = WORKLOAD.begin(job(model), weights, data, "cpu", None)
+        work = WORKLOAD.begin(job(model), weights, data, "cpu")
         work.halve()
         work.advance()
         if pause:
@@ -185,9 +169,7 @@ def test_fedprox_stays_nearer_to_the_base(data: Folder) -> None:
         train = TrainSettings(
             optimizer="sgd", lr=0.05, warmup_steps=0, prox_mu=mu, weight_decay=0.0
         )
-        learnt = finish(
-            WORKLOAD.begin(job(model, steps=12, train=train), weights, data, "cpu", None)
-        )
+        learnt = finish(WORKLOAD.begin(job(model, steps=12, train=train), weights, data, "cpu"))
         return sum(float((learnt[name] - weights[name]).square().sum()) for name in weights)
 
     assert moved(2.0) < 0.8 * moved(0.0)
@@ -196,16 +178,14 @@ def test_fedprox_stays_nearer_to_the_base(data: Folder) -> None:
 def test_bfloat16_keeps_float32_weights(data: Folder) -> None:
     model = config(data)
     train = TrainSettings(precision="bfloat16")
-    learnt = finish(
-        WORKLOAD.begin(job(model, train=train), WORKLOAD.init(model, 0), data, "cpu", None)
-    )
+    learnt = finish(WORKLOAD.begin(job(model, train=train), WORKLOAD.init(model, 0), data, "cpu"))
     assert {value.dtype for value in learnt.values()} == {torch.float32}
 
 
 def test_a_loss_that_is_no_number_ends_the_task_with_advice(data: Folder) -> None:
     model = config(data)
     train = TrainSettings(lr=1e30, warmup_steps=0, clip_norm=0.0)
-    work = WORKLOAD.begin(job(model, train=train), WORKLOAD.init(model, 0), data, "cpu", None)
+    work = WORKLOAD.begin(job(model, train=train), WORKLOAD.init(model, 0), data, "cpu")
     with pytest.raises(InvalidRunFile, match=r"no longer a number.*lower"):
         finish(work)
 
@@ -221,7 +201,7 @@ def test_a_task_that_does_not_add_up_is_refused(data: Folder) -> None:
         {"kind": "learn"},
     ):
         with pytest.raises(BadRequest):
-            WORKLOAD.begin(job(model, **changes), weights, data, "cpu", None)
+            WORKLOAD.begin(job(model, **changes), weights, data, "cpu")
 
 
 def test_a_damaged_chunk_is_refused_before_training(data: Folder, tmp_path: Path) -> None:
@@ -230,7 +210,7 @@ def test_a_damaged_chunk_is_refused_before_training(data: Folder, tmp_path: Path
         (tmp_path / name).write_bytes(blob[:10] + b"\xff\xff" + blob[12:])
     model = config(data)
     work = WORKLOAD.begin(
-        job(model), WORKLOAD.init(model, 0), Folder(data.manifest, tmp_path), "cpu", None
+        job(model), WORKLOAD.init(model, 0), Folder(data.manifest, tmp_path), "cpu"
     )
     with pytest.raises(
         InvalidRunFile, match="token 65535 at position 5 is not below vocab_size 300"
@@ -250,7 +230,6 @@ def test_the_losses_of_a_report_are_means_at_both_ends(data: Folder) -> None:
         WORKLOAD.init(model, 0),
         data,
         "cpu",
-        None,
     )
     losses: dict[int, float] = {}
     while not work.done:

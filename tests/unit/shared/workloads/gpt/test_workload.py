@@ -175,9 +175,9 @@ def test_foreign_weights_are_refused(data: Folder) -> None:
     weights = WORKLOAD.init(model, 1)
     del weights["ln_f.weight"]
     with pytest.raises(InvalidFrame, match=r"ln_f.weight is missing"):
-        WORKLOAD.begin(job(model), weights, data, "cpu", None)
+        WORKLOAD.begin(job(model), weights, data, "cpu")
     with pytest.raises(InvalidFrame, match=r"tok_emb.weight has the shape"):
-        WORKLOAD.begin(job(model), WORKLOAD.init(config(data, n_embd=64), 1), data, "cpu", None)
+        WORKLOAD.begin(job(model), WORKLOAD.init(config(data, n_embd=64), 1), data, "cpu")
 
 
 # What comes out.

@@ -72,7 +72,6 @@ class Run:
             batch_size=batch,
             global_step=0,
             total_steps=0,
-            reset_inner=False,
             options=WORKLOAD.options({"group": 4, "slots": 8}),
             base_sha256=SHA256,
         )
@@ -88,7 +87,7 @@ def test_answers_are_written_read_again_and_learnt_from(
     run = Run(tmp_path, **how)
     act = run.job("selfplay", 6, 1)
     none = msgspec.structs.replace(run.manifest, chunks=(), heldout=())
-    work = WORKLOAD.begin(act, run.weights, run.data(none), "cpu", None)
+    work = WORKLOAD.begin(act, run.weights, run.data(none), "cpu")
     made = finish(work)[0].experience
     found = WORKLOAD.experience.inspect(act, made, KNOWN, run.file, 3, whole=True)
     assert (found.episodes, found.refused, found.faults) == (6, 0, 0)
@@ -99,7 +98,7 @@ def test_answers_are_written_read_again_and_learnt_from(
     chunk = ChunkRef(sha256=run._put(sealed), size=len(sealed), items=1)
     window = msgspec.structs.replace(none, chunks=(chunk,))
     learn = run.job("learn", 2, 8)
-    result, delta = finish(WORKLOAD.begin(learn, run.weights, run.data(window), "cpu", None))
+    result, delta = finish(WORKLOAD.begin(learn, run.weights, run.data(window), "cpu"))
     assert result.metrics["importance"] == pytest.approx(1, abs=0.01)
     assert list(delta) == [spec.name for spec in WORKLOAD.schema(run.config)]
     assert any(value.abs().max() > 0 for value in delta.values())
@@ -109,7 +108,7 @@ def test_a_changed_answer_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path, **LORA)
     act = run.job("selfplay", 6, 1)
     none = msgspec.structs.replace(run.manifest, chunks=(), heldout=())
-    work = WORKLOAD.begin(act, run.weights, run.data(none), "cpu", None)
+    work = WORKLOAD.begin(act, run.weights, run.data(none), "cpu")
     records = decode(finish(work)[0].experience)
     turned = [np.concatenate(each.answers()) for each in records]
     forged = [

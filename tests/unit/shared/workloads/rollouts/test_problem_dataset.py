@@ -176,7 +176,7 @@ def test_every_problem_of_a_dataset_is_asked_in_turns_and_answers_are_judged_by_
     config = tiny.WORKLOAD.config(table, kept.manifest)
     data, weights = kept.data(config), tiny.lively()
     job = tiny.job("selfplay", 8, config=config, start=34, stop=42)
-    result, _ = tiny.finish(tiny.WORKLOAD.begin(job, weights, data, "cpu", None))
+    result, _ = tiny.finish(tiny.WORKLOAD.begin(job, weights, data, "cpu"))
     problems = Problems.of(RolloutsConfig.from_dict(config), data.asset)
     assert problems.get(34).prompt != problems.get(35).prompt
     assert problems.get(37) == problems.get(37 - 38 * 2)
@@ -203,7 +203,7 @@ def test_a_warm_start_and_a_measurement_take_the_dataset(tmp_path: Path) -> None
     table = {key: value for key, value in tiny.MODEL.items() if key not in ("problems", "size")}
     config = tiny.WORKLOAD.config(table, kept.manifest)
     job = tiny.job("learn", 2, config=config)
-    work = tiny.WORKLOAD.begin(job, tiny.lively(), kept.data(config), "cpu", None)
+    work = tiny.WORKLOAD.begin(job, tiny.lively(), kept.data(config), "cpu")
     assert tiny.finish(work)[0].loss_last > 0
     held = kept.data(config, *kept.manifest.heldout)
     metrics = tiny.WORKLOAD.evaluate(config, tiny.lively(), held, 60.0, lambda: False)

@@ -30,7 +30,7 @@ def begun(data: tiny_gpt.Folder, micro: int = 8, **changes: Any) -> StepWork:
     config = tiny_gpt.config(data, dropout=0.1)
     weights = tiny_gpt.WORKLOAD.init(config, 3)
     job = tiny_gpt.job(config, **changes)
-    work = tiny_gpt.WORKLOAD.begin(job, weights, data, "cpu", None)
+    work = tiny_gpt.WORKLOAD.begin(job, weights, data, "cpu")
     assert isinstance(work, StepWork)
     work.begin_with(micro, most=True, room=0)
     return work

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 def begin(task: Job, data: Folder, device: str) -> StepWork:
     weights = WORKLOAD.init(task.config, 0)
-    return cast(StepWork, WORKLOAD.begin(task, weights, data, device, None))
+    return cast(StepWork, WORKLOAD.begin(task, weights, data, device))
 
 
 @pytest.fixture(scope="module")

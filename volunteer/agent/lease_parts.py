@@ -1,11 +1,12 @@
-"""Stretch of a lease on its training thread, and the division of a lease into parts and stretches.
+"""Parts of a lease, and their training.
 
-A lease submits one gradient or update for each of its parts, and pulls the newest weights after
-every `pull_steps` mini-batches:
+A lease submits one gradient or update for each of its parts, and pulls the newest weights between
+two parts, at the earliest after `pull_steps` mini-batches:
 
-    pull ── stretch ── pull ── stretch ── submit part 0 ── stretch ── ...
+    pull ── part 0 ── submit ── part 1 ── submit ── pull ── part 2 ── ...
 
-A stretch lies between two of these points. An ordinary task is one part of one stretch.
+A part is a function of the version that it began from, the data, its job and its seed. An ordinary
+task is one part.
 """
 
 from __future__ import annotations
@@ -75,18 +76,18 @@ class LeasePlan:
     def end(self, part: int) -> int:
         return min(self.steps, (part + 1) * self.part_steps)
 
-    def lease_of(self, lease: Lease, part: int, steps: tuple[int, int]) -> Lease:
-        """Return the lease of a stretch of a part: its job, and the price of its part."""
-        if steps == (0, self.steps):
+    def lease_of(self, lease: Lease, part: int) -> Lease:
+        """Return the lease of a part: its job and its price."""
+        first, end = self.first(part), self.end(part)
+        if (first, end) == (0, self.steps):
             return lease
-        price = lease.price_micro * (self.end(part) - self.first(part)) // max(1, self.steps)
-        job = stretch_of(lease.job, *steps)
-        return msgspec.structs.replace(lease, job=job, price_micro=price)
+        price = lease.price_micro * (end - first) // max(1, self.steps)
+        return msgspec.structs.replace(lease, job=part_of(lease.job, first, end), price_micro=price)
 
 
 @dataclass(eq=False, kw_only=True)
-class StretchRunner:
-    """Trains stretches on one device, with progress reports and newer versions."""
+class PartRunner:
+    """Trains parts on one device, with progress reports and newer versions."""
 
     device: LentDevice
     downloads: Downloads
@@ -96,8 +97,8 @@ class StretchRunner:
 
     async def run(
         self, work: LeaseInWork, task: LocalTask, on_report: Callable[[TrainingReport], None]
-    ) -> Finished[PartResult | None] | Interrupted:
-        """Train a stretch; return the part to submit, or None if the part continues."""
+    ) -> Finished[PartResult] | Interrupted:
+        """Train a part; return its result."""
         loop = asyncio.get_running_loop()
         whole, job = work.lease.job, task.files.held.lease.job
 
@@ -165,7 +166,7 @@ class StretchRunner:
             )
         )
 
-    async def _follow(self, handle: Handle[PartResult | None], task: LocalTask) -> None:
+    async def _follow(self, handle: Handle[PartResult], task: LocalTask) -> None:
         """Fetch newer versions, as heartbeats announce them, for work that can continue on them."""
         lease, newest = task.files.held.lease, task.files.manifest.version
         if lease.job.kind != "selfplay":
@@ -208,7 +209,7 @@ class StretchRunner:
         return max((b.version for b in self.place.hub.status.beats if b.run == run), default=0)
 
 
-def stretch_of(job: Job, first: int, end: int) -> Job:
+def part_of(job: Job, first: int, end: int) -> Job:
     """Return steps [first, end) of a job as a job with its own seed."""
     start = job.start + first * job.batch_size
     return msgspec.structs.replace(
@@ -220,12 +221,12 @@ def stretch_of(job: Job, first: int, end: int) -> Job:
     )
 
 
-def of_whole(report: TrainingReport, whole: Job, stretch: Job) -> TrainingReport:
-    """Convert a report on a stretch to one on its whole lease."""
-    if (stretch.start, stretch.stop) == (whole.start, whole.stop):
+def of_whole(report: TrainingReport, whole: Job, part: Job) -> TrainingReport:
+    """Convert a report on a part to one on its whole lease."""
+    if (part.start, part.stop) == (whole.start, whole.stop):
         return report
-    samples = stretch.start - whole.start
-    left = whole.stop - stretch.start - report.samples
+    samples = part.start - whole.start
+    left = whole.stop - part.start - report.samples
     rate = report.samples_per_s
     return replace(
         report,
