@@ -25,6 +25,20 @@ _ZERO_WIDTH = ("Mn", "Me", "Cf", "Cc")
 _EMOJI_STYLE = "\ufe0f"  # selects the coloured form, two cells wide, of the sign before it
 
 
+# Unicode's Default_Ignorable_Code_Point: code points that are not drawn, or only as a blank.
+_UNDRAWN = (
+    *((0x00AD, 0x00AD), (0x034F, 0x034F), (0x061C, 0x061C), (0x115F, 0x1160), (0x17B4, 0x17B5)),
+    *((0x180B, 0x180F), (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x3164, 0x3164)),
+    *((0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8)),
+    *((0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF)),
+)
+
+
+def is_undrawn(char: str) -> bool:
+    """Return True for a character that a name could carry unseen."""
+    return any(first <= ord(char) <= last for first, last in _UNDRAWN)
+
+
 def printable(text: str, limit: int = TEXT_CHARS_MAX) -> str:
     """Return foreign text, safe for a terminal: no control characters, no direction marks, at most
     `limit` characters. A `Sentence` is returned as one, its text and values made safe.

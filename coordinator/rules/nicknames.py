@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from shared.errors import InvalidName
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN, fits_nickname
+from shared.text import is_undrawn
 
 SKELETON_MAX = 128  # width of the database column
 RAW_MAX = 256  # longer names are refused unread
@@ -85,7 +86,7 @@ def _check_characters(name: str) -> None:
         if fits_nickname(char):
             continue
         kind = unicodedata.category(char)
-        if kind[0] == "C" or kind in ("Zl", "Zp"):
+        if kind[0] == "C" or kind in ("Zl", "Zp") or is_undrawn(char):
             raise InvalidName(
                 f"a nickname may not hold invisible or control characters (U+{ord(char):04X})"
             )

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from shared.protocol.accounts import Benchmark, Device, Hardware
+from shared.text import is_undrawn
 
 DEVICES_MAX = 16
 WORKLOADS_MAX = 32
@@ -22,9 +23,10 @@ RATE_MAX = 1e24  # operations or bytes a second; far above any machine
 
 
 def line(text: str, chars: int = TEXT_CHARS_MAX) -> str:
-    """Return one printable line, without characters that control a terminal."""
+    """Return one printable line, without characters that control a terminal or are not drawn."""
     printable_text = "".join(
-        c if unicodedata.category(c)[0] != "C" else " " for c in text[: chars * 4]
+        " " if unicodedata.category(c)[0] == "C" else "" if is_undrawn(c) else c
+        for c in text[: chars * 4]
     )
     return " ".join(printable_text.split())[:chars].rstrip()
 

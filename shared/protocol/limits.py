@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from unicodedata import category
 
+from shared.text import is_undrawn
+
 PROTOCOL = 1  # version of this code
 PROTOCOL_MIN = 1  # oldest version that this code serves
 API = "/api/v1"
@@ -37,7 +39,8 @@ BODY_RATE_MIN = 1024  # least rate of a body in bytes a second, averaged over a 
 
 def fits_nickname(char: str) -> bool:
     """Return True if a nickname may hold this character."""
-    return char in _NICKNAME_SIGNS or category(char) in _NICKNAME_KINDS
+    letter = category(char) in _NICKNAME_KINDS and not is_undrawn(char)
+    return letter or char in _NICKNAME_SIGNS
 
 
 def memory_on(device: str, memory_bytes: int) -> int:

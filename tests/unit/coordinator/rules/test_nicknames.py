@@ -16,8 +16,12 @@ from coordinator.rules.nicknames import (
     skeleton,
     suggestion,
 )
+from coordinator.rules.reports import line
 from shared.errors import InvalidName
 from shared.protocol.limits import NICKNAME_MAX, NICKNAME_MIN
+
+# Hangul fillers, the grapheme joiner, variation selectors, Khmer and Mongolian signs
+UNDRAWN = "\u3164\u1160\u115f\uffa0\u034f\ufe00\ufe0f\U000e0100\u17b4\u180b"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,10 @@ def test_a_name_is_stored_normalised(raw: str, stored: str) -> None:
         ("mi\u200ba", "invisible"),
         ("mia\u202etxt", "invisible"),  # turns the reading direction round
         ("ab\ud800", "invisible"),
+        *((f"ada{char}", "invisible") for char in UNDRAWN),
+        *((f"{char}ada", "invisible") for char in UNDRAWN),
+        ("\u115f\u115f\u115f", "invisible"),
+        ("\uffa0\uffa0", "invisible"),
         ("[bold]mia", "but not '['"),
         ("=cmd", "but not '='"),  # a formula, in a spreadsheet
         ("-mia", "begins with"),
@@ -202,3 +210,9 @@ def test_what_is_refused_reads_what_to_change(raw: str, sentence: str) -> None:
 @pytest.mark.parametrize("name", ["ab", "ấa", "a" * 24, "a-.b", "a__b", "ẍa", "rooty", "mia root"])
 def test_what_lies_on_a_bound_is_a_name(name: str) -> None:
     assert normal(name) == name
+
+
+@pytest.mark.parametrize("char", UNDRAWN)
+def test_a_name_with_an_undrawn_character_is_the_name_without(char: str) -> None:
+    assert skeleton(f"ada{char}") == skeleton("ada")
+    assert line(f"my{char} laptop") == "my laptop"
