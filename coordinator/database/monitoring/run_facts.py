@@ -149,11 +149,12 @@ def outcomes(
 ) -> tuple[OutcomeFacts, OutcomeFacts]:
     """Return the failures and the refusals since the run's newest good contribution."""
     key = {"its_run_id": run.id}
-    good = [conn.execute(query, key).scalar() or 0.0 for query in _NEWEST_GOOD.values()]
-    since = max(now - RECENT_S, run.state_since or 0.0, *good)
+    good = max(conn.execute(query, key).scalar() or 0.0 for query in _NEWEST_GOOD.values())
+    since = max(now - RECENT_S, run.state_since or 0.0)
     refused = [Bad(*row) for row in conn.execute(_REFUSALS, key)][::-1]
-    return _outcome([row for row in bad if row.at > since]), _outcome(
-        [row for row in refused if row.at > since]
+    return (
+        _outcome([row for row in bad if row.at > good and row.at >= since]),
+        _outcome([row for row in refused if row.at > good and row.at >= since]),
     )
 
 
