@@ -57,7 +57,8 @@ class DatasetOptions:
     problems: Annotated[
         list[Path] | None,
         Parameter(
-            help="Problems with answers (.jsonl) for the workload rollouts.",
+            help="Problems with answers (.jsonl, .json, .csv, .parquet) for the workload rollouts; "
+            "--tokenizer names the tokenizer of the model that answers them.",
             consume_multiple=True,
             negative="",
         ),

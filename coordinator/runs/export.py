@@ -269,7 +269,7 @@ def _converted(source: ExportSource, about: Definition, files: ExportFiles) -> C
             "config.json": msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n",
             **({"tokenizer.json": tokenizer} if tokenizer is not None else {}),
         },
-        code=_code(about.file.workload, writes=tokenizer is not None),
+        code=_code(about, tokenizer is not None),
         dtype=files.dtype,
     )
 
@@ -334,7 +334,9 @@ def _facts(
         sample=source.measured.sample,
         run=source.run.name,
         parameters=about.parameters,
-        trained_on=_data(data.name, data.licence, data.source) if data else "self-play",
+        trained_on=_data(data.name, data.licence, data.source)
+        if data
+        else f"{about.declaration.items} of its own",
         count=source.version.tokens,
         library="" if files.format == PLAIN else files.format,
         base_model=_base_model(about),
@@ -372,8 +374,9 @@ def _hub_dataset(data: DatasetManifest) -> str:
     return match[1] if match else data.name
 
 
-def _code(workload: str, *, writes: bool) -> list[str]:
-    """Return example code that runs the exported model."""
+def _code(about: Definition, tokenizer: bool) -> list[str]:
+    """Return example code that runs the exported model, with its `tokenizer` if it has one."""
+    writes = about.declaration.output == "text"
     lines = [
         "import json",
         "from pathlib import Path",
@@ -387,7 +390,7 @@ def _code(workload: str, *, writes: bool) -> list[str]:
         'for key in ("workload", "workload_version"):',
         "    del config[key]",
         'weights = load_file("model.safetensors")',
-        f'workload = load("{workload}")',
+        f'workload = load("{about.file.workload}")',
     ]
     if not writes:
         return [
@@ -399,7 +402,7 @@ def _code(workload: str, *, writes: bool) -> list[str]:
         ]
     return [
         *lines,
-        'tokenizer = Path("tokenizer.json").read_bytes()',
+        'tokenizer = Path("tokenizer.json").read_bytes()' if tokenizer else "tokenizer = None",
         'decoder = workload.decoder(config, weights, tokenizer, slots=1, device="cpu")',
         'batch, asked = Batch(decoder), decoder.encode("")',
         "count = min(100, decoder.context - len(asked))",

@@ -226,7 +226,12 @@ class Reader(Protocol):
     vocabulary: int  # tokens that the model knows
 
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
-        """Return at least one token; special tokens only with `marks`. Raises InvalidRunFile."""
+        """Return a prompt's tokens, at least one; with `marks` the text is a template's, whose
+        special tokens count as such. Raises InvalidRunFile.
+        """
+
+    def continuation(self, text: str) -> list[int]:
+        """Return the tokens of a text that follows a prompt. Raises InvalidRunFile."""
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 

@@ -108,7 +108,9 @@ class Site:
     def serve(self) -> None:
         """Make the run, and serve it."""
         of = ("--data-dir", str(self.data))
-        add = ("dataset", "add", "letters", "--problems", str(self._problems), *of)
+        base = self._problems.with_name("base") if self._problems else self.folder
+        words = ("--tokenizer", str(base / "tokenizer.json"))
+        add = ("dataset", "add", "letters", "--problems", str(self._problems), *words, *of)
         made = (
             *((add,) if self._problems else ()),
             ("run", "create", str(self.folder / "run.toml"), *of),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -17,13 +17,10 @@ from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape, NeoxSha
 from shared.workloads.causal_lm.base_settings import GENERATION, TOKENS
 from shared.workloads.causal_lm.config import HEAD, CausalConfig, Lora, adapted, origin
 from shared.workloads.causal_lm.model import build
-from shared.workloads.data.chat_template import ChatTemplate
+from shared.workloads.data.chat_template import ChatTemplate, answer_end
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.generation.sample_text import DRAWN, SAMPLE_TOKENS
 from shared.workloads.training.onnx_file import language_model
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 
 def as_model(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Converted:
@@ -119,7 +116,7 @@ class _Words(NamedTuple):
         text = tokenizer.id_to_token(last) if last is not None else None
         end = base.eos_token or text
         if template is not None:
-            end = _answer_end(tokenizer, template) or template.eos_token or end
+            end = answer_end(tokenizer, template) or template.eos_token or end
         begin = base.bos_token or (template.bos_token if template is not None else "")
         found = {"bos_token": begin or None, "eos_token": end, "pad_token": base.pad_token or end}
         ids: dict[str, Any] = {
@@ -142,14 +139,6 @@ class _Words(NamedTuple):
         }
         files = {TOKENS: msgspec.json.encode(settings), "tokenizer.json": wanted.tokenizer}
         return cls(ids, files)
-
-
-def _answer_end(tokenizer: Tokenizer, template: ChatTemplate) -> str | None:
-    """Return the special token with which a template ends an answer."""
-    frame = template.frame()
-    written = frame.end.lstrip() if frame is not None else ""
-    special = (each.content for each in tokenizer.get_added_tokens_decoder().values())
-    return max((each for each in special if written.startswith(each)), key=len, default=None)
 
 
 def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:

@@ -138,7 +138,7 @@ class CausalWorkload(Workload):
 
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str
-    ) -> Decoder | None:
+    ) -> Decoder:
         from shared.workloads.causal_lm.decoder import CausalDecoder
         from shared.workloads.causal_lm.model import build
 

@@ -23,6 +23,7 @@ from shared.workloads.base import DatasetManifest
 
 if TYPE_CHECKING:
     import jinja2
+    from tokenizers import Tokenizer
 
     from shared.workloads.data.template_sandbox import Bounded
 
@@ -235,6 +236,14 @@ class ChatFrame(msgspec.Struct, frozen=True):
 
     def asked(self, question: str) -> str:
         return f"{self.before}{question.strip()}{self.after}"
+
+
+def answer_end(tokenizer: Tokenizer, template: ChatTemplate) -> str | None:
+    """Return the special token with which a template ends an answer."""
+    frame = template.frame()
+    written = frame.end.lstrip() if frame is not None else ""
+    special = (token.content for token in tokenizer.get_added_tokens_decoder().values())
+    return max((text for text in special if written.startswith(text)), key=len, default=None)
 
 
 def _check_length(characters: int) -> None:

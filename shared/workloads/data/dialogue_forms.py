@@ -9,7 +9,7 @@ and `completion` of TRL, and pairs: `prompt` and `completion` or `response`, `qu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -106,6 +106,13 @@ def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
         form=form,
         unread=tuple(sorted(unread)),
     )
+
+
+def read_turns(turns: Sequence[Any], unread: set[str]) -> list[DialogueTurn]:
+    """Convert the turns of a prompt; keys that are ignored are added to `unread`. Raises
+    InvalidRunFile.
+    """
+    return [_turn(turn, unread) for turn in turns]
 
 
 def _turns(row: Mapping[str, Any], unread: set[str]) -> tuple[list[DialogueTurn], str]:

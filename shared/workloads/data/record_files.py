@@ -156,8 +156,12 @@ def _decoded(data: bytes, place: str, number: int, skipped: Skipped) -> Iterator
     except msgspec.ValidationError as error:
         skipped.add(complaint(error, place))
     except MALFORMED as error:
-        cut = "truncated" in str(error)
-        skipped.add(f"{place}: {'its JSON goes on in the next line' if cut else error}")
+        reason = str(error)
+        if isinstance(error, UnicodeDecodeError):
+            reason = "this is not text in UTF-8"
+        elif "truncated" in reason:
+            reason = "its JSON goes on in the next line"
+        skipped.add(f"{place}: {reason}")
 
 
 def _lines(file: Any) -> Iterator[bytes]:

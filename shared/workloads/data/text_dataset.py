@@ -29,6 +29,7 @@ from shared.workloads.data.tokenizer import (
     ChunkWriter,
     Put,
     TextSettings,
+    beginning,
     dtype_for,
     end_of_text,
     load_tokenizer,
@@ -179,7 +180,7 @@ def _build(corpus: _TextScratch, put: Put, settings: TextSettings, tell: Tell) -
     blob = settings.tokenizer or _learn(corpus, train, settings.vocab_size, tell)
     tokenizer = load_tokenizer(blob)
     vocab_size = vocab_of(tokenizer)
-    end = end_of_text(tokenizer)
+    begin, end = beginning(tokenizer), end_of_text(tokenizer)
     done = 0
 
     def encode(parts: list[_DocumentPart]) -> ChunkWriter:
@@ -188,7 +189,7 @@ def _build(corpus: _TextScratch, put: Put, settings: TextSettings, tell: Tell) -
         for batch in _batches(parts):
             texts = list(corpus.texts(batch))
             for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False):
-                tokens = encoding.ids if end is None else [*encoding.ids, end]
+                tokens = [*begin, *encoding.ids, *([] if end is None else [end])]
                 writer.add(np.asarray(tokens, np.uint32))
             done += sum(part.size for part in batch)
             tell(TextBuild(stage="writing", done_bytes=done, total_bytes=corpus.bytes))

@@ -210,9 +210,43 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> bytes:
     return text.encode()
 
 
+def byte_tokenizer() -> bytes:
+    """Return a tokenizer.json whose tokens are the bytes of UTF-8; byte 0 is the end of a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    signs = _byte_signs()
+    vocabulary = {END_OF_TEXT if byte == 0 else sign: byte for byte, sign in enumerate(signs)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    text: str = tokenizer.to_str()
+    return text.encode()
+
+
+def _byte_signs() -> list[str]:
+    """Return the character with which a byte-level tokenizer writes each byte."""
+    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = (byte for byte in range(256) if byte not in shown)
+    signs = {byte: chr(byte) for byte in shown}
+    signs |= {byte: chr(0x100 + place) for place, byte in enumerate(hidden)}
+    return [signs[byte] for byte in range(256)]
+
+
 def vocab_of(tokenizer: Tokenizer) -> int:
     """Return one more than the largest token id (ids may have gaps)."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def beginning(tokenizer: Tokenizer) -> list[int]:
+    """Return the special tokens that the tokenizer's post-processor writes before a text, such as
+    that of its beginning.
+    """
+    encoding = tokenizer.encode("a", add_special_tokens=True)
+    marks = encoding.special_tokens_mask
+    count = marks.index(0) if 0 in marks else 0
+    ids: list[int] = encoding.ids[:count]
+    return ids
 
 
 def end_of_text(tokenizer: Tokenizer) -> int | None:

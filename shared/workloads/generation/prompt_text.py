@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Reader
-from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
+from shared.workloads.data.tokenizer import beginning, end_of_text, load_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,17 +27,32 @@ class PromptText:
         self._data = tokenizer
         self._tokenizer = load_tokenizer(tokenizer) if tokenizer is not None else None
         self.end = end_of_text(self._tokenizer) if self._tokenizer else None
+        self._beginning = beginning(self._tokenizer) if self._tokenizer else []
 
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
-        """Return the tokens of a prompt; for an empty prompt, the token that ends a text.
+        """Return the tokens of a prompt: those that begin a text, then the text's; for an empty
+        prompt at least the token that ends a text.
 
-        Special tokens in the text count as such with `marks`, otherwise as plain text. Raises
-        InvalidRunFile for tokens unknown to the model, and for words without a tokenizer.
+        With `marks` the text is a template's: special tokens in it count as such, and it has its
+        own beginning. Otherwise they are plain text. Raises InvalidRunFile for tokens unknown to
+        the model, and for words without a tokenizer.
         """
-        tokens = self._tokens(text, self._marking if marks else self._tokenizer)
+        if marks:
+            tokens = self._tokens(text, self._marking)
+        else:
+            tokens = [*self._beginning, *self._tokens(text, self._tokenizer)]
+        return self._checked(tokens) or [self.end or 0]
+
+    def continuation(self, text: str) -> list[int]:
+        """Return the tokens of a text that follows others, such as an answer. Raises
+        InvalidRunFile like `encode`.
+        """
+        return self._checked(self._tokens(text, self._tokenizer))
+
+    def _checked(self, tokens: list[int]) -> list[int]:
         if any(token >= self.vocabulary for token in tokens):
             raise InvalidRunFile("the prompt has tokens that this model does not know")
-        return tokens or [self.end or 0]
+        return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without marks such as the end of a text."""

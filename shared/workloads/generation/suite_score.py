@@ -98,9 +98,10 @@ class _Asking:
         an answer is in training.
         """
         if self._frame is not None:
-            return [*self.prompt(prompt), *self.decoder.encode(text.strip())]
-        whole = self.decoder.encode
-        return whole(prompt + text) if prompt else [*whole(prompt), *whole(text)]
+            return [*self.prompt(prompt), *self.decoder.continuation(text.strip())]
+        if prompt:
+            return self.decoder.encode(prompt + text)
+        return [*self.decoder.encode(prompt), *self.decoder.continuation(text)]
 
 
 def _chosen(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:

@@ -200,7 +200,7 @@ class RolloutWork:
                 batch.add(
                     Sequence(
                         id=f"{number}/{sample}",
-                        prompt=tuple(self._problems.text.encode(problem.prompt)),
+                        prompt=tuple(self._problems.text.prompt(problem.prompt)),
                         max_tokens=self._config.answer,
                         seed=answer_seed(self._job.seed, number, sample),
                         logprobs=0,

@@ -35,6 +35,9 @@ class ByteDecoder(GptDecoder):
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
         return encoded(text) or [END]
 
+    def continuation(self, text: str) -> list[int]:
+        return encoded(text)
+
     def decode(self, tokens: Sequence[int]) -> str:
         return decoded(tokens)
 

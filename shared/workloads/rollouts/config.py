@@ -21,9 +21,10 @@ from shared.settings import read_table
 from shared.tensors.spec import Schema
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.causal_lm import config as causal_lm
+from shared.workloads.causal_lm import model_folder
 from shared.workloads.causal_lm.config import CausalConfig
-from shared.workloads.causal_lm.model_folder import TOKENIZER, hashed
-from shared.workloads.data.tokenizer import check_size, end_of_text, load_tokenizer
+from shared.workloads.causal_lm.model_folder import TOKENIZER
+from shared.workloads.data.chat_template import TEMPLATE
 from shared.workloads.generation.prompt_text import PromptText
 from shared.workloads.gpt import config as gpt
 from shared.workloads.gpt.config import GptConfig
@@ -31,7 +32,7 @@ from shared.workloads.rollouts.problem_dataset import stored
 from shared.workloads.rollouts.problems import BYTES, Problem, Text, drawn, encoded, solution
 
 LOOKED_AT = 256  # drawn problems that are checked before a run is made
-FILE, TEXT = "problems", "tokenizer"  # names of the files of a run
+FILE, TEXT = "problems", "tokenizer"  # names of the files of a run, which its dataset has
 SEED = 0  # seed of the generators, since a problem is identified by its number
 _WORD = (1 << 63) - 1
 
@@ -48,16 +49,20 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     problems: str = "arithmetic"  # a generator, where the run has no dataset
     # size of the problems: digits of a sum, numbers of a row
     size: Annotated[int, Meta(ge=1, le=100)] = 2
-    context: Annotated[int, Meta(ge=8, le=1 << 16)] = 64  # bytes of a problem and its answer
-    answer: Annotated[int, Meta(ge=1, le=1 << 15)] = 24  # most of these bytes for the answer
+    context: Annotated[int, Meta(ge=8, le=1 << 16)] = (
+        64  # bytes or tokens of a problem and its answer
+    )
+    answer: Annotated[int, Meta(ge=1, le=1 << 15)] = 24  # most of them for the answer
     n_layer: Annotated[int, Meta(ge=1, le=512)] = 4
     n_head: Annotated[int, Meta(ge=1, le=512)] = 4
     n_embd: Annotated[int, Meta(ge=1, le=1 << 15)] = 128
     dataset: ListedProblems | None = None  # filled in from the run's dataset
-    # filled in from the model named by `from`: its table of `causal-lm`, tokenizer, and end token
+    # filled in from the model named by `from`: its table of `causal-lm`; from its dataset: the
+    # tokenizer, the token that ends an answer, and whether a chat template wrote the prompts
     base: dict[str, Any] | None = None
     tokenizer: ChunkRef | None = None
     end: int = BYTES.end
+    chat: bool = False
 
     def __post_init__(self) -> None:
         if self.answer >= self.context:
@@ -81,7 +86,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
             if checked.base:
                 raise InvalidRunFile(
                     "[model] from needs problems of a dataset: coordinator dataset add NAME"
-                    ' --problems FILE.jsonl, and a line dataset = "NAME"'
+                    ' --problems FILE --tokenizer MODEL/tokenizer.json, and a line dataset = "NAME"'
                 )
             checked = msgspec.structs.replace(checked, dataset=None)
             checked._check_drawn()
@@ -91,13 +96,44 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"[model] {given[0]} is for generated problems, but this run uses those of the "
                 f'dataset "{dataset.name}": remove the line or the dataset'
             )
-        place, used = dataset.meta["prompt_place"], int(dataset.meta["prompt_bytes"])
+        checked = checked._with_tokenizer(dataset)
+        place, used = dataset.meta["prompt_place"], int(dataset.meta["prompt_size"])
         checked.check_room(used, f'the problem of {place} in "{dataset.name}"')
-        checked._check_answer(int(dataset.meta["answer_bytes"]), f'a problem of "{dataset.name}"')
+        checked._check_answer(int(dataset.meta["answer_size"]), f'a problem of "{dataset.name}"')
         without = int(dataset.meta["without_solution"])
         listed = msgspec.structs.asdict(dataset.chunks[0])
         found = ListedProblems(**listed, without_solution=without)
         return msgspec.structs.replace(checked, dataset=found)
+
+    def _with_tokenizer(self, dataset: DatasetManifest) -> RolloutsConfig:
+        """Return the table with the tokenizer of the model named by `from`, which is its
+        dataset's. Raises InvalidRunFile for another one.
+        """
+        used, base = dataset.assets.get(TEXT), self.causal
+        if base is None:
+            if used is not None:
+                raise InvalidRunFile(
+                    f'the problems of "{dataset.name}" were made for the tokenizer of a model:'
+                    " name the model by [model] from, or add them without --tokenizer"
+                )
+            return self
+        if self.tokenizer is not None:
+            return self  # an earlier reading of this table
+        folder = causal_lm.folder_of(base)
+        if used is None or used.sha256 != model_folder.tokenizer_sha256(folder):
+            raise InvalidRunFile(
+                f'the problems of "{dataset.name}" were made without the tokenizer of this model:'
+                f" coordinator dataset add NAME --problems FILE --tokenizer {folder / TOKENIZER}"
+            )
+        chat, end = TEMPLATE in dataset.assets, dataset.meta.get("end")
+        own, usual = () if end is None else (int(end),), base.base.generation.ends
+        ends = (*own, *usual) if chat else (*usual, *own)
+        if not ends or max(ends[0], used.items - 1) >= base.shape.vocab_size:
+            raise InvalidRunFile(
+                f"[model] from: the tokenizer in {folder} has no token that ends an answer, or more"
+                " tokens than the model"
+            )
+        return msgspec.structs.replace(self, tokenizer=used, end=ends[0], chat=chat)
 
     def _check_drawn(self) -> None:
         problems = Problems(self)
@@ -111,8 +147,8 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     def _check_answer(self, size: int, what: str) -> None:
         if size > self.answer:
             raise InvalidRunFile(
-                f"the answer to {what} has {size} bytes, and [model] answer {self.answer} leaves no"
-                " room for it"
+                f"the answer to {what} has {size} {self.unit}, and [model] answer {self.answer}"
+                " leaves no room for it"
             )
 
     def check_room(self, used: int, what: str) -> None:
@@ -120,9 +156,14 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
         most = self.context - self.answer
         if used > most:
             raise InvalidRunFile(
-                f"{what} has {used} bytes, but [model] context {self.context} leaves {most} for it"
-                f" before an answer of {self.answer}: raise context"
+                f"{what} has {used} {self.unit}, but [model] context {self.context} leaves {most} for"
+                f" it before an answer of {self.answer}: raise context"
             )
+
+    @property
+    def unit(self) -> str:
+        """Return the unit of `context` and `answer`."""
+        return "bytes" if self.base is None else "tokens"
 
     @property
     def network(self) -> GptConfig:
@@ -157,7 +198,7 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
     def text(self, file: Callable[[str], Path]) -> Text:
         """Return the run's conversion of texts; `file` gives the run's files by name."""
         base = self.causal
-        return _text_of(file(TEXT), base.shape.vocab_size, self.end) if base else BYTES
+        return _text_of(file(TEXT), base.shape.vocab_size, self.end, self.chat) if base else BYTES
 
     def fits(self, answer: Sequence[int], room: int, vocabulary: int) -> bool:
         """Return True if an answer ends correctly: with its end token, or at its length limit."""
@@ -186,24 +227,19 @@ def _taken_up(raw: Mapping[str, Any]) -> dict[str, Any]:
     base = causal_lm.config_for({**its, "context": checked.context}, None)
     if base.lora is not None and base.lora.dropout:
         raise InvalidRunFile("[model.lora] dropout must be 0 in a run of rollouts")
-    path = causal_lm.folder_of(base) / TOKENIZER
-    if not path.is_file():
-        raise InvalidRunFile(f"[model] from: {path.parent} has no {TOKENIZER}, which rollouts need")
-    check_size(path)
-    tokenizer = load_tokenizer(path.read_bytes())
-    end = next(iter(base.base.generation.ends), end_of_text(tokenizer))
-    if end is None or max(end, tokenizer.get_vocab_size() - 1) >= base.shape.vocab_size:
-        raise InvalidRunFile(
-            f"[model] from: {path} has no token that ends an answer, or more tokens than the model"
-        )
-    held = msgspec.structs.asdict(hashed(path))
-    return {**own, "base": base.to_dict(), "tokenizer": held, "end": end}
+    return {**own, "base": base.to_dict()}
 
 
 @lru_cache(maxsize=4)
-def _text_of(path: Path, vocabulary: int, end: int) -> Text:
+def _text_of(path: Path, vocabulary: int, end: int, chat: bool) -> Text:
     own = PromptText(path.read_bytes(), vocabulary)
-    return Text(own.encode, lambda t: own.decode([x for x in t if x != end]), end, vocabulary)
+    return Text(
+        prompt=lambda text: own.encode(text, marks=chat),
+        answer=own.continuation,
+        decode=lambda tokens: own.decode([token for token in tokens if token != end]),
+        end=end,
+        vocabulary=vocabulary,
+    )
 
 
 class Problems:
@@ -239,7 +275,7 @@ class Problems:
         else:
             size = size or config.size
             found = drawn(config.problems, SEED, number, size, heldout=heldout)
-        config.check_room(len(encoded(found.prompt)), f"problem {number}")
+        config.check_room(len(self.text.prompt(found.prompt)), f"problem {number}")
         return found
 
 

@@ -39,7 +39,7 @@ def answered(
             batch.add(
                 Sequence(
                     id=str(number),
-                    prompt=tuple(text.encode(problem.prompt)),
+                    prompt=tuple(text.prompt(problem.prompt)),
                     max_tokens=config.answer,
                     seed=0,
                     temperature=0,
@@ -54,8 +54,9 @@ def answered(
 
 def heldout_problems(config: RolloutsConfig, data: Data | None, most: int) -> list[Problem]:
     """Return held-out problems of a run, whose dataset's held-out split is `data`."""
-    file = data.chunk(0) if data is not None and config.dataset else None
-    return Problems(config, file, heldout=True).first(most)
+    listed = data.chunk(0) if data is not None and config.dataset else None
+    text = config.text(data.asset if data is not None else NO_FILES.__getitem__)
+    return Problems(config, listed, text, heldout=True).first(most)
 
 
 def evaluate(

@@ -173,7 +173,7 @@ def _check(record: GroupRecord, task: _Task) -> None:
     if len(record.lengths) != task.how.group:
         raise InvalidGroup(f"{said} has {len(record.lengths)} answers instead of {task.how.group}")
     text = task.problems.text
-    room = task.config.context - len(text.encode(task.problems.get(record.problem).prompt))
+    room = task.config.context - len(text.prompt(task.problems.get(record.problem).prompt))
     for answer in record.answers():
         if not task.config.fits(answer.tolist(), room, text.vocabulary):
             raise InvalidGroup(f"{said}: an answer does not end where it should")

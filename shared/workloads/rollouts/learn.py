@@ -86,7 +86,7 @@ class RolloutLearnWork(_LearnWork):
     def measure(self, start: int, stop: int) -> StepLoss:
         count = len(self._order)
         answers = [self._found[self._order[place % count]] for place in range(start, stop)]
-        encode = self._problems.text.encode
+        encode = self._problems.text.prompt
         prompts = [encode(self._problems.get(each.problem).prompt) for each in answers]
         rows = Rows(prompts, [each.tokens.tolist() for each in answers])
         old = to_device(rows.spread([each.logprobs for each in answers]), self.device)
@@ -121,8 +121,8 @@ class SupervisedWork(_LearnWork):
         problems = [self._problems.get(-1 - first - place, size) for place in range(start, stop)]
         text = self._problems.text
         rows = Rows(
-            [text.encode(each.prompt) for each in problems],
-            [[*text.encode(solution(each) or ""), text.end] for each in problems],
+            [text.prompt(each.prompt) for each in problems],
+            [[*text.answer(solution(each) or ""), text.end] for each in problems],
         )
         said = log_probabilities(self._policy, rows, self.device, 1.0)
         return StepLoss(-(said.sum(1) / to_device(rows.mask.sum(1), self.device)).mean())

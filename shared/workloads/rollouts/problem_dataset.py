@@ -1,78 +1,194 @@
-"""Dataset of problems: JSON lines of an organiser, checked, and stored as two blobs.
+"""Dataset of problems: records of an organiser, checked, and stored as two blobs.
 
-A line is `{"prompt", "verifier", "arguments"}`. The argument `answer` can also be a key of a line.
-If a line names no `verifier`, `number` checks an answer that is a number, `exact` a text. One blob
-has the problems that are learnt from, the other the held-out problems.
+A record has a prompt (`prompt`, `question` or `problem`: a text, or turns of a dialogue, with
+`system` before them) and an answer or the arguments of a verifier. A number is judged by `number`,
+a text by `exact`; of a solution, as GSM8K has it behind `####`, the final answer counts. With the
+tokenizer of a model, prompts are written by its chat template. One blob has the problems that are
+learnt from, the other the held-out problems.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from shared.decoding import decoded_line
-from shared.errors import InvalidRunFile, why
-from shared.files.text_file import unmarked
+from shared.decoding import complaint, convert, decode
+from shared.errors import InvalidRunFile
+from shared.text import escaped, printable
 from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted
+from shared.workloads.data.chat_template import (
+    NO_TOKENIZER,
+    TEMPLATE,
+    ChatTemplate,
+    DialogueTurn,
+    answer_end,
+)
+from shared.workloads.data.dialogue_forms import read_turns
 from shared.workloads.data.jsonl_zst import pack, unpack
 from shared.workloads.data.pass_order import permutation
-from shared.workloads.data.tokenizer import Put
+from shared.workloads.data.record_files import Record, records
+from shared.workloads.data.skipped import Skipped
+from shared.workloads.data.tokenizer import (
+    Put,
+    beginning,
+    end_of_text,
+    load_tokenizer,
+    vocab_of,
+)
 from shared.workloads.rollouts.problems import Problem, decoded, encoded, reward, solution
-from shared.workloads.rollouts.verifiers import verifier
+from shared.workloads.rollouts.quantities import quantity
+from shared.workloads.rollouts.verifiers import final, last_line, verifier
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 KIND = "problems"
 BYTES_MAX = 64 << 20
 PROBLEMS_MAX = 100_000
+PROMPTS = ("prompt", "question", "problem")
+ANSWERS = ("answer", "solution")
+FIELDS = frozenset(
+    {*PROMPTS, *ANSWERS, "system", "system_prompt", "verifier", "arguments", "place"}
+)
+_TABLES = (".csv", ".tsv")  # files whose numbers are texts
+_UNREAD_SHOWN = 8
+
+Words = Annotated[str, Meta(min_length=1, max_length=32 << 10)]
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Line of a file of problems."""
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
+    """Record of a problem, by its first names."""
 
-    prompt: Annotated[str, Meta(min_length=1, max_length=32 << 10)]
+    prompt: Words | Annotated[list[Any], Meta(min_length=1, max_length=64)]
+    system: Annotated[str, Meta(max_length=32 << 10)] = ""
     verifier: Annotated[str, Meta(max_length=64)] = ""
     arguments: dict[str, Any] = {}
     answer: Any = UNSET
+    place: Annotated[str, Meta(max_length=64)] = ""
+
+
+class PromptWriter:
+    """Writes prompts as a model reads them: by the chat template of its tokenizer, if there is one,
+    or as plain text.
+    """
+
+    def __init__(self, wanted: DatasetWanted) -> None:
+        """Read the tokenizer and the template of a build. Raises InvalidRunFile."""
+        self.blob = wanted.tokenizer
+        self.template = decode(wanted.template, ChatTemplate) if wanted.template else None
+        self.tokenizer: Tokenizer | None = None
+        self._begin: list[int] = []
+        if self.blob is not None:
+            self.tokenizer = load_tokenizer(self.blob)
+            self._begin = beginning(self.tokenizer)
+            self.tokenizer.encode_special_tokens = self.template is None
+
+    def text(self, turns: Sequence[DialogueTurn]) -> str:
+        """Return the text of a prompt. Raises InvalidRunFile for turns without a template, or that
+        it refuses.
+        """
+        if self.template is None:
+            raise InvalidRunFile(NO_TOKENIZER)
+        if turns[0].role == "system" and "system" not in self.template.places:
+            raise InvalidRunFile("it has a system turn, for which the chat template has no place")
+        return self.template.asked(turns)
+
+    def size(self, prompt: str) -> int:
+        """Return the tokens of a prompt, or its bytes where no tokenizer is known."""
+        if self.tokenizer is None:
+            return len(encoded(prompt))
+        begin = [] if self.template is not None else self._begin
+        return len(begin) + self.continuation_size(prompt)
+
+    def continuation_size(self, text: str) -> int:
+        """Return the tokens or bytes of an answer."""
+        if self.tokenizer is None:
+            return len(encoded(text))
+        return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    @property
+    def end(self) -> int | None:
+        """Return the token that ends an answer; None where the tokenizer has none."""
+        if self.tokenizer is None:
+            return None
+        written = answer_end(self.tokenizer, self.template) if self.template is not None else None
+        if written is not None:
+            token: int | None = self.tokenizer.token_to_id(written)
+            return token
+        return end_of_text(self.tokenizer)
+
+    def assets(self, put: Put) -> dict[str, ChunkRef]:
+        """Store the tokenizer and its template."""
+        blobs: dict[str, tuple[bytes, int]] = {}
+        if self.blob is not None and self.tokenizer is not None:
+            blobs["tokenizer"] = self.blob, vocab_of(self.tokenizer)
+        if self.template is not None:
+            blobs[TEMPLATE] = msgspec.json.encode(self.template), 1
+        return {
+            name: ChunkRef(sha256=put(blob), size=len(blob), items=items)
+            for name, (blob, items) in blobs.items()
+        }
+
+    @property
+    def meta(self) -> dict[str, str | int | float]:
+        """Return the fields for the manifest of a dataset."""
+        fields: dict[str, str | int | float] = {}
+        if self.tokenizer is not None:
+            fields["vocab_size"] = vocab_of(self.tokenizer)
+        if self.end is not None:
+            fields["end"] = self.end
+        frame = self.template.frame() if self.template is not None else None
+        return {**fields, **(frame.meta if frame is not None else {})}
 
 
 def build(wanted: DatasetWanted, put: Put) -> DatasetManifest:
     """Store the problems of files, shuffled, and return their manifest. Raises InvalidRunFile."""
     if not 0 < wanted.heldout_share < 1:
         raise InvalidRunFile(f"heldout_share {wanted.heldout_share} must lie between 0 and 1")
+    writer, unread = PromptWriter(wanted), Counter[str]()
     found: dict[str, tuple[Problem, str]] = {}  # by prompt, with the place
     for path in wanted.sources:
-        for place, line in _lines(path):
-            problem = _read(line, place)
+        for record in _records(path):
+            problem = _read(record, path, writer, unread)
             if problem.prompt in found:
-                raise InvalidRunFile(f"{place} has the prompt of {found[problem.prompt][1]}")
-            found[problem.prompt] = problem, place
+                raise InvalidRunFile(f"{record.place} has the prompt of {found[problem.prompt][1]}")
+            found[problem.prompt] = problem, record.place
     if not 2 <= len(found) <= PROBLEMS_MAX:
         raise InvalidRunFile(
             f"a dataset has 2 to {PROBLEMS_MAX:,} problems, of which one is held out, not"
             f" {len(found):,}"
         )
-    every = list(found.values())
-    order = permutation(len(every), wanted.seed, 1)
-    held = min(len(every) - 1, max(1, round(wanted.heldout_share * len(every))))
-    known = [solution(problem) for problem, _ in every]
-    longest, place = max(every, key=lambda each: len(encoded(each[0].prompt)))
+    problems = list(found.values())
+    order = permutation(len(problems), wanted.seed, 1)
+    held = min(len(problems) - 1, max(1, round(wanted.heldout_share * len(problems))))
+    solutions = [solution(problem) for problem, _ in problems]
+    sizes = [writer.size(problem.prompt) for problem, _ in problems]
+    longest = max(range(len(problems)), key=sizes.__getitem__)
+    meta: dict[str, str | int | float] = {
+        "prompt_size": sizes[longest],
+        "prompt_place": problems[longest][1],
+        "answer_size": max(writer.continuation_size(text or "") for text in solutions),
+        "without_solution": solutions.count(None),
+        **writer.meta,
+    }
+    if unread:
+        names = [printable(key, 40) for key, _ in unread.most_common(_UNREAD_SHOWN)]
+        meta["found"] = f"keys that were not read: {', '.join(names)}"
     return DatasetManifest(
         name=wanted.name,
         licence=wanted.licence,
         source=wanted.source,
         kind=KIND,
-        chunks=(_stored([every[at][0] for at in order[held:]], put),),
-        heldout=(_stored([every[at][0] for at in order[:held]], put),),
-        meta={
-            "prompt_bytes": len(encoded(longest.prompt)),
-            "prompt_place": place,
-            "answer_bytes": max(len(encoded(each or "")) for each in known),
-            "without_solution": known.count(None),
-        },
+        chunks=(_stored([problems[at][0] for at in order[held:]], put),),
+        heldout=(_stored([problems[at][0] for at in order[:held]], put),),
+        assets=writer.assets(put),
+        meta=meta,
     )
 
 
@@ -83,7 +199,7 @@ def stored(path: Path) -> tuple[Problem, ...]:
 
 
 def _stored(problems: Sequence[Problem], put: Put) -> ChunkRef:
-    if sum(len(msgspec.json.encode(each)) + 1 for each in problems) > BYTES_MAX:
+    if sum(len(msgspec.json.encode(problem)) + 1 for problem in problems) > BYTES_MAX:
         raise InvalidRunFile(
             f"a part of a dataset has at most {BYTES_MAX >> 20} MiB of problems: leave some out"
         )
@@ -91,31 +207,30 @@ def _stored(problems: Sequence[Problem], put: Put) -> ChunkRef:
     return ChunkRef(sha256=put(data), size=len(data), items=len(problems))
 
 
-def _lines(path: Path) -> list[tuple[str, bytes]]:
-    """Return the lines of a file that are not empty, with their places."""
+def _records(path: Path) -> Iterator[Record]:
+    """Yield the records of a file. Raises InvalidRunFile for a malformed one."""
+    skipped = Skipped()
+    for record in records(path, FIELDS, skipped, path.name):
+        if skipped.sentences:
+            break
+        yield record
+    if skipped.sentences:
+        raise InvalidRunFile(skipped.sentences[0])
+
+
+def _read(record: Record, path: Path, writer: PromptWriter, unread: Counter[str]) -> Problem:
+    """Return the problem of a record. Raises InvalidRunFile, with the record's place."""
+    line, place = _line(record), record.place
+    unread.update(key for key in record.fields if key not in FIELDS)
     try:
-        with path.open("rb") as file:
-            data = file.read(BYTES_MAX + 1)
-    except OSError as error:
-        raise InvalidRunFile(f"{path}: {why(error)}") from error
-    if len(data) > BYTES_MAX:
-        raise InvalidRunFile(f"{path}: a file of problems has at most {BYTES_MAX >> 20} MiB")
-    lines = enumerate(unmarked(data).split(b"\n"), 1)
-    return [(f"{path.name} line {number}", line) for number, line in lines if line.strip()]
-
-
-def _read(line: bytes, place: str) -> Problem:
-    found = decoded_line(line, _Line, place)
-    bare = not isinstance(found.answer, UnsetType)
-    if not (bare or found.arguments or found.verifier):
-        raise InvalidRunFile(f"{place}: the problem has no answer")
-    arguments = {**found.arguments, "answer": found.answer} if bare else found.arguments
-    plain = isinstance(found.answer, int | float) and not isinstance(found.answer, bool)
-    name = found.verifier or ("number" if plain else "exact")
-    verifier(name, arguments, place)
-    problem = Problem(prompt=found.prompt, verifier=name, arguments=arguments)
-    if not encoded(problem.prompt):
+        prompt = _prompt(line, writer, unread)
+    except InvalidRunFile as error:
+        raise InvalidRunFile(f"{place}: {error.message}") from error
+    if not encoded(prompt):
         raise InvalidRunFile(f"{place}: the prompt has no text")
+    arguments, name = _arguments(line, record, path)
+    verifier(name, arguments, place)
+    problem = Problem(prompt=prompt, verifier=name, arguments=arguments, place=line.place)
     known = solution(problem)
     close = bool(arguments.get("tolerance"))  # a verifier with a tolerance may round
     if known is not None and not close and reward(problem, decoded(encoded(known))) < 1:
@@ -124,3 +239,66 @@ def _read(line: bytes, place: str) -> Problem:
             " the verifier reads it"
         )
     return problem
+
+
+def _prompt(line: _Line, writer: PromptWriter, unread: Counter[str]) -> str:
+    """Return the text of a prompt. Raises InvalidRunFile."""
+    if isinstance(line.prompt, str):
+        if writer.template is None and not line.system:
+            return line.prompt
+        turns = [DialogueTurn("user", line.prompt)]
+    else:
+        ignored: set[str] = set()
+        turns = read_turns(line.prompt, ignored)
+        unread.update(ignored)
+    if line.system:
+        turns = [DialogueTurn("system", line.system), *turns]
+    if turns[-1].role == "assistant":
+        raise InvalidRunFile("its prompt ends with an answer of the assistant")
+    return writer.text(turns)
+
+
+def _line(record: Record) -> _Line:
+    """Return a record by its first names. Raises InvalidRunFile."""
+    fields: Mapping[str, Any] = {
+        key: value for key, value in record.fields.items() if value is not None
+    }
+    asked = next((key for key in PROMPTS if key in fields), None)
+    if asked is None:
+        keys = ", ".join(f'"{escaped(key, 40)}"' for key in sorted(fields)[:8]) or "none"
+        raise InvalidRunFile(
+            f"{record.place}: the problem has no prompt: its keys are {keys}, and what is looked"
+            f" for is {', '.join(PROMPTS)}"
+        )
+    row = {key: fields[key] for key in ("verifier", "arguments", "place") if key in fields}
+    row |= {"prompt": fields[asked]}
+    if system := fields.get("system") or fields.get("system_prompt"):
+        row |= {"system": system}
+    if answer := next((key for key in ANSWERS if key in fields), None):
+        row |= {"answer": fields[answer]}
+    try:
+        return convert(row, _Line)
+    except msgspec.ValidationError as error:
+        raise InvalidRunFile(complaint(error, record.place)) from error
+
+
+def _arguments(line: _Line, record: Record, path: Path) -> tuple[dict[str, Any], str]:
+    """Return the arguments of a problem, and its verifier. Raises InvalidRunFile."""
+    if isinstance(line.answer, UnsetType):
+        if not (line.arguments or line.verifier):
+            raise InvalidRunFile(f"{record.place}: the problem has no answer")
+        return line.arguments, line.verifier or (
+            "number" if _plain(line.arguments.get("answer")) else "exact"
+        )
+    answer = line.answer
+    published = "prompt" not in record.fields or path.suffix.lower() in _TABLES
+    if isinstance(answer, str) and published and not line.verifier:
+        answer = last_line(final(answer))
+        if quantity(answer) is not None:
+            return {**line.arguments, "answer": answer}, "number"
+    arguments = {**line.arguments, "answer": answer}
+    return arguments, line.verifier or ("number" if _plain(line.answer) else "exact")
+
+
+def _plain(answer: object) -> bool:
+    return isinstance(answer, int | float) and not isinstance(answer, bool)

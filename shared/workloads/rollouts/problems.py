@@ -28,6 +28,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     verifier: str
     arguments: dict[str, Any]
+    place: str = ""  # text before the final answer; "" = the usual places
 
 
 def reward(problem: Problem, answer: str) -> float:
@@ -37,7 +38,7 @@ def reward(problem: Problem, answer: str) -> float:
     if len(answer) > ANSWER_CHARS_MAX:
         return 0.0
     judge = verifier(problem.verifier, problem.arguments, "the problem")
-    said = answer if judge.whole else final(answer)
+    said = answer if judge.whole else final(answer, problem.place)
     try:
         return min(1.0, max(0.0, float(judge.reward(said))))
     except Exception:  # an answer that breaks a package's verifier earns nothing
@@ -57,13 +58,14 @@ def decoded(tokens: Sequence[int]) -> str:
 class Text(NamedTuple):
     """Conversion of a run's texts to tokens and back; `decode` leaves the end of an answer out."""
 
-    encode: Callable[[str], list[int]]
+    prompt: Callable[[str], list[int]]
+    answer: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
     end: int  # token that ends an answer
     vocabulary: int
 
 
-BYTES = Text(encoded, decoded, END, 256)
+BYTES = Text(encoded, encoded, decoded, END, 256)
 
 
 def solution(problem: Problem) -> str | None:
@@ -75,8 +77,8 @@ def solution(problem: Problem) -> str | None:
     if isinstance(answer, list | tuple):
         answer = answer[0]
     if isinstance(answer, float):
-        return format(Decimal(repr(answer)), "f")
-    return None if answer is None else str(answer)
+        answer = format(Decimal(repr(answer)), "f")
+    return None if answer is None else f"{problem.place} {answer}".strip()
 
 
 def drawn(kind: str, seed: int, number: int, size: int, *, heldout: bool = False) -> Problem:

@@ -123,7 +123,7 @@ class Rereader:
     @torch.inference_mode()
     def faulty(self, spots: Sequence[tuple[GroupRecord, int]]) -> list[int]:
         """Return how many tokens of each answer do not come from the version and its seed."""
-        encode = self._problems.text.encode
+        encode = self._problems.text.prompt
         prompts = [encode(self._problems.get(record.problem).prompt) for record, _ in spots]
         groups = {record.problem: (record.answers(), record.said()) for record, _ in spots}
         answers = [groups[record.problem][0][sample] for record, sample in spots]

@@ -5,7 +5,10 @@ installed packages, by the entry point group `volunteer.verifiers`. A problem ca
 regular expression. An answer is hostile text, so each verifier reads at most `ANSWER_CHARS_MAX`
 characters, in time proportional to them.
 
-The final answer is the text after the last "answer:", or else the whole text.
+The final answer stands at the last place for it: in `\boxed{}`, between `<answer>` and
+`</answer>`, after `####`, after "answer:" or "answer is", or at a place that the problem names.
+A text without such a place is its own final answer; one that lacks the place that its problem
+names has none.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from fractions import Fraction
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, ClassVar, Literal
+from unicodedata import normalize
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +30,7 @@ from shared.decoding import MALFORMED, convert, decode
 from shared.errors import InvalidRunFile
 from shared.nearest import hint
 from shared.settings import check_values, read_table
+from shared.workloads.rollouts.quantities import Quantity, quantity
 
 ENTRY_POINTS = "volunteer.verifiers"
 ANSWER_CHARS_MAX = 128 << 10
@@ -33,10 +38,11 @@ DIGITS_MAX = 18  # digits of a number in an answer
 TERMS_MAX = 128  # terms of an arithmetic expression
 DEPTH_MAX = 16  # depth of brackets
 
-_MARK = re.compile(r"answer\s{0,4}(?:is\s{0,4})?:", re.IGNORECASE)
-_NUMBER = re.compile(
-    r"(?:(?<![0-9A-Za-z.)])[-+])?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:[./][0-9]+)?"
+_MARK = re.compile(
+    r"\\boxed\s{0,4}\{|<answer>|####|\banswer\s{0,4}(?::|is\b\s{0,4}:?)", re.IGNORECASE
 )
+_FENCE = re.compile(r"```[a-z]{0,8}\s*\n(.*?)\n?\s*```", re.DOTALL)
+_LETTER = re.compile(r"[\s(\[*\"']{0,8}([A-Z])(?=[)\].:*\"']|\s*$)")
 _SPLIT = re.compile(r"[\s,;]+")
 _TERM = re.compile(r"\s*(?:([0-9]+(?:\.[0-9]+)?)|([-+*/()]))")
 _SIGNS = str.maketrans({"\u2212": "-", "\u00d7": "*", "\u00b7": "*", "\u00f7": "/"})
@@ -57,31 +63,40 @@ class Verifier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Number(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The last number of an answer is the expected one, exactly or within a tolerance."""
+    """An answer is the expected number, exactly or within a tolerance, however it is written."""
 
-    answer: Amount
+    answer: Amount | Text
     tolerance: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
 
+    def __post_init__(self) -> None:
+        if self.expected is None:
+            raise InvalidRunFile(f"the answer {str(self.answer)[:64]!r} is not a number")
+
+    @property
+    def expected(self) -> Quantity | None:
+        if isinstance(self.answer, str):
+            return quantity(self.answer)
+        return Quantity(_exactly(self.answer))
+
     def reward(self, answer: str) -> float:
-        found = _last(_NUMBER, answer.translate(_SIGNS))
-        value = _number(found[0]) if found else None
-        if value is None:
+        expected, written = self.expected, quantity(last_line(answer))
+        if expected is None or written is None:
             return 0.0
-        return float(abs(value - _exactly(self.answer)) <= Fraction(self.tolerance))
+        return float(written.matches(expected, Fraction(self.tolerance)))
 
 
 class Exact(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer is one of the right texts, white space around it aside."""
+    """An answer is one of the right texts; white space, a full stop and marks around it aside."""
 
     answer: Text | Annotated[tuple[Text, ...], Meta(min_length=1, max_length=64)]
 
     def reward(self, answer: str) -> float:
         right = (self.answer,) if isinstance(self.answer, str) else self.answer
-        return float(answer.strip() in {each.strip() for each in right})
+        return float(_bare(answer) in {_bare(text) for text in right})
 
 
 class Choice(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The last choice's letter that stands alone in an answer is the right one."""
+    """An answer's last line begins with the right choice's letter, or else names it last."""
 
     answer: Annotated[str, Meta(pattern="^[A-Z]$")]
     choices: Annotated[str, Meta(pattern="^[A-Z]{2,26}$")] = "ABCD"
@@ -93,8 +108,11 @@ class Choice(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
 
     def reward(self, answer: str) -> float:
-        found = re.findall(rf"(?<!\w)[{self.choices}](?!\w)", answer)
-        return float(bool(found) and found[-1] == self.answer)
+        line = last_line(answer)
+        if first := _LETTER.match(line):
+            return float(first[1] == self.answer)
+        letters = re.findall(rf"(?<!\w)[{self.choices}](?!\w)", line)
+        return float(letters[-1:] == [self.answer])
 
 
 class Expression(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,13 +191,14 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Json(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An answer is JSON of a schema, by itself or behind the last "answer:"."""
+    """An answer is JSON of a schema, by itself, at its place, or in a fence of Markdown."""
 
     whole: ClassVar[bool] = True
     schema: Schema
 
     def reward(self, answer: str) -> float:
-        for text in dict.fromkeys((answer, final(answer))):
+        fences = _FENCE.findall(answer)
+        for text in dict.fromkeys((answer, final(answer), *fences[-1:])):
             with suppress(*MALFORMED):
                 return float(self.schema.fits(decode(text.encode())))
         return 0.0
@@ -251,10 +270,44 @@ def _same(one: Any, other: Any) -> bool:
     return a == b
 
 
-def final(text: str) -> str:
-    """Return the final answer in a text."""
-    found = _last(_MARK, text)
-    return (text[found.end() :] if found else text).strip()
+def final(text: str, place: str = "") -> str:
+    """Return the final answer in a text: what stands at the last place for it. `place` is the
+    problem's own; a text without it has no answer.
+    """
+    if place:
+        _, found, rest = text.rpartition(place)
+        return rest.strip() if found else ""
+    mark = _last(_MARK, text)
+    if mark is None:
+        return text.strip()
+    rest = text[mark.end() :]
+    if mark[0].startswith("\\"):
+        return _in_braces(rest)
+    if mark[0].startswith("<"):
+        return rest.partition("</")[0].strip()
+    if mark[0] == "####":
+        return rest.strip().partition("\n")[0]
+    return rest.strip()
+
+
+def _in_braces(text: str) -> str:
+    """Return a text up to the brace that closes it."""
+    depth = 1
+    for at, letter in enumerate(text):
+        depth += (letter == "{") - (letter == "}")
+        if not depth:
+            return text[:at].strip()
+    return ""
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a text that is not empty."""
+    return text.rstrip().rpartition("\n")[2]
+
+
+def _bare(text: str) -> str:
+    """Return a text in one form of Unicode, without marks, quotes and a full stop around it."""
+    return normalize("NFC", text).strip().strip("*_`\"'").removesuffix(".").strip()
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
@@ -266,7 +319,7 @@ def evaluated(text: str) -> tuple[Fraction, list[Fraction]] | None:
     """Return the value of the arithmetic expression on the last line of a text, and its numbers;
     None if it is not an expression. A result after "=" is skipped.
     """
-    line = text.rstrip().rpartition("\n")[2].partition("=")[0].translate(_SIGNS).strip()
+    line = last_line(text).partition("=")[0].translate(_SIGNS).strip()
     terms: list[str] = []
     at = 0
     while at < len(line):
@@ -319,14 +372,6 @@ class _Parser:
             return value
         self.numbers.append(Fraction(term))  # raises ValueError for a sign
         return self.numbers[-1]
-
-
-def _number(text: str) -> Fraction | None:
-    """Return the value of a match of `_NUMBER`; None if it is too long, or a fraction of zero."""
-    try:
-        return Fraction(text.replace(",", "")) if len(text) <= 2 * DIGITS_MAX else None
-    except ZeroDivisionError:
-        return None
 
 
 def _exactly(amount: float) -> Fraction:

@@ -31,9 +31,8 @@ from shared.workloads.base import (
     Work,
     Workload,
 )
-from shared.workloads.causal_lm.config import folder_of
-from shared.workloads.causal_lm.model_folder import TOKENIZER
 from shared.workloads.causal_lm.workload import CausalWorkload
+from shared.workloads.data.tokenizer import byte_tokenizer
 from shared.workloads.declaration import Declaration
 from shared.workloads.gpt.workload import GptWorkload
 from shared.workloads.rollouts import problem_dataset
@@ -92,8 +91,7 @@ class RolloutsWorkload(Workload):
         base = RolloutsConfig.from_dict(config).causal
         if base is None:
             return {}
-        text = {TEXT: folder_of(base) / TOKENIZER}
-        return {**text, **CausalWorkload().sources(base.to_dict())}
+        return CausalWorkload().sources(base.to_dict())
 
     def origin(self, config: Config) -> Origin | None:
         inner, model = _model(config)
@@ -156,6 +154,8 @@ class RolloutsWorkload(Workload):
         inner, model = _model(config)
         if wanted.format not in inner.formats:
             raise BadRequest(f"{wanted.format} is for runs of a model from a folder or a hub")
+        if not isinstance(inner, CausalWorkload):
+            wanted = wanted._replace(tokenizer=byte_tokenizer())
         return inner.convert(wanted, model, weights)
 
     def decoder(
@@ -165,7 +165,9 @@ class RolloutsWorkload(Workload):
 
         inner, model = _model(config)
         if isinstance(inner, CausalWorkload):
-            return inner.decoder(model, weights, tokenizer, slots, device)
+            decoder = inner.decoder(model, weights, tokenizer, slots, device)
+            decoder.end = RolloutsConfig.from_dict(config).end
+            return decoder
         return ByteDecoder(RolloutsConfig.from_dict(config), weights, slots, device)
 
 

@@ -69,7 +69,7 @@ async def test_the_code_of_a_card_runs(tmp_path: Path, workload: str, format: st
     async with local_coordinator(tmp_path / "house") as home:
         card = await _exported(home, text, to, format)
     assert re.search(rf"^- {measure}: [0-9.]+( nats a token)? \(measured by", card, re.MULTILINE)
-    assert ("nats" in card) == (workload == "gpt")
+    assert ("nats" in card) == (workload in ("gpt", "causal-lm"))
     assert ", )" not in card  # a dataset without a source
     if workload == "dcgan":
         assert "![sample](version.png)" in card

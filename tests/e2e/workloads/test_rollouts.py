@@ -12,17 +12,30 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import openai
 import pytest
+import torch
+import transformers
+import uvicorn
 from sqlalchemy import Connection, select, update
 from torch import Tensor
 
-from coordinator.database import experience
+from coordinator.database import evaluations, experience, runs
 from coordinator.database.inference.api_key_rows import helped
+from coordinator.database.ledger import gifts
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import add_beside
+from coordinator.http.app import create_app
+from coordinator.http.server import listen
+from coordinator.inference.answers import TOKENIZERS
+from coordinator.inference.builtin import BuiltinEngine, Power
+from shared import decoding
+from shared.clock import SystemClock
+from shared.protocol.inference import NewKey
 from shared.workloads.base import Data, DatasetWanted, Job, Result, Weights, Work
+from shared.workloads.data.chat_template import template_beside
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.rollouts.act import RolloutWork
 from shared.workloads.rollouts.answer_records import (
@@ -39,6 +52,7 @@ from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import LocalMachine
 from tests.support.rollouts_run import RUN
 from tests.support.scripted_worker import Player
+from tests.support.served import accepting
 from tests.support.workloads.chat_base import chat_base
 from volunteer.control import events
 from volunteer.settings import settings
@@ -118,16 +132,27 @@ async def test_volunteers_learn_from_the_problems_of_a_dataset(tmp_path: Path) -
         assert await sound(home)
 
 
-async def test_volunteers_teach_adapters_of_a_model_in_a_folder(tmp_path: Path) -> None:
-    base, path = tmp_path / "base", tmp_path / "legs.jsonl"
+async def test_adapters_of_a_chat_model_are_taught_exported_asked_and_loaded(
+    tmp_path: Path,
+) -> None:
+    base, path, tuned = tmp_path / "base", tmp_path / "legs.jsonl", tmp_path / "tuned"
     base.mkdir()
     chat_base(base)
-    path.write_text("\n".join(f'{{"prompt": "{n} legs?", "answer": {n}}}' for n in range(50)))
-    model = f'from = "{base}"\ntrain = "lora"\ncontext = 32\nanswer = 4\n'
+    lines = (f'{{"prompt": "{n} legs?", "answer": {n}, "system": "Count."}}' for n in range(50))
+    path.write_text("\n".join(lines))
+    model = f'from = "{base}"\ntrain = "lora"\ncontext = 96\nanswer = 4\n'
     head, _, rest = RUN.partition("[model]")
     table = f'dataset = "legs"\n[model]\n{model}[task]{rest.partition("[task]")[2]}'
+    table += '[serve]\nwho = "keys"\n[evaluation]\nevery = 1\n'
     async with local_coordinator(tmp_path / "coordinator") as home:
-        wanted = DatasetWanted(name="legs", sources=(path,), seed=1)
+        tokenizer = base / "tokenizer.json"
+        wanted = DatasetWanted(
+            name="legs",
+            sources=(path,),
+            seed=1,
+            tokenizer=tokenizer.read_bytes(),
+            template=msgspec.json.encode(template_beside(tokenizer)).decode(),
+        )
         await home.coordinator.datasets.add_for("rollouts", wanted, Skipped())
         await home.coordinator.runs.create(
             head + table.replace("warm_steps = 300", "warm_steps = 1")
@@ -137,14 +162,96 @@ async def test_volunteers_teach_adapters_of_a_model_in_a_folder(tmp_path: Path) 
             ann = LocalMachine(tmp_path / "ann", home)
             await ann.join("Ann")
             async with ann.working() as machine, machine.eventually(240):
-                while await kinds_done(home) != {"selfplay", "learn"}:
+                done = {"selfplay", "learn"}
+                while await kinds_done(home) != done or await version(home) < 1:
                     await machine.tick()
             weights = [e for e in machine.all(events.Fetching) if e.what == "weights"]
+            number = await version(home)
+            await only_solver(home, number)
+            export = home.coordinator.export.export
+            whole = await export("rollouts", tuned, format="transformers")
+            adapters = await export("rollouts", tmp_path / "adapters", format="peft")
+            assert whole.version == adapters.version == number
+            assert {"adapter_model.safetensors", "tokenizer.json"} <= set(adapters.files)
+            await asked(home)
         size = (base / "model.safetensors").stat().st_size
         assert weights
         assert max(event.total_bytes for event in weights) < size / 4
         assert (await home.coordinator.runs.queries.decided("rollouts")).rejected == 0
         assert await sound(home)
+    loads_elsewhere(tuned, base)
+
+
+def loads_elsewhere(tuned: Path, base: Path) -> None:
+    """Load an export by the library, and compare its words with its base model's."""
+    card = (tuned / "README.md").read_text()
+    assert re.search(r"^- share solved: 100.0% ± 0.0% of 2 held-out problems", card, re.MULTILINE)
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tuned)
+    words: Any = transformers.AutoTokenizer.from_pretrained(tuned)
+    reference = transformers.AutoTokenizer.from_pretrained(base)
+    turns = [{"role": "system", "content": "Count."}, {"role": "user", "content": "8 legs?"}]
+    ids = [
+        each.apply_chat_template(turns, add_generation_prompt=True)["input_ids"]
+        for each in (words, reference)
+    ]
+    assert ids[0] == ids[1]
+    assert words.eos_token == "<|im_end|>"
+    assert words.convert_tokens_to_ids("<|im_end|>") in loaded.generation_config.eos_token_id
+    made = loaded.generate(torch.tensor([ids[0]]), max_new_tokens=4, do_sample=False)
+    assert made.shape[1] > len(ids[0])
+
+
+async def only_solver(home: LocalCoordinator, number: int) -> None:
+    """Write into the database that this version alone solves everything."""
+
+    def write(conn: Connection) -> None:
+        for each in range(number + 1):
+            share = float(each == number)
+            metrics = {"solved": share, "solved_error": 0.0, "problems": 2.0}
+            text = msgspec.json.encode(metrics).decode()
+            values = {"loss": 1 - share, "metrics": text, "state": "done"}
+            evaluations.set_evaluation(conn, 1, each, **values)
+        runs.set_values(conn, 1, best=evaluations.best(conn, 1))
+
+    await home.coordinator.db.write(write)
+
+
+async def asked(home: LocalCoordinator) -> None:
+    """Ask the newest version in its own template, by the client of OpenAI."""
+    coordinator = home.coordinator
+    engine = BuiltinEngine(coordinator.db, SystemClock(), coordinator.blobs, Power(threads=1))
+    coordinator.answers.connect(engine)
+    ann = await home.join("Asker", workloads=["rollouts"])
+    who = ann.volunteer_id
+    await coordinator.db.write(lambda conn: gifts.grant(conn, who, "test", 10**9, "", 1.0))
+    config = uvicorn.Config(create_app(coordinator), lifespan="off", log_level="error")
+    try:
+        with listen("127.0.0.1", 0) as listener:
+            async with accepting(config, listener):
+                key = decoding.decode(
+                    (await ann.post("/me/keys", {"name": "test"})).content, NewKey
+                ).key
+                url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+                async with openai.AsyncOpenAI(base_url=url, api_key=key, timeout=120.0) as client:
+                    card = (await client.models.retrieve("rollouts")).model_dump()
+                    assert card["description"].endswith(TOKENIZERS)
+                    turns: Any = [
+                        {"role": "system", "content": "Count."},
+                        {"role": "user", "content": "8 legs?"},
+                    ]
+                    reply = await client.chat.completions.create(
+                        model="rollouts@best", messages=turns, max_tokens=4
+                    )
+                    assert reply.usage is not None
+                    assert reply.usage.completion_tokens >= 1
+                    plain = await client.completions.create(
+                        model="rollouts", prompt="8 legs?", max_tokens=4
+                    )
+                    assert plain.choices[0].finish_reason in ("stop", "length")
+                    with pytest.raises(openai.BadRequestError, match="writes text: volunteer gen"):
+                        await client.images.generate(model="rollouts", prompt="x")
+    finally:
+        await engine.close()
 
 
 async def test_nothing_is_answered_by_the_model_from_before_its_warm_start(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ class Bytes:
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
         return list(text.encode()) or [END]
 
+    def continuation(self, text: str) -> list[int]:
+        return list(text.encode())
+
     def decode(self, tokens: Sequence[int]) -> str:
         return bytes(tokens).decode(errors="replace")
 

@@ -53,10 +53,13 @@ SUMS = [line(prompt=f"{n}+1=", answer=n + 1) for n in range(40)]
         (line(prompt="a"), "sums.jsonl line 41: the problem has no answer"),
         (line(prompt="a", verifier="jsn"), 'there is no verifier "jsn": did you mean "json"'),
         (line(prompt="a", verifier="numbr", answer=3), 'is no verifier "numbr": did you mean "num'),
-        (line(prompt="a", verifier="number", answer="x"), "line 41 answer: expected a number"),
+        (line(prompt="a", verifier="number", answer="x"), "line 41: the answer 'x' is not a numb"),
         (line(prompt="a", verifier="sorted", answer=3), "line 41: a problem needs items for its"),
         (line(prompt="a", arguments={"answr": 1}), "line 41: a problem needs answer"),
-        (line(promt="a", answer=1), "line 41: Object contains unknown field promt"),
+        (
+            line(promt="a", answer=1),
+            'line 41: the problem has no prompt: its keys are "answer", "promt"',
+        ),
         (line(prompt="\0", answer=1), "sums.jsonl line 41: the prompt has no text"),
         (
             line(prompt="a", answer="The answer: 42"),

@@ -181,7 +181,7 @@ def test_drawn_problems_can_be_solved() -> None:
     ("name", "arguments", "sentence"),
     [
         ("numbr", {"answer": 3}, 'it: there is no verifier "numbr": did you mean "number"'),
-        ("number", {"answer": "x"}, "it answer: expected a number"),
+        ("number", {"answer": "x"}, "it: the answer 'x' is not a number"),
         ("sorted", {"answer": 3}, "it: a problem needs items for its"),
         ("json", {"schema": {"items": {"type": "strin"}}}, "it schema.items.type: "),
         (
