@@ -36,7 +36,7 @@ _SENT = re.compile(
 
 _COMMON = ("licence", "source", "heldout_share", "seed")
 _OPTIONS = {
-    "text": (*_COMMON, "vocab_size"),
+    "text": (*_COMMON, "vocab_size", "column"),
     "chat": _COMMON,
     "images": (*_COMMON, "size", "channels"),
     "suite": ("licence", "source"),
@@ -59,6 +59,7 @@ class AddDataset(CommandRequest, frozen=True, kw_only=True):
     licence: str = ""
     source: str = ""
     vocab_size: int | None = None
+    column: str = ""  # column of records that holds the text; empty = "text"
     size: int | None = None  # size of images in pixels
     channels: int | None = None
     heldout_share: float | None = None

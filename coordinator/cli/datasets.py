@@ -35,6 +35,9 @@ class DatasetOptions:
     source: Annotated[str, Parameter(help="Origin of the data.")] = ""
     tokenizer: Annotated[Path | None, Parameter(help="A tokenizer.json of your own.")] = None
     vocab_size: Annotated[int | None, Parameter(help="Size of the tokenizer to train.")] = None
+    column: Annotated[
+        str, Parameter(help='Column or key that holds the text of tables and records ("text").')
+    ] = ""
     size: Annotated[int | None, Parameter(help="Side of the stored images, pixels (64).")] = None
     channels: Annotated[int | None, Parameter(help="3 for colour, 1 for grey (3).")] = None
     heldout_share: Annotated[float | None, Parameter(help="Share held out for evaluation.")] = None
@@ -113,6 +116,7 @@ def add(
         "licence": more.licence,
         "source": more.source,
         "vocab_size": more.vocab_size,
+        "column": more.column,
         "size": more.size,
         "channels": more.channels,
         "heldout_share": more.heldout_share,

@@ -7,6 +7,7 @@ reason.
 
 from __future__ import annotations
 
+import io
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,9 @@ from shared.workloads.data.record_files import (
     UTF16,
     head_of,
     holds_records,
+    opened,
     records,
+    suffix,
 )
 from shared.workloads.data.skipped import Skipped, no_source, walk
 
@@ -35,6 +38,7 @@ _SUFFIXES = """
 .rb .php .pl .lua .r .jl .hs .ml .sh .bat .ps1 .sql
 """
 TEXT_SUFFIXES = frozenset(_SUFFIXES.split())  # suffixes for which a directory is searched
+TEXT = "text"  # column of records that holds the text, where no other is named
 _PIECE_CHARS = 4 << 20  # a larger file becomes several documents
 
 _STDLIB_SKIPPED = frozenset(
@@ -51,18 +55,20 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def read_documents(
-    sources: Iterable[str | Path | Document], skipped: Skipped
+    sources: Iterable[str | Path | Document], skipped: Skipped, column: str = TEXT
 ) -> Iterator[Document]:
-    """Yield every document of `sources`. Raises InvalidRunFile for an unreadable source."""
+    """Yield every document of `sources`; records have it in a `column`. Raises InvalidRunFile for
+    an unreadable source.
+    """
     for source in sources:
         if isinstance(source, Document):
             yield source
             continue
         path = Path(source)
         if path.is_dir():
-            yield from _directory(path, skipped)
+            yield from _directory(path, skipped, column)
         elif path.is_file():
-            yield from _file(path, str(path), skipped)
+            yield from _file(path, str(path), skipped, column)
         else:
             raise no_source(path)
 
@@ -80,44 +86,48 @@ def standard_library_documents() -> Iterator[Document]:
                 skipped.add(error.message)
 
 
-def _directory(root: Path, skipped: Skipped) -> Iterator[Document]:
+def _directory(root: Path, skipped: Skipped, column: str) -> Iterator[Document]:
     tables = set(table_rows.tables_in(root, skipped))
     suffixes: Counter[str] = Counter()
     for path in walk(root, skipped=skipped):
         if tables and (path.name == "README.md" or path.suffix == ".json"):
             continue  # these files describe the tables
-        if path not in tables and path.suffix.lower() not in TEXT_SUFFIXES | SUFFIXES:
+        if path not in tables and suffix(path) not in TEXT_SUFFIXES | SUFFIXES:
             if not table_rows.is_table(path):  # skips tables of other splits
                 suffixes[path.suffix] += 1
             continue
         try:
-            yield from _file(path, path.relative_to(root).as_posix(), skipped)
+            yield from _file(path, path.relative_to(root).as_posix(), skipped, column)
         except InvalidRunFile as error:
             skipped.add(error.message)
     skipped.add_others(root, suffixes)
 
 
-def _file(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
-    if table_rows.is_table(path) or holds_records(path, head_of(path, name)):
-        return _texts(path, name, skipped)
+def _file(path: Path, name: str, skipped: Skipped, column: str) -> Iterator[Document]:
+    if table_rows.is_table(path) or holds_records(path, head_of(path, name), column):
+        return _texts(path, name, skipped, column)
     return _text(path, name)
 
 
-def _texts(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
-    """Yield the "text" of records; `skipped` gets bad ones. Raises InvalidRunFile if all are."""
-    bad, good = Skipped(), False
-    for place, number, fields in records(path, {"text"}, bad, name):
-        if isinstance(text := fields.get("text"), str):
+def _texts(path: Path, name: str, skipped: Skipped, column: str) -> Iterator[Document]:
+    """Yield the texts in a column of records; `skipped` gets bad ones. Raises InvalidRunFile if all
+    are.
+    """
+    bad, good, columns = Skipped(), False, list[str]()
+    for place, number, fields in records(path, {column}, bad, name):
+        if isinstance(text := fields.get(column), str):
             good = True
             yield Document(f"{name}:{number}", text)
         else:
+            columns = columns or [key for key, value in fields.items() if isinstance(value, str)]
             keys = ", ".join(f'"{escaped(key, 40)}"' for key in [*fields][:8]) or "none"
-            bad.add(f'{place}: it has no text in "text"; its keys are {keys}')
+            bad.add(f'{place}: it has no text in "{column}"; its keys are {keys}')
     if bad.count and not good:
+        other = f"name one with --column {escaped(columns[0], 40)}, or " if columns else ""
         raise InvalidRunFile(
-            f'{name}: none of its {bad.count} records has a "text" to learn from;'
-            f" {bad.sentences[0].removeprefix(name).lstrip()}; name it .txt to train on it as it"
-            " stands"
+            f'{name}: none of its {bad.count} records has a "{column}" to learn from;'
+            f" {bad.sentences[0].removeprefix(name).lstrip()}; {other}name the file .txt to train"
+            " on it as it stands"
         )
     skipped.take(bad)
 
@@ -125,14 +135,11 @@ def _texts(path: Path, name: str, skipped: Skipped) -> Iterator[Document]:
 def _text(path: Path, name: str) -> Iterator[Document]:
     """Yield a UTF-8 file in documents of about four million characters, cut at line ends."""
     try:
-        with path.open(encoding=_encoding(path)) as file:
+        with opened(path) as raw, io.TextIOWrapper(raw, encoding=_encoding(path)) as file:
             piece = 0
             while text := file.read(_PIECE_CHARS):
                 if not piece and "\0" in text[:HEAD_BYTES]:
-                    raise InvalidRunFile(
-                        f"{name}: it has bytes of zero: it is not text, or UTF-16 without its mark"
-                        " (iconv -f utf-16le -t utf-8)"
-                    )
+                    raise InvalidRunFile(_zeros(path, name))
                 text += file.readline(_PIECE_CHARS)
                 yield Document(f"{name}#{piece}" if piece else name, text)
                 piece += 1
@@ -143,16 +150,39 @@ def _text(path: Path, name: str) -> Iterator[Document]:
                 " save it as UTF-8"
             ) from error
         if b"\0" in error.object[:HEAD_BYTES]:
-            raise InvalidRunFile(f"{name}: it is not text") from error
+            raise InvalidRunFile(_zeros(path, name)) from error
         raise InvalidRunFile(
             f"{name}: not UTF-8 text ({error.reason}, byte 0x{error.object[error.start]:02x});"
-            " convert it first, e.g. iconv -f latin1 -t utf-8"
+            f" convert it first, e.g. iconv -f {_eight_bits(error.object)} -t utf-8"
         ) from error
+    except EOFError as error:
+        raise InvalidRunFile(f"{name}: it is compressed, and its end is missing") from error
     except OSError as error:
         raise InvalidRunFile(f"{name}: {error.strerror or error}") from error
 
 
 def _encoding(path: Path) -> str:
     """Return UTF-16 for a file with its byte order mark, as Windows writes it; else UTF-8."""
-    with path.open("rb") as file:
+    with opened(path) as file:
         return "utf-16" if file.read(2) in UTF16 else UTF8
+
+
+def _zeros(path: Path, name: str) -> str:
+    """Return the sentence about a file with bytes of zero: UTF-16 without its mark has them on one
+    side of its pairs.
+    """
+    with opened(path) as file:
+        head = file.read(HEAD_BYTES)
+    first, second = head[::2].count(0), head[1::2].count(0)
+    order = "be" if first > second else "le"
+    text = head.decode(f"utf-16-{order}", errors="ignore")
+    if not all(char.isprintable() or char.isspace() for char in text):
+        return f"{name}: it is not text"
+    return f"{name}: it is UTF-16 without its mark: iconv -f utf-16{order} -t utf-8"
+
+
+def _eight_bits(data: bytes) -> str:
+    """Return the likely encoding of a text that is not UTF-8: Windows uses 0x80 to 0x9f for signs
+    such as quotes and the euro, which Latin-1 has as control characters.
+    """
+    return "windows-1252" if any(0x80 <= byte <= 0x9F for byte in data) else "latin1"

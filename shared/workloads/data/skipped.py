@@ -30,7 +30,7 @@ class Skipped:
         """Add one sentence about the unread files of a folder, counted by suffix."""
         if kinds:
             kinds_shown = ", ".join(
-                f"{kind or 'none'} {n}" for kind, n in kinds.most_common(_KINDS_SHOWN)
+                f"{kind or 'without a suffix'} {n}" for kind, n in kinds.most_common(_KINDS_SHOWN)
             )
             self.add(f"{folder}: files of other kinds were not read: {kinds_shown}")
 

@@ -20,7 +20,7 @@ import numpy as np
 from shared.errors import InvalidRunFile
 from shared.text import counted
 from shared.workloads.base import ChunkRef, DatasetManifest
-from shared.workloads.data.documents import Document, read_documents
+from shared.workloads.data.documents import TEXT, Document, read_documents
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.text_lengths import lengths
@@ -68,11 +68,12 @@ def build_text(
     *,
     on_progress: Tell | None = None,
     skipped: Skipped | None = None,
+    column: str = TEXT,
     **options: Any,
 ) -> DatasetManifest:
     """Store a token dataset through `put` and return its manifest.
 
-    A source is a file, a directory or a `Document`; `options` are fields of `TextSettings`. Long
+    A source is a file, a directory or a `Document`; records have their text in a `column`; `options` are fields of `TextSettings`. Long
     documents are cut, exact copies dropped. The parts with the smallest SHA-256 are held out until
     they make `heldout_share` of the bytes, so that the split depends only on the text. Unreadable
     texts are added to `skipped`. Raises InvalidRunFile.
@@ -81,7 +82,7 @@ def build_text(
     tell = on_progress or (lambda _: None)
     skipped = skipped if skipped is not None else Skipped()
     with tempfile.TemporaryFile() as spool:
-        documents = read_documents(sources, skipped)
+        documents = read_documents(sources, skipped, column)
         parts, counts = _spool(documents, spool, settings.heldout_share, tell)
         built = _build(_TextScratch(spool, parts), put, settings, tell)
     built.meta.update(counts, skipped=skipped.count)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import csv
-import gzip
 import hashlib
 import json
 from pathlib import Path
@@ -301,8 +300,9 @@ def test_calls_in_a_text_are_read() -> None:
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("d.jsonl.gz", gzip.compress(b"{}", mtime=0), "it is compressed: unpack it first"),
-        ("d.csv", "question,answer\na,b\n".encode("utf-16"), "it is UTF-16: save it as UTF-8"),
+        ("d.jsonl.bz2", b"BZh9", "it is compressed: unpack it first"),
+        ("d.jsonl", '{"messages": []}\n'.encode("utf-16"), "it is UTF-16: save it as UTF-8"),
+        ("d.txt", b"Ann: hello\n", "a record is a line such as"),
         ("d.jsonl", b'{"messages":\n[]}\n', "its JSON goes on in the next line"),
     ],
 )

@@ -274,7 +274,7 @@ def test_files_of_other_kinds_are_counted_by_their_suffix(tmp_path: Path) -> Non
     skipped = Skipped()
     assert [found.name for found in read_documents([tmp_path], skipped)] == ["a.txt"]
     assert skipped.sentences == [
-        f"{tmp_path}: files of other kinds were not read: .exe 2, .pdf 1, none 1"
+        f"{tmp_path}: files of other kinds were not read: .exe 2, .pdf 1, without a suffix 1"
     ]
 
 
@@ -286,10 +286,23 @@ KINDS = [
     ("a.txt", "été\n".encode("utf-16"), ["été\n"]),
     ("a.txt", "\ufeffété\n".encode(), ["été\n"]),
     ("a.json", b'{"text": "one"}', ['{"text": "one"}']),
-    ("a.csv", b"id,words\n1,one\n", 'its keys are "id", "words"; name it .txt'),
+    ("a.csv", b"id;text\n1;one, and more\n2;two\n", ["one, and more", "two"]),
+    ("a.csv", b"id\ttext\n1\tone\n", ["one"]),
+    ("a.csv", "\ufeffid\ttext\n1\tété\n".encode("utf-16-le"), ["été"]),
+    ("a.json", b'{"version": 1, "data": [{"text": "one"}, {"text": "two"}]}', ["one", "two"]),
+    ("a.json", b'{"scripts": ["a", "b"]}', ['{"scripts": ["a", "b"]}']),
+    ("a.txt.gz", gzip.compress(b"one", mtime=0), ["one"]),
+    ("a.txt", gzip.compress(b"one", mtime=0), ["one"]),
+    ("a.csv.gz", gzip.compress(b"id;text\n1;one\n", mtime=0), ["one"]),
+    ("a.jsonl.gz", gzip.compress(b'{"text": "one"}\n', mtime=0), ["one"]),
+    ("a.json.gz", gzip.compress(b'[{"text": "one"}]', mtime=0), ["one"]),
+    ("a.txt.gz", gzip.compress(b"one" * 99, mtime=0)[:-9], "its end is missing"),
+    ("a.csv", b"id,words\n1,one\n", 'its keys are "id", "words"; name one with --column id'),
+    ("a.jsonl", b"Ann: hello\nBob: hi\n", "it is not JSON: a record is a line such as {...}"),
+    ("a.txt", "été\n".encode("utf-16-le"), "iconv -f utf-16le"),
+    ("a.txt", "été\n".encode("utf-16-be"), "iconv -f utf-16be"),
+    ("a.txt", "“4 €”\n".encode("cp1252"), "iconv -f windows-1252"),
     ("a.json", b'[{"words": "one"}]', 'none of its 1 records has a "text"'),
-    ("a.txt.gz", gzip.compress(b"one", mtime=0), "gunzip"),
-    ("a.txt", gzip.compress(b"one", mtime=0), "gunzip"),
     ("a.txt", b"PK\x03\x04....", "archive or an office document"),
     ("a.txt", b"%PDF-1.7", "it is a PDF"),
     ("a.txt", b"\x00\xff\x00\x01", "it is not text"),
@@ -310,3 +323,12 @@ def test_a_file_is_told_by_its_content(
     with pytest.raises(InvalidRunFile) as refused:
         list(read_documents([file], Skipped()))
     assert found in refused.value.message
+
+
+def test_a_column_of_another_name_is_read_and_a_folder_reads_what_gzip_compressed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"content": "one"}\n')
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(b"id;content\n1;two\n"))
+    documents = read_documents([tmp_path], Skipped(), "content")
+    assert [document.text for document in documents] == ["one", "two"]
