@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import NamedTuple
 
-from sqlalchemy import Connection, select, update
+from msgspec.structs import replace
+from sqlalchemy import Connection, func, select, update
 
 from coordinator.database.engine.statements import its
 from coordinator.database.tables.accounts import volunteers, workers
+from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import BESIDE
@@ -16,6 +19,14 @@ from shared.errors import NotFound
 
 LATELY = 64  # newest tasks whose times give the medians
 PACE_MIN = 3  # least number of tasks for a median
+
+# seconds of training of a task's accepted update, as its worker reports them
+_TRAINED = (
+    select(func.max(contributions.c.train_s))
+    .where(contributions.c.task_id == tasks.c.id, contributions.c.worker_id == tasks.c.worker_id)
+    .correlate(tasks)
+    .scalar_subquery()
+)
 
 
 def open_pass(conn: Connection, run_id: int) -> int:
@@ -41,9 +52,10 @@ def measure(conn: Connection, run_id: int) -> RunPace | None:
     Each volunteer is one voice, the median of its tasks; only vetted ones count if there are any.
     """
     t, v = tasks.c, volunteers.c
-    query = select(v.id, v.standing, t.steps, t.ended_at - t.begun_at, workers.c.step_flops)
+    columns = (v.id, v.standing, t.steps, t.ended_at - t.begun_at, workers.c.step_flops)
     query = (
-        query.join_from(tasks, workers)
+        select(*columns, func.coalesce(_TRAINED, 0.0))
+        .join_from(tasks, workers)
         .join(volunteers, v.id == workers.c.volunteer_id)
         .where(
             t.run_id == run_id,
@@ -56,24 +68,54 @@ def measure(conn: Connection, run_id: int) -> RunPace | None:
     if len(rows) < PACE_MIN:
         return None
     vetted = any(standing == "vetted" for _, standing, *_ in rows)
-    by: dict[str, list[tuple[float, float]]] = {}
-    for who, standing, steps, took, flops in rows:
+    by: dict[str, list[_Times]] = {}
+    for who, standing, steps, took, flops, trained in rows:
         if standing == "vetted" or not vetted:
-            by.setdefault(who, []).append((max(1e-6, float(took) / steps), float(flops)))
+            by.setdefault(who, []).append(_Times(int(steps), float(took), float(flops), trained))
     voices = [_voice(own) for own in by.values()]
-    pace = median(step_s for step_s, _, _ in voices)
-    if min(flops for *_, flops in voices) <= 0:
-        return RunPace(step_s=pace, flops=0.0)
+    pace = RunPace(
+        step_s=median(voice.step_s for voice in voices),
+        flops=0.0,
+        train_step_s=median(voice.train_step_s for voice in voices),
+        transfer_s=median(voice.transfer_s for voice in voices),
+    )
+    if min(voice.flops for voice in voices) <= 0:
+        return pace
     # Times of unequal machines have no common median: the median operations a step, divided by the
     # median speed, give the time.
-    speed = median(flops for *_, flops in voices)
-    return RunPace(step_s=median(work for _, work, _ in voices) / speed, flops=speed)
+    speed = median(voice.flops for voice in voices)
+    work = median(voice.step_work for voice in voices)
+    return replace(pace, step_s=work / speed, flops=speed)
 
 
-def _voice(own: list[tuple[float, float]]) -> tuple[float, float, float]:
-    """Return the medians of a volunteer's tasks: seconds a step, operations a step, and the speed
-    of its machines; 0 = unknown.
-    """
-    speeds = [flops for _, flops in own]
-    known = median(speeds) if min(speeds) > 0 else 0.0
-    return median(s for s, _ in own), median(s * flops for s, flops in own), known
+class _Times(NamedTuple):
+    """Times of one finished task."""
+
+    steps: int
+    seconds: float
+    flops: float
+    train_s: float
+
+    @property
+    def step_s(self) -> float:
+        return max(1e-6, self.seconds / self.steps)
+
+
+class _Voice(NamedTuple):
+    """Medians of one volunteer's tasks."""
+
+    step_s: float
+    step_work: float  # operations
+    flops: float  # speed of its machines; 0 = unknown
+    train_step_s: float
+    transfer_s: float
+
+
+def _voice(own: list[_Times]) -> _Voice:
+    return _Voice(
+        step_s=median(task.step_s for task in own),
+        step_work=median(task.step_s * task.flops for task in own),
+        flops=median(task.flops for task in own) if min(task.flops for task in own) > 0 else 0.0,
+        train_step_s=median(task.train_s / task.steps for task in own),
+        transfer_s=median(max(0.0, task.seconds - task.train_s) for task in own),
+    )

@@ -182,7 +182,7 @@ class Replay(PlatformService):
 
     def _learn_due(self, spec: Spec, pacing: Pacing, found: Totals, window: list[ChunkRow]) -> bool:
         task = spec.file.task
-        positions = task.local_steps * task.batch_size
+        positions = task.steps * task.batch_size
         return (
             found.sealed >= pacing.window_min
             and found.learning < pacing.learners
@@ -214,7 +214,7 @@ class Replay(PlatformService):
     ) -> Totals:
         """Add a learn task with this number of steps, or with the run's usual one."""
         task = spec.file.task
-        steps = steps or task.local_steps
+        steps = steps or task.steps
         start = experience.next_start(conn, run.id, "learn")
         positions = steps * task.batch_size
         data = DatasetManifest(

@@ -194,7 +194,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         ]
         weighing = weigh(plan, terms, self.terms.workers)
         task = self.about.file.task
-        whole = steps_of_update(plan, task.local_steps)
+        whole = steps_of_update(plan, task.steps)
         whole *= task.batch_size if plan.update == "gradient" else 1
         return Push(
             scale=weighing.scale * self.terms.outer_scale,

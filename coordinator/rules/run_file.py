@@ -25,6 +25,10 @@ NAME_RULE = f"1 to {NAME_CHARS_MAX} letters, digits, '-', '_' and '.', the first
 SUITES_MAX = 8
 TASK_CREDITS_MAX = 1e9  # 1e15 micro-credits: sums of many tasks stay far below 64 bits
 
+# Least steps of tasks that the server sizes: of 30, 60 and 120 local steps of small models, 60 learnt
+# as much as 30, and 120 less (docs/experiments.md).
+SIZED_STEPS = 60
+
 Steps = Annotated[int, Meta(ge=1, le=1_000_000)]
 Versions = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 CountOrOff = Annotated[int, Meta(ge=0, le=1 << 53)]
@@ -43,7 +47,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class TaskSettings(Settings):
     """`[task]`: how the pass is divided into leases."""
 
-    local_steps: Steps = 50  # optimiser steps of one task
+    # Optimiser steps of one task. 0: the server sizes tasks by the run's measured step and transfer
+    # times, from `SIZED_STEPS` up.
+    local_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     by_speed: bool = True  # a much slower worker gets fewer steps, which take the same time
     # If > 0, every task is sized to its worker's measured speed instead.
     target_seconds: Seconds = 0.0
@@ -58,6 +64,11 @@ class TaskSettings(Settings):
     # leases that one device may hold: one in work, one prefetched
     in_flight: Annotated[int, Meta(ge=1, le=16)] = 2
     options: dict[str, Any] = {}  # options of the workload
+
+    @property
+    def steps(self) -> int:
+        """Return the optimiser steps of one task, the least of them if tasks are sized."""
+        return self.local_steps or SIZED_STEPS
 
 
 class StopSettings(Settings):
@@ -232,7 +243,7 @@ def _check_together(run: RunFile) -> None:
         (task.min_steps <= task.max_steps, "[task] needs 1 <= min_steps <= max_steps"),
         (fits_a_path(run.name), f"name must be {NAME_RULE}"),
         (
-            price * max(task.local_steps, task.max_steps) <= TASK_CREDITS_MAX,
+            price * max(task.steps, task.max_steps) <= TASK_CREDITS_MAX,
             f"[credit] credits_per_step = {price:g} pays more than {TASK_CREDITS_MAX:.0f} credits "
             "for one task: lower it, or lower [task] local_steps and max_steps",
         ),

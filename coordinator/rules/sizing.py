@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from coordinator.plan.plan_tables import Plan
-from coordinator.rules.run_file import RunFile, TaskSettings
+from coordinator.rules.run_file import SIZED_STEPS, RunFile, TaskSettings
 from shared.protocol.limits import DEVICE_BYTES
 from shared.units import DAY_S, MIB
 
@@ -27,6 +27,8 @@ CLAMP = 16.0  # a newcomer's speed counts as at most this many times above or be
 # is already too much in long runs (measured, docs/decisions/0025-async-in-step.md).
 LONGER = 1.5
 LONGER_STEPS = 600
+PARAMETERS_SMALL = 1_000_000  # up to this size more than `SIZED_STEPS` local steps learn less
+STEPS_LARGE = 1000  # of the largest: published runs of 150 million parameters and more lose little
 STEPS_MAX = (1 << 31) - 1  # most steps of a run that fit a message
 GAME_BYTES_MAX = 1 << 18  # largest size of one compressed game
 
@@ -38,8 +40,10 @@ BENCHMARK_LEAST = 0.25
 class RunPace(msgspec.Struct, frozen=True, kw_only=True):
     """Speed of a run's latest tasks, as medians."""
 
-    step_s: float  # seconds a step
+    step_s: float  # seconds a step, transfers included
     flops: float  # measured speed of the workers that did them; 0 = unknown
+    train_step_s: float = 0.0  # seconds a step without transfers; 0 = unknown
+    transfer_s: float = 0.0  # seconds of a task besides training
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +186,25 @@ def steps_for(run: Run, flops: float) -> int:
     return min(run.local_steps, max(settings.min_steps, fitting))
 
 
+def sized_steps(plan: Plan, parameters: int, pace: RunPace | None) -> int:
+    """Return the steps of a task of a run that leaves them to the server: as many as keep the time
+    besides training below the plan's `transfer_share`, within what learns.
+    """
+    share = plan.transfer_share
+    if plan.update != "delta" or not share or pace is None or pace.train_step_s <= 0:
+        return SIZED_STEPS
+    fitting = pace.transfer_s / pace.train_step_s * (1 - share) / share
+    return max(SIZED_STEPS, min(steps_that_learn(parameters), math.ceil(fitting)))
+
+
+def steps_that_learn(parameters: int) -> int:
+    """Return the most steps of a task that the server sizes: large models bear more than small ones.
+    Measured up to a million parameters; beyond that published runs are the evidence (decision 35).
+    """
+    times = math.sqrt(max(1.0, parameters / PARAMETERS_SMALL))
+    return min(STEPS_LARGE, round(SIZED_STEPS * times))
+
+
 def steps_of_update(plan: Plan, local_steps: int) -> int:
     """Return the steps behind one full contribution of a task of `local_steps`."""
     parted = plan.update == "gradient" and plan.gradient_every > 0
@@ -231,7 +254,7 @@ def share_done(file: RunFile, samples: int, sample_size: int, version: int, toke
 def _expected_steps(file: RunFile, plan: Plan, samples: int, sample_size: int) -> int:
     """Return the global steps of a run whose versions all merge a quorum; 0 = no end."""
     stop, task = file.stop, file.task
-    steps = steps_of_update(plan, task.local_steps)
+    steps = steps_of_update(plan, task.steps)
     version_samples = steps * task.batch_size * plan.quorum
     ends = [stop.passes * samples, stop.tokens / sample_size if samples else 0]
     versions = [end / version_samples for end in ends if end]

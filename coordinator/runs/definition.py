@@ -105,7 +105,7 @@ def of_file(stored: str) -> Definition:
     schema, wanted = workload.schema(file.model), read_plan(file.plan)
     split(schema, wanted.shards, wanted.shard_by)  # raises if this number of shards is impossible
     sized = file.task.max_steps if file.task.target_seconds > 0 else 0
-    check_steps(wanted, file.task.local_steps, sized)
+    check_steps(wanted, file.task.steps, sized)
     return Definition(
         file=file,
         plan=wanted,

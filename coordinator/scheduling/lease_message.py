@@ -24,6 +24,7 @@ from coordinator.rules.sizing import (
     memory_bytes,
     parts_of,
     pass_seed,
+    sized_steps,
     total_steps,
     upload_bytes_max,
 )
@@ -178,7 +179,7 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) 
         codec=plan.codec,
         memory_bytes=memory_bytes(spec.parameters, spec.fixed_bytes),
         settings=spec.file.task,
-        local_steps=spec.file.task.local_steps,
+        local_steps=spec.file.task.local_steps or sized_steps(plan, spec.parameters, pace),
         passes=spec.file.stop.passes,
         pace=pace,
         lately=lately,

@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomlkit
 
@@ -33,6 +34,9 @@ from shared.decoding import decode
 from shared.errors import InvalidRunFile
 from shared.workloads.base import ChunkRef, DatasetManifest, Role, load
 from shared.workloads.data.local_data import LocalData
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 RAM_DISK = Path("/dev/shm")  # used where it exists, so that nothing is written to a disk
 TICKS = 250.0  # the server's chores run about this many times in a simulation
@@ -111,6 +115,11 @@ async def simulate(scenario: Scenario, hooks: Hooks = Hooks()) -> SimulationResu
             await coordinator.close()
 
 
+def _set_size(conn: Connection, name: str, parameters: int) -> None:
+    """Set the size of the real model, by which tasks are sized, in place of its stand-in's."""
+    runs.set_values(conn, runs.by_name(conn, name).id, parameters=parameters)
+
+
 class _Simulation:
     """One running simulation."""
 
@@ -136,6 +145,7 @@ class _Simulation:
         coordinator, scenario = self._coordinator, self._scenario
         dataset, table, parameters = await self._prepare()
         info = await coordinator.runs.create(tomlkit.dumps(table))
+        await coordinator.db.write(partial(_set_size, name=info.name, parameters=parameters))
         if self._hooks.on_draft is not None:
             await self._hooks.on_draft(coordinator, info.name)
         await coordinator.runs.start(info.name)

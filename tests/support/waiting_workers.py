@@ -23,7 +23,7 @@ def run_of(id: int = 1, **values: Any) -> Run:
             "memory_bytes": 1000,
             "weight": 1.0,
             "settings": task,
-            "local_steps": task.local_steps,
+            "local_steps": task.steps,
             "passes": 1,
             "step_flops": 1e9,
             "price_micro": 100,

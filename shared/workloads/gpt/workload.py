@@ -50,7 +50,7 @@ class GptWorkload(Workload):
         if plan.get("update") == "gradient":  # the server makes the steps
             return {}
         merge = {} if plan.keys() & _OWN_WAY else {"preset": "diloco"}
-        return {"plan": merge, "train": {"optimizer": "muon"}, "task": {"local_steps": 60}}
+        return {"plan": merge, "train": {"optimizer": "muon"}}
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
         return gpt_config.config_for(raw, manifest).to_dict()

@@ -12,7 +12,7 @@ SHORT = 'name = "r"\nworkload = "gpt"\ndataset = "d"\n'
 
 def test_a_file_of_three_lines_has_a_default_for_everything_else() -> None:
     run = run_file.parse(SHORT)
-    assert (run.task.local_steps, run.train.lr, run.validation.norm_limit) == (50, 3e-4, 6.0)
+    assert (run.task.steps, run.train.lr, run.validation.norm_limit) == (60, 3e-4, 6.0)
 
 
 def test_what_is_stored_reads_back_the_same() -> None:
@@ -28,7 +28,7 @@ def test_what_is_stored_reads_back_the_same() -> None:
         (SHORT + "lerning_rate = 1", "unknown key"),
         (SHORT + "[train]\nlearning_rate = 1.0", "lr"),
         (SHORT + "[task]\nlocal_step = 5", 'did you mean "local_steps"'),
-        (SHORT + "[task]\nlocal_steps = 0", "at least 1"),
+        (SHORT + "[task]\nlocal_steps = -1", "at least 0"),
         (SHORT + '[task]\nlocal_steps = "many"', "local_steps"),
         (SHORT + "[train]\nlr = -1.0", "train.lr: expected a number above 0"),
         (SHORT + "[train]\nlr = nan", "train.lr = nan is not a finite number"),

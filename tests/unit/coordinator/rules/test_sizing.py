@@ -27,6 +27,7 @@ from coordinator.rules.sizing import (
     pass_seed,
     price_micro,
     share_done,
+    sized_steps,
     split_at,
     steps_for,
     task_seed,
@@ -176,6 +177,36 @@ def test_numbers_stay_within_their_limits(
         assert (estimate_s(run, 10, flops) or 0) >= 0
 
 
+def _pace(transfer_s: float) -> RunPace:
+    return RunPace(step_s=3.0, flops=1e9, train_step_s=2.0, transfer_s=transfer_s)
+
+
+@pytest.mark.parametrize(
+    ("table", "parameters", "transfer_s", "steps"),
+    [
+        ({"transfer_share": 0.1}, 124_000_000, 90.0, 405),  # 810 s of training beside 90 s
+        ({"transfer_share": 0.2}, 124_000_000, 90.0, 180),
+        ({}, 124_000_000, 900.0, 668),  # the most that learns
+        ({}, 10**10, 900.0, 1000),
+        ({}, 10_000_000, 900.0, 190),
+        ({}, 800_000, 900.0, 60),
+        ({}, 124_000_000, 1.0, 60),
+        ({"transfer_share": 0.0}, 124_000_000, 90.0, 60),
+        ({"preset": "sync-sgd"}, 124_000_000, 90.0, 60),  # a version of every mini-batch
+    ],
+)
+def test_tasks_are_sized_so_that_transfers_take_their_share(
+    table: dict[str, Any], parameters: int, transfer_s: float, steps: int
+) -> None:
+    assert sized_steps(plan(table), parameters, _pace(transfer_s)) == steps
+
+
+def test_tasks_have_the_least_steps_until_the_times_of_some_are_known() -> None:
+    whole = plan({})
+    assert sized_steps(whole, 124_000_000, None) == 60
+    assert sized_steps(whole, 124_000_000, RunPace(step_s=3.0, flops=1e9)) == 60
+
+
 def test_seeds_differ_and_never_change() -> None:
     seeds = {pass_seed(1, n) for n in range(100)} | {task_seed(1, 1, n) for n in range(100)}
     assert len(seeds) == 200
@@ -211,19 +242,19 @@ def test_a_run_of_unknown_units_counts_samples() -> None:
     ("tables", "samples", "steps"),
     [
         ({}, 1000, 0),
-        ({"stop": {"versions": 7}}, 1000, 350),
+        ({"stop": {"versions": 7}}, 1000, 420),
         (
             {"stop": {"passes": 2}},
             1000,
             63,
         ),  # 2,000 samples in batches of 16, two updates a version
         ({"stop": {"passes": 2}}, 0, 0),  # it makes its own data, without an end
-        ({"stop": {"passes": 2, "versions": 1}}, 1000, 50),
+        ({"stop": {"passes": 2, "versions": 1}}, 1000, 60),
         ({"stop": {"versions": 7}, "train": {"decay_steps": 90}}, 1000, 90),
         ({"stop": {"tokens": 24_000}}, 1000, 94),  # 3,000 samples of 8
         ({"stop": {"tokens": 24_000}}, 0, 0),
         ({"stop": {"versions": 7}, "task": {"local_steps": 20}}, 1000, 140),
-        ({"stop": {"versions": 7}, "plan": {"preset": "gradient-average"}}, 1000, 350),
+        ({"stop": {"versions": 7}, "plan": {"preset": "gradient-average"}}, 1000, 420),
         ({"stop": {"versions": 7}, "plan": {"preset": "async-sgd", "gradient_every": 5}}, 1000, 35),
     ],
 )
@@ -240,8 +271,8 @@ def test_how_long_a_run_will_be(tables: dict[str, Any], samples: int, steps: int
         (1, {}, 18_750),  # a lone worker does all of it
         (3, {}, 6850),  # more are faster, and the rate falls a little less: by 600 steps at most
         (16, {}, 1758),  # and the schedule is at most half as long again as the run
-        (16, {"versions": 7}, 350),
-        (1, {"versions": 7}, 350),
+        (16, {"versions": 7}, 420),
+        (1, {"versions": 7}, 420),
     ],
 )
 def test_a_run_is_as_long_as_the_workers_side_by_side_make_it(
