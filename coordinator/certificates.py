@@ -76,10 +76,10 @@ def ends_at(path: Path) -> float:
     from cryptography import x509
 
     try:
-        found = x509.load_pem_x509_certificate(unmarked(path.read_bytes()))
+        certificate = x509.load_pem_x509_certificate(unmarked(path.read_bytes()))
     except (OSError, ValueError) as error:
         raise Configuration(f"the certificate {path} cannot be read: {why(error)}") from error
-    return found.not_valid_after_utc.timestamp()
+    return certificate.not_valid_after_utc.timestamp()
 
 
 def own(directory: Path) -> Certificate:
@@ -101,10 +101,10 @@ def _make(cert: Path, key: Path) -> None:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "volunteer coordinator")])
     now = datetime.now(UTC)
     host = socket.gethostname()
-    known = [host] if host.isascii() and 0 < len(host) < 64 else []
-    names: list[x509.GeneralName] = [x509.DNSName(each) for each in ("localhost", *known)]
+    common_names = [host] if host.isascii() and 0 < len(host) < 64 else []
+    names: list[x509.GeneralName] = [x509.DNSName(name) for name in ("localhost", *common_names)]
     names += [x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::1")]
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -118,7 +118,7 @@ def _make(cert: Path, key: Path) -> None:
     )
     pem = private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
     write_private(key, pem)
-    write_private(cert, made.public_bytes(form.Encoding.PEM))
+    write_private(cert, certificate.public_bytes(form.Encoding.PEM))
 
 
 def write_private(path: Path, data: bytes) -> None:

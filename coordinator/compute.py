@@ -136,10 +136,10 @@ class Compute:
         call = self._remotely if self._separate else self._here
         before, began, paused = self.busy_s, monotonic(), self._paused_s
         try:
-            found = call(work, arguments)
+            result = call(work, arguments)
         finally:
             self.busy_s += monotonic() - began - (self._paused_s - paused)
-        return found, self.busy_s - before
+        return result, self.busy_s - before
 
     def _here(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
         _limit_threads(self._torch_threads)
@@ -149,13 +149,13 @@ class Compute:
         pipe = self._pipe or self._start()
         try:
             pipe.send((work, arguments))
-            done, found = pipe.recv()
+            done, outcome = pipe.recv()
         except (EOFError, OSError) as error:
             raise self._dead() from error
         if not done:
-            kind, message = found
+            kind, message = outcome
             raise kind(message)
-        result: T = found
+        result: T = outcome
         return result
 
     def _start(self) -> Connection:
@@ -163,19 +163,19 @@ class Compute:
         if self._stopping:
             raise Unavailable("the coordinator is stopping")
         spawning = get_context("spawn")
-        ours, its = spawning.Pipe()
+        near, far = spawning.Pipe()
         process = spawning.Process(
             target=_serve,
-            args=(its, self._torch_threads, self._paused),
+            args=(far, self._torch_threads, self._paused),
             name=self.name,
             daemon=True,
         )
         process.start()
-        its.close()  # so that the child's end is noticed
-        self._process, self._pipe = process, ours
+        far.close()  # so that the child's end is noticed
+        self._process, self._pipe = process, near
         if self.stopping:  # the server stopped meanwhile
             process.kill()
-        return ours
+        return near
 
     def _dead(self) -> Unavailable:
         """Clean up after the process; return the error for the caller that waits for its reply."""

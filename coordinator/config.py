@@ -313,20 +313,20 @@ TABLE = SettingsTable(
 
 def model_names(settings: Settings) -> dict[str, str]:
     """Return the names in `inference_models` by RUN or RUN@VERSION. Raises Configuration."""
-    found: dict[str, str] = {}
-    for entry in filter(None, (each.strip() for each in settings.inference_models.split(","))):
+    runs_by_name: dict[str, str] = {}
+    for entry in filter(None, (item.strip() for item in settings.inference_models.split(","))):
         match = _MODEL.fullmatch(entry)
         if match is None or (match["version"] is None) != ("{version}" in match["name"]):
             raise Configuration(
                 f"inference_models must look like my-run@40=NAME, or my-run=NAME-{{version}}, "
                 f'not "{entry[:80]}"'
             )
-        if any(match["run"] == known.partition("@")[0] for known in found):
+        if any(match["run"] == name_before.partition("@")[0] for name_before in runs_by_name):
             raise Configuration(f'inference_models names the run "{match["run"]}" twice')
-        found[entry.partition("=")[0].strip()] = match["name"]
-    if found and not settings.inference.startswith("http"):
+        runs_by_name[entry.partition("=")[0].strip()] = match["name"]
+    if runs_by_name and not settings.inference.startswith("http"):
         raise Configuration("inference_models is for an address: set inference to one")
-    return found
+    return runs_by_name
 
 
 def _check(settings: Settings) -> None:
@@ -391,8 +391,10 @@ def setting_rows(flags: Mapping[str, Any], config: Path | None) -> tuple[Setting
     rows = []
     for row in TABLE.rows():
         value = TABLE.value(settings, row.name)
-        shown = without_password(value) if isinstance(value, str) else value
-        rows.append(SettingRow(name=row.name, value=shown, source=sources[row.name], help=row.help))
+        safe_value = without_password(value) if isinstance(value, str) else value
+        rows.append(
+            SettingRow(name=row.name, value=safe_value, source=sources[row.name], help=row.help)
+        )
     return tuple(rows)
 
 

@@ -63,13 +63,13 @@ class Joiner(Generic[Q, A]):
         """Take the next batch off the queue; skip clients that hung up."""
         batch: dict[Hashable, tuple[Q, asyncio.Future[A]]] = {}
         left: list[tuple[Q, asyncio.Future[A]]] = []
-        for place, each in enumerate(self._waiting):
+        for place, entry in enumerate(self._waiting):
             if len(batch) == self.most:
                 left += self._waiting[place:]
                 break
-            key = id(each) if self._key is None else self._key(each[0])
-            if not each[1].done() and batch.setdefault(key, each) is not each:
-                left.append(each)
+            key = id(entry) if self._key is None else self._key(entry[0])
+            if not entry[1].done() and batch.setdefault(key, entry) is not entry:
+                left.append(entry)
         self._waiting = left
         return [*batch.values()]
 

@@ -59,8 +59,10 @@ class _Bucket:
 
     def _forget(self, now: float) -> None:
         """Drop the keys whose buckets are full again; if there are none, drop all."""
-        kept = {key: seen for key, seen in self._left.items() if now - seen[1] < self._window_s}
-        self._left = kept if len(kept) < KEYS_MAX else {}
+        recent = {
+            key: entry for key, entry in self._left.items() if now - entry[1] < self._window_s
+        }
+        self._left = recent if len(recent) < KEYS_MAX else {}
 
 
 class PerMinute:
@@ -93,12 +95,12 @@ class Rates:
             if text in ("", "off"):
                 self._buckets[kind] = None
                 continue
-            found = _RATE.fullmatch(text.strip())
-            if found is None:
+            match = _RATE.fullmatch(text.strip())
+            if match is None:
                 raise Configuration(
                     f'setting "rate_{kind}" must look like 600/minute, not "{text}"'
                 )
-            self._buckets[kind] = _Bucket(int(found[1]), found[2])
+            self._buckets[kind] = _Bucket(int(match[1]), match[2])
 
     def hit(self, kind: str, key: str) -> None:
         """Count one request. Raises TooManyRequests with the time to wait."""

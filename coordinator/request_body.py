@@ -47,8 +47,8 @@ def raw_header(scope: Scope, name: bytes) -> bytes:
     """Return the bytes of a request header by its lower-case name, or b""."""
     for key, value in scope["headers"]:
         if key == name:
-            found: bytes = value
-            return found
+            header_value: bytes = value
+            return header_value
     return b""
 
 
@@ -104,12 +104,12 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int = JSON_BYTES_
     announced = header(scope, b"content-length")
     if announced and (len(announced) > INTEGER_DIGITS_MAX or int(announced) > bytes_max):
         raise TooLarge(sentence)
-    found = bytearray()  # a list of pieces of a few bytes would take twenty times the memory
+    data_read = bytearray()  # a list of pieces of a few bytes would take twenty times the memory
     async for data in body_stream(scope, receive):
-        if len(found) + len(data) > bytes_max:
+        if len(data_read) + len(data) > bytes_max:
             raise TooLarge(sentence)
-        found += data
-    return bytes(found)
+        data_read += data
+    return bytes(data_read)
 
 
 def read_json(body: bytes, kind: type[T]) -> T:

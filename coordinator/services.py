@@ -142,10 +142,10 @@ class Coordinator(Platform):
         db = database or await _open_database(settings, clock, exclusive)
         try:
             key = SigningKey.new() if keyless else await own_key(db, settings.signing_key_file)
-            made = await cls._wire(settings, clock, db, key, separate)
+            coordinator = await cls._wire(settings, clock, db, key, separate)
             if not keyless:
-                await made.server.load_tokens()
-            return made
+                await coordinator.server.load_tokens()
+            return coordinator
         except BaseException:
             await db.close()
             raise
@@ -179,7 +179,7 @@ class Coordinator(Platform):
         marks = StoreMarks(settings, db, blobs, key, clock)
         merger = Merger(on, runs, evaluation := Evaluation(on, computing[0]))
         return cls(
-            **{each.name: getattr(on, each.name) for each in fields(on)},
+            **{item.name: getattr(on, item.name) for item in fields(on)},
             computing=computing,
             rates=Rates(settings, clock.monotonic),
             traffic=traffic,
@@ -322,19 +322,19 @@ class Coordinator(Platform):
 
     def _engine(self) -> InferenceEngine | None:
         """Connect the engine that the settings name. Raises Configuration."""
-        wanted = self.settings
+        settings = self.settings
         engine: InferenceEngine | None = None
-        if wanted.inference == "builtin":
-            power = Power.of(wanted)
-            own = BuiltinEngine(self.db, self.clock, self.blobs, power)
+        if settings.inference == "builtin":
+            power = Power.of(settings)
+            builtin = BuiltinEngine(self.db, self.clock, self.blobs, power)
             on, manifest = (self.db, self.blobs), self.run_queries.manifest
             draws = self.answers.meter.draws
-            engine = VolunteerEngine(own, self.answerers, draws, on, manifest)
+            engine = VolunteerEngine(builtin, self.answerers, draws, on, manifest)
             self.answers.connect(engine)
-        elif wanted.inference != "off":
+        elif settings.inference != "off":
             from coordinator.inference.upstream import UpstreamEngine, upstream
 
-            there = upstream(wanted)
+            there = upstream(settings)
             engine = UpstreamEngine(self.db, self.clock, self.blobs, there)
             self.answers.connect(engine, there.newest())
         return engine
@@ -418,14 +418,14 @@ async def _check_alone(settings: Settings) -> None:
     of the old one.
     """
     file, place = file_of(settings.database_url), without_password(settings.database_url)
-    found = ""
+    owner = ""
     if mark := await stored_mark(open_blobs(settings.blobs_url, settings.directory / "cache")):
-        found = f"{without_password(settings.blobs_url)} belongs to the database {mark.place}"
+        owner = f"{without_password(settings.blobs_url)} belongs to the database {mark.place}"
     elif file is not None and (old := await in_pool(_left_file, settings)):
-        found = f"{old} of a coordinator is there"
-    if found:
+        owner = f"{old} of a coordinator is there"
+    if owner:
         raise Configuration(
-            f"the database {place} is missing or empty, but {found}: put it back, name it with "
+            f"the database {place} is missing or empty, but {owner}: put it back, name it with "
             "--database, restore a backup with `coordinator restore FOLDER`, or make an empty one "
             "on purpose with `coordinator migrate --take-over`"
         )

@@ -70,8 +70,8 @@ class Durations:
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return the cumulated counts by their upper bounds, the last "+Inf"."""
-        found, total = [], 0
+        bounds, total = [], 0
         for bound, count in zip((*map(repr, self.bounds), "+Inf"), self._counts, strict=True):
             total += count
-            found.append((bound, float(total)))
-        return found
+            bounds.append((bound, float(total)))
+        return bounds

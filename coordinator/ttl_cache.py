@@ -45,8 +45,8 @@ class CachedValue(Generic[T]):
         return self._loaded[0]
 
     async def get(self) -> T:
-        found = self.peek()
-        return await asyncio.shield(self._begin()) if found is None else found
+        value = self.peek()
+        return await asyncio.shield(self._begin()) if value is None else value
 
     def _begin(self) -> asyncio.Future[T]:
         """Return the running load, or start one."""

@@ -240,9 +240,9 @@ class Engine:
 
     async def execute(self, command: Command[Any]) -> Any:
         """Execute a command and return its answer. Raises the command's errors."""
-        own = self._own.get(type(command))
-        if own is not None:
-            return await _answered(own(command))
+        local_handler = self._own.get(type(command))
+        if local_handler is not None:
+            return await _answered(local_handler(command))
         if not self._begun.is_set() and self.profile.joined:
             return self._before_the_answers(command)
         if self._agent is None:
@@ -258,11 +258,11 @@ class Engine:
         """Return the handlers of the commands that need no coordinator."""
         return {
             commands.GetStatus: lambda _: self._hub.status,
-            commands.Probe: lambda told: probe(parse_link(told.link), self._connect),
+            commands.Probe: lambda command: probe(parse_link(command.link), self._connect),
             commands.Join: self._join,
             commands.GetSettings: lambda _: setting_rows_of(self.loaded),
-            commands.SetSettings: lambda told: self._set(told.changes),
-            commands.Stop: lambda told: self.stop(told.how),
+            commands.SetSettings: lambda command: self._set(command.changes),
+            commands.Stop: lambda command: self.stop(command.how),
             commands.Begin: lambda _: self._begun.set(),
             commands.ChooseRuns: self._choose_runs,
         }

@@ -61,10 +61,10 @@ class ServerIdentity(PlatformService):
 
     async def load(self) -> None:
         """Read the address of the last server of this database, and when it was restored."""
-        if stored := await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS)):
-            self.address = decode(stored, ServerAddress)
-        if stored := await self._db.read(lambda conn: key_values.get(conn, key_values.RESTORED)):
-            self._restored = decode(stored, SignedRestore)
+        if text := await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS)):
+            self.address = decode(text, ServerAddress)
+        if text := await self._db.read(lambda conn: key_values.get(conn, key_values.RESTORED)):
+            self._restored = decode(text, SignedRestore)
 
     async def load_tokens(self) -> None:
         """Derive tokens from the key, write missing files. Raises Configuration for a wrong one."""
@@ -80,11 +80,11 @@ class ServerIdentity(PlatformService):
         changed since the last start.
         """
         self.address = address
-        stored = msgspec.json.encode(address).decode()
+        text = msgspec.json.encode(address).decode()
         is_open = "yes" if self._settings.open else "no"
 
         def start(conn: Connection) -> None:
-            key_values.put(conn, key_values.ADDRESS, stored)
+            key_values.put(conn, key_values.ADDRESS, text)
             key_values.put(conn, key_values.OPEN, is_open)
             self._log_settings(conn)
 
@@ -99,9 +99,9 @@ class ServerIdentity(PlatformService):
         }
         before = key_values.get(conn, key_values.SETTINGS)
         if before is not None:
-            known = decode(before, dict[str, Any])
-            for name in sorted(now.keys() | known.keys()):
-                was, value = known.get(name), now.get(name)
+            logged = decode(before, dict[str, Any])
+            for name in sorted(now.keys() | logged.keys()):
+                was, value = logged.get(name), now.get(name)
                 if was != value:
                     detail = {"from": was, "to": value}
                     at = self._clock.now()
@@ -142,8 +142,8 @@ class ServerIdentity(PlatformService):
 
     def may_scrape(self, token: str) -> bool:
         """Return True if this is the metrics token or the organiser's."""
-        given = hashlib.sha256(token.encode()).digest()
-        return secrets.compare_digest(given, self._metrics_hash) or (
+        token_hash = hashlib.sha256(token.encode()).digest()
+        return secrets.compare_digest(token_hash, self._metrics_hash) or (
             token.startswith(f"{ADMIN}.") and self.is_admin(token.removeprefix(f"{ADMIN}."))
         )
 
@@ -219,7 +219,7 @@ async def own_key(db: Database, file: Path) -> SigningKey:
     """Return a database's signing key, made for a new database. Raises Configuration if `file`
     is missing or holds another key.
     """
-    known = await db.read(lambda conn: key_values.get(conn, key_values.KEY))
+    key_of_database = await db.read(lambda conn: key_values.get(conn, key_values.KEY))
 
     def adopt(conn: Connection) -> str:
         if not (first := key_values.locked(conn, key_values.KEY)):
@@ -227,18 +227,20 @@ async def own_key(db: Database, file: Path) -> SigningKey:
             key_values.put(conn, key_values.KEY, first)
         return first
 
-    return await in_pool(_held_key, file, known or await db.write(adopt))
+    return await in_pool(_held_key, file, key_of_database or await db.write(adopt))
 
 
-def _held_key(file: Path, known: str) -> SigningKey:
+def _held_key(file: Path, owner_key: str) -> SigningKey:
     bring = f"copy signing.key from the data directory of one of its servers to {file}"
     if not file.exists():
-        raise Configuration(f"the database belongs to the key {known}, which is not here: {bring}")
+        raise Configuration(
+            f"the database belongs to the key {owner_key}, which is not here: {bring}"
+        )
     key = SigningKey.load(file)
-    if fingerprint(key.public_key) != known:
+    if fingerprint(key.public_key) != owner_key:
         raise Configuration(
             f"{file} holds the key {fingerprint(key.public_key)}, but the database belongs to the "
-            f"key {known}: {bring}, or name another --database"
+            f"key {owner_key}: {bring}, or name another --database"
         )
     return key
 
@@ -257,10 +259,10 @@ def _token_hash(path: Path, secret: bytes) -> bytes:
     try:
         if not path.exists():
             write_private(path, token + b"\n")
-        found = path.read_bytes().strip()
+        token_read = path.read_bytes().strip()
     except OSError as error:
         raise Configuration(f"{path} cannot be read: {error.strerror}") from error
-    if not secrets.compare_digest(found, token):
+    if not secrets.compare_digest(token_read, token):
         raise Configuration(
             f"{path} holds a token that is not this coordinator's: delete the file, and the next "
             "start writes the right one"

@@ -91,8 +91,8 @@ class Audits(PlatformService):
         now, row = self._clock.now(), recomputes.get(conn, contribution_id, lock=True)
         if row is None or row.state != "waiting" or row.audit_id is not None:
             return False  # another replica was faster
-        whose = accounts.existing(conn, row.volunteer_id)
-        if not audits.is_anybody(conn, whose, now):
+        account = accounts.existing(conn, row.volunteer_id)
+        if not audits.is_anybody(conn, account, now):
             return False
         audits.open_task(conn, row, contributions.by_id(conn, contribution_id), now)
         return True
@@ -112,8 +112,8 @@ class Audits(PlatformService):
         seed, checked, run = await self._db.read(read)
         path = await self._blobs.local(row.sha256)
         sums = await in_pool(_sums, path)
-        found = None if sums is None else await self._compared(seed, checked, run, sums)
-        await self._db.write(lambda conn: self._decide(conn, row.id, sums, found))
+        comparison = None if sums is None else await self._compared(seed, checked, run, sums)
+        await self._db.write(lambda conn: self._decide(conn, row.id, sums, comparison))
         self._signals.notify("recomputes")
 
     async def _compared(
@@ -122,18 +122,18 @@ class Audits(PlatformService):
         """Compare the answered sums with the update's; return None if its file cannot be read."""
         try:
             path = await self._blobs.local(checked.sha256)
-            own = await in_pool(_own, path, definition(run).schema, checked.codec, seed)
+            own_sums = await in_pool(_own, path, definition(run).schema, checked.codec, seed)
         except VolunteerError as error:
             log.warning("audit", contribution=checked.id, reason=str(error))
             return None
-        return likeness(own, sums)
+        return likeness(own_sums, sums)
 
     def _decide(
         self,
         conn: Connection,
         contribution_id: int,
         sums: bytes | None,
-        found: Likeness | None,
+        comparison: Likeness | None,
     ) -> None:
         """Settle an answer."""
         now = self._clock.now()
@@ -168,7 +168,7 @@ class Audits(PlatformService):
             escrow.withhold(conn, [row], now)
             return
         escrow.hold(conn, [row], now)
-        self._answered(conn, audit, row, sums, found)
+        self._answered(conn, audit, row, sums, comparison)
 
     def _answered(
         self,
@@ -176,14 +176,14 @@ class Audits(PlatformService):
         audit: RecomputeRow,
         row: ContributionRow,
         sums: bytes,
-        found: Likeness | None,
+        comparison: Likeness | None,
     ) -> None:
         """Store an answer; if it agrees and is not drawn for confirmation, the recompute passes."""
-        now, agrees = self._clock.now(), found is not None and rules.agree(found)
-        told = {"answer_id": row.id, "auditor_id": row.volunteer_id, "sums": sums}
-        audits.change(conn, audit, agrees=agrees, **told)
-        if found is not None and agrees and not self._confirmed(conn, audit, row):
-            settle(conn, audit, "passed", (AGREES, "{}"), now, _share(audit, found))
+        now, agrees = self._clock.now(), comparison is not None and rules.agree(comparison)
+        answer = {"answer_id": row.id, "auditor_id": row.volunteer_id, "sums": sums}
+        audits.change(conn, audit, agrees=agrees, **answer)
+        if comparison is not None and agrees and not self._confirmed(conn, audit, row):
+            settle(conn, audit, "passed", (AGREES, "{}"), now, _share(audit, comparison))
         log.info("audit", contribution=audit.contribution_id, agrees=agrees)
 
     def _confirmed(self, conn: Connection, audit: RecomputeRow, row: ContributionRow) -> bool:
@@ -198,10 +198,10 @@ class Audits(PlatformService):
         )
 
 
-def _share(audit: RecomputeRow, found: Likeness) -> float:
+def _share(audit: RecomputeRow, comparison: Likeness) -> float:
     """Return the share of the worker's task that an agreeing answer shows."""
     precision = decode(audit.work, StoredCase).job.train.precision
-    redone = Redone(cosine=found.cosine, norm_ratio=found.norm_ratio)
+    redone = Redone(cosine=comparison.cosine, norm_ratio=comparison.norm_ratio)
     return bounds.share(redone, precision, comparable=True)
 
 
@@ -215,17 +215,17 @@ def _sums(path: Path) -> bytes | None:
     """Return the sums of an answer; None if they are malformed."""
     import numpy as np
 
-    found = path.read_bytes()
-    if len(found) != AUDIT_BYTES or not np.isfinite(np.frombuffer(found, np.float32)).all():
+    data = path.read_bytes()
+    if len(data) != AUDIT_BYTES or not np.isfinite(np.frombuffer(data, np.float32)).all():
         return None
-    return found
+    return data
 
 
 # --- the end of an audit: within the transactions of recomputes ---
 
 
 def judge(
-    conn: Connection, audit: RecomputeRow, found: Redone | None, proved: Result, now: float
+    conn: Connection, audit: RecomputeRow, figures: Redone | None, proved: Result, now: float
 ) -> None:
     """Judge an answer by the organiser's recompute.
 
@@ -236,8 +236,12 @@ def judge(
     assert audit.answer_id is not None
     assert audit.sums is not None
     answer = contributions.by_id(conn, audit.answer_id)
-    backed = found is not None and bool(found.sums) and (proved == "passed" or audit.agrees)
-    if found is not None and backed and rules.made_up(likeness(found.sums, audit.sums), found):
+    backed = figures is not None and bool(figures.sums) and (proved == "passed" or audit.agrees)
+    if (
+        figures is not None
+        and backed
+        and rules.made_up(likeness(figures.sums, audit.sums), figures)
+    ):
         why = f"a recompute of the audited task {answer.task_id} differs from its audit"
         suspend(conn, answer.volunteer_id, why, now)
         take_back(conn, [Payment.of(answer)], why, now)

@@ -77,9 +77,9 @@ class Case(StoredCase, frozen=True, kw_only=True):
         )
 
     @classmethod
-    def again(cls, conn: Connection, stored: str, run: RunRow) -> Case:
+    def again(cls, conn: Connection, text: str, run: RunRow) -> Case:
         """Return the case from its stored form. Raises NotFound for a run without a dataset."""
-        work = decode(stored, StoredCase)
+        work = decode(text, StoredCase)
         manifest = work.window or _dataset(conn, run)
         if manifest is None:
             raise NotFound("the run has no dataset (any more)")

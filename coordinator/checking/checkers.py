@@ -98,18 +98,18 @@ class Checkers(PlatformService):
         return await self._db.write(lambda conn: recomputes.renew(conn, contribution, hold, now))
 
     async def report(
-        self, contribution: int, hold: str, on: ComputeDevice, made: CheckerOutcome
+        self, contribution: int, hold: str, on: ComputeDevice, outcome: CheckerOutcome
     ) -> CheckerVerdict:
         """Settle a recompute by a checker's report, or give it back to other checkers. Raises
         Conflict if another holds it by now, NotFound for an unknown one.
         """
         row = await self._held(contribution, hold)
-        if made.found is None:
-            await self._give_back(contribution, hold, failed=made.failed)
+        if outcome.found is None:
+            await self._give_back(contribution, hold, failed=outcome.failed)
             return CheckerVerdict(result="", message="")
         if row.state != "done":
             task = await self._recomputes.prepare(row)
-            await self._recomputes.judge(row, task.case, made.found, on, made.seconds)
+            await self._recomputes.judge(row, task.case, outcome.found, on, outcome.seconds)
         row = await self._held(contribution, hold)
         return CheckerVerdict(result=row.result, message=row.message)
 

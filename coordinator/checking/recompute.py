@@ -160,10 +160,10 @@ class Recomputes(PlatformService):
         def read(conn: Connection) -> RecomputeTask:
             contribution = contributions.by_id(conn, row.contribution_id)
             case = Case.again(conn, row.work, runs.by_id(conn, contribution.run_id))
-            given = SubmittedUpdate(
+            submitted = SubmittedUpdate(
                 sha256=contribution.sha256, codec=contribution.codec, seed=row.seed
             )
-            return RecomputeTask(contribution=contribution.id, case=case, given=given)
+            return RecomputeTask(contribution=contribution.id, case=case, given=submitted)
 
         return await self._db.read(read)
 
@@ -177,49 +177,49 @@ class Recomputes(PlatformService):
         files = await RecomputeFiles.of(case, task.given, self._blobs)
         data = await case.data(self._blobs)
         try:
-            found, seconds = await compute.timed(redo, case, files, data)
+            figures, seconds = await compute.timed(redo, case, files, data)
         except Unavailable:
             raise
         except InvalidRunFile as error:  # the training diverges here
             message = f"it cannot be done again: {error.message}"
             await self._end(row, "unproven", message[:SENTENCE_CHARS_MAX])
             return ""
-        await self.judge(row, case, found, ComputeDevice(kind=rules.HERE), seconds)
+        await self.judge(row, case, figures, ComputeDevice(kind=rules.HERE), seconds)
         return ""
 
     async def judge(
-        self, row: RecomputeRow, case: Case, found: Redone, on: ComputeDevice, seconds: float
+        self, row: RecomputeRow, case: Case, figures: Redone, on: ComputeDevice, seconds: float
     ) -> None:
         """Judge a finished recompute."""
         number = row.contribution_id
         await self._db.write(lambda conn: contributions.checked(conn, number, seconds))
         precision = rules.precision_of(case.job.train.precision, on.kind)
-        result = likeness.judge(found, precision, comparable=case.comparable(on))
-        share = likeness.share(found, precision, comparable=case.comparable(on))
-        said = _sentence(result, found, case.device, on)
-        await self._end(row, result, said, found, share)
+        result = likeness.judge(figures, precision, comparable=case.comparable(on))
+        share = likeness.share(figures, precision, comparable=case.comparable(on))
+        sentence = _sentence(result, figures, case.device, on)
+        await self._end(row, result, sentence, figures, share)
 
     async def _end(
         self,
         row: RecomputeRow,
         result: Result,
         message: str,
-        found: Redone | None = None,
+        figures: Redone | None = None,
         share: float = 1.0,
     ) -> None:
         measured = "{}"
-        if found is not None:
-            measured = msgspec.json.encode(msgspec.structs.replace(found, sums=b"")).decode()
-        told = message, measured
+        if figures is not None:
+            measured = msgspec.json.encode(msgspec.structs.replace(figures, sums=b"")).decode()
+        messages = message, measured
 
         def write(conn: Connection) -> bool:
             now = self._clock.now()
             # read again, since an audit may have been answered meanwhile
-            known = recomputes.get(conn, row.contribution_id, lock=True)
-            if not settle(conn, row, result, told, now, share):
+            recompute = recomputes.get(conn, row.contribution_id, lock=True)
+            if not settle(conn, row, result, messages, now, share):
                 return False
-            if known is not None and known.answer_id is not None:
-                audits.judge(conn, known, found, result, now)
+            if recompute is not None and recompute.answer_id is not None:
+                audits.judge(conn, recompute, figures, result, now)
             return True
 
         if await self._db.write(write):
@@ -230,14 +230,14 @@ class Recomputes(PlatformService):
             self._signals.notify(f"run:{row.run_id}")
 
 
-def _sentence(result: Result, found: Redone, device: str, on: ComputeDevice) -> str:
-    figures = f"cosine {found.cosine:.4f}, norm x {found.norm_ratio:.3f}"
-    if found.buffers:
-        figures += f", statistics off by {found.buffers:.4f}"
-    if found.drift is not None:
-        figures += f", drift {found.drift:.4f}"
+def _sentence(result: Result, comparison: Redone, device: str, on: ComputeDevice) -> str:
+    figures = f"cosine {comparison.cosine:.4f}, norm x {comparison.norm_ratio:.3f}"
+    if comparison.buffers:
+        figures += f", statistics off by {comparison.buffers:.4f}"
+    if comparison.drift is not None:
+        figures += f", drift {comparison.drift:.4f}"
     where = f"{on.kind} ({on.model})" if on.model else on.kind
-    if result == "unproven" and (found.drift or 0.0) > likeness.DRIFT_MAX:
+    if result == "unproven" and (comparison.drift or 0.0) > likeness.DRIFT_MAX:
         return f"{figures}: the task is too long to prove anything"
     if result == "unproven":
         return f"{figures}: computed on {device}, which {where} cannot be compared with"

@@ -111,15 +111,15 @@ def to_open(conn: Connection, now: float) -> list[int]:
     them.
     """
     room = OPEN_MAX - int(conn.execute(_OPEN_NOW).scalar_one())
-    given = {"before": now - OFFERED_AFTER_S, "most": max(0, room)}
-    return list(conn.execute(_TO_OPEN, given).scalars())
+    values = {"before": now - OFFERED_AFTER_S, "most": max(0, room)}
+    return list(conn.execute(_TO_OPEN, values).scalars())
 
 
 def is_anybody(conn: Connection, row: VolunteerRow, now: float) -> bool:
     """Return True if some vetted account, seen lately, may audit this account's work."""
     invite = OTHER if row.invite_id is None else row.invite_id
-    given = {"volunteer": row.id, "invite": invite, "network": row.network}
-    return conn.execute(_ELSEWHERE, given | {"since": now - SEEN_S}).first() is not None
+    values = {"volunteer": row.id, "invite": invite, "network": row.network}
+    return conn.execute(_ELSEWHERE, values | {"since": now - SEEN_S}).first() is not None
 
 
 def open_task(conn: Connection, row: RecomputeRow, of: ContributionRow, now: float) -> None:
@@ -161,11 +161,11 @@ def decline(conn: Connection, task_id: int, volunteer_id: str) -> None:
 
 def auditors(conn: Connection, ids: Iterable[str]) -> dict[str, tuple[AccountMarks, int, int]]:
     """Return the vetted accounts of `ids`, each with its number of contributions and of audits."""
-    given = {"ids": sorted(set(ids))}
-    had = {who: int(count) for who, count in conn.execute(_HAD, given)}
+    values = {"ids": sorted(set(ids))}
+    audit_counts = {who: int(count) for who, count in conn.execute(_HAD, values)}
     return {
-        row.id: (_marks(row), int(row.accepted), had.get(row.id, 0))
-        for row in conn.execute(_ABOUT, given)
+        row.id: (_marks(row), int(row.accepted), audit_counts.get(row.id, 0))
+        for row in conn.execute(_ABOUT, values)
     }
 
 

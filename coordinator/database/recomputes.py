@@ -161,8 +161,8 @@ def _turn(conn: sa.Connection, now: float, under_way: RecomputeRow | None = None
     done = {int(is_new): float(flops) for is_new, flops in conn.execute(_SHARES, {"now": now})}
     if under_way is not None:
         number = {"its_contribution_id": under_way.contribution_id}
-        whose = int(conn.execute(_WHOSE, number).scalar_one())
-        done[whose] = done.get(whose, 0.0) + under_way.flops
+        owner = int(conn.execute(_WHOSE, number).scalar_one())
+        done[owner] = done.get(owner, 0.0) + under_way.flops
     return int(done.get(1, 0.0) < done.get(0, 0.0))
 
 
@@ -176,8 +176,8 @@ def first(
 
     No checker or auditor has taken it, and it is not left to checkers.
     """
-    given = {"now": now, "served": sorted(served), "newcomers": _turn(conn, now, under_way)}
-    row = conn.execute(_FIRST, given).mappings().first()
+    values = {"now": now, "served": sorted(served), "newcomers": _turn(conn, now, under_way)}
+    row = conn.execute(_FIRST, values).mappings().first()
     return None if row is None else RecomputeRow(**row)
 
 
@@ -203,41 +203,41 @@ _POSTPONE = (
 
 
 def hold(
-    conn: sa.Connection, holder: str, own: str, served: Collection[str], now: float
+    conn: sa.Connection, holder: str, kind: str, served: Collection[str], now: float
 ) -> RecomputeRow | None:
     """Return the recompute that a checker holds under this name, or lease it the next one; None
     without one.
 
     It is of the checker's own class of devices, or of a class that no other machine can compare.
     """
-    known = conn.execute(_HELD, {"its_hold": holder}).mappings().first()
-    if known is not None:
-        return RecomputeRow(**known)
-    given = {"now": now, "own": own, "others": sorted({HERE, *served} - {own})}
-    given["newcomers"] = _turn(conn, now)
-    number = conn.execute(_FOR_CHECKER, given).scalar()
+    row = conn.execute(_HELD, {"its_hold": holder}).mappings().first()
+    if row is not None:
+        return RecomputeRow(**row)
+    values = {"now": now, "own": kind, "others": sorted({HERE, *served} - {kind})}
+    values["newcomers"] = _turn(conn, now)
+    number = conn.execute(_FOR_CHECKER, values).scalar()
     if number is None:
         return None
-    taken = {"its_contribution_id": number, "holder": holder, "until": now + HOLD_S}
-    return RecomputeRow(**conn.execute(_HOLD, taken).mappings().one())
+    values_of_hold = {"its_contribution_id": number, "holder": holder, "until": now + HOLD_S}
+    return RecomputeRow(**conn.execute(_HOLD, values_of_hold).mappings().one())
 
 
 def renew(conn: sa.Connection, contribution_id: int, holder: str, now: float) -> bool:
     """Renew a checker's hold; return False if the recompute is another's by now, or done."""
-    given = {"its_contribution_id": contribution_id, "its_hold": holder, "until": now + HOLD_S}
-    return bool(conn.execute(_RENEW, given).rowcount)
+    values = {"its_contribution_id": contribution_id, "its_hold": holder, "until": now + HOLD_S}
+    return bool(conn.execute(_RENEW, values).rowcount)
 
 
 def give_back(conn: sa.Connection, contribution_id: int, holder: str, *, failed: bool) -> bool:
     """Release a checker's recompute for others; `failed` counts the try."""
-    given = {"its_contribution_id": contribution_id, "its_hold": holder, "more": int(failed)}
-    return bool(conn.execute(_GIVE_BACK, given).rowcount)
+    values = {"its_contribution_id": contribution_id, "its_hold": holder, "more": int(failed)}
+    return bool(conn.execute(_GIVE_BACK, values).rowcount)
 
 
 def postpone(conn: sa.Connection, contribution_id: int, until: float, why: str) -> None:
     """Postpone a recompute that could not be made, with the reason for the organiser."""
-    given = {"its_contribution_id": contribution_id, "until": until, "why": why}
-    conn.execute(_POSTPONE, given)
+    values = {"its_contribution_id": contribution_id, "until": until, "why": why}
+    conn.execute(_POSTPONE, values)
 
 
 # --- one draw: stored, ended ---
@@ -280,10 +280,10 @@ _END = sa.update(recomputes).where(its(_R.contribution_id), _R.state != "done").
 
 
 def end(
-    conn: sa.Connection, contribution_id: int, result: Result, told: tuple[str, str], now: float
+    conn: sa.Connection, contribution_id: int, result: Result, messages: tuple[str, str], now: float
 ) -> bool:
     """Record a result with its sentence and figures; return False if there was a result before."""
-    message, measured = told
+    message, measured = messages
     values = {"result": result, "message": message, "measured": measured, "ended_at": now}
     return conn.execute(_END, {"its_contribution_id": contribution_id} | values).rowcount == 1
 
@@ -320,8 +320,8 @@ _OPEN_COUNTS = (
 
 def open_counts(conn: sa.Connection, volunteer_ids: Iterable[str]) -> dict[str, int]:
     """Return the number of draws without a result, by account; 0 is left out."""
-    found = conn.execute(_OPEN_COUNTS, {"volunteers": [*volunteer_ids]})
-    return {who: int(count) for who, count in found}
+    rows = conn.execute(_OPEN_COUNTS, {"volunteers": [*volunteer_ids]})
+    return {who: int(count) for who, count in rows}
 
 
 def open_of(conn: sa.Connection, volunteer_id: str) -> list[int]:
@@ -335,8 +335,8 @@ def proven_to(conn: sa.Connection, volunteer_id: str, after: int) -> tuple[int, 
     """
     before = conn.execute(_ANSWERED_OF, {"its_auditor_id": volunteer_id}).scalar() or NO_ID
     before = min([before, *open_of(conn, volunteer_id)[:1]])
-    given = {"its_volunteer_id": volunteer_id, "after": after, "before": before}
-    return int(conn.execute(_PROVEN_TO, given).scalar() or 0), before
+    values = {"its_volunteer_id": volunteer_id, "after": after, "before": before}
+    return int(conn.execute(_PROVEN_TO, values).scalar() or 0), before
 
 
 def passed_of(conn: sa.Connection, row: ContributionRow, most: int) -> list[str]:
@@ -344,17 +344,19 @@ def passed_of(conn: sa.Connection, row: ContributionRow, most: int) -> list[str]
     back as all passed.
     """
     c, drawn = recomputes.c, contributions.c
-    mine = (c.run_id == row.run_id) & (c.volunteer_id == row.volunteer_id) & (c.state == "done")
+    of_account = (
+        (c.run_id == row.run_id) & (c.volunteer_id == row.volunteer_id) & (c.state == "done")
+    )
     query = sa.select(c.work, c.result).join(contributions, drawn.id == c.contribution_id)
-    query = query.where(mine, drawn.kind == row.kind)
+    query = query.where(of_account, drawn.kind == row.kind)
     query = query.order_by(c.contribution_id.desc()).limit(most)
     return [row.work for row in takewhile(lambda row: row.result == "passed", conn.execute(query))]
 
 
 def is_fresh(conn: sa.Connection, row: RecomputeRow) -> bool:
     """Return True if no other draw of this task and account passed."""
-    given = {"its_task_id": row.task_id, "its_volunteer_id": row.volunteer_id}
-    return conn.execute(_SAME_TASK, given | {"but": row.contribution_id}).first() is None
+    values = {"its_task_id": row.task_id, "its_volunteer_id": row.volunteer_id}
+    return conn.execute(_SAME_TASK, values | {"but": row.contribution_id}).first() is None
 
 
 # --- reads for other services ---
@@ -398,20 +400,20 @@ def backlog_s(
     if a draw of the account `of` waits for another machine.
     """
     flops, seconds = conn.execute(_DONE_LATELY, {"now": now}).one()
-    given = {"served": sorted(served), "its_volunteer_id": of}
-    if not (flops and seconds) or (of and conn.execute(_STUCK, given).first() is not None):
+    values = {"served": sorted(served), "its_volunteer_id": of}
+    if not (flops and seconds) or (of and conn.execute(_STUCK, values).first() is not None):
         return None
-    return float(conn.execute(_BEHIND, given).scalar() or 0.0) * float(seconds) / float(flops)
+    return float(conn.execute(_BEHIND, values).scalar() or 0.0) * float(seconds) / float(flops)
 
 
 def blobs_in_use(conn: sa.Connection) -> set[str]:
     """Return the updates, base weights and games that recomputes without a result need."""
-    found: set[str] = set()
+    hashes: set[str] = set()
     for update_sha256, base_sha256, work in conn.execute(_BLOBS):
         window = decode(work, StoredCase).window
-        found |= {update_sha256, base_sha256 or ""}
-        found |= {chunk.sha256 for chunk in window.chunks} if window else set()
-    return found - {""}
+        hashes |= {update_sha256, base_sha256 or ""}
+        hashes |= {chunk.sha256 for chunk in window.chunks} if window else set()
+    return hashes - {""}
 
 
 # --- the organiser's own machines, which make recomputes ---
@@ -423,14 +425,16 @@ _NEWEST = sa.select(_K.kind, sa.func.max(_K.seen_at)).group_by(_K.kind)
 
 def see_checker(conn: sa.Connection, name: str, kind: str, now: float) -> bool:
     """Store that a checker is active; return True if it is new. Long absent ones are deleted."""
-    told = {"kind": kind, "seen_at": now}
-    if conn.execute(_SEEN.values(**told), {"its_name": name}).rowcount:
+    values = {"kind": kind, "seen_at": now}
+    if conn.execute(_SEEN.values(**values), {"its_name": name}).rowcount:
         return False
     conn.execute(sa.delete(checkers).where(_K.seen_at < now - FORGOTTEN_S))
-    conn.execute(sa.insert(checkers).values(name=name, **told))
+    conn.execute(sa.insert(checkers).values(name=name, **values))
     return True
 
 
 def served(conn: sa.Connection, now: float) -> frozenset[str]:
     """Return the classes of devices that checkers cover."""
-    return frozenset(kind for kind, seen in conn.execute(_NEWEST) if is_served(kind, seen, now))
+    return frozenset(
+        kind for kind, seen_at in conn.execute(_NEWEST) if is_served(kind, seen_at, now)
+    )

@@ -120,8 +120,8 @@ def by_name(conn: sa.Connection, name: str) -> RunRow:
     row = conn.execute(_BY_NAME, {"its_name": name}).mappings().first()
     if row is None:
         newest = sa.select(runs.c.name).where(runs.c.state != "deleted").order_by(runs.c.id.desc())
-        known = conn.execute(newest.limit(5)).scalars().all()
-        raise NotFound(f'there is no run called "{name}"; runs: {", ".join(known) or "none yet"}')
+        names = conn.execute(newest.limit(5)).scalars().all()
+        raise NotFound(f'there is no run called "{name}"; runs: {", ".join(names) or "none yet"}')
     return _row(row)
 
 
@@ -135,9 +135,9 @@ def by_id(conn: sa.Connection, run_id: int, *, lock: bool = False) -> RunRow:
 
 
 @lru_cache(maxsize=64)
-def _damage(stored: str) -> str:
+def _damage(text: str) -> str:
     try:
-        run_file.decode(stored)
+        run_file.decode(text)
     except InvalidRunFile as error:
         return error.message
     return ""
@@ -151,8 +151,8 @@ def damaged(conn: sa.Connection) -> list[tuple[str, str]]:
 
 def every(conn: sa.Connection, states: Sequence[RunState] = ()) -> list[RunRow]:
     """Return all runs, or those in the given states, oldest first; no deleted or damaged ones."""
-    found = conn.execute(_IN_STATES, {"states": states}) if states else conn.execute(_EVERY)
-    return [_row(row) for row in found.mappings() if not _damage(row["file"])]
+    rows = conn.execute(_IN_STATES, {"states": states}) if states else conn.execute(_EVERY)
+    return [_row(row) for row in rows.mappings() if not _damage(row["file"])]
 
 
 class StateChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,8 +185,8 @@ _SET_HEAD = _SET.where(its(runs.c.head))
 
 def set_head(conn: sa.Connection, run_id: int, base: int, **values: Any) -> bool:
     """Compare-and-set the head; return False if another process has moved it."""
-    given = {"its_id": run_id, "its_head": base, "head": base + 1}
-    return conn.execute(_SET_HEAD, given | values).rowcount == 1
+    key = {"its_id": run_id, "its_head": base, "head": base + 1}
+    return conn.execute(_SET_HEAD, key | values).rowcount == 1
 
 
 def set_values(conn: sa.Connection, run_id: int, **values: Any) -> None:
@@ -215,11 +215,11 @@ def _steering(vetted: bool) -> sa.Select[int]:
     # Two queries, each by an index: one with OR would read all contributions of a volunteer.
     lately = good.where(c.version > sa.bindparam("before")) | good.where(c.state == "accepted")
     delivers = sa.func.sum(sa.case((lately, 1), else_=0))
-    each = sa.select(delivers.label("workers")).where(_at_work()).group_by(w.volunteer_id)
-    each = each.join(volunteers, volunteers.c.id == w.volunteer_id)
+    deliveries = sa.select(delivers.label("workers")).where(_at_work()).group_by(w.volunteer_id)
+    deliveries = deliveries.join(volunteers, volunteers.c.id == w.volunteer_id)
     is_vetted = volunteers.c.standing == "vetted"
-    each = each.where(is_vetted if vetted else is_vetted | (volunteers.c.proofs > 0))
-    count = each.subquery().c.workers
+    deliveries = deliveries.where(is_vetted if vetted else is_vetted | (volunteers.c.proofs > 0))
+    count = deliveries.subquery().c.workers
     return sa.select(sa.func.coalesce(sa.func.sum(sa.case((count < 1, 1), else_=count)), 0))
 
 
@@ -247,7 +247,7 @@ class Turnout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _turnout(vetted: bool) -> sa.Select[Any]:
-    mine = _WAITS & (_C.run_id == sa.bindparam("its_run_id"))
+    of_run = _WAITS & (_C.run_id == sa.bindparam("its_run_id"))
     return sa.select(
         sa.func.count().label("count"),
         sa.func.coalesce(sa.func.sum(_C.steps), 0).label("steps"),
@@ -256,7 +256,7 @@ def _turnout(vetted: bool) -> sa.Select[Any]:
         sa.func.max(_C.decided_at).label("newest_at"),
         _steering(vetted).scalar_subquery().label("workers"),
         _HEAD_AT.scalar_subquery().label("head_at"),
-    ).where(mine & _C.vetted.is_(True) if vetted else mine)
+    ).where(of_run & _C.vetted.is_(True) if vetted else of_run)
 
 
 _TURNOUT = {vetted: _turnout(vetted) for vetted in (True, False)}
@@ -264,8 +264,8 @@ _TURNOUT = {vetted: _turnout(vetted) for vetted in (True, False)}
 
 def live_workers(conn: sa.Connection, run_id: int, since: float) -> int:
     """Return how many workers seen since an instant are at work for a run."""
-    given = {"its_run_id": run_id, "since": since}
-    return int(conn.execute(_LIVE_WORKERS, given).scalar_one())
+    values = {"its_run_id": run_id, "since": since}
+    return int(conn.execute(_LIVE_WORKERS, values).scalar_one())
 
 
 def turnout(conn: sa.Connection, run: RunRow, since: float, *, vetted: bool) -> Turnout:
@@ -276,8 +276,8 @@ def turnout(conn: sa.Connection, run: RunRow, since: float, *, vetted: bool) -> 
     volunteer without such a worker counts as one, however many machines hold leases. `vetted`
     counts only vetted accounts; without it, accounts with one proof count too.
     """
-    given = {"its_run_id": run.id, "since": since, "before": run.head - LATELY, "head": run.head}
-    row = dict(conn.execute(_TURNOUT[vetted], given).mappings().one())
+    values = {"its_run_id": run.id, "since": since, "before": run.head - LATELY, "head": run.head}
+    row = dict(conn.execute(_TURNOUT[vetted], values).mappings().one())
     sums = {name: int(row[name]) for name in ("count", "steps", "samples", "workers")}
     return Turnout(**row | sums)
 
@@ -287,9 +287,9 @@ def running(conn: sa.Connection) -> list[tuple[RunRow, bool]]:
     damaged ones.
     """
     rows = conn.execute(_RUNNING).mappings()
-    found = [dict(row) for row in rows if not _damage(row["file"])]
-    waits = [bool(row.pop("waits")) for row in found]
-    return [(_row(row), each) for row, each in zip(found, waits, strict=True)]
+    rows_found = [dict(row) for row in rows if not _damage(row["file"])]
+    waits = [bool(row.pop("waits")) for row in rows_found]
+    return [(_row(row), has_waiters) for row, has_waiters in zip(rows_found, waits, strict=True)]
 
 
 def workers_of(conn: sa.Connection, run_id: int) -> list[dict[str, Any]]:

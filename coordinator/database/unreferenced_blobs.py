@@ -84,9 +84,11 @@ def take(
     instant before which they must be announced or let go, and now.
     """
     before, now = times
-    due = [name for name in conn.execute(_DUE, {"before": before}).scalars() if name not in used]
-    given = {"names": due[:most], "before": before, "now": now, "owner": owner}
-    return sorted(conn.execute(_TAKE, given).scalars()) if due else []
+    names_due = [
+        name for name in conn.execute(_DUE, {"before": before}).scalars() if name not in used
+    ]
+    values = {"names": names_due[:most], "before": before, "now": now, "owner": owner}
+    return sorted(conn.execute(_TAKE, values).scalars()) if names_due else []
 
 
 def forget(conn: sa.Connection, names: Sequence[str]) -> None:

@@ -75,8 +75,8 @@ def add(conn: sa.Connection, rows: Sequence[UploadRow]) -> None:
 
 def by_ids(conn: sa.Connection, upload_ids: Sequence[str]) -> dict[str, UploadRow]:
     """Return the existing uploads with these ids."""
-    found = conn.execute(_GET, {"ids": upload_ids}).mappings()
-    return {row["id"]: UploadRow(**row) for row in found}
+    rows = conn.execute(_GET, {"ids": upload_ids}).mappings()
+    return {row["id"]: UploadRow(**row) for row in rows}
 
 
 def of_tasks(conn: sa.Connection, task_ids: Sequence[int]) -> list[UploadRow]:

@@ -76,10 +76,10 @@ class HarvestCase(msgspec.Struct, frozen=True, kw_only=True):
         """Return how many games the task requested."""
         return self.task.stop - self.task.start
 
-    def price(self, found: Inspection) -> int:
+    def price(self, inspection: Inspection) -> int:
         """Return the micro-credits of the games that were found valid."""
         pacing = definition(self.run).pacing
-        flops = found.evaluations * (pacing.evaluation_flops if pacing else 0.0)
+        flops = inspection.evaluations * (pacing.evaluation_flops if pacing else 0.0)
         return price_of_flops(self.run.price_micro, self.run.step_flops, flops)
 
 
@@ -121,20 +121,20 @@ class Harvest(PlatformService):
         case = await self._db.read(lambda conn: self._case(conn, row))
         path = await self._blobs.local(row.sha256)
         about = definition(case.run)
-        wanted: dict[int | str, str] = {known.number: known.sha256 for known in case.known}
-        wanted |= {n: ref.sha256 for n, ref in about.workload.files(about.file.model).items()}
-        files = {name: await self._blobs.local(sha256) for name, sha256 in wanted.items()}
-        found, seconds = await self._compute.timed(inspect, case, path, files)
-        paid = msgspec.structs.replace(row, price_micro=case.price(found))
+        hashes: dict[int | str, str] = {version.number: version.sha256 for version in case.known}
+        hashes |= {n: ref.sha256 for n, ref in about.workload.files(about.file.model).items()}
+        files = {name: await self._blobs.local(sha256) for name, sha256 in hashes.items()}
+        inspection, seconds = await self._compute.timed(inspect, case, path, files)
+        paid = msgspec.structs.replace(row, price_micro=case.price(inspection))
         if await self._db.read(lambda conn: self._draws.drawn(conn, paid, case.run)):
             case = msgspec.structs.replace(case, drawn=True)
-            found, more = await self._compute.timed(inspect, case, path, files)
+            inspection, more = await self._compute.timed(inspect, case, path, files)
             seconds += more
-        sha256 = await self._blobs.put_bytes(found.data) if found.data else ""
+        sha256 = await self._blobs.put_bytes(inspection.data) if inspection.data else ""
 
         def write(conn: Connection) -> None:
             contributions.checked(conn, row.id, seconds)
-            self._decide(conn, row.id, case, found, sha256)
+            self._decide(conn, row.id, case, inspection, sha256)
 
         await self._db.write(write)
 
@@ -148,15 +148,15 @@ class Harvest(PlatformService):
             base_version=base.version,
             base_sha256=base.published_sha256,
         )
-        known = _known(conn, run, task, base.version)
-        return HarvestCase(run=run, task=task, job=job, known=known)
+        versions_known = _known(conn, run, task, base.version)
+        return HarvestCase(run=run, task=task, job=job, known=versions_known)
 
     def _decide(
         self,
         conn: Connection,
         contribution_id: int,
         case: HarvestCase,
-        found: Inspection,
+        inspection: Inspection,
         sha256: str,
     ) -> None:
         now = self._clock.now()
@@ -164,11 +164,11 @@ class Harvest(PlatformService):
         if row.state != "checking":
             return  # another replica decided it
         run = runs.by_id(conn, row.run_id)
-        price = case.price(found)
+        price = case.price(inspection)
         row = msgspec.structs.replace(row, price_micro=price)
-        judgement = judge(case, found, run.state)
+        judgement = judge(case, inspection, run.state)
         if judgement.state == "accepted" and case.drawn:
-            judgement = self._with_earlier(conn, row, run, found) or judgement
+            judgement = self._with_earlier(conn, row, run, inspection) or judgement
         if judgement.state != "rejected" and accounts.is_suspended(conn, row.volunteer_id):
             judgement = SUSPENDED
         verdicts.decide(
@@ -184,30 +184,30 @@ class Harvest(PlatformService):
             kind: FailureKind | None = None if judgement.reason == Reason.STALE else "failure"
             put_back(conn, row, run, kind, judgement.message, now)
             if case.drawn and judgement.reason == Reason.EXPERIENCE.value:
-                self._proved(conn, row, found, "unproven", judgement.message)
+                self._proved(conn, row, inspection, "unproven", judgement.message)
             return
         tasks.finish_all(conn, [row.task_id], now)
         if judgement.state == "accepted":
             accounts.count_accepted(conn, [(row.volunteer_id, price)])
-            self._keep(conn, row, case, found, sha256)
+            self._keep(conn, row, case, inspection, sha256)
         payments.post_step(conn, "pending", [payments.Payment.of(row)], now)
         (escrow.withhold if judgement is SUSPENDED else escrow.pay)(conn, [row], now)
         if case.drawn and judgement is not SUSPENDED:
             pacing = definition(run).pacing
             unit = pacing.unit if pacing else "game"
-            said = f"all of {counted(found.episodes, unit)} replayed"
-            self._proved(conn, row, found, "passed", said)
+            sentence = f"all of {counted(inspection.episodes, unit)} replayed"
+            self._proved(conn, row, inspection, "passed", sentence)
 
     def _with_earlier(
-        self, conn: Connection, row: ContributionRow, run: RunRow, found: Inspection
+        self, conn: Connection, row: ContributionRow, run: RunRow, inspection: Inspection
     ) -> Judgement | None:
         """Refuse a drawn file if it and the account's earlier drawn files together have too many
         faults, since a little cheating makes few faults in each file; else return None.
         """
         earlier = recomputes.passed_of(conn, row, DRAWS - 1)
         counts = [decode(work, FaultCount) for work in earlier]
-        faults = found.faults + sum(each.faults for each in counts)
-        read = found.read + sum(each.read for each in counts)
+        faults = inspection.faults + sum(count.faults for count in counts)
+        read = inspection.read + sum(count.read for count in counts)
         if not experience_of(run).refuted(faults, read):
             return None
         drawn = counted(len(counts) + 1, "drawn task")
@@ -218,21 +218,28 @@ class Harvest(PlatformService):
         return Judgement(state="rejected", reason=Reason.EXPERIENCE.value, message=message)
 
     def _proved(
-        self, conn: Connection, row: ContributionRow, found: Inspection, result: Result, said: str
+        self,
+        conn: Connection,
+        row: ContributionRow,
+        inspection: Inspection,
+        result: Result,
+        sentence: str,
     ) -> None:
         """Store the draw of this file with its result, since all its games were replayed."""
         now = self._clock.now()
-        work = msgspec.json.encode(FaultCount(read=found.read, faults=found.faults)).decode()
+        work = msgspec.json.encode(
+            FaultCount(read=inspection.read, faults=inspection.faults)
+        ).decode()
         order = DrawTerms(work=work, flops=0.0, kind="")
         accounts.count_draw(conn, row.volunteer_id)
-        settle(conn, recomputes.add(conn, row, order), result, (said, "{}"), now)
+        settle(conn, recomputes.add(conn, row, order), result, (sentence, "{}"), now)
 
     def _keep(
         self,
         conn: Connection,
         row: ContributionRow,
         case: HarvestCase,
-        found: Inspection,
+        inspection: Inspection,
         sha256: str,
     ) -> None:
         now = self._clock.now()
@@ -242,9 +249,9 @@ class Harvest(PlatformService):
                 conn,
                 experience.MatchRow(
                     run_id=row.run_id,
-                    wins=found.wins,
-                    draws=found.draws,
-                    losses=found.losses,
+                    wins=inspection.wins,
+                    draws=inspection.draws,
+                    losses=inspection.losses,
                     contribution_id=row.id,
                     version=row.base_version,
                     against=against,
@@ -252,16 +259,16 @@ class Harvest(PlatformService):
                 ),
             )
             return
-        datasets.register(conn, [(sha256, len(found.data), "experience")], now)
+        datasets.register(conn, [(sha256, len(inspection.data), "experience")], now)
         experience.add_harvest(
             conn,
             experience.HarvestRow(
                 run_id=row.run_id,
-                episodes=found.episodes,
-                samples=found.samples,
+                episodes=inspection.episodes,
+                samples=inspection.samples,
                 contribution_id=row.id,
                 sha256=sha256,
-                size=len(found.data),
+                size=len(inspection.data),
                 chunk=None,
                 at=now,
             ),
@@ -270,30 +277,34 @@ class Harvest(PlatformService):
 
 def experience_of(run: RunRow) -> Experience:
     """Return the experience interface of a run's workload. Raises InvalidRunFile if it has none."""
-    found = definition(run).workload.experience
-    if found is None:
+    declared = definition(run).workload.experience
+    if declared is None:
         raise InvalidRunFile(f'the workload "{run.workload}" does not make data of its own')
-    return found
+    return declared
 
 
-def judge(case: HarvestCase, found: Inspection, run_state: str) -> Judgement:
+def judge(case: HarvestCase, inspection: Inspection, run_state: str) -> Judgement:
     """Return the verdict on a file of games."""
     pacing = definition(case.run).pacing
     unit = pacing.unit if pacing else "game"
-    missing = max(0, case.asked - found.episodes - found.refused - found.stale)
-    bad = found.refused + missing
+    missing = max(0, case.asked - inspection.episodes - inspection.refused - inspection.stale)
+    bad = inspection.refused + missing
     tolerated = 0 if case.match else max(1, int(TOLERATED_SHARE * case.asked))
     if bad > tolerated:
-        what = found.complaint or f"the file has {case.asked - missing} {unit}s of {case.asked}"
-        message = f"{bad} of {case.asked} {unit}s were refused: {what}"[:500]
+        complaint = (
+            inspection.complaint or f"the file has {case.asked - missing} {unit}s of {case.asked}"
+        )
+        message = f"{bad} of {case.asked} {unit}s were refused: {complaint}"[:500]
         return Judgement(state="rejected", reason=Reason.EXPERIENCE.value, message=message)
-    if not found.episodes:
-        return Judgement(state="rejected", reason=Reason.STALE.value, message=found.complaint[:500])
+    if not inspection.episodes:
+        return Judgement(
+            state="rejected", reason=Reason.STALE.value, message=inspection.complaint[:500]
+        )
     if run_state not in runs.OPEN:
         return TOO_LATE
-    message = f"{counted(found.episodes, unit)}, all valid"
-    if left := case.asked - found.episodes:
-        message = f"{counted(found.episodes, f'valid {unit}')}, {left} left out: {found.complaint}"[
+    message = f"{counted(inspection.episodes, unit)}, all valid"
+    if left := case.asked - inspection.episodes:
+        message = f"{counted(inspection.episodes, f'valid {unit}')}, {left} left out: {inspection.complaint}"[
             :400
         ]
     return Judgement(state="accepted", message=message)
@@ -309,7 +320,9 @@ def _known(conn: Connection, run: RunRow, task: TaskRow, base: int) -> tuple[Kno
         rows = [versions.get(conn, run.id, number) for number in numbers]
     else:
         rows = [
-            row for row, seen in versions.listing(conn, run.id, base - 1, 10_000) if not seen.pruned
+            row
+            for row, evaluation in versions.listing(conn, run.id, base - 1, 10_000)
+            if not evaluation.pruned
         ]
     return tuple(
         KnownVersion(

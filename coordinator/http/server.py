@@ -101,8 +101,8 @@ def _certificate(settings: Settings) -> certificates.Certificate | None:
 def listen(host: str, port: int) -> socket.socket:
     """Return a bound socket. Raises Configuration, with the remedy, when the address is refused."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, number, _, where = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, number, _, where = addresses[0]
         listener = socket.socket(family, kind, number)
     except OSError as error:
         raise Configuration(f"{host} is not an address of this machine: {why(error)}") from error
@@ -192,8 +192,8 @@ def uvicorn_config(
     )
 
 
-def connections_possible(wanted: int) -> int:
-    """Return the limit of open connections: `wanted`, or less where the system allows less.
+def connections_possible(limit: int) -> int:
+    """Return the limit of open connections: `limit`, or less where the system allows less.
 
     Raises this process's limit of open files as far as it may: under the usual 1,024, two hostile
     addresses would take every descriptor, those of the database too.
@@ -201,17 +201,17 @@ def connections_possible(wanted: int) -> int:
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return wanted
+        return limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    need = wanted + DESCRIPTORS_SPARE
+    need = limit + DESCRIPTORS_SPARE
     if hard != resource.RLIM_INFINITY:
         need = min(need, hard)
     if soft != resource.RLIM_INFINITY and soft < need:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
         soft = need
     if soft == resource.RLIM_INFINITY:
-        return wanted
-    return max(1, min(wanted, soft - DESCRIPTORS_SPARE, soft * 3 // 4))
+        return limit
+    return max(1, min(limit, soft - DESCRIPTORS_SPARE, soft * 3 // 4))
 
 
 class _Server(uvicorn.Server):
@@ -252,13 +252,13 @@ class _Server(uvicorn.Server):
 
     def _connection(self) -> asyncio.Protocol:
         kind: Any = self.config.http_protocol_class
-        made: asyncio.Protocol = kind(
+        connection: asyncio.Protocol = kind(
             config=self.config,
             server_state=self.server_state,
             app_state=self.lifespan.state,
             _loop=self._loop,
         )
-        return made
+        return connection
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -322,9 +322,9 @@ async def welcome(coordinator: Coordinator) -> list[str]:
         lines.append(f"  who     {OPEN if settings.open else HERE}")
     if not Compute.possible():
         lines.append("  serves  requests alone: servers with PyTorch merge, evaluate and check")
-    known = await coordinator.db.read(runs.every)
+    run_rows = await coordinator.db.read(runs.every)
     if settings.open:
-        alive = [run for run in known if run.state not in ENDED]
+        alive = [run for run in run_rows if run.state not in ENDED]
         means = [run for run in alive if plan(run_file.decode(run.file).plan).aggregate == "mean"]
         lines += [f"  mend    {run.name} {UNGUARDED}" for run in means]
     if settings.public_page:
@@ -333,7 +333,7 @@ async def welcome(coordinator: Coordinator) -> list[str]:
         lines.append(f"  other machines: coordinator serve --host 0.0.0.0{here}")
     if not settings.invite_only and (text := await coordinator.server.message(link)):
         lines += ["", "  To send to those who are to join:", *(f"  | {line}" for line in text), ""]
-    lines.append(f"  next    {_next(known)}{here}")
+    lines.append(f"  next    {_next(run_rows)}{here}")
     return lines
 
 
@@ -345,9 +345,9 @@ def _invited(invite: ServerInvite) -> str:
     return f"by invitation; the code in this link lets {invite.uses_left} in{until}"
 
 
-def _next(known: Sequence[RunRow]) -> str:
+def _next(run_rows: Sequence[RunRow]) -> str:
     """Return the command for the newest run's next step: create, start, or show."""
-    newest = known[-1] if known else None
+    newest = run_rows[-1] if run_rows else None
     if newest is None or newest.state in ENDED:
         return "coordinator run create --example"
     step = "start" if newest.state == "draft" else "show"

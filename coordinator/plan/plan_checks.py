@@ -34,32 +34,32 @@ def check_steps(plan: Plan, steps: int, max_steps: int) -> None:
 
     `max_steps` is 0 if every task has as many `steps`.
     """
-    every = plan.gradient_every
-    if plan.update != "gradient" or not every:
+    interval = plan.gradient_every
+    if plan.update != "gradient" or not interval:
         return
     pull = plan.pull_every or steps
-    own = -(-pull // every) - 1
+    own_versions = -(-pull // interval) - 1
     rules = (
         (
-            not max_steps and steps % every > 0,
-            f"local_steps = {steps} is no multiple of gradient_every = {every}, so the last "
+            not max_steps and steps % interval > 0,
+            f"local_steps = {steps} is no multiple of gradient_every = {interval}, so the last "
             "gradient of a task would "
-            f"hold fewer mini-batches: set local_steps = {-(-steps // every) * every}, or "
+            f"hold fewer mini-batches: set local_steps = {-(-steps // interval) * interval}, or "
             "another gradient_every",
         ),
         (
-            max(steps, max_steps) > PARTS_MAX * every,
-            f"a task of {max(steps, max_steps)} steps with gradient_every = {every} would "
+            max(steps, max_steps) > PARTS_MAX * interval,
+            f"a task of {max(steps, max_steps)} steps with gradient_every = {interval} would "
             f"submit more than {PARTS_MAX} gradients: raise gradient_every, or lower "
             "local_steps (max_steps)",
         ),
         (
-            own > plan.max_staleness,
-            f"with pull_every = {pull} and gradient_every = {every} a volunteer's own gradients "
+            own_versions > plan.max_staleness,
+            f"with pull_every = {pull} and gradient_every = {interval} a volunteer's own gradients "
             "make a gradient up to "
-            f"{own} versions old, more than max_staleness = {plan.max_staleness}: lower "
+            f"{own_versions} versions old, more than max_staleness = {plan.max_staleness}: lower "
             "pull_every to "
-            f"{(plan.max_staleness + 1) * every} or less, or raise max_staleness",
+            f"{(plan.max_staleness + 1) * interval} or less, or raise max_staleness",
         ),
     )
     for applies, sentence in rules:

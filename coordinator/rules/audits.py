@@ -80,12 +80,16 @@ def confirmed_chance(gained: int, stake: int | None) -> float:
     return max(CONFIRM_MIN, gained / (gained + stake))
 
 
-def agree(found: Likeness) -> bool:
+def agree(likeness: Likeness) -> bool:
     """Return True if an auditor's sums match the update's."""
-    return difference(found.cosine, found.norm_ratio) <= LOOSE
+    return difference(likeness.cosine, likeness.norm_ratio) <= LOOSE
 
 
-def made_up(said: Likeness, found: Redone) -> bool:
+def made_up(sums_of_auditor: Likeness, figures: Redone) -> bool:
     """Return True if an answer misses the loose bound around the organiser's recompute."""
-    told = Redone(cosine=said.cosine, norm_ratio=said.norm_ratio, rounding=found.rounding)
-    return raw_difference(told) > bound(found, "float32", comparable=False)
+    auditor = Redone(
+        cosine=sums_of_auditor.cosine,
+        norm_ratio=sums_of_auditor.norm_ratio,
+        rounding=figures.rounding,
+    )
+    return raw_difference(auditor) > bound(figures, "float32", comparable=False)

@@ -67,24 +67,24 @@ class StandingAlert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    seen: Overview, standing: Sequence[StandingAlert] = ()
+    overview: Overview, standing: Sequence[StandingAlert] = ()
 ) -> tuple[Trouble, tuple[Trouble, ...]]:
     """Return the verdict in one line, and all troubles behind it: of the overview, and the alerts
     that stand.
     """
-    if not any(alive(each, seen.at) for each in seen.replicas):
+    if not any(alive(replica, overview.at) for replica in overview.replicas):
         standing = ()  # no server checks any more
-    others = [_told(alert) for alert in standing if alert.kind not in OF_RUNS]
-    found = [*_servers(seen), *_database(seen), *_work(seen), *others]
-    if any(alive(replica, seen.at) for replica in seen.replicas):
-        found += [trouble for run in seen.runs for trouble in _run(run)]
-    found.sort(key=lambda trouble: _ORDER[trouble.level])
-    if not found:
-        return Trouble(level="good", subject="", text=_well(seen)), ()
-    first = found[0]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    alerts = [_told(alert) for alert in standing if alert.kind not in OF_RUNS]
+    troubles = [*_servers(overview), *_database(overview), *_work(overview), *alerts]
+    if any(alive(replica, overview.at) for replica in overview.replicas):
+        troubles += [trouble for run in overview.runs for trouble in _run(run)]
+    troubles.sort(key=lambda trouble: _ORDER[trouble.level])
+    if not troubles:
+        return Trouble(level="good", subject="", text=_well(overview)), ()
+    first = troubles[0]
+    more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
     text = f"{first.subject}: {first.text}{more}"
-    return Trouble(level=first.level, subject="", text=text, todo=first.todo), tuple(found)
+    return Trouble(level=first.level, subject="", text=text, todo=first.todo), tuple(troubles)
 
 
 def alive(replica: ReplicaLine, now: float) -> bool:
@@ -92,11 +92,11 @@ def alive(replica: ReplicaLine, now: float) -> bool:
     return now - replica.beat_at <= SILENT_S
 
 
-def _well(seen: Overview) -> str:
-    at_work = sum(seen.workers.get(state, 0) for state in ("training", "online"))
-    running = [run for run in seen.runs if run.state == "running"]
+def _well(overview: Overview) -> str:
+    at_work = sum(overview.workers.get(state, 0) for state in ("training", "online"))
+    running = [run for run in overview.runs if run.state == "running"]
     merged = max((run.head_at or 0.0 for run in running if run.version > 0), default=0.0)
-    newest = f", a version {duration(seen.at - merged)} ago" if merged else ""
+    newest = f", a version {duration(overview.at - merged)} ago" if merged else ""
     return (
         f"all is well: {counted(at_work, 'worker')} on {counted(len(running), 'running run')}"
         f"{newest}"
@@ -113,10 +113,12 @@ def _told(alert: StandingAlert) -> Trouble:
     )
 
 
-def _servers(seen: Overview) -> Iterator[Trouble]:
-    if not any(alive(each, seen.at) for each in seen.replicas):
-        last = max((each.beat_at for each in seen.replicas), default=None)
-        silent = "" if last is None else f", the last one was seen {duration(seen.at - last)} ago"
+def _servers(overview: Overview) -> Iterator[Trouble]:
+    if not any(alive(replica, overview.at) for replica in overview.replicas):
+        last = max((replica.beat_at for replica in overview.replicas), default=None)
+        silent = (
+            "" if last is None else f", the last one was seen {duration(overview.at - last)} ago"
+        )
         yield Trouble(
             level="bad",
             subject="server",
@@ -125,10 +127,10 @@ def _servers(seen: Overview) -> Iterator[Trouble]:
         )
 
 
-def _database(seen: Overview) -> Iterator[Trouble]:
-    if seen.database.failed:
-        yield Trouble(level="bad", subject="database", text=seen.database.failed)
-    ahead_s = seen.database.ahead_s
+def _database(overview: Overview) -> Iterator[Trouble]:
+    if overview.database.failed:
+        yield Trouble(level="bad", subject="database", text=overview.database.failed)
+    ahead_s = overview.database.ahead_s
     if abs(ahead_s) > CLOCK_S:
         kind = "ahead of" if ahead_s > 0 else "behind"
         yield Trouble(
@@ -139,17 +141,17 @@ def _database(seen: Overview) -> Iterator[Trouble]:
         )
 
 
-def _work(seen: Overview) -> Iterator[Trouble]:
-    if not any(run.state == "running" for run in seen.runs):
-        draft = next((run.name for run in seen.runs if run.state == "draft"), "")
-        paused = next((run.name for run in seen.runs if run.state == "paused"), "")
+def _work(overview: Overview) -> Iterator[Trouble]:
+    if not any(run.state == "running" for run in overview.runs):
+        draft = next((run.name for run in overview.runs if run.state == "draft"), "")
+        paused = next((run.name for run in overview.runs if run.state == "paused"), "")
         todo = "`coordinator run create --example` makes one"
         if paused:
             todo = f"`coordinator run resume {paused}` hands out its tasks again"
         elif draft:
             todo = f"`coordinator run start {draft}` begins"
         yield Trouble(level="watch", subject="runs", text="no run is running", todo=todo)
-    waiting = seen.queues.get("verdicts", 0)
+    waiting = overview.queues.get("verdicts", 0)
     if waiting > VERDICTS_MAX:
         yield Trouble(
             level="watch",

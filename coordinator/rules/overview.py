@@ -141,8 +141,8 @@ class DrawCounts(OverviewPart, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        said = ((getattr(self, name), name) for name in DrawCounts.__struct_fields__)
-        return ", ".join(f"{count} {name}" for count, name in said if count)
+        counts = ((getattr(self, name), name) for name in DrawCounts.__struct_fields__)
+        return ", ".join(f"{count} {name}" for count, name in counts if count)
 
 
 class Backlog(OverviewPart, frozen=True, kw_only=True):
@@ -158,12 +158,12 @@ class Backlog(OverviewPart, frozen=True, kw_only=True):
     def words(self) -> str:
         if not self.waiting:
             return "nothing"
-        said = str(self.waiting)
+        sentence = str(self.waiting)
         if self.seconds:
-            said += f", {duration(self.seconds)} of work"
+            sentence += f", {duration(self.seconds)} of work"
         if (self.seconds or 0.0) > OFFERED_AFTER_S:
-            said += ": `coordinator checker work` on another machine takes its part"
-        return said
+            sentence += ": `coordinator checker work` on another machine takes its part"
+        return sentence
 
 
 class ReplicaFigures(OverviewPart, frozen=True, kw_only=True):

@@ -260,9 +260,9 @@ def parse(text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) ->
     """
     table = parse_toml(text, "this")
     for name, values in (defaults or {}).items():
-        given = table.get(name, {})
-        if isinstance(given, dict):
-            table[name] = {**values, **given}
+        table_read = table.get(name, {})
+        if isinstance(table_read, dict):
+            table[name] = {**values, **table_read}
     return from_table(table)
 
 
@@ -282,9 +282,9 @@ def encode(run: RunFile) -> str:
     return msgspec.json.encode(run).decode()
 
 
-def decode(stored: str) -> RunFile:
+def decode(text: str) -> RunFile:
     """Return the run file of a stored form. Raises InvalidRunFile for a damaged one."""
     try:
-        return decoded(stored, RunFile)
+        return decoded(text, RunFile)
     except MALFORMED as error:
         raise InvalidRunFile(f"its stored run file cannot be read ({error})") from error

@@ -109,9 +109,9 @@ def explained(text: str, complaint: str) -> str:
         return "the run file is empty: `coordinator run create --list` has some to begin with"
     if toml := _TOML.fullmatch(complaint):
         return f"line {toml['line']}: {_no_toml(text, int(toml['line']), toml['what'])}"
-    if found := _UNKNOWN.fullmatch(complaint):
-        known = f'unknown key "{found["key"]}" in {found["place"]}'
-        complaint = f"{known}: {_better(found['key'], found['place'], found['hint'])}"
+    if match := _UNKNOWN.fullmatch(complaint):
+        first_line = f'unknown key "{match["key"]}" in {match["place"]}'
+        complaint = f"{first_line}: {_better(match['key'], match['place'], match['hint'])}"
     complaint = re.sub(r"^the run file (\w+)\.(\w+):", r"[\1] \2:", complaint)
     complaint = re.sub(r"^the run file (\w+):", r"\1:", complaint)
     line = line_of(text, complaint)
@@ -143,9 +143,9 @@ def _better(key: str, place: str, hint: str) -> str:
     if hint.startswith("did you mean"):
         return hint
     near = {
-        table: found
+        table: better
         for table, keys in _tables().items()
-        if (found := nearest(key, keys)) and table != place
+        if (better := nearest(key, keys)) and table != place
     }
     if near:
         return "did you mean " + " or ".join(f"{table} {key}" for table, key in near.items()) + "?"
@@ -155,11 +155,11 @@ def _better(key: str, place: str, hint: str) -> str:
 @cache
 def _tables() -> dict[str, tuple[str, ...]]:
     """Return the keys of every table of a run file; the top level is "the run file"."""
-    found: dict[str, tuple[str, ...]] = {"the run file": RunFile.__struct_encode_fields__}
+    tables: dict[str, tuple[str, ...]] = {"the run file": RunFile.__struct_encode_fields__}
     for field in msgspec.structs.fields(RunFile):
         if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-            found[f"[{field.name}]"] = field.type.__struct_encode_fields__
-    return found | {"[plan]": Plan.__struct_encode_fields__, "[model]": _MODEL}
+            tables[f"[{field.name}]"] = field.type.__struct_encode_fields__
+    return tables | {"[plan]": Plan.__struct_encode_fields__, "[model]": _MODEL}
 
 
 def line_of(text: str, complaint: str) -> int:

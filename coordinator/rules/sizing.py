@@ -88,8 +88,8 @@ def clamped(run: Run, flops: float, step_s: float = 0.0) -> float:
     if run.pace is None or run.pace.flops <= 0:
         return 0.0
     median = run.pace.flops
-    known = median * run.pace.step_s / step_s if step_s > 0 else flops
-    return min(CLAMP * median, max(median / CLAMP, known)) if known > 0 else 0.0
+    expected_flops = median * run.pace.step_s / step_s if step_s > 0 else flops
+    return min(CLAMP * median, max(median / CLAMP, expected_flops)) if expected_flops > 0 else 0.0
 
 
 def memory_bytes(parameters: int, fixed: int = 0) -> int:
@@ -129,12 +129,12 @@ def estimate_s(run: Run, steps: int, flops: float) -> float | None:
     Others' times count as at least a quarter of the benchmark's estimate, since faked work takes no
     time.
     """
-    own = steps * run.step_flops / flops if flops > 0 and run.step_flops > 0 else 0.0
+    by_benchmark = steps * run.step_flops / flops if flops > 0 and run.step_flops > 0 else 0.0
     if run.pace is not None:
-        known = flops > 0 and run.pace.flops > 0
-        others = steps * run.pace.step_s * (run.pace.flops / flops if known else 1.0)
-        return max(others, own * BENCHMARK_LEAST)
-    return OPTIMISM * own if own > 0 else None
+        has_flops = flops > 0 and run.pace.flops > 0
+        by_pace = steps * run.pace.step_s * (run.pace.flops / flops if has_flops else 1.0)
+        return max(by_pace, by_benchmark * BENCHMARK_LEAST)
+    return OPTIMISM * by_benchmark if by_benchmark > 0 else None
 
 
 def allowance_s(run: Run, steps: int, flops: float) -> float:
@@ -164,8 +164,8 @@ def target_s(run: Run) -> float:
     settings = run.settings
     if settings.target_seconds > 0 or not settings.by_speed:
         return settings.target_seconds
-    known = run.pace is not None and run.pace.flops > 0
-    return run.local_steps * run.pace.step_s if run.pace is not None and known else 0.0
+    has_pace = run.pace is not None and run.pace.flops > 0
+    return run.local_steps * run.pace.step_s if run.pace is not None and has_pace else 0.0
 
 
 def steps_for(run: Run, flops: float) -> int:
@@ -219,13 +219,13 @@ class Reached(NamedTuple):
 
 
 def total_steps(
-    file: RunFile, plan: Plan, samples: int, sample_size: int = 1, reached: Reached | None = None
+    file: RunFile, plan: Plan, samples: int, sample_size: int = 1, progress: Reached | None = None
 ) -> int:
     """Return the expected global steps of a run, as far as `[stop]` limits them; 0 = unknown.
 
     `samples` is the size of a pass (0 = no end), `sample_size` the items of a sample. The steps of
     a run that ends by samples or tokens depend on the number of parallel workers. The plan's quorum
-    gives one estimate; the progress so far, `reached`, gives another, which bounds the first (only
+    gives one estimate; the progress so far, `progress`, gives another, which bounds the first (only
     from above if versions end it).
     """
     if file.train.decay_steps:
@@ -233,13 +233,13 @@ def total_steps(
     ends = [file.stop.passes * samples * sample_size, file.stop.tokens if samples else 0]
     tokens = min((end for end in ends if end), default=0)
     expected = _expected_steps(file, plan, samples, sample_size)
-    if reached is None or not (tokens and reached.tokens and reached.global_step):
+    if progress is None or not (tokens and progress.tokens and progress.global_step):
         return expected
-    told = reached.global_step * tokens / reached.tokens
-    longest = min(LONGER * told, told + LONGER_STEPS)
+    by_progress = progress.global_step * tokens / progress.tokens
+    longest = min(LONGER * by_progress, by_progress + LONGER_STEPS)
     if file.stop.versions:  # `versions` may end the run before the tokens do
         return min(expected, round(longest))
-    return min(STEPS_MAX, round(max(told, min(expected, longest))))
+    return min(STEPS_MAX, round(max(by_progress, min(expected, longest))))
 
 
 def share_done(file: RunFile, samples: int, sample_size: int, version: int, tokens: int) -> float:

@@ -222,10 +222,10 @@ def _barren(facts: RunFacts) -> Standstill | None:
     episodes = facts.episodes
     if episodes.made < BARREN_MIN or episodes.taught >= TAUGHT_MIN or episodes.learning:
         return None
-    made = counted(episodes.made, f"newest {episodes.unit}")
+    episode_words = counted(episodes.made, f"newest {episodes.unit}")
     return Standstill(
         cause=Cause.NOTHING_TEACHES,
-        message=f"nothing teaches: {episodes.taught:.1%} of the {made} can be learnt from",
+        message=f"nothing teaches: {episodes.taught:.1%} of the {episode_words} can be learnt from",
         todo="give it easier problems, or a longer warm start ([task.options] warm_steps)",
         since=episodes.since,
     )
@@ -263,13 +263,17 @@ def _deserted(facts: RunFacts) -> Standstill | None:
     if machines.paused:
         here = "all machines here are" if machines.paused > 1 else "the only machine here is"
         return Standstill(cause=Cause.NOBODY, message=f"{here} paused by its owner")
-    seen = machines.last_seen
-    last = "" if seen is None else f", the last machine was seen {duration(facts.now - seen)} ago"
+    last_seen = machines.last_seen
+    last = (
+        ""
+        if last_seen is None
+        else f", the last machine was seen {duration(facts.now - last_seen)} ago"
+    )
     return Standstill(
         cause=Cause.NOBODY,
         message=f"nobody is here{last}",
         todo="`coordinator invite create` lets somebody in",
-        since=seen,
+        since=last_seen,
     )
 
 
@@ -309,12 +313,12 @@ def _stalled(facts: RunFacts) -> Standstill | None:
     since = max(facts.made_at, facts.watched_since)
     if facts.now - since < most_s:
         return None
-    others = facts.machines.fitting - facts.machines.at_work
+    busy_elsewhere = facts.machines.fitting - facts.machines.at_work
     who = counted(facts.machines.at_work, "machine")
     return Standstill(
         cause=Cause.STALLED,
         message=f"no version for {span(facts.now - since)}, with {who} at work"
-        + (f" and {others} busy elsewhere or at rest" if others > 0 else ""),
+        + (f" and {busy_elsewhere} busy elsewhere or at rest" if busy_elsewhere > 0 else ""),
         todo=f"`coordinator run show {facts.name}` says what its merge waits for",
         since=since,
     )

@@ -65,24 +65,24 @@ class _Bridge:
 
     def put(self, data: bytes) -> str:
         """Store a chunk and return its SHA-256. Raises CancelledError once the build is stopped."""
-        stored: Future[str] = Future()
+        future: Future[str] = Future()
         # The loop makes the coroutine: one that it never ran would warn at the end of the process.
-        self._loop.call_soon_threadsafe(self._begin, data, stored)
+        self._loop.call_soon_threadsafe(self._begin, data, future)
         while not self.stopped.is_set():
             with contextlib.suppress(TimeoutError):
-                return stored.result(STOPPED_S)
+                return future.result(STOPPED_S)
         raise CancelledError
 
-    def _begin(self, data: bytes, stored: Future[str]) -> None:
-        task = self._loop.create_task(self._store(data, stored))
+    def _begin(self, data: bytes, future: Future[str]) -> None:
+        task = self._loop.create_task(self._store(data, future))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _store(self, data: bytes, stored: Future[str]) -> None:
+    async def _store(self, data: bytes, future: Future[str]) -> None:
         try:
-            stored.set_result(await self._chunks.put(data))
+            future.set_result(await self._chunks.put(data))
         except BaseException as error:
-            stored.set_exception(error)
+            future.set_exception(error)
 
 
 class Datasets(PlatformService):
@@ -156,24 +156,24 @@ class Datasets(PlatformService):
         return await self._named(name, build_suite, paths, options)
 
     async def add_for(
-        self, workload: str, wanted: DatasetWanted, skipped: Skipped
+        self, workload: str, request: DatasetWanted, skipped: Skipped
     ) -> DatasetManifest:
         """Add a dataset that a workload builds. Raises BadRequest, and the errors of `_named`."""
         try:
-            found = load(workload)
+            workload_class = load(workload)
         except NotFound as error:  # the command named it
             raise BadRequest(error.message) from error
 
         def build(name: str, _: object, put: Callable[[bytes], str], **__: Any) -> DatasetManifest:
-            made = found.dataset(wanted, put, skipped.add)
-            if made.kind not in found.dataset_kinds:
+            manifest = workload_class.dataset(request, put, skipped.add)
+            if manifest.kind not in workload_class.dataset_kinds:
                 raise InvalidRunFile(
-                    f"the workload {workload} built a dataset of the kind {made.kind}, which it "
+                    f"the workload {workload} built a dataset of the kind {manifest.kind}, which it "
                     "does not train on: a fault of its package"
                 )
-            return msgspec.structs.replace(made, name=name)
+            return msgspec.structs.replace(manifest, name=name)
 
-        return await self._named(wanted.name, build, (), {"skipped": skipped})
+        return await self._named(request.name, build, (), {"skipped": skipped})
 
     async def _named(
         self,

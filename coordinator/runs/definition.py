@@ -62,11 +62,11 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     schema_sha256: str
     parameters: int
 
-    def total_steps(self, run: RunRow, reached: Reached | None = None) -> int:
-        """Return the expected total of global steps, from the head or `reached`; 0 = unknown."""
-        reached = reached or Reached(run.global_step, run.tokens)
+    def total_steps(self, run: RunRow, progress: Reached | None = None) -> int:
+        """Return the expected total of global steps, from the head or `progress`; 0 = unknown."""
+        progress = progress or Reached(run.global_step, run.tokens)
         samples = self._samples(run)
-        return total_steps(self.file, self.plan, samples, run.sample_size, reached)
+        return total_steps(self.file, self.plan, samples, run.sample_size, progress)
 
     def share_done(self, run: RunRow, version: int, tokens: int) -> float:
         """Return the finished share of a run at a version; 0 without a known end."""
@@ -83,8 +83,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def pacing(self) -> Pacing | None:
         """Return the pacing of a run's experience; None for a run that makes none."""
-        found = self.workload.experience
-        return found.plan(self.file.model, self.file.task.options) if found else None
+        experience = self.workload.experience
+        return experience.plan(self.file.model, self.file.task.options) if experience else None
 
     @property
     def matches_choose(self) -> bool:
@@ -94,21 +94,21 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=64)
-def of_file(stored: str) -> Definition:
+def of_file(text: str) -> Definition:
     """Return the definition of a stored run file.
 
     Raises NotFound if its workload is not installed here, InvalidPlan for a plan that cannot work
     with its model.
     """
-    file = run_file.decode(stored)
+    file = run_file.decode(text)
     workload = load(file.workload)
-    schema, wanted = workload.schema(file.model), read_plan(file.plan)
-    split(schema, wanted.shards, wanted.shard_by)  # raises if this number of shards is impossible
+    schema, plan = workload.schema(file.model), read_plan(file.plan)
+    split(schema, plan.shards, plan.shard_by)  # raises if this number of shards is impossible
     sized = file.task.max_steps if file.task.target_seconds > 0 else 0
-    check_steps(wanted, file.task.steps, sized)
+    check_steps(plan, file.task.steps, sized)
     return Definition(
         file=file,
-        plan=wanted,
+        plan=plan,
         workload=workload,
         schema=schema,
         schema_sha256=digest(canonical(schema)),
@@ -116,7 +116,7 @@ def of_file(stored: str) -> Definition:
     )
 
 
-def check_train(said: TrainSettings, whole: Plan, *, learns: bool = False) -> None:
+def check_train(settings: TrainSettings, whole: Plan, *, learns: bool = False) -> None:
     """Raise InvalidRunFile for keys of `[train]` that are unread if only the server makes steps,
     and for such a plan if the workload `learns` from data of its own.
     """
@@ -134,7 +134,7 @@ def check_train(said: TrainSettings, whole: Plan, *, learns: bool = False) -> No
     idle = [
         key
         for key in TrainSettings.__struct_fields__
-        if key in keys and getattr(said, key) != getattr(plain, key)
+        if key in keys and getattr(settings, key) != getattr(plain, key)
     ]
     if idle:
         how = "AdamW" if by_train else f'the optimizer "{whole.optimizer}" and lr of [plan]'
@@ -160,15 +160,15 @@ def _for_strangers(
     file: RunFile, tables: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
     """Return the defaults of an open run; a file that sets aggregation or quorum keeps them."""
-    said = {**tables.get("plan", {}), **file.plan}
-    preset = PRESETS.get(str(said.get("preset", "fedavg")), {})
-    plan = OPEN_RULE if "aggregate" not in said else {}
-    if not OPEN_QUORUM.keys() & (said.keys() | preset.keys()):
+    plan_keys = {**tables.get("plan", {}), **file.plan}
+    preset = PRESETS.get(str(plan_keys.get("preset", "fedavg")), {})
+    plan = OPEN_RULE if "aggregate" not in plan_keys else {}
+    if not OPEN_QUORUM.keys() & (plan_keys.keys() | preset.keys()):
         plan = {**plan, **OPEN_QUORUM}
-    found = {**tables, "plan": {**plan, **tables.get("plan", {})}}
+    merged = {**tables, "plan": {**plan, **tables.get("plan", {})}}
     for name, values in OPEN_TABLES.items():
-        found[name] = {**values, **tables.get(name, {})}
-    return found
+        merged[name] = {**values, **tables.get(name, {})}
+    return merged
 
 
 def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:
@@ -200,11 +200,11 @@ def price_of_flops(price_micro: int, step_flops: float, flops: float) -> int:
 
 def check_model(parameters: int, available: Callable[[], int] = free_memory_bytes) -> None:
     """Raise InvalidRunFile if making and evaluating the model needs more memory than there is."""
-    wanted, free = parameters * BYTES_A_PARAMETER, available()
-    if wanted > free:
+    needed_bytes, free = parameters * BYTES_A_PARAMETER, available()
+    if needed_bytes > free:
         raise InvalidRunFile(
             f"a model of {parameters / 1e6:,.0f} million parameters needs about "
-            f"{wanted / GB:,.1f} GB of memory to be "
+            f"{needed_bytes / GB:,.1f} GB of memory to be "
             f"made and evaluated here, and {free / GB:,.1f} GB are available: make [model] "
             "smaller, or give the "
             "coordinator a larger machine"

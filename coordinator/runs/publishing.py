@@ -124,9 +124,11 @@ def prepare(order: Publication) -> PreparedVersion:
         downlink=ways(before, ref, step, packed),
     )
     files[weights.sha256] = published
-    made = {each.blob.sha256: path for each, path in ((step, link), (packed, snapshot)) if each}
+    files_made = {ref.blob.sha256: path for ref, path in ((step, link), (packed, snapshot)) if ref}
     # The whole file of a very small model may be smaller than any link or snapshot.
-    files |= {ref.sha256: made[ref.sha256] for ref in content.ways if ref.sha256 in made}
+    files |= {
+        ref.sha256: files_made[ref.sha256] for ref in content.ways if ref.sha256 in files_made
+    }
     return PreparedVersion(content, published, files)
 
 
@@ -135,8 +137,8 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Lin
     if order.base is None:
         return round_weights(order.master, order.schema, path), None
     rounded = order.version % order.plan.snapshot_every == 0
-    chosen = codec(order.plan.link_codec)
-    how = Following(codec=chosen, rounded=rounded, sync=True)
+    link_codec = codec(order.plan.link_codec)
+    how = Following(codec=link_codec, rounded=rounded, sync=True)
     encoded, written = write_link(order.base.path, order.master, order.schema, (link, path), how)
     if written.sha256 == order.base.weights.sha256:  # volunteers would get the same weights again
         return written, None
@@ -144,7 +146,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Lin
         base=order.base.weights.sha256,
         weights=written.sha256,
         blob=order.ref(link, encoded),
-        codec=chosen.name,
+        codec=link_codec.name,
         rounded=rounded,
     )
     return written, step
@@ -161,8 +163,11 @@ def ways(
     before: Downlink, weights: BlobRef, link: Link | None, snapshot: Snapshot | None
 ) -> Downlink:
     """Return the links and snapshots to list: those of routes that may be shortest."""
-    links = {each.weights: each for each in (*before.links, *([link] if link else []))}
-    packed = {each.weights: each for each in (*before.snapshots, *([snapshot] if snapshot else []))}
+    links = {link.weights: link for link in (*before.links, *([link] if link else []))}
+    packed = {
+        snapshot.weights: snapshot
+        for snapshot in (*before.snapshots, *([snapshot] if snapshot else []))
+    }
     at, spent, limit = weights.sha256, 0, weights.size
     steps: list[Link] = []
     snapshots: list[Snapshot] = []
@@ -207,7 +212,7 @@ async def base_of(blobs: BlobStore, row: VersionRow) -> PublishedBase:
 def _beside(master: Path) -> tuple[Path, Path, Path]:
     """Return the paths for published weights, link and snapshot of a version."""
     published, link, snapshot = (
-        master.with_name(f"{master.name}-{what}") for what in ("published", "link", "snapshot")
+        master.with_name(f"{master.name}-{part}") for part in ("published", "link", "snapshot")
     )
     return published, link, snapshot
 

@@ -44,11 +44,11 @@ class Standstills:
         db: Database,
         clock: Clock,
         server: ThisServer,
-        due: Callable[[Connection, RunRow], Ready],
+        readiness: Callable[[Connection, RunRow], Ready],
     ) -> None:
         self.server = server
         self._clock = clock
-        self._due = due
+        self._due = readiness
         self._cached = CachedValue(lambda: db.read(self.read), FRESH_S, clock, rest=REST)
 
     async def get(self) -> Mapping[str, Standstill]:
@@ -68,11 +68,11 @@ class Standstills:
     def _facts(
         self, conn: Connection, run: RunRow, server: run_facts.ServerFacts, now: float
     ) -> RunFacts:
-        needs, pacing, due = 0, None, False
+        needs, pacing, is_due = 0, None, False
         with suppress(VolunteerError):  # without its workload a run has fewer facts
             about = definition(run)
             needs = memory_bytes(run.parameters, about.workload.fixed_bytes(about.file.model))
-            pacing, due = about.pacing, self._due(conn, run).now
+            pacing, is_due = about.pacing, self._due(conn, run).now
         failed, refused = run_facts.outcomes(conn, run, server.failures.get(run.id, ()), now)
         made_at, usual_s = run_facts.pace(conn, run)
         return RunFacts(
@@ -92,7 +92,7 @@ class Standstills:
             episodes=run_facts.episodes(
                 conn, run, pacing.samples if pacing else 0, pacing.unit if pacing else "", now
             ),
-            merge=run_facts.merge(conn, run, due=due, now=now),
+            merge=run_facts.merge(conn, run, is_due=is_due, now=now),
             made_at=made_at,
             watched_since=max(
                 run.state_since or 0.0, server.served_since or 0.0, self.server.since or 0.0

@@ -51,20 +51,20 @@ class WindDown(PlatformService):
 
     async def _do(self, work: Callable[[Connection], tuple[str, ...]], yes: bool) -> Deed:
         """Make a change in one transaction, which is undone unless `yes` is set."""
-        said: list[str] = []
+        sentences: list[str] = []
 
         def once(conn: Connection) -> None:
-            said[:] = work(conn)
+            sentences[:] = work(conn)
             if not yes:
                 raise _OnlyAsked
 
         try:
             await self._db.write(once)
         except _OnlyAsked:
-            return Deed(says=tuple(said), done=False)
+            return Deed(says=tuple(sentences), done=False)
         for topic in ("runs", "queue"):
             self._signals.notify(topic)
-        return Deed(says=tuple(said), done=True)
+        return Deed(says=tuple(sentences), done=True)
 
     def _note(self, conn: Connection, action: str, name: str, detail: Any) -> None:
         record.append(conn, "organiser", action, name, detail, self._clock.now())
@@ -83,9 +83,9 @@ class WindDown(PlatformService):
                 runs.remove(conn, run.id)
                 return (f'the draft "{name}" goes',)
             stranded = [
-                f'the draft "{each.name}" begins from it and can start no more'
-                for each in runs.every(conn, ("draft",))
-                if definition(each).file.train.init_from.startswith(f"{name}@")
+                f'the draft "{draft.name}" begins from it and can start no more'
+                for draft in runs.every(conn, ("draft",))
+                if definition(draft).file.train.init_from.startswith(f"{name}@")
             ]
             bytes_ = versions.bytes_kept(conn, run.id)
             evaluations.prune_all(conn, run.id)
@@ -133,8 +133,8 @@ class WindDown(PlatformService):
             run_file.check_stop(later, now)
             text = run_file.encode(msgspec.structs.replace(file, stop=later))
             moved = msgspec.structs.replace(run, file=text)
-            if reached := why_end(conn, moved, now):
-                raise BadRequest(f'"{name}" would end at once: {reached}')
+            if reason := why_end(conn, moved, now):
+                raise BadRequest(f'"{name}" would end at once: {reason}')
             runs.set_values(conn, run.id, file=text)
             says = [f'"{name}" ends at {_said(later)} instead of {_said(file.stop)}']
             if run.state == "completed":
@@ -150,15 +150,15 @@ class WindDown(PlatformService):
 
     async def fork(self, source: str, name: str, *, yes: bool) -> Deed:
         """Make a draft with the run file of a run; the draft begins from a version of that run."""
-        asked = VERSION.fullmatch(source)
-        if asked is None:
+        match = VERSION.fullmatch(source)
+        if match is None:
             raise BadRequest(f'--from must look like RUN@40, not "{source}"')
         if not run_file.fits_a_path(name):
             raise BadRequest(f"the name of a run must be {run_file.NAME_RULE}")
 
         def copy(conn: Connection) -> tuple[str, ...]:
-            run = runs.by_name(conn, asked["run"])
-            kept_version(conn, run, int(asked["version"]))
+            run = runs.by_name(conn, match["run"])
+            kept_version(conn, run, int(match["version"]))
             file = definition(run).file
             train = msgspec.structs.replace(file.train, init_from=source)
             file = msgspec.structs.replace(file, name=name, train=train)
@@ -173,7 +173,7 @@ class WindDown(PlatformService):
             runs.add(conn, values)
             self._note(conn, "run.fork", name, {"from": source})
             return (
-                f'the draft "{name}" begins from version {asked["version"]} of "{run.name}", with '
+                f'the draft "{name}" begins from version {match["version"]} of "{run.name}", with '
                 "its run file; optimizers begin from zero",
                 f"next: `coordinator run start {name}`",
             )
@@ -184,9 +184,9 @@ class WindDown(PlatformService):
         """Return the differences of two runs: keys of their files, and their progress."""
 
         def read(conn: Connection) -> tuple[Difference, ...]:
-            said = [_facts(conn, runs.by_name(conn, name)) for name in (first, second)]
-            keys = sorted(said[0].keys() | said[1].keys())
-            pairs = [(key, said[0].get(key, ""), said[1].get(key, "")) for key in keys]
+            facts = [_facts(conn, runs.by_name(conn, name)) for name in (first, second)]
+            keys = sorted(facts[0].keys() | facts[1].keys())
+            pairs = [(key, facts[0].get(key, ""), facts[1].get(key, "")) for key in keys]
             return tuple(Difference(key=k, first=a, second=b) for k, a, b in pairs if a != b)
 
         return await self._db.read(read)
@@ -218,18 +218,18 @@ _ENDS = {
 
 
 def _said(stop: StopSettings) -> str:
-    found = {key: value for key, value in msgspec.structs.asdict(stop).items() if value}
-    said = [_ENDS[key].format(value) for key, value in found.items()]
-    return ", ".join(said) or "the organiser's word"
+    conditions = {key: value for key, value in msgspec.structs.asdict(stop).items() if value}
+    phrases = [_ENDS[key].format(value) for key, value in conditions.items()]
+    return ", ".join(phrases) or "the organiser's word"
 
 
 def _facts(conn: Connection, run: RunRow) -> dict[str, str]:
-    found = dict(_flat("", msgspec.to_builtins(definition(run).file)))
-    del found["name"]
+    facts = dict(_flat("", msgspec.to_builtins(definition(run).file)))
+    del facts["name"]
     loss = evaluations.newest_loss(conn, run.id)
     head = "" if run.head < 0 else str(run.head)
-    found |= {"(version)": head, "(tokens)": str(run.tokens), "(state)": run.state}
-    return found | {"(loss)": "" if loss is None else f"{loss:.4f}"}
+    facts |= {"(version)": head, "(tokens)": str(run.tokens), "(state)": run.state}
+    return facts | {"(loss)": "" if loss is None else f"{loss:.4f}"}
 
 
 def _flat(path: str, value: Any) -> list[tuple[str, str]]:
@@ -237,4 +237,4 @@ def _flat(path: str, value: Any) -> list[tuple[str, str]]:
     if not isinstance(value, dict):
         return [(path, str(value))]
     prefix = f"{path}." if path else ""
-    return [pair for key, each in value.items() for pair in _flat(f"{prefix}{key}", each)]
+    return [pair for key, child in value.items() for pair in _flat(f"{prefix}{key}", child)]

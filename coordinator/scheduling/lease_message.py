@@ -92,9 +92,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the batch size of a pass's tasks: samples in a step, or 1 for games."""
         return self.file.task.batch_size if self.pacing is None else 1
 
-    def total_steps(self, reached: Reached) -> int:
-        """Return the expected total of global steps, extrapolated from `reached`; 0 = unknown."""
-        return total_steps(self.file, self.plan, sum(self.counts), self.sample_size, reached)
+    def total_steps(self, progress: Reached) -> int:
+        """Return the expected total of global steps, extrapolated from `progress`; 0 = unknown."""
+        return total_steps(self.file, self.plan, sum(self.counts), self.sample_size, progress)
 
 
 class JobBase(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,13 +109,13 @@ class JobBase(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def at(cls, spec: Spec, base: VersionRow) -> JobBase:
         """Return the common part of the jobs from a version."""
-        reached = Reached(base.global_step, base.tokens)
-        return cls.of(spec, spec.plan, reached)
+        progress = Reached(base.global_step, base.tokens)
+        return cls.of(spec, spec.plan, progress)
 
     @classmethod
-    def of(cls, spec: Spec, plan: Plan, reached: Reached) -> JobBase:
+    def of(cls, spec: Spec, plan: Plan, progress: Reached) -> JobBase:
         """Return the common part of the jobs at this progress, under the plan in force."""
-        whole = spec.total_steps(reached)
+        whole = spec.total_steps(progress)
         train = spec.file.train
         train = msgspec.structs.replace(
             train,
@@ -126,7 +126,7 @@ class JobBase(msgspec.Struct, frozen=True, kw_only=True):
             spec=spec,
             plan=plan,
             train=train,
-            global_step=reached.global_step,
+            global_step=progress.global_step,
             total_steps=whole,
         )
 
@@ -295,8 +295,10 @@ def own_data(task: TaskRow) -> DatasetManifest | None:
     return None if data is None else convert(data, DatasetManifest)
 
 
-def _chunks(spec: Spec, task: TaskRow, seed: int, own: DatasetManifest | None) -> tuple[int, ...]:
+def _chunks(
+    spec: Spec, task: TaskRow, seed: int, own_manifest: DatasetManifest | None
+) -> tuple[int, ...]:
     """Return the chunks of the data that a task reads."""
-    if own is not None:
-        return tuple(range(len(own.chunks)))
+    if own_manifest is not None:
+        return tuple(range(len(own_manifest.chunks)))
     return order_of(spec.counts, seed).reach(task.start, task.stop) if spec.counts else ()

@@ -177,8 +177,8 @@ class _Simulation:
         """Return the dataset, the run file, and the parameter count of the real model."""
         table, scenario = dict(self._scenario.run), self._scenario
         workload = load(table.get("workload", ""))
-        own = workload.declaration.taught_by == "experience"
-        _check_roles(scenario, ("play", "learn") if own else ("train",))
+        makes_data = workload.declaration.taught_by == "experience"
+        _check_roles(scenario, ("play", "learn") if makes_data else ("train",))
         dataset, blobs = self._hooks.dataset or _imagined(
             scenario, workload.dataset_kinds if workload.needs_dataset else ()
         )

@@ -79,8 +79,8 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
 def certificate_end(settings: Settings) -> float | None:
     """Return when this server's certificate expires; None where it has none."""
-    own = settings.directory / certificates.CERT_FILE
-    path = Path(settings.tls_cert) if settings.tls_cert else own
+    own_certificate = settings.directory / certificates.CERT_FILE
+    path = Path(settings.tls_cert) if settings.tls_cert else own_certificate
     beyond = settings.tls_cert or not (settings.url or is_loopback(settings.host))
     if not beyond or not path.is_file():
         return None
@@ -98,8 +98,8 @@ def here(
     open_now: Collection[tuple[str, str]],
 ) -> list[Condition]:
     """Return the troubles of this machine; `open_now` as in `in_database`."""
-    found = []
-    said = ("disk", machine) in open_now
+    conditions = []
+    open_before = ("disk", machine) in open_now
     try:
         free = space.free_bytes()
     except OSError:
@@ -107,11 +107,11 @@ def here(
     if space.read_only:
         message = f"nothing new is accepted on {machine}: {space.why}"
         todo = ("make it writable" if space.broken else "free space") + "; work then continues"
-        found.append(Condition(kind="read only", about=machine, message=message, todo=todo))
-    if free < (ENOUGH_FLOORS if said else LOW_FLOORS) * space.floor_bytes:
+        conditions.append(Condition(kind="read only", about=machine, message=message, todo=todo))
+    if free < (ENOUGH_FLOORS if open_before else LOW_FLOORS) * space.floor_bytes:
         floor = size(space.floor_bytes)
         message = f"{size(free)} are free on {machine}, and below {floor} nothing is accepted"
-        found.append(Condition(kind="disk", about=machine, message=message, level="watch"))
+        conditions.append(Condition(kind="disk", about=machine, message=message, level="watch"))
     if ends_at is not None and (left := ends_at - now) < CERTIFICATE_S:
         ends = f"ends in {span(left)}" if left > 0 else "has ended, nobody can connect"
         condition = Condition(
@@ -121,8 +121,8 @@ def here(
             todo="renew it and start again",
             level="watch" if left >= CERTIFICATE_BAD_S else "bad",
         )
-        found.append(condition)
-    return found
+        conditions.append(condition)
+    return conditions
 
 
 def failing(answered: tuple[int, int], machine: str) -> list[Condition]:
@@ -160,8 +160,8 @@ class PublicAddress:
             error.close()
         # no connection, no valid reply, or a name that cannot be looked up
         except (OSError, http.client.HTTPException, ValueError) as error:
-            said = why(error) if isinstance(error, OSError) else repr(error)
-            failure = f"does not answer ({said})" if self._reached else ""
+            cause = why(error) if isinstance(error, OSError) else repr(error)
+            failure = f"does not answer ({cause})" if self._reached else ""
         self.failure = f"{self._url} {failure}" if failure and self._asked else ""
         self._asked = True
 
@@ -206,7 +206,7 @@ def _of_work(
             newest_at=failed[0][1],
         )
     refused, decided = standings.refusals(conn)
-    if many_refused(refused, decided, said=("refusals", "") in open_now):
+    if many_refused(refused, decided, open_before=("refusals", "") in open_now):
         message = f"{refused} of the newest {decided} contributions were refused"
         todo = "`coordinator task list --failed` shows why"
         yield Condition(kind="refusals", message=message, todo=todo)
@@ -249,8 +249,8 @@ def _of_rollbacks(conn: Connection) -> Iterator[Condition]:
 def _of_servers(conn: Connection, now: float) -> Iterator[Condition]:
     # The newest of the processes at one address replaced the others.
     beats = {
-        printable(each.figures.where or each.id[:8], 80): each.beat_at
-        for each in reversed(replicas.listing(conn))  # the newest beat last
+        printable(replica.figures.where or replica.id[:8], 80): replica.beat_at
+        for replica in reversed(replicas.listing(conn))  # the newest beat last
     }
     for where, beat_at in beats.items():
         if (silent_s := now - beat_at) > SILENT_S:
@@ -269,21 +269,21 @@ def _of_store(conn: Connection) -> Iterator[Condition]:
 
 
 def _of_backup(conn: Connection, most_days: float, now: float) -> Iterator[Condition]:
-    every = runs.every(conn, runs.OPEN)
-    if not every:
+    open_runs = runs.every(conn, runs.OPEN)
+    if not open_runs:
         return
-    stored = key_values.get(conn, key_values.BACKUP)
-    oldest = min(run.started_at or now for run in every)
-    age_s = now - float(stored or oldest)
+    text = key_values.get(conn, key_values.BACKUP)
+    oldest = min(run.started_at or now for run in open_runs)
+    age_s = now - float(text or oldest)
     if is_old(age_s, most_days):
-        what = f"the newest backup is {span(age_s)} old" if stored else "no backup was ever made"
+        problem = f"the newest backup is {span(age_s)} old" if text else "no backup was ever made"
         todo = "`coordinator backup DIR` makes one"
-        yield Condition(kind="backup", message=what, todo=todo, level="watch")
+        yield Condition(kind="backup", message=problem, todo=todo, level="watch")
 
 
-def many_refused(refused: int, decided: int, *, said: bool = False) -> bool:
-    """Return True if too many of the newest decisions are refusals; `said`: the alert is open."""
-    share = CALM_SHARE if said else REFUSED_SHARE
+def many_refused(refused: int, decided: int, *, open_before: bool = False) -> bool:
+    """Return True if too many of the newest decisions are refusals; `open_before`: the alert is open."""
+    share = CALM_SHARE if open_before else REFUSED_SHARE
     return decided >= DECISIONS_MIN and refused > share * decided
 
 

@@ -117,7 +117,7 @@ class Alerts:
 
     def standing(self) -> Counter[str]:
         """Return the number of lasting alerts of each kind, as of this process's last check."""
-        return Counter(each.kind for each in self._state.standing if each.said_at is not None)
+        return Counter(alert.kind for alert in self._state.standing if alert.said_at is not None)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Check until `stop` is set."""
@@ -139,8 +139,8 @@ class Alerts:
 
     async def _look(self) -> tuple[Alert, ...]:
         now = self._clock.now()
-        said = _said(self._state)
-        local = here(self._space, self.certificate_ends_at, now, self._machine, said)
+        announced = _said(self._state)
+        local = here(self._space, self.certificate_ends_at, now, self._machine, announced)
         local += failing(self._lately(), self._machine)
         await asyncio.to_thread(self.address.look)
         local += self.address.condition(self._machine)
@@ -150,8 +150,8 @@ class Alerts:
             sent, answers = _said(state), self._standstills.read(conn)
             return state, [*local, *in_database(conn, self._settings, now, sent, answers)]
 
-        before, found = await self._db.read(read)
-        if self._next(before, found, now)[0] == before:
+        before, conditions = await self._db.read(read)
+        if self._next(before, conditions, now)[0] == before:
             self._state = before
             return ()
 
@@ -159,7 +159,7 @@ class Alerts:
             key_values.locked(conn, key_values.ALERTS)
             state = self._stored(conn)
             # Another replica may have changed the state meanwhile; its thresholds then hold here.
-            state, raised = self._next(state, found if state == before else read(conn)[1], now)
+            state, raised = self._next(state, conditions if state == before else read(conn)[1], now)
             self._put(conn, state)
             return state, raised
 
@@ -176,20 +176,20 @@ class Alerts:
         return requests - before[0], errors - before[1]
 
     def _next(
-        self, state: AlertState, found: Sequence[Condition], now: float
+        self, state: AlertState, conditions: Sequence[Condition], now: float
     ) -> tuple[AlertState, list[Alert]]:
         """Return the state after a check, and the alerts to send."""
-        standing, alerts = advance(state, found, now, self._machine, self._settings.name)
+        standing, alerts = advance(state, conditions, now, self._machine, self._settings.name)
         letters, number = list(state.letters), state.letter
         for alert in alerts if self._settings.alert_webhook else ():
             number += 1
             letters.append(Letter(id=number, alert=alert, next_at=now))
-        kept = tuple(letters[-LETTERS_MAX:])
-        return AlertState(standing=standing, letters=kept, letter=number), alerts
+        newest_letters = tuple(letters[-LETTERS_MAX:])
+        return AlertState(standing=standing, letters=newest_letters, letter=number), alerts
 
     def _stored(self, conn: Connection) -> AlertState:
-        stored = key_values.get(conn, key_values.ALERTS)
-        return decode(stored, AlertState) if stored else self._state
+        text = key_values.get(conn, key_values.ALERTS)
+        return decode(text, AlertState) if text else self._state
 
     # --- delivery ---
 
@@ -198,11 +198,11 @@ class Alerts:
         now = self._clock.now()
         if not any(letter.next_at <= now for letter in self._state.letters):
             return
-        due = await self._db.write(lambda conn: self._take(conn, now))
-        results = await asyncio.gather(*(self._send(letter) for letter in due))
+        letters_due = await self._db.write(lambda conn: self._take(conn, now))
+        results = await asyncio.gather(*(self._send(letter) for letter in letters_due))
         done = {
             letter.id
-            for letter, problem in zip(due, results, strict=True)
+            for letter, problem in zip(letters_due, results, strict=True)
             if not problem or letter.tries > len(RETRY_S)
         }
         self._state = await self._db.write(partial(self._drop, ids=done))
@@ -211,17 +211,17 @@ class Alerts:
         """Return the due alerts, reserved for this process."""
         key_values.locked(conn, key_values.ALERTS)
         state = self._stored(conn)
-        due, letters = [], []
+        letters_due, letters = [], []
         for letter in state.letters:
             if letter.next_at <= now:
                 wait_s = RETRY_S[min(letter.tries, len(RETRY_S) - 1)]
                 letter = msgspec.structs.replace(
                     letter, tries=letter.tries + 1, next_at=now + wait_s
                 )
-                due.append(letter)
+                letters_due.append(letter)
             letters.append(letter)
         self._put(conn, msgspec.structs.replace(state, letters=tuple(letters)))
-        return due
+        return letters_due
 
     def _drop(self, conn: Connection, ids: set[int]) -> AlertState:
         key_values.locked(conn, key_values.ALERTS)
@@ -279,34 +279,34 @@ class Alerts:
 
 def standing(conn: Connection) -> tuple[StandingAlert, ...]:
     """Return the sent alerts that are not over."""
-    stored = key_values.get(conn, key_values.ALERTS)
-    found = decode(stored, AlertState).standing if stored else ()
-    return tuple(each for each in found if each.said_at is not None)
+    text = key_values.get(conn, key_values.ALERTS)
+    alerts = decode(text, AlertState).standing if text else ()
+    return tuple(alert for alert in alerts if alert.said_at is not None)
 
 
 def _said(state: AlertState) -> set[tuple[str, str]]:
-    return {each.key for each in state.standing if each.said_at is not None}
+    return {alert.key for alert in state.standing if alert.said_at is not None}
 
 
-def told(each: StandingAlert, now: float) -> str:
+def told(alert: StandingAlert, now: float) -> str:
     """Return the sentence about the end of a trouble: its fact and its duration, without advice."""
-    return f"{each.message}; that lasted {span(now - each.since)}"
+    return f"{alert.message}; that lasted {span(now - alert.since)}"
 
 
 def advance(
-    state: AlertState, found: Sequence[Condition], now: float, machine: str, server: str
+    state: AlertState, conditions: Sequence[Condition], now: float, machine: str, server: str
 ) -> tuple[tuple[StandingAlert, ...], list[Alert]]:
     """Return the lasting conditions after a check, and the alerts to send."""
-    known = {each.key: each for each in state.standing}
+    before = {alert.key: alert for alert in state.standing}
     after: list[StandingAlert] = []
     alerts: list[Alert] = []
-    for condition in found[:STANDING_MAX]:
-        seen = _seen(condition, known.pop((condition.kind, condition.about), None), now)
-        if _due(seen, condition, now):
-            seen = msgspec.structs.replace(seen, said_at=now, newest_at=condition.newest_at)
-            alerts.append(_alert(seen, "on", seen.sentence, server, now))
-        after.append(seen)
-    for unseen in known.values():
+    for condition in conditions[:STANDING_MAX]:
+        alert = _seen(condition, before.pop((condition.kind, condition.about), None), now)
+        if _due(alert, condition, now):
+            alert = msgspec.structs.replace(alert, said_at=now, newest_at=condition.newest_at)
+            alerts.append(_alert(alert, "on", alert.sentence, server, now))
+        after.append(alert)
+    for unseen in before.values():
         if _stands(unseen, now, machine):
             after.append(unseen)
         elif unseen.said_at is not None:
@@ -314,9 +314,9 @@ def advance(
     return tuple(after[:STANDING_MAX]), alerts
 
 
-def _seen(condition: Condition, known: StandingAlert | None, now: float) -> StandingAlert:
+def _seen(condition: Condition, before: StandingAlert | None, now: float) -> StandingAlert:
     """Return the alert of a condition that a check has found, in the words of that check."""
-    if known is None:
+    if before is None:
         return StandingAlert(
             kind=condition.kind,
             about=condition.about,
@@ -327,30 +327,30 @@ def _seen(condition: Condition, known: StandingAlert | None, now: float) -> Stan
             since=now,
             seen_at=now,
         )
-    bad = known.said_bad or (known.said_at is not None and known.level == "bad")
+    bad = before.said_bad or (before.said_at is not None and before.level == "bad")
     return StandingAlert(
         kind=condition.kind,
         about=condition.about,
         level=condition.level,
         message=condition.message,
         todo=condition.todo,
-        since=known.since,
-        said_at=known.said_at,
+        since=before.since,
+        said_at=before.said_at,
         seen_at=now,
-        newest_at=known.newest_at,
+        newest_at=before.newest_at,
         said_bad=bad,
     )
 
 
-def _due(seen: StandingAlert, condition: Condition, now: float) -> bool:
+def _due(alert: StandingAlert, condition: Condition, now: float) -> bool:
     """Return True if an alert is due: once its condition outlasts its patience, once its level
     rises, and for a newer event after a while.
     """
-    if seen.said_at is None:
-        return now - seen.since >= condition.patience_s
-    if seen.level == "bad" and not seen.said_bad:
+    if alert.said_at is None:
+        return now - alert.since >= condition.patience_s
+    if alert.level == "bad" and not alert.said_bad:
         return True
-    return condition.newest_at > seen.newest_at and now - seen.said_at >= REPEAT_S
+    return condition.newest_at > alert.newest_at and now - alert.said_at >= REPEAT_S
 
 
 def _stands(unseen: StandingAlert, now: float, machine: str) -> bool:
@@ -360,12 +360,12 @@ def _stands(unseen: StandingAlert, now: float, machine: str) -> bool:
 
 
 def _alert(
-    each: StandingAlert, state: Literal["on", "over"], message: str, server: str, now: float
+    alert: StandingAlert, state: Literal["on", "over"], message: str, server: str, now: float
 ) -> Alert:
     return Alert(
-        kind=each.kind,
-        about=each.about,
-        since=each.since,
+        kind=alert.kind,
+        about=alert.about,
+        since=alert.since,
         state=state,
         message=message,
         server=server,

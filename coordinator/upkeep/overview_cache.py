@@ -86,13 +86,13 @@ class Overviews:
 
     def _read(self, conn: Connection, counted: Census, now: float) -> Overview:
         answers = self._standstills.read(conn)
-        found, tasks = overview_rows.listing(conn, now)
+        open_runs, tasks = overview_rows.listing(conn, now)
         whole = {name: getattr(counted, name) for name in WholeFigures.__struct_fields__}
         whole["at"] = now
         whole["database"] = msgspec.structs.replace(
             counted.database, failed=self._db.failed, ahead_s=now - machine_time(self._clock)
         )
-        seen = Overview(
+        overview = Overview(
             **whole,
             server=self._server,
             runs=tuple(
@@ -102,26 +102,28 @@ class Overviews:
                     pushed=counted.pushed.get(row.id, Flow()),
                     pulled=counted.pulled.get(row.id, Flow()),
                 )
-                for row in found
+                for row in open_runs
             ),
             runs_total=overview_rows.runs_total(conn),
             tasks=tasks,
-            failed=census.failed_tasks(conn) if any(each.line.failed for each in found) else (),
+            failed=census.failed_tasks(conn)
+            if any(open_run.line.failed for open_run in open_runs)
+            else (),
             queues=overview_rows.queues(conn, now),
             merges=overview_rows.newest_merges(conn, counted.staleness, now),
             replicas=replicas.listing(conn),
         )
-        verdict, troubles = health.judge(seen, standing(conn))
-        return msgspec.structs.replace(seen, verdict=verdict, troubles=troubles)
+        verdict, troubles = health.judge(overview, standing(conn))
+        return msgspec.structs.replace(overview, verdict=verdict, troubles=troubles)
 
 
 def _gauges(conn: Connection, now: float, answers: Mapping[str, Standstill]) -> Gauges:
-    found, _ = overview_rows.listing(conn, now)
+    open_runs, _ = overview_rows.listing(conn, now)
     return Gauges(
         **msgspec.structs.asdict(census.figures(conn, now)),
         runs=tuple(
             msgspec.structs.replace(row.line, standstill=answers.get(row.line.name))
-            for row in found
+            for row in open_runs
         ),
         queues=overview_rows.queues(conn, now),
     )
@@ -173,13 +175,13 @@ class Beats:
 
     def _measure(self) -> ReplicaFigures:
         """Return the figures of this process, with rates since the last measurement."""
-        found, at = self._figures(), self._clock.monotonic()
+        figures, at = self._figures(), self._clock.monotonic()
         before, passed = self._before, max(0.001, at - self._before_at)
-        self._before, self._before_at = found, at
+        self._before, self._before_at = figures, at
         return msgspec.structs.replace(
-            found,
-            requests_a_second=(found.requests - before.requests) / passed,
-            in_a_second=(found.bytes_in - before.bytes_in) / passed,
-            out_a_second=(found.bytes_out - before.bytes_out) / passed,
-            cpu_share=max(0.0, found.cpu_s - before.cpu_s) / passed if before.cpu_s else 0.0,
+            figures,
+            requests_a_second=(figures.requests - before.requests) / passed,
+            in_a_second=(figures.bytes_in - before.bytes_in) / passed,
+            out_a_second=(figures.bytes_out - before.bytes_out) / passed,
+            cpu_share=max(0.0, figures.cpu_s - before.cpu_s) / passed if before.cpu_s else 0.0,
         )

@@ -70,10 +70,10 @@ class TopK(Decoded):
         numbers = np.zeros(end - begin, np.float32)
         for low, high in _runs(end - begin):
             rows = numbers[low:high].reshape(-1, min(CHUNK, high - low))
-            kept = slice(self._kept(begin + low), self._kept(begin + high))
+            span = slice(self._kept(begin + low), self._kept(begin + high))
             index = parts[2][self._index_bytes(begin + low) : self._index_bytes(begin + high)]
             scales = magnitudes[low // CHUNK :][: len(rows)]
-            values: F32 = parts[0][kept].reshape(len(rows), -1) * scales
+            values: F32 = parts[0][span].reshape(len(rows), -1) * scales
             places = _places(index.reshape(len(rows), -1), values.shape[1], rows.shape[1])
             np.put_along_axis(rows, places, values, axis=1)
         return numbers[start - begin : stop - begin]
@@ -96,8 +96,8 @@ def _largest(rows: F32, keep: int) -> Array:
     Magnitudes are negated: among many zeros, as in a link, NumPy finds the smallest numbers 20
     times faster than the largest.
     """
-    found: Array = np.sort(np.argpartition(-np.abs(rows), keep - 1, axis=1)[:, :keep], axis=1)
-    return found
+    largest: Array = np.sort(np.argpartition(-np.abs(rows), keep - 1, axis=1)[:, :keep], axis=1)
+    return largest
 
 
 def _eight_bits(values: F32) -> tuple[Array, U16]:
@@ -105,32 +105,34 @@ def _eight_bits(values: F32) -> tuple[Array, U16]:
     return np.rint(values * inverse[:, None]).astype(np.int8).reshape(-1), scales
 
 
-def _sizes(kept: int, width: int) -> tuple[int, int]:
+def _sizes(count: int, width: int) -> tuple[int, int]:
     """Return the bytes of the row of bits, and of the lowest bits, for this many positions."""
-    return -(-(kept + -(-width // PART)) // 8), -(-kept // 2)
+    return -(-(count + -(-width // PART)) // 8), -(-count // 2)
 
 
 def _index(places: Array, width: int) -> U8:
     """Return the encoded positions in rows of `width`."""
-    count, kept = places.shape
-    bits = np.zeros((count, 8 * _sizes(kept, width)[0]), np.uint8)
-    np.put_along_axis(bits, places // PART + np.arange(kept), 1, axis=1)
-    lowest = np.zeros((count, kept + kept % 2), np.uint8)
-    lowest[:, :kept] = places % PART
+    count, keep = places.shape
+    bits = np.zeros((count, 8 * _sizes(keep, width)[0]), np.uint8)
+    np.put_along_axis(bits, places // PART + np.arange(keep), 1, axis=1)
+    lowest = np.zeros((count, keep + keep % 2), np.uint8)
+    lowest[:, :keep] = places % PART
     packed = lowest[:, ::2] << 4 | lowest[:, 1::2]
     return np.concatenate([np.packbits(bits, axis=1), packed], axis=1).reshape(-1)
 
 
-def _places(index: Array, kept: int, width: int) -> Array:
+def _places(index: Array, keep: int, width: int) -> Array:
     """Return the positions from their code. Raises InvalidFrame."""
-    edge, _ = _sizes(kept, width)
+    edge, _ = _sizes(keep, width)
     bits, packed = np.unpackbits(index[:, :edge], axis=1), index[:, edge:]
-    if (bits.sum(axis=1) == kept).all():
-        lowest = np.stack([packed >> 4, packed & 15], axis=2).reshape(len(index), -1)[:, :kept]
-        parts = np.nonzero(bits)[1].reshape(len(index), kept) - np.arange(kept)
-        found: Array = parts * PART + lowest
-        if not found.size or (found[:, -1].max() < width and (np.diff(found, axis=1) > 0).all()):
-            return found
+    if (bits.sum(axis=1) == keep).all():
+        lowest = np.stack([packed >> 4, packed & 15], axis=2).reshape(len(index), -1)[:, :keep]
+        parts = np.nonzero(bits)[1].reshape(len(index), keep) - np.arange(keep)
+        positions: Array = parts * PART + lowest
+        if not positions.size or (
+            positions[:, -1].max() < width and (np.diff(positions, axis=1) > 0).all()
+        ):
+            return positions
     raise InvalidFrame("the positions of a sparse update are out of order or outside their chunk")
 
 

@@ -269,14 +269,14 @@ class Decoder(Reader, Protocol):
 
 def fitting(schema: Schema, weights: Weights) -> dict[str, torch.Tensor]:
     """Return the weights of a schema. Raises InvalidFrame for one that is missing or misshapen."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for spec in schema:
         value = weights.get(spec.name)
         if value is None or tuple(value.shape) != spec.shape:
             has = "is missing" if value is None else f"has the shape {tuple(value.shape)}"
             raise InvalidFrame(f"{spec.name} {has}, but this model needs {spec.shape}")
-        found[spec.name] = value.detach()
-    return found
+        tensors[spec.name] = value.detach()
+    return tensors
 
 
 class DatasetWanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -357,7 +357,7 @@ class Workload(Protocol):
         return {}
 
     def dataset(
-        self, wanted: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
+        self, request: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
     ) -> DatasetManifest:
         """Build a dataset of this workload. `put` stores each blob (chunk, asset, held-out part)
         and returns its SHA-256; `skip` gets a sentence with file and place for each skipped record.
@@ -445,9 +445,9 @@ class Workload(Protocol):
         """Return the tensors of a published file, e.g. with a tied head written out."""
         return dict(weights)
 
-    def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
+    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> Converted:
         """Return a version in one of the `formats`. Raises Configuration if a library is absent."""
-        raise NotImplementedError(f"{self.name} has no format {wanted.format}")
+        raise NotImplementedError(f"{self.name} has no format {target.format}")
 
 
 def _found() -> EntryPoints:
@@ -464,10 +464,10 @@ def _read(path: tuple[str, ...]) -> EntryPoints:
 def _lacking(path: tuple[str, ...]) -> dict[str, str]:
     """Return the missing extra of each installed workload that lacks one."""
     return {
-        each.name: extra
-        for each in _read(path)
-        for extra in each.extras
-        if not _has_extra(each.dist, extra)
+        requirement.name: extra
+        for requirement in _read(path)
+        for extra in requirement.extras
+        if not _has_extra(requirement.dist, extra)
     }
 
 
@@ -486,9 +486,9 @@ def installed() -> dict[str, str]:
     """Return "module:attribute" of each workload whose extras are there; none is imported."""
     lacking = _lacking(tuple(sys.path))
     return {
-        found.name: f"{found.module}:{found.attr}"
-        for found in _found()
-        if found.name not in lacking
+        entry_point.name: f"{entry_point.module}:{entry_point.attr}"
+        for entry_point in _found()
+        if entry_point.name not in lacking
     }
 
 
@@ -512,23 +512,23 @@ def load(name: str, enabled: Sequence[str] | None = None) -> Workload:
     chooses which code to install.
     """
     if enabled is not None and name not in enabled:
-        said = Sentence(
+        sentence = Sentence(
             'the workload "{name}" is not enabled on this machine (setting `workloads`)', name=name
         )
-        raise NotFound(said)
-    for found in _found().select(name=name):
+        raise NotFound(sentence)
+    for entry_point in _found().select(name=name):
         if extra := missing_extra(name):
-            said = Sentence(
+            sentence = Sentence(
                 'the workload "{name}" needs the extra "{extra}", which is not installed here',
                 name=name,
                 extra=extra,
             )
-            raise NotFound(said)
-        workload: Workload = found.load()()
+            raise NotFound(sentence)
+        workload: Workload = entry_point.load()()
         return workload
-    said = Sentence(
+    sentence = Sentence(
         'the workload "{name}" is not installed here: {hint}',
         name=name,
         hint=hint(name, sorted(_found().names)),
     )
-    raise NotFound(said)
+    raise NotFound(sentence)

@@ -161,8 +161,8 @@ class Agent:
     def _obey_owner(self, order: Literal["pause", "resume", "finish"]) -> None:
         """Carry out an order that the owner sent from another machine of the account."""
         if order == "pause":
-            told = Sentence("paused from another of your machines")
-            self._pauses.pause(by=YOU, message=told, until="you resume")
+            sentence = Sentence("paused from another of your machines")
+            self._pauses.pause(by=YOU, message=sentence, until="you resume")
         elif order == "resume":
             self.resume()
         else:
@@ -177,8 +177,8 @@ class Agent:
     def finish(self) -> None:
         """Complete and submit the tasks that have begun; begin and claim no more."""
         self._life.finish()
-        for held in self._place.held:
-            held.finish()
+        for work in self._place.held:
+            work.finish()
         self._hub.emit(events.Finishing(message=FINISHING))
 
     def stop(self, how: How = "release") -> None:
@@ -199,9 +199,9 @@ class Agent:
 
     async def measure(self, device: str) -> None:
         """Benchmark a device after its present task. Raises Configuration for an unusable one."""
-        chosen = choose(device or "auto", self._hub.status.devices)[0]
-        trainer = self._trainers.get(chosen.id) or self._thread(chosen.id)
-        await self.benchmarks.measure(chosen, trainer, quick=False)
+        target = choose(device or "auto", self._hub.status.devices)[0]
+        trainer = self._trainers.get(target.id) or self._thread(target.id)
+        await self.benchmarks.measure(target, trainer, quick=False)
         await self.benchmarks.publish()
 
     # Life.
@@ -213,9 +213,9 @@ class Agent:
         """
         life = self._life
         try:
-            found = await life.unless(lambda: life.ending, self._open(demanded))
-            if found is not None:
-                await self._work(found)
+            pairs = await life.unless(lambda: life.ending, self._open(demanded))
+            if pairs is not None:
+                await self._work(pairs)
         except VolunteerError as error:
             life.give_up(error)
         except Exception as error:
@@ -235,13 +235,17 @@ class Agent:
         share = self._settings.memory_gb
         memory_limit.follow(share)
         groups = ranked(choose(self._settings.device, devices))
-        chosen = {device.id: device for device, _ in groups}
-        others = {each for _, more in groups for each in more}
-        devices = tuple(chosen.get(each.id, each) for each in devices if each.id not in others)
-        lent = {device.id: usable_bytes(device, share) for device in chosen.values()}
+        first_of_groups = {device.id: device for device, _ in groups}
+        twins = {twin for _, more in groups for twin in more}
+        devices = tuple(
+            first_of_groups.get(device.id, device) for device in devices if device.id not in twins
+        )
+        lent = {device.id: usable_bytes(device, share) for device in first_of_groups.values()}
         self._hub.emit(events.devices_found(devices, lent, hardware().torch))
         self._trainers = {groups[0][0].id: first}
-        pairs = [(d, self._trainers.get(d.id) or self._thread(d.id)) for d in chosen.values()]
+        pairs = [
+            (d, self._trainers.get(d.id) or self._thread(d.id)) for d in first_of_groups.values()
+        ]
         for (_, trainer), (_, more) in zip(pairs, groups, strict=True):
             trainer.others = more
         first.device = pairs[0][0].id
@@ -293,7 +297,7 @@ class Agent:
     async def _work(self, pairs: list[tuple[Device, Trainer]]) -> None:
         """Work until the loop of every device has ended."""
         life = self._life
-        made = DeviceLoops(
+        device_loops = DeviceLoops(
             place=self._place,
             settings=self._settings,
             load=self._machine.load,
@@ -314,7 +318,7 @@ class Agent:
                 speed=partial(self.benchmarks.speed, device.id),
                 memory_bytes=memory,
             )
-            loops.append(made.loop(lent))
+            loops.append(device_loops.loop(lent))
             self._working.append(lent)
         self._lent = tuple(loop.device.id for loop in loops)
         await self._guard.look()  # no work begins that the rules would pause at once
@@ -324,7 +328,7 @@ class Agent:
         work = [
             Loop(
                 name=f"the work on {loop.device.id}",
-                work=loop.run([held for held in revived if held.device == loop.device.id]),
+                work=loop.run([lease for lease in revived if lease.device == loop.device.id]),
             )
             for loop in loops
         ]
@@ -337,7 +341,7 @@ class Agent:
         counting = keep_counting(remote.transfers, remote.api.client, hub, clock)
         keeper = ReceiptKeeper(self._record_check(), self.store.receipts, hub, clock)
         submitter = Submitter(place=self._place, verdicts=self.watcher.verdicts)
-        found = [
+        loops = [
             Loop(name="the heartbeat", work=self.heartbeat.run()),
             Loop(name="submitting", work=submitter.run()),
             Loop(name="the news of runs", work=self.watcher.run()),
@@ -355,8 +359,8 @@ class Agent:
                 choice=self.choice,
                 load=self._machine.load,
             )
-            found.append(Loop(name="answering", work=answering.run(), vital=False))
-        return found
+            loops.append(Loop(name="answering", work=answering.run(), vital=False))
+        return loops
 
     # Making the loops.
 
@@ -367,25 +371,25 @@ class Agent:
     async def _revive(self) -> tuple[HeldLease, ...]:
         """Return the leases of an earlier process that this machine still holds."""
         leases, outbox = self.store.leases, self.store.outbox
-        stored = leases.stored()
-        leases.forget_answered(stored)
+        leases_stored = leases.stored()
+        leases.forget_answered(leases_stored)
         open_ = tuple(
-            held
-            for held in stored
-            if LeasePlan.of(held.lease).several or not outbox.holds(*held.key)
+            lease
+            for lease in leases_stored
+            if LeasePlan.of(lease.lease).several or not outbox.holds(*lease.key)
         )
         alive = await self.heartbeat.alive(open_) if open_ or len(outbox) else ()
-        kept = tuple(held for held in alive if held.device in self._lent)
-        for held in stored:
-            if held in kept:
-                self._hub.notice(Sentence("continuing task {task}", task=held.lease.task))
+        revived = tuple(lease for lease in alive if lease.device in self._lent)
+        for lease in leases_stored:
+            if lease in revived:
+                self._hub.notice(Sentence("continuing task {task}", task=lease.lease.task))
                 continue
-            leases.drop(held.lease)
-            if held in open_:
-                lent = Sentence("{device} is not lent any more", device=held.device)
-                why, task = lent if held in alive else LAPSED, held.lease.task
+            leases.drop(lease.lease)
+            if lease in open_:
+                lent = Sentence("{device} is not lent any more", device=lease.device)
+                why, task = lent if lease in alive else LAPSED, lease.lease.task
                 self._hub.emit(events.TaskEnded(task=task, how="gone", message=why))
-        return kept
+        return revived
 
     async def _close(self) -> int:
         for trainer in self._trainers.values():

@@ -51,19 +51,19 @@ class Claimer:
     ends: LeaseEnds
     workloads: Callable[[], Mapping[str, Workload]] = dict  # workloads available here
 
-    def ready(self, wanted: WantedWork | None) -> IdleReason | None:
+    def ready(self, choice: WantedWork | None) -> IdleReason | None:
         """Return the reason that forbids a claim of this work, if any."""
         if self.place.store.outbox.full:
             return IdleReason(
                 reason="outbox_full",
                 message=Sentence("many results wait to be submitted: no new work"),
             )
-        if wanted is None:
+        if choice is None:
             return IdleReason(
                 reason="consent", message=Sentence("say yes to the licence of a run first")
             )
-        if wanted.short:
-            return IdleReason(reason="memory", message=wanted.short, wait_s=SHORT_WAIT_S)
+        if choice.short:
+            return IdleReason(reason="memory", message=choice.short, wait_s=SHORT_WAIT_S)
         return None
 
     @property
@@ -81,14 +81,14 @@ class Claimer:
         return self.place.held.exhausted and not len(self.place.store.outbox)
 
     async def claim(
-        self, wanted: WantedWork, *, share: float, long_poll: bool
+        self, choice: WantedWork, *, share: float, long_poll: bool
     ) -> LeaseInWork | IdleReason:
         """Claim once; with `long_poll` the coordinator may hold the request until it has work.
 
         `share` is the device's share of working time. Raises errors that end the agent.
         """
         try:
-            reply = await self._request(wanted, share, WAIT_S if long_poll else 0.0)
+            reply = await self._request(choice, share, WAIT_S if long_poll else 0.0)
         except FATAL:
             raise
         except VolunteerError as error:
@@ -103,17 +103,17 @@ class Claimer:
         return IdleReason(reason=reply.reason.value, message=message, wait_s=wait)
 
     async def _request(
-        self, wanted: WantedWork, share: float, wait_s: float
+        self, choice: WantedWork, share: float, wait_s: float
     ) -> Lease | wire.IdleReply | None:
         able = self.workloads()
-        libraries = {each for workload in able.values() for each in libraries_here(workload)}
+        libraries = {library for workload in able.values() for library in libraries_here(workload)}
         request = ClaimRequest(
             claim_id=self.place.store.leases.claim_id(self.device.id),
             device=self.device.id,
             step_flops=self.device.speed() * share,
             memory_bytes=self.device.memory_bytes,
-            runs=wanted.runs,
-            kinds=wanted.kinds,
+            runs=choice.runs,
+            kinds=choice.kinds,
             codecs=tuple(CODECS),
             workload_versions={name: workload.version for name, workload in able.items()},
             libraries=tuple(sorted(libraries)),
@@ -126,19 +126,21 @@ class Claimer:
     async def _accept(self, lease: Lease) -> LeaseInWork | IdleReason:
         """Store the lease, unless its result is stored already or `max_tasks` is reached."""
         device, leases, holding = self.device.id, self.place.store.leases, self.place.held
-        stored = HeldLease(lease=lease, device=device, claim_id=leases.claim_id(device))
-        if holding.get(stored.key) is not None or self.place.store.outbox.holds(*stored.key):
+        stored_lease = HeldLease(lease=lease, device=device, claim_id=leases.claim_id(device))
+        if holding.get(stored_lease.key) is not None or self.place.store.outbox.holds(
+            *stored_lease.key
+        ):
             leases.forget_claim(device)
             return AT_ONCE
-        held = LeaseInWork(stored)
+        work = LeaseInWork(stored_lease)
         try:
-            leases.claimed(stored)
+            leases.claimed(stored_lease)
         except StorageFull as error:
             leases.forget_claim(device)
-            await self.ends.give_back(held, error.message, failed=False)
+            await self.ends.give_back(work, error.message, failed=False)
             return IdleReason(reason="disk_full", message=error.message, wait_s=DISK_WAIT_S)
         if holding.exhausted:  # another device took the last one
-            await self.ends.give_back(held, Sentence("enough tasks were taken"), failed=False)
+            await self.ends.give_back(work, Sentence("enough tasks were taken"), failed=False)
             return UNWANTED
-        holding.take(held)
-        return held
+        holding.take(work)
+        return work

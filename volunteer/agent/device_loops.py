@@ -92,11 +92,11 @@ class DeviceLoops:
         )
 
     def _files(
-        self, device: LentDevice, stored: HeldLease, base: BaseVersion, data: LocalData
+        self, device: LentDevice, stored_lease: HeldLease, base: BaseVersion, data: LocalData
     ) -> TaskFiles:
-        lease, store = stored.lease, self.place.store
+        lease, store = stored_lease.lease, self.place.store
         return TaskFiles(
-            held=stored,
+            held=stored_lease,
             manifest=base.manifest,
             workload=lambda: self.load(lease.job.workload),
             weights=base.weights,

@@ -53,30 +53,30 @@ class Downloads:
         """Return how many seconds before the end of a task to fetch the next one's weights."""
         return LEAD_S + 2 * self._fetch_s
 
-    async def data(self, held: LeaseInWork, stack: ExitStack) -> LocalData:
+    async def data(self, work: LeaseInWork, stack: ExitStack) -> LocalData:
         """Fetch the data of a lease; the cache keeps them until `stack` closes."""
-        lease = held.lease
+        lease = work.lease
         manifest = lease.data or await self._dataset(lease.dataset)
         chunks = wanted(lease, manifest)
         workload = self.load(lease.job.workload)
         more = workload.files(lease.job.config)
-        every = {**manifest.assets, **more}
-        assets = {name: blob_of(chunk) for name, chunk in every.items()}
+        blobs = {**manifest.assets, **more}
+        assets = {name: blob_of(chunk) for name, chunk in blobs.items()}
         refs = {ref.sha256: ref for ref in (*chunks.values(), *assets.values())}
         stack.enter_context(self.place.store.cache.hold(refs))
-        progress = self._progress(held, "data", sum(ref.size for ref in refs.values()))
+        progress = self._progress(work, "data", sum(ref.size for ref in refs.values()))
         origin = workload.origin(lease.job.config) if more else None
-        found = await self._fetch_all(refs.values(), progress, origin.paths if origin else {})
-        return LocalData(manifest, found, more)
+        files = await self._fetch_all(refs.values(), progress, origin.paths if origin else {})
+        return LocalData(manifest, files, more)
 
-    async def prefetch_data(self, held: LeaseInWork) -> None:
+    async def prefetch_data(self, work: LeaseInWork) -> None:
         """Fetch the data of a task that has not begun into the cache."""
         with ExitStack() as stack:
-            await self.data(held, stack)
+            await self.data(work, stack)
 
-    async def weights(self, held: LeaseInWork, manifest: VersionManifest) -> Path:
+    async def weights(self, work: LeaseInWork, manifest: VersionManifest) -> Path:
         """Fetch the weights of a version into the cache, with progress as events of the task."""
-        progress = partial(self._progress, held, "weights")
+        progress = partial(self._progress, work, "weights")
         began = self.place.timing.clock.monotonic()
         path = await self.place.remote.weights.fetch(manifest, progress)
         spent = self.place.timing.clock.monotonic() - began
@@ -84,11 +84,11 @@ class Downloads:
         return path
 
     async def held_weights(
-        self, held: LeaseInWork, manifest: VersionManifest, stack: ExitStack
+        self, work: LeaseInWork, manifest: VersionManifest, stack: ExitStack
     ) -> Path:
         """Fetch the weights of a version; the cache keeps them until `stack` closes."""
         stack.enter_context(self.place.store.cache.hold([manifest.weights.sha256]))
-        return await self.weights(held, manifest)
+        return await self.weights(work, manifest)
 
     async def newest(self, lease: Lease) -> VersionManifest:
         """Return the manifest of the newest version of a lease's run, checked."""
@@ -141,13 +141,13 @@ class Downloads:
     async def restored(self) -> bool:
         """Return True if the coordinator has signed that it was restored, and accept that."""
         try:
-            said = await self.record.restored()
+            sentence = await self.record.restored()
         except VolunteerError as error:
             self.place.hub.notice(error.message, "warning")
             return False
-        if said:
-            self.place.hub.notice(said, "warning")
-        return bool(said)
+        if sentence:
+            self.place.hub.notice(sentence, "warning")
+        return bool(sentence)
 
     def check_data(self, manifest: VersionManifest, lease: Lease, dataset: DatasetManifest) -> None:
         """Check the dataset and the files of the run against the hashes signed with a version.
@@ -214,7 +214,7 @@ class Downloads:
         public: Mapping[str, str],
     ) -> dict[str, Path]:
         done: dict[str, int] = {}
-        found: dict[str, Path] = {}
+        files: dict[str, Path] = {}
         limit = asyncio.Semaphore(FETCH_AT_ONCE)
 
         async def one(ref: BlobRef) -> None:
@@ -224,7 +224,7 @@ class Downloads:
 
             async with limit:
                 path = public.get(ref.sha256, "")
-                found[ref.sha256] = await self.place.remote.transfers.fetch(ref, moved, path)
+                files[ref.sha256] = await self.place.remote.transfers.fetch(ref, moved, path)
 
         jobs = [asyncio.ensure_future(one(ref)) for ref in refs]
         try:
@@ -233,7 +233,7 @@ class Downloads:
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
-        return found
+        return files
 
     async def _dataset(self, name: str) -> DatasetManifest:
         if not name:  # the run makes its own data
@@ -243,7 +243,7 @@ class Downloads:
             self._datasets[name] = manifest
         return self._datasets[name]
 
-    def _progress(self, held: LeaseInWork, what: str, total: int) -> Callable[[int], None]:
+    def _progress(self, work: LeaseInWork, label: str, total: int) -> Callable[[int], None]:
         """Reduce progress to a few events a second."""
         last = [float("-inf")]
 
@@ -252,7 +252,9 @@ class Downloads:
             if now - last[0] >= EVENT_S or done >= total:
                 last[0] = now
                 self.place.hub.emit(
-                    events.Fetching(task=held.key[0], what=what, done_bytes=done, total_bytes=total)
+                    events.Fetching(
+                        task=work.key[0], what=label, done_bytes=done, total_bytes=total
+                    )
                 )
 
         return moved
@@ -265,7 +267,7 @@ def _tokenizer(dataset: DatasetManifest) -> str:
 
 def wanted(lease: Lease, manifest: DatasetManifest) -> dict[int, BlobRef]:
     """Return the chunks of a task, by index. Raises InvalidFrame for a missing one."""
-    found = {}
+    refs = {}
     for index in lease.chunks:
         if not 0 <= index < len(manifest.chunks):
             raise InvalidFrame(
@@ -275,8 +277,8 @@ def wanted(lease: Lease, manifest: DatasetManifest) -> dict[int, BlobRef]:
                     name=manifest.name,
                 )
             )
-        found[index] = blob_of(manifest.chunks[index])
-    return found
+        refs[index] = blob_of(manifest.chunks[index])
+    return refs
 
 
 def blob_of(chunk: ChunkRef) -> BlobRef:

@@ -47,16 +47,16 @@ class Pipeline:
     files: Callable[[HeldLease, BaseVersion, LocalData], TaskFiles]
 
     async def run(
-        self, held: LeaseInWork, on_report: Callable[[TrainingReport], None]
+        self, work: LeaseInWork, on_report: Callable[[TrainingReport], None]
     ) -> Finished[QueuedResult] | Interrupted | None:
         """Do all wanted parts; return None if an earlier process did them all.
 
         Raises Gone when the lease is lost, InvalidFrame and other errors when it cannot be done.
         """
-        held.phase = "fetch"
+        work.phase = "fetch"
         with ExitStack() as stack:
-            data = await self.downloads.data(held, stack)
-            lease_run = _LeaseRun(self, held, data, on_report)
+            data = await self.downloads.data(work, stack)
+            lease_run = _LeaseRun(self, work, data, on_report)
             stack.callback(lease_run.close)
             await lease_run.begin()
             return await lease_run.parts()
@@ -72,15 +72,15 @@ class _LeaseRun:
     def __init__(
         self,
         pipeline: Pipeline,
-        held: LeaseInWork,
+        work: LeaseInWork,
         data: LocalData,
         on_report: Callable[[TrainingReport], None],
     ) -> None:
         self._pipeline = pipeline
-        self._held = held
+        self._held = work
         self._data = data
         self._on_report = on_report
-        self._plan = LeasePlan.of(held.lease)
+        self._plan = LeasePlan.of(work.lease)
         self._base: BaseVersion
         self._pulled_at = 0  # step at which the base was bound
         self._grip = ExitStack()  # protects the base's weights from eviction
@@ -123,11 +123,11 @@ class _LeaseRun:
             part, tries = part + 1, 0
         return last
 
-    def _first(self, begun: BeginReply) -> tuple[int, int]:
+    def _first(self, start: BeginReply) -> tuple[int, int]:
         """Return part and try to begin with: the coordinator's, or those after the outbox's."""
         done = [e.submit.part for e in self._pipeline.outbox.entries() if self._ours(e)]
         after = max(done, default=-1) + 1
-        return (begun.part, begun.tries) if begun.part >= after else (after, 0)
+        return (start.part, start.tries) if start.part >= after else (after, 0)
 
     def _ours(self, entry: QueuedResult) -> bool:
         return (entry.task, entry.submit.attempt) == self._held.key
@@ -142,25 +142,25 @@ class _LeaseRun:
 
     async def _part(self, place: Place) -> Finished[QueuedResult] | Interrupted:
         """Train and encode one part, on one base."""
-        held, plan, pipeline = self._held, self._plan, self._pipeline
-        if held.ended:
+        work, plan, pipeline = self._held, self._plan, self._pipeline
+        if work.ended:
             raise asyncio.CancelledError
-        lease = plan.lease_of(held.lease, place.part)
-        stored = msgspec.structs.replace(held.stored, lease=lease)
-        task = LocalTask(pipeline.files(stored, self._base, self._data), place)
-        held.steps_before = plan.first(place.part)
+        lease = plan.lease_of(work.lease, place.part)
+        part_lease = msgspec.structs.replace(work.stored, lease=lease)
+        task = LocalTask(pipeline.files(part_lease, self._base, self._data), place)
+        work.steps_before = plan.first(place.part)
         try:
-            outcome = await pipeline.parts.run(held, task, self._on_report)
+            outcome = await pipeline.parts.run(work, task, self._on_report)
             if isinstance(outcome, Interrupted):
                 return outcome
-            held.phase = "encode"
+            work.phase = "encode"
             if place.last and not plan.redo and task.roomy:
-                held.free()
+                work.free()
             entry = await pipeline.encoder.do(partial(task.submit, outcome.value))
             pipeline.life.notify()  # the part can be submitted
             return Finished(value=entry, spent=outcome.spent)
         finally:
-            held.handle = None  # `held.end` now cancels this coroutine instead of the training
+            work.handle = None  # `held.end` now cancels this coroutine instead of the training
 
     async def _pull(self, at: int) -> None:
         """Continue on the newest version, if it is not already loaded."""

@@ -61,10 +61,12 @@ def merging_words(beat: RunBeat) -> str:
     )
 
 
-def _clean(found: Announcement) -> Announcement:
+def _clean(announcement: Announcement) -> Announcement:
     """Return an announcement with only printable characters."""
     return msgspec.structs.replace(
-        found, text=printable(found.text, TEXT_CHARS), run=printable(found.run, 64)
+        announcement,
+        text=printable(announcement.text, TEXT_CHARS),
+        run=printable(announcement.run, 64),
     )
 
 
@@ -107,13 +109,17 @@ class RunWatcher:
 
     def read_announcements(self) -> None:
         """Mark the current announcements as read."""
-        self.place.store.home.remember(read=tuple(each.id for each in self._announced))
+        self.place.store.home.remember(
+            read=tuple(announcement.id for announcement in self._announced)
+        )
         self._announce()
 
     def _announce(self) -> None:
         """Announce the unread announcements, when they have changed."""
         read = set(self.place.store.home.memory.read)
-        unread = tuple(_clean(each) for each in self._announced if each.id not in read)
+        unread = tuple(
+            _clean(announcement) for announcement in self._announced if announcement.id not in read
+        )
         if unread != self.place.hub.status.announcements:
             self.place.hub.emit(events.Announced(announcements=unread))
 
@@ -173,12 +179,12 @@ class RunWatcher:
         """Wait for news, or until the list of runs is too old."""
         left_s = max(0.0, LISTING_S - self._listing_age_s())
         timer = asyncio.ensure_future(self.place.life.clock.sleep(left_s))
-        due = asyncio.ensure_future(self._due.wait())
+        news = asyncio.ensure_future(self._due.wait())
         try:
-            await asyncio.wait({timer, due}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({timer, news}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             timer.cancel()
-            due.cancel()
+            news.cancel()
             self._due_me = self._due_me or self.place.store.home.memory.show_name is not None
 
     def _listing_age_s(self) -> float:
@@ -193,9 +199,9 @@ class RunWatcher:
             pass  # requested again after the next change
 
     async def _request_me(self) -> None:
-        wanted = self.place.store.home.memory.show_name
-        if wanted is not None:
-            await self._show_name(wanted)
+        shown_name = self.place.store.home.memory.show_name
+        if shown_name is not None:
+            await self._show_name(shown_name)
         me = await self.place.remote.api.query(endpoints.ME)
         self.place.hub.emit(events.Credits(me=me))
 
@@ -251,18 +257,18 @@ class RunWatcher:
         available.
         """
         drawn = [(row.version, row.picture) for row in rows if row.picture is not None]
-        found = {}
+        pictures = {}
         for version, ref in {**dict(drawn[:1] if first else ()), **dict(drawn[-1:])}.items():
             if ref.size > FILE_BYTES_MAX:
                 continue
             try:
                 path = await self.place.remote.transfers.fetch(ref, lambda _: None)
-                found[version] = await asyncio.to_thread(thumbnail, path)
+                pictures[version] = await asyncio.to_thread(thumbnail, path)
             except FATAL:
                 raise
             except (VolunteerError, OSError):
                 continue  # the picture is only for display
-        return found
+        return pictures
 
 
 # Pictures of versions, made small enough for an event and a terminal.

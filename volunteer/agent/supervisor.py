@@ -33,11 +33,11 @@ class Loop:
     vital: bool = True
 
 
-def broken(what: str, error: BaseException | None = None) -> Internal:
+def broken(part: str, error: BaseException | None = None) -> Internal:
     """Return the error for a fault of this program; its traceback goes to the log."""
-    log.error("%s failed", what, exc_info=error)
+    log.error("%s failed", part, exc_info=error)
     why = Sentence("it ended by itself") if error is None else f"{type(error).__name__}: {error}"
-    return Internal(Sentence("{what} failed ({why})", what=what, why=why))
+    return Internal(Sentence("{what} failed ({why})", what=part, why=why))
 
 
 @dataclass(eq=False, kw_only=True)
@@ -68,8 +68,8 @@ class Supervisor:
             if ends:
                 return
             error: VolunteerError = broken(loop.name)
-        except VolunteerError as known:
-            error = known
+        except VolunteerError as volunteer_error:
+            error = volunteer_error
         except Exception as unknown:
             error = broken(loop.name, unknown)
         if loop.vital:
@@ -96,11 +96,11 @@ class Supervisor:
         saving = self.place.life.closing == "save" or self.place.life.fatal is not None
         if not saving:
             await self._let_quick_ones_finish()
-        for held in self.place.held:
+        for lease in self.place.held:
             if saving:
-                held.end("saved", Sentence("kept for the next start"), save=True)
+                lease.end("saved", Sentence("kept for the next start"), save=True)
             else:
-                held.end("released", Sentence("the volunteer ends"))
+                lease.end("released", Sentence("the volunteer ends"))
         await asyncio.wait(work, timeout=GIVE_BACK_S)
 
     async def _let_quick_ones_finish(self) -> None:
@@ -113,9 +113,9 @@ class Supervisor:
         """Return True if a running task is expected to end before `until`."""
         left = until - self.place.life.clock.monotonic()
         running = [
-            held.handle.latest
-            for held in self.place.held
-            if held.handle and not self.pauses.paused(held.stored.device)
+            work.handle.latest
+            for work in self.place.held
+            if work.handle and not self.pauses.paused(work.stored.device)
         ]
         return any(r is not None and r.eta_s is not None and r.eta_s < left for r in running)
 

@@ -49,12 +49,12 @@ class Verdicts:
         if result is None:
             news, verdicts = verdicts, ()
         judged = {verdict.contribution for verdict in verdicts}
-        known = {verdict.contribution: verdict for verdict in self._home.memory.verdicts}
+        by_contribution = {verdict.contribution: verdict for verdict in self._home.memory.verdicts}
         other = tuple(
             verdict
             for verdict in news
             if verdict.contribution not in judged
-            and is_news(verdict, known.get(verdict.contribution))
+            and is_news(verdict, by_contribution.get(verdict.contribution))
         )
         fresh = tuple(
             msgspec.structs.replace(verdict, message=printable(verdict.message))
@@ -85,7 +85,9 @@ class Verdicts:
             answer.set_result(verdict)
 
 
-def _moved(me: Me, known: Me | None) -> bool:
+def _moved(me: Me, before: Me | None) -> bool:
     """Return True if an account differs in more than its machines and the time of reading."""
-    same = known is not None and msgspec.structs.replace(known, workers=me.workers, at=me.at) == me
+    same = (
+        before is not None and msgspec.structs.replace(before, workers=me.workers, at=me.at) == me
+    )
     return not same

@@ -44,19 +44,19 @@ class Leases:
 
     def stored(self) -> tuple[HeldLease, ...]:
         """Return an earlier process's leases by task; damaged records are set aside."""
-        found = []
+        leases = []
         for path in sorted(self.root.glob("*-*.json")):
             try:
-                held = read_record(path, HeldLease)
+                lease = read_record(path, HeldLease)
             except Configuration:
                 set_aside(path)
                 continue
-            if held is not None:
-                found.append(held)
-        return tuple(sorted(found, key=lambda held: held.key))
+            if lease is not None:
+                leases.append(lease)
+        return tuple(sorted(leases, key=lambda lease: lease.key))
 
-    def keep(self, held: HeldLease) -> None:
-        write_record(self._path(held.lease, ".json"), held)
+    def keep(self, lease: HeldLease) -> None:
+        write_record(self._path(lease.lease, ".json"), lease)
 
     def drop(self, lease: Lease) -> None:
         self._path(lease, ".json").unlink(missing_ok=True)
@@ -77,14 +77,14 @@ class Leases:
             write_record(path, claim)
         return claim.claim_id
 
-    def claimed(self, held: HeldLease) -> None:
+    def claimed(self, lease: HeldLease) -> None:
         """End the claim that returned this lease, so that the next one gets a new id."""
-        self.keep(held)
-        self.forget_claim(held.device)
+        self.keep(lease)
+        self.forget_claim(lease.device)
 
-    def forget_answered(self, stored: tuple[HeldLease, ...]) -> None:
+    def forget_answered(self, leases: tuple[HeldLease, ...]) -> None:
         """Drop claims whose lease was stored just before the process died."""
-        answered = {held.claim_id for held in stored}
+        answered = {lease.claim_id for lease in leases}
         for path in self.root.glob("claim.*.json"):
             try:
                 claim = read_record(path, Claim)

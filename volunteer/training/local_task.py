@@ -165,8 +165,8 @@ class LocalTask:
         import torch
 
         try:
-            own = {BASE: torch.tensor(self._files.manifest.version)}
-            store(self._files.snapshot, work.snapshot() | own)
+            base = {BASE: torch.tensor(self._files.manifest.version)}
+            store(self._files.snapshot, work.snapshot() | base)
         except StorageFull:
             self._files.snapshot.unlink(missing_ok=True)  # a full disk must not stop training
 
@@ -183,24 +183,24 @@ class LocalTask:
         _refuse_diverged(tensors)
         return PartResult(result=result, tensors=tensors, spent=spent)
 
-    def submit(self, made: PartResult) -> QueuedResult:
+    def submit(self, part: PartResult) -> QueuedResult:
         """Encode a part and put it into the outbox. Raises InvalidFrame, TooLarge, StorageFull,
         OSError.
         """
-        entry = self._entry(made)
+        entry = self._entry(part)
         self._files.outbox.put(entry)
         self._files.snapshot.unlink(missing_ok=True)
         return entry
 
     def _check(self, workload: Workload) -> None:
-        wanted = self._files.manifest
-        if workload.version != wanted.workload_version:
+        manifest = self._files.manifest
+        if workload.version != manifest.workload_version:
             raise NotFound(
                 Sentence(
                     'the run {run} needs version {workload_version} of the workload "{name}", this '
                     "machine has {version}: both sides must have the same release",
-                    run=wanted.run,
-                    workload_version=wanted.workload_version,
+                    run=manifest.run,
+                    workload_version=manifest.workload_version,
                     name=workload.name,
                     version=workload.version,
                 )
@@ -209,9 +209,9 @@ class LocalTask:
     def _weights(self, path: Path | None = None) -> dict[str, torch.Tensor]:
         return torch_tensors(path or self._files.weights, self._schema)
 
-    def _entry(self, made: PartResult) -> QueuedResult:
+    def _entry(self, part: PartResult) -> QueuedResult:
         files, lease = self._files, self._files.held.lease
-        result, spent, place = made.result, made.spent, self._place
+        result, spent, place = part.result, part.spent, self._place
         name = f"{lease.task}-{lease.attempt}-{place.part}-{place.tries}"
         payload = files.outbox.payload(name)
         played = lease.job.update in PLAYED
@@ -219,11 +219,11 @@ class LocalTask:
             write_whole(payload, result.experience, durable=True)
             sha256, size = digest(result.experience), len(result.experience)
         elif lease.audit is not None:
-            answer = self._answer(made, lease.audit)
+            answer = self._answer(part, lease.audit)
             write_whole(payload, answer, durable=True)
             sha256, size = digest(answer), len(answer)
         else:
-            encoded = self._encode(made.tensors, payload, codec(lease.grant.codec))
+            encoded = self._encode(part.tensors, payload, codec(lease.grant.codec))
             sha256, size = encoded.sha256, encoded.size
         if size > lease.grant.bytes_max:
             payload.unlink(missing_ok=True)
@@ -261,13 +261,13 @@ class LocalTask:
             last=place.last,
         )
 
-    def _answer(self, made: PartResult, audit: AuditWork) -> bytes:
+    def _answer(self, part: PartResult, audit: AuditWork) -> bytes:
         """Return the sums of an audit's encoded update, which are submitted in its place."""
         path = self._files.snapshot.with_suffix(".audit")
-        chosen = codec(audit.codec)
+        audit_codec = codec(audit.codec)
         try:
-            self._encode(made.tensors, path, chosen)
-            with chosen.decode(path, self._schema) as update:
+            self._encode(part.tensors, path, audit_codec)
+            with audit_codec.decode(path, self._schema) as update:
                 return sums(update, self._schema, audit.seed).astype("<f4").tobytes()
         finally:
             path.unlink(missing_ok=True)
@@ -281,18 +281,18 @@ class LocalTask:
             return ArrayReader(arrays, schema)
         raise InvalidFrame(Sentence("this version cannot submit {update}", update=kind))
 
-    def _encode(self, tensors: Weights, path: Path, chosen: Codec) -> EncodedUpdate:
+    def _encode(self, tensors: Weights, path: Path, update_codec: Codec) -> EncodedUpdate:
         files, schema = self._files, self._schema
         with open_frame(files.weights, schema) as base:
             update = self._update(tensors, base)
-            return chosen.encode(update, schema, path, files.held.lease.job.seed)
+            return update_codec.encode(update, schema, path, files.held.lease.job.seed)
 
 
 def _along(name: str, job: Job, weights: Path, data: LocalData, device: str) -> Any:
     """Begin a task on another device that shares it; runs in the process of that device."""
     workload = load_workload(name)
-    held = torch_tensors(weights, workload.schema(job.config))
-    return workload.begin(job, held, data, device)
+    tensors = torch_tensors(weights, workload.schema(job.config))
+    return workload.begin(job, tensors, data, device)
 
 
 def _refuse_diverged(tensors: Weights) -> None:

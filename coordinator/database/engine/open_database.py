@@ -146,12 +146,14 @@ def _check_file(path: Path) -> None:
 
 def highest_instant(connection: Connection) -> float:
     """Return the newest instant in the database, from the rows that are written last."""
-    stored = connection.execute(select(meta.c.value).where(meta.c.key == sqlite.CLOCK_KEY)).scalar()
-    found = [float(stored or 0.0)]
+    clock_text = connection.execute(
+        select(meta.c.value).where(meta.c.key == sqlite.CLOCK_KEY)
+    ).scalar()
+    instants = [float(clock_text or 0.0)]
     for table in (events, record_lines, verdicts):
         newest = select(table.c.at).order_by(table.c.id.desc()).limit(1)
-        found.append(float(connection.execute(newest).scalar() or 0.0))
-    return max(found)
+        instants.append(float(connection.execute(newest).scalar() or 0.0))
+    return max(instants)
 
 
 def parse(url: str) -> URL:
@@ -190,15 +192,15 @@ def revision(connection: Connection) -> str | None:
 
 def check_revision(connection: Connection) -> None:
     """Raise Configuration unless the schema is this program's."""
-    found = revision(connection)
-    if found == REVISIONS[-1]:
+    revision_found = revision(connection)
+    if revision_found == REVISIONS[-1]:
         return
-    if found is None:
+    if revision_found is None:
         raise Configuration("the database has no tables yet: run `coordinator migrate`")
-    if found in REVISIONS:
+    if revision_found in REVISIONS:
         raise Configuration("the database has an older schema: run `coordinator migrate`")
     raise Configuration(
-        f"the database was written by a newer version (revision {found}): "
+        f"the database was written by a newer version (revision {revision_found}): "
         "start the version that wrote it; nothing was changed"
     )
 
@@ -268,8 +270,8 @@ def _migrate(connection: Connection) -> None:
     if connection.dialect.name == "postgresql":
         lock = text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=MIGRATION_LOCK)
         connection.execute(lock)
-    found = revision(connection)
-    if found is not None and found not in REVISIONS:
+    revision_found = revision(connection)
+    if revision_found is not None and revision_found not in REVISIONS:
         check_revision(connection)
-    if found != REVISIONS[-1]:
+    if revision_found != REVISIONS[-1]:
         upgrade(connection)

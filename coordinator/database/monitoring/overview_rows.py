@@ -92,9 +92,9 @@ def listing(conn: sa.Connection, now: float) -> tuple[list[OpenRun], tuple[TaskC
     opened = [tuple(row) for row in conn.execute(_OPEN_TASKS)]
     failed = {run: int(count) for run, count in conn.execute(_FAILED)}
     checking = {run: int(count) for run, count in conn.execute(_CHECKING)}
-    found = []
+    open_runs = []
     for row in map(dict, conn.execute(_RUNS).mappings()):
-        mine = [each for each in opened if each[0] == row["id"]]
+        of_run = [line_of_task for line_of_task in opened if line_of_task[0] == row["id"]]
         line = RunLine(
             name=row["name"],
             state=row["state"],
@@ -105,9 +105,12 @@ def listing(conn: sa.Connection, now: float) -> tuple[list[OpenRun], tuple[TaskC
             tokens=row["tokens"],
             version=row["head"],
             versions_an_hour=_pace(row, now),
-            workers=max((int(each[4]) for each in mine if each[2] == "doing"), default=0),
-            todo=sum(int(each[3]) for each in mine if each[2] == "todo"),
-            doing=sum(int(each[3]) for each in mine if each[2] == "doing"),
+            workers=max(
+                (int(row_of_task[4]) for row_of_task in of_run if row_of_task[2] == "doing"),
+                default=0,
+            ),
+            todo=sum(int(row_of_task[3]) for row_of_task in of_run if row_of_task[2] == "todo"),
+            doing=sum(int(row_of_task[3]) for row_of_task in of_run if row_of_task[2] == "doing"),
             failed=failed.get(row["id"], 0),
             checking=checking.get(row["id"], 0),
             steps=row["global_step"],
@@ -117,12 +120,12 @@ def listing(conn: sa.Connection, now: float) -> tuple[list[OpenRun], tuple[TaskC
             pushed=Flow(),
             pulled=Flow(),
         )
-        found.append(OpenRun(id=row["id"], line=line))
+        open_runs.append(OpenRun(id=row["id"], line=line))
     counted: dict[tuple[str, str], int] = {}
     for _, kind, state, count, _ in opened:
         counted[kind, state] = counted.get((kind, state), 0) + int(count)
     counts = tuple(TaskCount(kind=k, state=s, count=n) for (k, s), n in sorted(counted.items()))
-    return found, counts
+    return open_runs, counts
 
 
 def _pace(row: Mapping[str, Any], now: float) -> float:
@@ -164,8 +167,8 @@ _QUEUES = sa.union_all(
 
 def queues(conn: sa.Connection, now: float) -> dict[str, int]:
     """Return the lengths of the queues, by name, each counted up to `COUNTED_MAX`."""
-    found = conn.execute(_QUEUES, {"now": now})
-    return {row.name: int(row.n) for row in found}
+    rows = conn.execute(_QUEUES, {"now": now})
+    return {row.name: int(row.n) for row in rows}
 
 
 # --- merges ---
@@ -184,10 +187,10 @@ def newest_merges(
     conn: sa.Connection, staleness: Mapping[str, Sequence[float]], now: float
 ) -> tuple[MergeLine, ...]:
     """Return the newest merges, with the staleness of their contributions if known."""
-    found = []
+    lines = []
     for row in conn.execute(_MERGES):
         mean, most = staleness.get(f"{row.name} {row.base + 1}", (None, None))
-        found.append(
+        lines.append(
             MergeLine(
                 run=row.name,
                 version=row.base + 1,
@@ -200,4 +203,4 @@ def newest_merges(
                 message=row.message[:200],
             )
         )
-    return tuple(found)
+    return tuple(lines)

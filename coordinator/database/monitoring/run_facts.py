@@ -223,25 +223,25 @@ def episodes(
         return EpisodeFacts()
     key = {"its_run_id": run.id}
     rows = [row for row in conn.execute(_CHUNKS, key) if row.sealed_at >= now - RECENT_S]
-    made = sum(int(row.episodes) for row in rows)
+    total = sum(int(row.episodes) for row in rows)
     return EpisodeFacts(
         unit=unit,
-        made=made,
-        taught=sum(int(row.samples) for row in rows) / max(1, made * samples_each),
+        made=total,
+        taught=sum(int(row.samples) for row in rows) / max(1, total * samples_each),
         learning=int(conn.execute(_LEARNING, key).scalar_one()),
         since=rows[-1].sealed_at if rows else None,
     )
 
 
-def merge(conn: sa.Connection, run: RunRow, *, due: bool, now: float) -> MergeFacts:
-    """Return the state of the next merge; `due`: the plan's conditions are fulfilled."""
+def merge(conn: sa.Connection, run: RunRow, *, is_due: bool, now: float) -> MergeFacts:
+    """Return the state of the next merge; `is_due`: the plan's conditions are fulfilled."""
     row = merges.of_base(conn, run.id, run.head)
     waiting = runs.turnout(conn, run, now - LIVE_S, vetted=False)
     return MergeFacts(
         failed=row is not None and bool(row.failures or row.message),
         message="" if row is None else row.message,
         failed_at=None if row is None else row.ended_at,
-        due=due,
+        due=is_due,
         under_way=row is not None and row.state == "leased" and row.lease_until > now,
         waits_since=waiting.newest_at,
         ready=waiting.count,

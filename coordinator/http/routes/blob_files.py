@@ -43,17 +43,17 @@ async def _served(call: Call[None], name: str) -> Reply:
     if tag in call.header("if-none-match"):
         return Reply(status=304, headers=tuple(headers[:3]))
     size = await coordinator.blobs.size(name)
-    wanted = None
+    span = None
     if call.header("if-range") in ("", tag):
         try:
-            wanted = byte_range(call.header("range"), size)
+            span = byte_range(call.header("range"), size)
         except ValueError:
             return _unsatisfiable(call, size)
-    start, stop = wanted or (0, size)
-    if wanted is not None:
+    start, stop = span or (0, size)
+    if span is not None:
         headers.append(("content-range", f"bytes {start}-{stop - 1}/{size}"))
     return Reply(
-        status=200 if wanted is None else 206,
+        status=200 if span is None else 206,
         headers=tuple(headers),
         stream=await coordinator.blobs.open_range(name, start, stop),
         size=stop - start,

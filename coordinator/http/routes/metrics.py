@@ -51,11 +51,11 @@ class Scrape:
         """Yield counts whose first label is a run; the counts of unnamed runs are summed under one
         label.
         """
-        found: defaultdict[Labels, float] = defaultdict(float)
+        totals: defaultdict[Labels, float] = defaultdict(float)
         named = self.named
         for (run, *rest), count in counts:
-            found[run if run in named else OTHER, *rest] += count
-        yield from found.items()
+            totals[run if run in named else OTHER, *rest] += count
+        yield from totals.items()
 
     def runs(self, counts: Mapping[str, float]) -> Iterator[Sample]:
         """Yield counts by run, as `by_run` does."""
@@ -80,20 +80,24 @@ class Instrument:
 
     def samples(self, scrape: Scrape) -> Mapping[Labels, float]:
         """Return the values of a scrape, and 0 for known labels without a count yet."""
-        found = self.read(scrape)
-        if isinstance(found, int | float):
-            return {(): found}
+        reading = self.read(scrape)
+        if isinstance(reading, int | float):
+            return {(): reading}
         runs = sorted(scrape.named) if self.labels[:1] == _RUN else None
-        known = self.known if runs is None else [(r, *rest) for r in runs for rest in self.known]
-        return dict.fromkeys(known, 0.0) | dict(found)  # type: ignore[arg-type]
+        labels = self.known if runs is None else [(r, *rest) for r in runs for rest in self.known]
+        return dict.fromkeys(labels, 0.0) | dict(reading)  # type: ignore[arg-type]
 
 
-def _counter(name: str, help: str, read: Read, labels: Labels = (), *known: Labels) -> Instrument:
-    return Instrument("counter", name, help, read, labels, known)
+def _counter(
+    name: str, help: str, read: Read, labels: Labels = (), *labels_known: Labels
+) -> Instrument:
+    return Instrument("counter", name, help, read, labels, labels_known)
 
 
-def _gauge(name: str, help: str, read: Read, labels: Labels = (), *known: Labels) -> Instrument:
-    return Instrument("gauge", name, help, read, labels, known)
+def _gauge(
+    name: str, help: str, read: Read, labels: Labels = (), *labels_known: Labels
+) -> Instrument:
+    return Instrument("gauge", name, help, read, labels, labels_known)
 
 
 def _histogram(name: str, help: str, durations: Callable[[Coordinator], Durations]) -> Instrument:
@@ -105,8 +109,8 @@ def _of_run(name: str, help: str, value: Callable[[RunLine], float | None]) -> I
 
     def read(scrape: Scrape) -> Iterator[Sample]:
         for run in scrape.seen.runs:
-            if (found := value(run)) is not None:
-                yield (run.name,), found
+            if (figure := value(run)) is not None:
+                yield (run.name,), figure
 
     return _gauge(name, help, read, _RUN)
 
@@ -373,18 +377,18 @@ class _Collector:
             HistogramMetricFamily,
         )
 
-        for each in INSTRUMENTS:
-            name = PREFIX + each.name
-            if each.kind == "histogram":
-                found = each.read(self._scrape)
-                assert isinstance(found, Durations)
-                histogram = HistogramMetricFamily(name, each.help, labels=each.labels)
-                histogram.add_metric((), found.buckets(), found.total_s)
+        for instrument in INSTRUMENTS:
+            name = PREFIX + instrument.name
+            if instrument.kind == "histogram":
+                durations = instrument.read(self._scrape)
+                assert isinstance(durations, Durations)
+                histogram = HistogramMetricFamily(name, instrument.help, labels=instrument.labels)
+                histogram.add_metric((), durations.buckets(), durations.total_s)
                 yield histogram
                 continue
-            family = CounterMetricFamily if each.kind == "counter" else GaugeMetricFamily
-            metric = family(name, each.help, labels=each.labels)
-            for labels, value in each.samples(self._scrape).items():
+            family = CounterMetricFamily if instrument.kind == "counter" else GaugeMetricFamily
+            metric = family(name, instrument.help, labels=instrument.labels)
+            for labels, value in instrument.samples(self._scrape).items():
                 metric.add_metric(labels, value)
             yield metric
 

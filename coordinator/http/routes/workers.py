@@ -100,9 +100,9 @@ async def order(call: Call[MachineOrder]) -> None:
 
 
 async def link(call: Call[None]) -> LinkCode:
-    made = await call.coordinator.volunteers.link_code(call.principal)
-    link = format_link(call.coordinator.server.link(made.code))
-    return LinkCode(code=made.code, link=link, expires_at=made.expires_at or 0.0)
+    code = await call.coordinator.volunteers.link_code(call.principal)
+    link = format_link(call.coordinator.server.link(code.code))
+    return LinkCode(code=code.code, link=link, expires_at=code.expires_at or 0.0)
 
 
 async def claim(call: Call[ClaimRequest]) -> ClaimReply:
@@ -123,19 +123,19 @@ async def _while_wanted(work: Awaitable[T], receive: Receive, stopping: asyncio.
     Otherwise a lease could be left without a worker. Raises ClientGone, Unavailable.
     """
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(until_gone(receive))
+    disconnect = asyncio.ensure_future(until_gone(receive))
     stop = asyncio.ensure_future(stopping.wait())
     try:
-        await asyncio.wait((working, gone, stop), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, disconnect, stop), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        if gone.done():
+        if disconnect.done():
             raise ClientGone
         raise Unavailable("the coordinator is restarting", retry_after_s=STOPPING_S)
     finally:
-        for task in (working, gone, stop):
+        for task in (working, disconnect, stop):
             task.cancel()
-        await asyncio.gather(working, gone, stop, return_exceptions=True)
+        await asyncio.gather(working, disconnect, stop, return_exceptions=True)
 
 
 async def offer(call: Call[AnswerOffer]) -> AnswerWork:
@@ -153,16 +153,16 @@ async def begin(call: Call[BeginRequest]) -> BeginReply:
     coordinator, body = call.coordinator, call.body
     task = call.number("task")
     beginning = coordinator.queue.begin(call.principal, task, body.attempt, newest=body.newest)
-    begun = await _while_wanted(beginning, call.receive, coordinator.stopping)
+    start = await _while_wanted(beginning, call.receive, coordinator.stopping)
     return BeginReply(
-        version=begun.version,
-        global_step=begun.global_step,
-        finish_by=begun.finish_by,
-        part=begun.part,
-        tries=begun.tries,
+        version=start.version,
+        global_step=start.global_step,
+        finish_by=start.finish_by,
+        part=start.part,
+        tries=start.tries,
         manifest=None
-        if begun.version == body.known
-        else await coordinator.runs.queries.manifest(begun.run, begun.version),
+        if start.version == body.known
+        else await coordinator.runs.queries.manifest(start.run, start.version),
     )
 
 
@@ -180,15 +180,15 @@ async def submit(call: Call[SubmitRequest]) -> SubmitReply:
         lambda conn, new: (new, coordinator.intake.stands(conn, principal, number, new)),
         since=coordinator.heartbeats.told_until(principal),
     )
-    news = tuple(each for _, each in new[-NEWS_MAX:])
+    news = tuple(item for _, item in new[-NEWS_MAX:])
     if fresh:
         coordinator.intake.count(verdict)
     if verdict.state in UNDECIDED:  # only a verdict is sent with the account and other new verdicts
         me, news = None, ()
     elif new:
         coordinator.heartbeats.told(principal, new[-1][0])
-    said = {name: getattr(verdict, name) for name in Verdict.__struct_fields__}
-    return SubmitReply(**said, me=me, news=news)
+    fields = {name: getattr(verdict, name) for name in Verdict.__struct_fields__}
+    return SubmitReply(**fields, me=me, news=news)
 
 
 async def heartbeat(call: Call[HeartbeatRequest]) -> HeartbeatReply:
@@ -199,17 +199,17 @@ async def heartbeat(call: Call[HeartbeatRequest]) -> HeartbeatReply:
     reply, news = await coordinator.heartbeats.answer(principal, call.body)
     if not news:
         return reply
-    me, found = await coordinator.volunteers.me_with(
+    me, verdict_news = await coordinator.volunteers.me_with(
         principal, lambda conn, _: coordinator.heartbeats.news(conn, principal, since)
     )
-    coordinator.heartbeats.sent(principal, found)
+    coordinator.heartbeats.sent(principal, verdict_news)
     return msgspec.structs.replace(
         reply,
-        next_s=MORE_S if found.until < reply.news_until else reply.next_s,
-        news=found.verdicts,
-        news_until=found.until,
-        earned_micro=found.earned_micro,
-        pending_micro=found.pending_micro,
+        next_s=MORE_S if verdict_news.until < reply.news_until else reply.next_s,
+        news=verdict_news.verdicts,
+        news_until=verdict_news.until,
+        earned_micro=verdict_news.earned_micro,
+        pending_micro=verdict_news.pending_micro,
         me=me,
     )
 

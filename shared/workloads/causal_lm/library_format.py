@@ -23,10 +23,10 @@ from shared.workloads.generation.sample_text import DRAWN, SAMPLE_TOKENS
 from shared.workloads.training.onnx_file import language_model
 
 
-def as_model(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Converted:
+def as_model(config: CausalConfig, whole: Weights, target: FormatWanted) -> Converted:
     """Return the tensors and files of a folder that `AutoModelForCausalLM` loads."""
-    kind, words = config.shape.model_type, _Words.of(config, wanted)
-    dtype = wanted.dtype or config.base.dtype
+    kind, words = config.shape.model_type, _Words.of(config, target)
+    dtype = target.dtype or config.base.dtype
     settings = {
         "architectures": [CLASSES[kind][1]],
         "model_type": kind,
@@ -43,18 +43,18 @@ def as_model(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Conv
             ),
             **words.files,
         },
-        code=_code("AutoModelForCausalLM", wanted, config.context),
+        code=_code("AutoModelForCausalLM", target, config.context),
         needs="transformers torch",
         dtype=dtype,
     )
 
 
-def as_adapter(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Converted:
+def as_adapter(config: CausalConfig, whole: Weights, target: FormatWanted) -> Converted:
     """Return a folder for `PeftModel`. Raises BadRequest for a run without adapters."""
     lora = config.lora
     if lora is None:
         raise BadRequest('this run has no adapters: choose the format "transformers"')
-    dtype: torch.dtype = getattr(torch, wanted.dtype or "float32")
+    dtype: torch.dtype = getattr(torch, target.dtype or "float32")
     tensors = {
         f"base_model.model.{name}.{part}.weight": whole[f"{name}.{part}.weight"]
         .to(dtype)
@@ -63,7 +63,7 @@ def as_adapter(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Co
         for part in ("lora_A", "lora_B")
     }
     settings = _adapter_settings(config, lora)
-    code = _code("AutoPeftModelForCausalLM", wanted, config.context)
+    code = _code("AutoPeftModelForCausalLM", target, config.context)
     if not settings.get("revision"):  # the base model came from a folder
         code = [
             "from peft import PeftModel",
@@ -77,25 +77,25 @@ def as_adapter(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Co
         files={
             "adapter_model.safetensors": save(tensors),
             "adapter_config.json": msgspec.json.encode(settings),
-            **_Words.of(config, wanted).files,
+            **_Words.of(config, target).files,
         },
         code=code,
         needs="peft transformers torch",
     )
 
 
-def as_onnx(config: CausalConfig, whole: Weights, wanted: FormatWanted) -> Converted:
+def as_onnx(config: CausalConfig, whole: Weights, target: FormatWanted) -> Converted:
     """Return a folder for onnxruntime: the scores of tokens, without a cache."""
     model = build(config, whole, whole, "cpu")
 
     def scores(tokens: Tensor) -> Tensor:
         batch, count = tokens.shape
         at = torch.arange(count)
-        seen = (at[:, None] >= at).expand(batch, 1, count, count)
+        mask = (at[:, None] >= at).expand(batch, 1, count, count)
         places = at.expand(batch, count)
-        return model.logits(tokens, attention_mask=seen, position_ids=places)
+        return model.logits(tokens, attention_mask=mask, position_ids=places)
 
-    return language_model(model.module, scores, config.shape.positions, wanted.tokenizer)
+    return language_model(model.module, scores, config.shape.positions, target.tokenizer)
 
 
 class _Words(NamedTuple):
@@ -105,60 +105,60 @@ class _Words(NamedTuple):
     files: dict[str, bytes]
 
     @classmethod
-    def of(cls, config: CausalConfig, wanted: FormatWanted) -> _Words:
+    def of(cls, config: CausalConfig, target: FormatWanted) -> _Words:
         """Return the parts for a tokenizer: the base model's special tokens, the template's end."""
-        if wanted.tokenizer is None:
+        if target.tokenizer is None:
             names = ("bos_token_id", "eos_token_id", "pad_token_id")
             return cls(dict.fromkeys(names), {})
-        tokenizer, base = load_tokenizer(wanted.tokenizer), config.base
-        template = decode(wanted.template, ChatTemplate) if wanted.template else None
+        tokenizer, base = load_tokenizer(target.tokenizer), config.base
+        template = decode(target.template, ChatTemplate) if target.template else None
         last = end_of_text(tokenizer)
         text = tokenizer.id_to_token(last) if last is not None else None
         end = base.eos_token or text
         if template is not None:
             end = answer_end(tokenizer, template) or template.eos_token or end
         begin = base.bos_token or (template.bos_token if template is not None else "")
-        found = {"bos_token": begin or None, "eos_token": end, "pad_token": base.pad_token or end}
+        tokens = {"bos_token": begin or None, "eos_token": end, "pad_token": base.pad_token or end}
         ids: dict[str, Any] = {
             f"{name}_id": tokenizer.token_to_id(token) if token else None
-            for name, token in found.items()
+            for name, token in tokens.items()
         }
         ends = dict.fromkeys(
-            each
-            for each in (ids["eos_token_id"], *base.generation.ends)
-            if each is not None and each < config.shape.vocab_size
+            token
+            for token in (ids["eos_token_id"], *base.generation.ends)
+            if token is not None and token < config.shape.vocab_size
         )
         if len(ends) > 1:
             ids["eos_token_id"] = list(ends)
         settings = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config.shape.positions,
-            **found,
+            **tokens,
             "clean_up_tokenization_spaces": False,
             **({"chat_template": template.source} if template is not None else {}),
         }
-        files = {TOKENS: msgspec.json.encode(settings), "tokenizer.json": wanted.tokenizer}
+        files = {TOKENS: msgspec.json.encode(settings), "tokenizer.json": target.tokenizer}
         return cls(ids, files)
 
 
 def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:
     """Return every weight, with W + alpha / rank B A for adapted ones."""
-    found = {spec.name: whole[spec.name].float() for spec in architectures.schema(config.shape)}
-    if isinstance(config.shape, NeoxShape) and HEAD in found:
-        found["embed_out.weight"] = found.pop(HEAD)  # its name in files of GPT-NeoX
+    tensors = {spec.name: whole[spec.name].float() for spec in architectures.schema(config.shape)}
+    if isinstance(config.shape, NeoxShape) and HEAD in tensors:
+        tensors["embed_out.weight"] = tensors.pop(HEAD)  # its name in files of GPT-NeoX
     turned = isinstance(config.shape, Gpt2Shape)
     for name in adapted(config):
         a, b = whole[f"{name}.lora_A.weight"], whole[f"{name}.lora_B.weight"]
         product = (b.double() @ a.double()).to(torch.float32)
         scale = config.lora.scale if config.lora else 0.0
         place = f"{name}.weight"
-        found[place] = found[place] + scale * (product.T if turned else product)
-    return found
+        tensors[place] = tensors[place] + scale * (product.T if turned else product)
+    return tensors
 
 
 def _adapter_settings(config: CausalConfig, lora: Lora) -> dict[str, Any]:
-    found = origin(config)  # for a folder: its name alone
-    base = found.name if found is not None else ""
+    base_origin = origin(config)  # for a folder: its name alone
+    base = base_origin.name if base_origin is not None else ""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -174,12 +174,12 @@ def _adapter_settings(config: CausalConfig, lora: Lora) -> dict[str, Any]:
     }
 
 
-def _code(loader: str, wanted: FormatWanted, context: int) -> list[str]:
+def _code(loader: str, target: FormatWanted, context: int) -> list[str]:
     """Return lines of code that generate text like a version's sample."""
     package = "peft" if "Peft" in loader else "transformers"
     load = f'model = {loader}.from_pretrained(".")'
     make = f"max_new_tokens={min(SAMPLE_TOKENS, context // 2)}, {DRAWN})[0]"
-    if wanted.tokenizer is None:
+    if target.tokenizer is None:
         return [
             "import torch",
             f"from {package} import {loader}",
@@ -187,9 +187,9 @@ def _code(loader: str, wanted: FormatWanted, context: int) -> list[str]:
             load,
             f"print(model.generate(torch.tensor([[0]]), {make}.tolist())",
         ]
-    asked = ['tokens = tokenizer("A", return_tensors="pt", return_token_type_ids=False)']
-    if wanted.template:
-        asked = [
+    lines = ['tokens = tokenizer("A", return_tensors="pt", return_token_type_ids=False)']
+    if target.template:
+        lines = [
             'turns = [{"role": "user", "content": "Hello!"}]',
             "tokens = tokenizer.apply_chat_template(",
             '    turns, add_generation_prompt=True, return_tensors="pt", return_dict=True',
@@ -205,7 +205,7 @@ def _code(loader: str, wanted: FormatWanted, context: int) -> list[str]:
         "",
         load,
         'tokenizer = AutoTokenizer.from_pretrained(".")',
-        *asked,
+        *lines,
         f"found = model.generate(**tokens, {make}",
         "print(tokenizer.decode(found))",
     ]

@@ -51,11 +51,11 @@ class CausalWorkload(Workload):
         return settings.config_for(raw, manifest).to_dict()
 
     def dataset(
-        self, wanted: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
+        self, request: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
     ) -> DatasetManifest:
         from shared.workloads.causal_lm.dataset import build
 
-        return build(wanted, put, skip)
+        return build(request, put, skip)
 
     def schema(self, config: Config) -> Schema:
         return settings.schema(CausalConfig.from_dict(config))
@@ -65,8 +65,8 @@ class CausalWorkload(Workload):
 
         checked = CausalConfig.from_dict(config)
         if checked.files and checked.lora is None:
-            found = from_folder(checked)
-            return {spec.name: found[spec.name] for spec in settings.schema(checked)}
+            tensors = from_folder(checked)
+            return {spec.name: tensors[spec.name] for spec in settings.schema(checked)}
         return initial(checked, seed)
 
     def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
@@ -146,9 +146,9 @@ class CausalWorkload(Workload):
         model = build(checked, weights, weights, device)
         return CausalDecoder(checked, model, tokenizer, slots, device)
 
-    def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
+    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> Converted:
         from shared.workloads.causal_lm.library_format import as_adapter, as_model, as_onnx
 
         checked = CausalConfig.from_dict(config)
-        write = {"peft": as_adapter, "onnx": as_onnx}.get(wanted.format, as_model)
-        return write(checked, weights, wanted)
+        write = {"peft": as_adapter, "onnx": as_onnx}.get(target.format, as_model)
+        return write(checked, weights, target)

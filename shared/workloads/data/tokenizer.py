@@ -226,9 +226,9 @@ def byte_tokenizer() -> bytes:
 
 def _byte_signs() -> list[str]:
     """Return the character with which a byte-level tokenizer writes each byte."""
-    shown = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = (byte for byte in range(256) if byte not in shown)
-    signs = {byte: chr(byte) for byte in shown}
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = (byte for byte in range(256) if byte not in plain)
+    signs = {byte: chr(byte) for byte in plain}
     signs |= {byte: chr(0x100 + place) for place, byte in enumerate(hidden)}
     return [signs[byte] for byte in range(256)]
 

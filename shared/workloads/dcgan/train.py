@@ -138,10 +138,10 @@ class DcganWork:
             loss_last=means[0] + means[1],
             metrics=metrics | {"micro_batch": float(self._portion)} | applied,
         )
-        found = {name: to_host(value) for name, value in self._model.named_buffers()}
+        tensors = {name: to_host(value) for name, value in self._model.named_buffers()}
         for learner in self._learners:
-            found |= learner.result()
-        return report, {name: found[name] for name in self._order}
+            tensors |= learner.result()
+        return report, {name: tensors[name] for name in self._order}
 
     def suspend(self) -> None:
         self._fakes.clear()  # drawn again from the same noise
@@ -178,24 +178,24 @@ class DcganWork:
         """
         if self._in_turn or self._turn:
             raise RuntimeError("a snapshot is taken between steps")
-        found = _whole({name: learner.snapshot() for name, learner in self._named()})
-        found |= {name: to_host(value) for name, value in self._model.named_buffers()}
-        found["figures"] = to_host(self._figures)
-        found[_COUNTERS] = torch.tensor([self._step, int(self._frugal)], dtype=torch.int64)
-        return found
+        tensors = _whole({name: learner.snapshot() for name, learner in self._named()})
+        tensors |= {name: to_host(value) for name, value in self._model.named_buffers()}
+        tensors["figures"] = to_host(self._figures)
+        tensors[_COUNTERS] = torch.tensor([self._step, int(self._frugal)], dtype=torch.int64)
+        return tensors
 
     def restore(self, snapshot: Weights) -> None:
         """Continue from a `snapshot`. Raises InvalidRunFile if it does not fit this task."""
-        own = {**dict(self._model.named_buffers()), "figures": self._figures}
+        tensors = {**dict(self._model.named_buffers()), "figures": self._figures}
         counters = snapshot.get(_COUNTERS, torch.zeros(0)).flatten().tolist()
         fits = len(counters) == 2 and 0 <= counters[0] <= self._job.steps
-        for name, value in own.items():
+        for name, value in tensors.items():
             fits = fits and name in snapshot and snapshot[name].shape == value.shape
         if not fits or not all(
             learner.restore(_part(name, snapshot)) for name, learner in self._named()
         ):
             raise InvalidRunFile("this snapshot belongs to another task: start the task afresh")
-        for name, value in own.items():
+        for name, value in tensors.items():
             value.copy_(snapshot[name])
         self._now.zero_()
         self._fakes.clear()
@@ -241,9 +241,9 @@ class DcganWork:
             loss = F.binary_cross_entropy_with_logits(on_real, torch.ones_like(on_real))
             loss = loss + F.binary_cross_entropy_with_logits(on_fakes, torch.zeros_like(on_fakes))
         torch.autograd.backward(loss * share)
-        known = [(on_real > 0).float().mean(), (on_fakes < 0).float().mean()]
-        seen = torch.stack([loss.detach().float(), torch.zeros_like(known[0]), *known])
-        self._now.add_(seen, alpha=share)
+        accuracies = [(on_real > 0).float().mean(), (on_fakes < 0).float().mean()]
+        figures = torch.stack([loss.detach().float(), torch.zeros_like(accuracies[0]), *accuracies])
+        self._now.add_(figures, alpha=share)
 
     def _drawn(self, size: int, micro: int) -> Tensor:
         """Return the fakes that the discriminator saw, kept or drawn again."""

@@ -106,7 +106,7 @@ class DcganWorkload(Workload):
 
         return sample(DcganConfig.from_dict(config), weights, prompt, seed)
 
-    def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
+    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> Converted:
         import torch
 
         from shared.workloads.dcgan.model import Generator, build

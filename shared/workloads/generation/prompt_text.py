@@ -64,21 +64,21 @@ class PromptText:
     @cached_property
     def _marking(self) -> Tokenizer | None:
         """Return the same tokenizer, set to read special tokens."""
-        found = load_tokenizer(self._data) if self._data is not None else None
-        if found is not None:
-            found.encode_special_tokens = False
-        return found
+        tokenizer = load_tokenizer(self._data) if self._data is not None else None
+        if tokenizer is not None:
+            tokenizer.encode_special_tokens = False
+        return tokenizer
 
     def _tokens(self, text: str, tokenizer: Tokenizer | None) -> list[int]:
         if tokenizer:
-            found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-            return found
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+            return ids
         words = text.split()
-        if wrong := [each for each in words if not (each.isascii() and each.isdecimal())]:
+        if wrong := [word for word in words if not (word.isascii() and word.isdecimal())]:
             raise InvalidRunFile(
                 f"this model has no tokenizer: its prompts are numbers, not {wrong[0][:40]!r}"
             )
-        return [int(each[:DIGITS_MAX]) for each in words]
+        return [int(word[:DIGITS_MAX]) for word in words]
 
 
 def ending(reader: Reader, text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
@@ -96,4 +96,4 @@ def padded(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     nothing before, and the answer's tokens overwrite it.
     """
     longest = max(map(len, prompts))
-    return [[*each, *[0] * (longest - len(each))] for each in prompts]
+    return [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]

@@ -73,10 +73,10 @@ def score(
 
 
 def _until(examples: Iterator[Example], over: Callable[[], bool]) -> Iterator[Example]:
-    for number, each in enumerate(examples):
+    for number, example in enumerate(examples):
         if number and over():
             return
-        yield each
+        yield example
 
 
 class _Asking:
@@ -105,12 +105,12 @@ class _Asking:
 
 
 def _chosen(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[bool, bool]]:
-    for each in examples:
-        found = [_likelihood(asking, each.prompt, text) for text in each.choices]
-        values = [value for value, _ in found]
+    for example in examples:
+        likelihoods = [_likelihood(asking, example.prompt, text) for text in example.choices]
+        values = [value for value, _ in likelihoods]
         best = int(np.argmax(values))
-        right = best == each.answer and math.isfinite(values[best])
-        yield right, any(cut for _, cut in found)
+        right = best == example.answer and math.isfinite(values[best])
+        yield right, any(cut for _, cut in likelihoods)
 
 
 def _likelihood(asking: _Asking, prompt: str, text: str) -> tuple[float, bool]:
@@ -146,19 +146,19 @@ def _written(asking: _Asking, examples: Iterator[Example]) -> Iterator[tuple[boo
     more = True
     while more or running:
         while more and len(running) < decoder.slots:
-            each = next(examples, None)
-            if each is None:
+            example = next(examples, None)
+            if example is None:
                 more = False
                 break
             name = str(len(texts))
-            asked = _asked(asking, each, name)
-            running[name], texts[name] = (each, asked[1]), ""
-            batch.add(asked[0])
-        for made in batch.step() if running else ():
-            texts[made.id] += made.text
-            if made.finish:
-                each, cut = running.pop(made.id)
-                yield texts[made.id].strip() in each.answers, cut
+            question = _asked(asking, example, name)
+            running[name], texts[name] = (example, question[1]), ""
+            batch.add(question[0])
+        for token in batch.step() if running else ():
+            texts[token.id] += token.text
+            if token.finish:
+                example, cut = running.pop(token.id)
+                yield texts[token.id].strip() in example.answers, cut
 
 
 def _asked(asking: _Asking, example: Example, name: str) -> tuple[Sequence, bool]:

@@ -42,13 +42,13 @@ def window(data: Data, config: GomokuConfig) -> Positions:
 class Batches:
     """Positions drawn by a task: the same for the same seed, for any micro-batches."""
 
-    def __init__(self, found: Positions, size: int, job: Job) -> None:
-        if len(found) < job.batch_size:
+    def __init__(self, window_positions: Positions, size: int, job: Job) -> None:
+        if len(window_positions) < job.batch_size:
             raise InvalidRunFile(
-                f"the replay window holds {len(found)} positions, fewer than a batch of"
+                f"the replay window holds {len(window_positions)} positions, fewer than a batch of"
                 f" {job.batch_size}: play more games first, or make [task] batch_size smaller"
             )
-        self._found = found
+        self._found = window_positions
         self._turns = symmetries(size)
         self._job = job
 

@@ -109,22 +109,22 @@ class GptWorkload(Workload):
         return GptDecoder(GptConfig.from_dict(config), weights, tokenizer, slots, device)
 
     def export(self, config: Config, weights: Weights) -> dict[str, torch.Tensor]:
-        found = dict(weights)
+        tensors = dict(weights)
         if GptConfig.from_dict(config).tie_head:
-            found["head.weight"] = weights["tok_emb.weight"].clone()
-        return found
+            tensors["head.weight"] = weights["tok_emb.weight"].clone()
+        return tensors
 
-    def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
+    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> Converted:
         from shared.workloads.gpt.model import build
         from shared.workloads.gpt.transformers_folder import converted
         from shared.workloads.training.onnx_file import language_model
 
         checked = GptConfig.from_dict(config)
-        if wanted.format == "transformers":
-            return converted(checked, weights, wanted)
+        if target.format == "transformers":
+            return converted(checked, weights, target)
         model = build(checked, weights, "cpu")
 
         def scores(tokens: torch.Tensor) -> torch.Tensor:
             return model.logits(model.hidden(tokens))
 
-        return language_model(model, scores, checked.block_size, wanted.tokenizer)
+        return language_model(model, scores, checked.block_size, target.tokenizer)

@@ -117,8 +117,8 @@ class RolloutWork:
             for batch in {
                 group.version.number: group.batch for group in self._groups.values()
             }.values():
-                for made in batch.step():
-                    self._take(made)
+                for token in batch.step():
+                    self._take(token)
         self._elapsed_s += perf_counter() - began
         return Progress(
             step=len(self._records),
@@ -215,15 +215,15 @@ class RolloutWork:
             version.batch = Batch(decoder)
         return version.batch
 
-    def _take(self, made: NextToken) -> None:
+    def _take(self, next_token: NextToken) -> None:
         """Add a token to its answer."""
-        number, _, sample = made.id.partition("/")
+        number, _, sample = next_token.id.partition("/")
         group = self._groups[int(number)]
-        token = made.end if made.chosen is None else made.chosen
+        token = next_token.end if next_token.chosen is None else next_token.chosen
         assert token is not None  # one of the two is set
         group.answers[int(sample)].append(token)
         self._tokens += 1
-        if made.finish:
+        if next_token.finish:
             group.open -= 1
             if not group.open:
                 self._records[group.number] = group.record()
@@ -233,18 +233,24 @@ class RolloutWork:
     def _show(self, group: OpenGroup) -> None:
         """Show a group with its rewards, and the hardest problem solved so far."""
         text = self._problems.text
-        texts = [text.decode([each.token for each in answer]) for answer in group.answers]
+        texts = [text.decode([token.token for token in answer]) for answer in group.answers]
         try:
             rewards = [reward(group.problem, text) for text in texts]
         except InvalidRunFile:  # its verifier's package is on the coordinator only
             return
         share, prompt = sum(rewards) / len(rewards), group.problem.prompt
-        if 0 < share < min((each for each in self._solved if each), default=2.0):
+        if (
+            0
+            < share
+            < min((share_solved for share_solved in self._solved if share_solved), default=2.0)
+        ):
             right = texts[rewards.index(max(rewards))]
             self._best = f"best: {prompt} {right}  ({share:.0%} of its answers were right)"
         self._solved.append(share)
         self._cut += sum(answer[-1].token != text.end for answer in group.answers)
-        lines = [f"{won:4.1f}  {said}" for won, said in zip(rewards, texts, strict=True)]
+        lines = [
+            f"{won:4.1f}  {answer_text}" for won, answer_text in zip(rewards, texts, strict=True)
+        ]
         self._shown = "\n".join([prompt, *lines, self._best])
 
     def _metrics(self) -> dict[str, float]:

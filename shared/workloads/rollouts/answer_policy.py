@@ -55,8 +55,8 @@ Files = Callable[[str], Path]  # files of a run by name
 def model_of(config: RolloutsConfig, weights: Weights, file: Files, device: str) -> Model:
     """Return a version's model."""
     if config.causal is not None:
-        found = _from_library(config.causal, weights, file, device)
-        return Model(found.module, found.logits)
+        model = _from_library(config.causal, weights, file, device)
+        return Model(model.module, model.logits)
     gpt = build(config.network, weights, device)
     return Model(gpt, lambda tokens: gpt.logits(gpt.hidden(tokens)))
 
@@ -69,9 +69,9 @@ def decoder_of(
     if base is None:
         return ByteDecoder(config, weights, slots, device)
     model = _from_library(base, weights, file, device)
-    found = CausalDecoder(base, model, None, slots, device)
-    found.end = config.end
-    return found
+    decoder = CausalDecoder(base, model, None, slots, device)
+    decoder.end = config.end
+    return decoder
 
 
 def _from_library(
@@ -98,14 +98,14 @@ class Rows:
 
     def spread(self, values: Sequence[NDArray[np.float32]]) -> Tensor:
         """Return a value for each token of the answers, (B, T), zero elsewhere."""
-        found = torch.zeros_like(self.mask)
-        found[self.mask > 0] = torch.from_numpy(np.concatenate(values))
-        return found
+        tensor = torch.zeros_like(self.mask)
+        tensor[self.mask > 0] = torch.from_numpy(np.concatenate(values))
+        return tensor
 
 
 def log_probabilities(model: Model, rows: Rows, device: str, temperature: float) -> Tensor:
     """Return the log-probability of each wanted token, (B, T), zero outside the answers."""
     logits = model.scores(rows.given.to(device)).float() / temperature
-    said = torch.log_softmax(logits, -1)
-    found = said.gather(-1, rows.wanted.to(device)[..., None])[..., 0]
-    return found * rows.mask.to(device)
+    logprobs = torch.log_softmax(logits, -1)
+    chosen_logprobs = logprobs.gather(-1, rows.wanted.to(device)[..., None])[..., 0]
+    return chosen_logprobs * rows.mask.to(device)

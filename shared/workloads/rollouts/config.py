@@ -91,9 +91,9 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
             checked = msgspec.structs.replace(checked, dataset=None)
             checked._check_drawn()
             return checked
-        if given := [key for key in ("problems", "size") if key in raw]:
+        if unused := [key for key in ("problems", "size") if key in raw]:
             raise InvalidRunFile(
-                f"[model] {given[0]} is for generated problems, but this run uses those of the "
+                f"[model] {unused[0]} is for generated problems, but this run uses those of the "
                 f'dataset "{dataset.name}": remove the line or the dataset'
             )
         checked = checked._with_tokenizer(dataset)
@@ -102,8 +102,8 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
         checked._check_answer(int(dataset.meta["answer_size"]), f'a problem of "{dataset.name}"')
         without = int(dataset.meta["without_solution"])
         listed = msgspec.structs.asdict(dataset.chunks[0])
-        found = ListedProblems(**listed, without_solution=without)
-        return msgspec.structs.replace(checked, dataset=found)
+        listed_problems = ListedProblems(**listed, without_solution=without)
+        return msgspec.structs.replace(checked, dataset=listed_problems)
 
     def _with_tokenizer(self, dataset: DatasetManifest) -> RolloutsConfig:
         """Return the table with the tokenizer of the model named by `from`, which is its
@@ -126,8 +126,8 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f" coordinator dataset add NAME --problems FILE --tokenizer {folder / TOKENIZER}"
             )
         chat, end = TEMPLATE in dataset.assets, dataset.meta.get("end")
-        own, usual = () if end is None else (int(end),), base.base.generation.ends
-        ends = (*own, *usual) if chat else (*usual, *own)
+        dataset_ends, usual = () if end is None else (int(end),), base.base.generation.ends
+        ends = (*dataset_ends, *usual) if chat else (*usual, *dataset_ends)
         if not ends or max(ends[0], used.items - 1) >= base.shape.vocab_size:
             raise InvalidRunFile(
                 f"[model] from: the tokenizer in {folder} has no token that ends an answer, or more"
@@ -139,24 +139,24 @@ class RolloutsConfig(msgspec.Struct, frozen=True, kw_only=True):
         problems = Problems(self)
         try:
             for number in range(LOOKED_AT):
-                known = solution(problems.get(number)) or ""
-                self._check_answer(len(encoded(known)), f"problem {number}")
+                answer = solution(problems.get(number)) or ""
+                self._check_answer(len(encoded(answer)), f"problem {number}")
         except InvalidRunFile as error:
             raise InvalidRunFile(f"[model] problems: {error.message}") from error
 
-    def _check_answer(self, size: int, what: str) -> None:
+    def _check_answer(self, size: int, label: str) -> None:
         if size > self.answer:
             raise InvalidRunFile(
-                f"the answer to {what} has {size} {self.unit}, and [model] answer {self.answer}"
+                f"the answer to {label} has {size} {self.unit}, and [model] answer {self.answer}"
                 " leaves no room for it"
             )
 
-    def check_room(self, used: int, what: str) -> None:
+    def check_room(self, used: int, label: str) -> None:
         """Raise InvalidRunFile for a problem that leaves no room for an answer."""
         most = self.context - self.answer
         if used > most:
             raise InvalidRunFile(
-                f"{what} has {used} {self.unit}, but [model] context {self.context} leaves {most} for"
+                f"{label} has {used} {self.unit}, but [model] context {self.context} leaves {most} for"
                 f" it before an answer of {self.answer}: raise context"
             )
 
@@ -221,22 +221,22 @@ def _taken_up(raw: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("n_layer", "n_head", "n_embd"):
         if key in raw:
             raise InvalidRunFile(f"[model] has both from and {key}: give one of them")
-    own = {key: raw[key] for key in RolloutsConfig.__struct_fields__ if key in raw}
-    checked = RolloutsConfig.from_dict(own)
-    its = {key: value for key, value in raw.items() if key not in own}
-    base = causal_lm.config_for({**its, "context": checked.context}, None)
+    own_keys = {key: raw[key] for key in RolloutsConfig.__struct_fields__ if key in raw}
+    checked = RolloutsConfig.from_dict(own_keys)
+    base_keys = {key: value for key, value in raw.items() if key not in own_keys}
+    base = causal_lm.config_for({**base_keys, "context": checked.context}, None)
     if base.lora is not None and base.lora.dropout:
         raise InvalidRunFile("[model.lora] dropout must be 0 in a run of rollouts")
-    return {**own, "base": base.to_dict()}
+    return {**own_keys, "base": base.to_dict()}
 
 
 @lru_cache(maxsize=4)
 def _text_of(path: Path, vocabulary: int, end: int, chat: bool) -> Text:
-    own = PromptText(path.read_bytes(), vocabulary)
+    prompt_text = PromptText(path.read_bytes(), vocabulary)
     return Text(
-        prompt=lambda text: own.encode(text, marks=chat),
-        answer=own.continuation,
-        decode=lambda tokens: own.decode([token for token in tokens if token != end]),
+        prompt=lambda text: prompt_text.encode(text, marks=chat),
+        answer=prompt_text.continuation,
+        decode=lambda tokens: prompt_text.decode([token for token in tokens if token != end]),
         end=end,
         vocabulary=vocabulary,
     )
@@ -271,12 +271,12 @@ class Problems:
         """
         config, heldout = self._config, self._heldout
         if self._listed:
-            found = self._listed[number % len(self._listed)]
+            problem = self._listed[number % len(self._listed)]
         else:
             size = size or config.size
-            found = drawn(config.problems, SEED, number, size, heldout=heldout)
-        config.check_room(len(self.text.prompt(found.prompt)), f"problem {number}")
-        return found
+            problem = drawn(config.problems, SEED, number, size, heldout=heldout)
+        config.check_room(len(self.text.prompt(problem.prompt)), f"problem {number}")
+        return problem
 
 
 class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,5 +321,5 @@ class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 def answer_seed(task_seed: int, problem: int, sample: int) -> int:
     """Return the seed of one answer of a task."""
-    said = sha256(b"answer\n%d\n%d\n%d" % (task_seed, problem, sample)).digest()
-    return int.from_bytes(said[:8], "big") & _WORD
+    digest = sha256(b"answer\n%d\n%d\n%d" % (task_seed, problem, sample)).digest()
+    return int.from_bytes(digest[:8], "big") & _WORD

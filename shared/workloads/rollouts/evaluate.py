@@ -31,7 +31,7 @@ def answered(
     """
     text = config.text(file)
     batch = Batch(decoder_of(config, weights, file, min(SLOTS, len(problems)), "cpu"))
-    found: list[list[int]] = [[] for _ in problems]
+    answers: list[list[int]] = [[] for _ in problems]
     waiting = list(enumerate(problems))[::-1]
     while (waiting or len(batch)) and not stop():
         while waiting and len(batch) < SLOTS:
@@ -45,11 +45,11 @@ def answered(
                     temperature=0,
                 )
             )
-        for made in batch.step():
-            token = made.chosen or made.end
+        for token_made in batch.step():
+            token = token_made.chosen or token_made.end
             if token is not None:
-                found[int(made.id)].append(token.token)
-    return found
+                answers[int(token_made.id)].append(token.token)
+    return answers
 
 
 def heldout_problems(config: RolloutsConfig, data: Data | None, most: int) -> list[Problem]:
@@ -72,10 +72,10 @@ def evaluate(
     ends_at = monotonic() + budget_s
     problems = heldout_problems(config, data, PROBLEMS)
     file = data.asset if data else NO_FILES.__getitem__
-    said = config.text(file).decode
+    read = config.text(file).decode
     answers = answered(config, weights, problems, lambda: stop() or monotonic() > ends_at, file)
     pairs = list(zip(problems, answers, strict=True))
-    rewards = [reward(problem, said(answer)) if answer else 0.0 for problem, answer in pairs]
+    rewards = [reward(problem, read(answer)) if answer else 0.0 for problem, answer in pairs]
     cut = sum(answer[-1:] != [config.end] for answer in answers)
     count = len(problems)
     solved = sum(rewards) / count
@@ -93,8 +93,8 @@ def sampled(config: RolloutsConfig, weights: Weights, data: Data | None, prompt:
     """Return held-out problems with a version's answers and their rewards, or its answer to a
     prompt.
     """
-    asked = Problem(prompt=prompt, verifier="exact", arguments={"answer": ""})
-    problems = [asked] if prompt else heldout_problems(config, data, SHOWN)
+    question = Problem(prompt=prompt, verifier="exact", arguments={"answer": ""})
+    problems = [question] if prompt else heldout_problems(config, data, SHOWN)
     file = data.asset if data else NO_FILES.__getitem__
     answers = answered(config, weights, problems, lambda: False, file)
     texts = [config.text(file).decode(answer) for answer in answers]

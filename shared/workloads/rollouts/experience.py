@@ -79,21 +79,23 @@ class RolloutExperience(Experience):
         task = _Task(job, config, how, problems, {v.number: v.sha256 for v in versions})
         wrong = _misfits(records, task)
         stale = {
-            place: f"problem {records[place].problem} was begun with {said}"
-            for place, said in behind(
+            place: f"problem {records[place].problem} was begun with {reason}"
+            for place, reason in behind(
                 [(r.version, r.began_s) for r in records], versions, how.lag
             ).items()
         }
         sound = {n: r for n, r in enumerate(records) if n not in wrong and n not in stale}
         again = differing(sound, job, file, secret, whole=whole)
         wrong |= again.complaints
-        kept = [_judge(record, problems) for place, record in sound.items() if place not in wrong]
-        teaching = [record for record in kept if len(set(record.rewards)) > 1]
+        judged_records = [
+            _judge(record, problems) for place, record in sound.items() if place not in wrong
+        ]
+        teaching = [record for record in judged_records if len(set(record.rewards)) > 1]
         return Inspection(
-            data=encode(teaching) if kept else b"",
-            episodes=len(kept),
+            data=encode(teaching) if judged_records else b"",
+            episodes=len(judged_records),
             samples=sum(len(record.lengths) for record in teaching),
-            evaluations=sum(sum(record.lengths) for record in kept),
+            evaluations=sum(sum(record.lengths) for record in judged_records),
             refused=len(wrong),
             stale=len(stale.keys() - wrong.keys()),
             complaint=next(iter((wrong or stale).values()), ""),
@@ -151,29 +153,29 @@ def _judge(record: GroupRecord, problems: Problems) -> JudgedGroup:
 
 def _misfits(records: Sequence[GroupRecord], task: _Task) -> dict[int, str]:
     """Return the faults of records that do not fit the task, by their place in the file."""
-    found: dict[int, str] = {}
-    seen: set[int] = set()
+    complaints: dict[int, str] = {}
+    problems_seen: set[int] = set()
     for place, record in enumerate(records):
         try:
             _check(record, task)
-            if record.problem in seen:
+            if record.problem in problems_seen:
                 raise InvalidGroup(f"problem {record.problem} is in the file twice")
         except InvalidGroup as error:
-            found[place] = error.message
-        seen.add(record.problem)
-    return found
+            complaints[place] = error.message
+        problems_seen.add(record.problem)
+    return complaints
 
 
 def _check(record: GroupRecord, task: _Task) -> None:
-    said = f"problem {record.problem}"
+    place = f"problem {record.problem}"
     if not task.job.start <= record.problem < task.job.stop:
-        raise InvalidGroup(f"{said} is not one of {task.job.start} to {task.job.stop - 1}")
+        raise InvalidGroup(f"{place} is not one of {task.job.start} to {task.job.stop - 1}")
     if task.hashes.get(record.version) != record.weights:
-        raise InvalidGroup(f"{said}: version {record.version} is not one that may answer here")
+        raise InvalidGroup(f"{place}: version {record.version} is not one that may answer here")
     if len(record.lengths) != task.how.group:
-        raise InvalidGroup(f"{said} has {len(record.lengths)} answers instead of {task.how.group}")
+        raise InvalidGroup(f"{place} has {len(record.lengths)} answers instead of {task.how.group}")
     text = task.problems.text
     room = task.config.context - len(text.prompt(task.problems.get(record.problem).prompt))
     for answer in record.answers():
         if not task.config.fits(answer.tolist(), room, text.vocabulary):
-            raise InvalidGroup(f"{said}: an answer does not end where it should")
+            raise InvalidGroup(f"{place}: an answer does not end where it should")

@@ -43,12 +43,12 @@ class Answer(NamedTuple):
 
 def window(data: Data) -> list[Answer]:
     """Return the answers of a task's chunks."""
-    found = []
+    answers = []
     for index in range(len(data.manifest.chunks)):
         for record in judged(data.chunk(index).read_bytes()):
             rows = zip(record.answers(), record.said(), advantages(record.rewards), strict=True)
-            found += [Answer(record.problem, record.version, *row) for row in rows]
-    return found
+            answers += [Answer(record.problem, record.version, *row) for row in rows]
+    return answers
 
 
 class _LearnWork(StepWork):
@@ -87,14 +87,14 @@ class RolloutLearnWork(_LearnWork):
         count = len(self._order)
         answers = [self._found[self._order[place % count]] for place in range(start, stop)]
         encode = self._problems.text.prompt
-        prompts = [encode(self._problems.get(each.problem).prompt) for each in answers]
-        rows = Rows(prompts, [each.tokens.tolist() for each in answers])
-        old = to_device(rows.spread([each.logprobs for each in answers]), self.device)
+        prompts = [encode(self._problems.get(answer.problem).prompt) for answer in answers]
+        rows = Rows(prompts, [answer.tokens.tolist() for answer in answers])
+        old = to_device(rows.spread([answer.logprobs for answer in answers]), self.device)
         new = log_probabilities(self._policy, rows, self.device, self._options.temperature)
-        gains = to_device(torch.tensor([each.advantage for each in answers]), self.device)
+        gains = to_device(torch.tensor([answer.advantage for answer in answers]), self.device)
         mask = to_device(rows.mask, self.device)
         loss, figures = policy_loss(new, old, gains, mask, longest=self._config.answer)
-        behind = sum(self.job.base_version - each.version for each in answers) / len(answers)
+        behind = sum(self.job.base_version - answer.version for answer in answers) / len(answers)
         return StepLoss(loss + MOST, torch.cat([figures, figures.new_tensor([behind])]))
 
 
@@ -121,8 +121,8 @@ class SupervisedWork(_LearnWork):
         problems = [self._problems.get(-1 - first - place, size) for place in range(start, stop)]
         text = self._problems.text
         rows = Rows(
-            [text.prompt(each.prompt) for each in problems],
-            [[*text.answer(solution(each) or ""), text.end] for each in problems],
+            [text.prompt(problem.prompt) for problem in problems],
+            [[*text.answer(solution(problem) or ""), text.end] for problem in problems],
         )
-        said = log_probabilities(self._policy, rows, self.device, 1.0)
-        return StepLoss(-(said.sum(1) / to_device(rows.mask.sum(1), self.device)).mean())
+        logprobs = log_probabilities(self._policy, rows, self.device, 1.0)
+        return StepLoss(-(logprobs.sum(1) / to_device(rows.mask.sum(1), self.device)).mean())

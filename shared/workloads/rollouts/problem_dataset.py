@@ -78,10 +78,10 @@ class PromptWriter:
     or as plain text.
     """
 
-    def __init__(self, wanted: DatasetWanted) -> None:
+    def __init__(self, request: DatasetWanted) -> None:
         """Read the tokenizer and the template of a build. Raises InvalidRunFile."""
-        self.blob = wanted.tokenizer
-        self.template = decode(wanted.template, ChatTemplate) if wanted.template else None
+        self.blob = request.tokenizer
+        self.template = decode(request.template, ChatTemplate) if request.template else None
         self.tokenizer: Tokenizer | None = None
         self._begin: list[int] = []
         if self.blob is not None:
@@ -147,26 +147,28 @@ class PromptWriter:
         return {**fields, **(frame.meta if frame is not None else {})}
 
 
-def build(wanted: DatasetWanted, put: Put) -> DatasetManifest:
+def build(request: DatasetWanted, put: Put) -> DatasetManifest:
     """Store the problems of files, shuffled, and return their manifest. Raises InvalidRunFile."""
-    if not 0 < wanted.heldout_share < 1:
-        raise InvalidRunFile(f"heldout_share {wanted.heldout_share} must lie between 0 and 1")
-    writer, unread = PromptWriter(wanted), Counter[str]()
-    found: dict[str, tuple[Problem, str]] = {}  # by prompt, with the place
-    for path in wanted.sources:
+    if not 0 < request.heldout_share < 1:
+        raise InvalidRunFile(f"heldout_share {request.heldout_share} must lie between 0 and 1")
+    writer, unread = PromptWriter(request), Counter[str]()
+    by_prompt: dict[str, tuple[Problem, str]] = {}  # by prompt, with the place
+    for path in request.sources:
         for record in _records(path):
             problem = _read(record, path, writer, unread)
-            if problem.prompt in found:
-                raise InvalidRunFile(f"{record.place} has the prompt of {found[problem.prompt][1]}")
-            found[problem.prompt] = problem, record.place
-    if not 2 <= len(found) <= PROBLEMS_MAX:
+            if problem.prompt in by_prompt:
+                raise InvalidRunFile(
+                    f"{record.place} has the prompt of {by_prompt[problem.prompt][1]}"
+                )
+            by_prompt[problem.prompt] = problem, record.place
+    if not 2 <= len(by_prompt) <= PROBLEMS_MAX:
         raise InvalidRunFile(
             f"a dataset has 2 to {PROBLEMS_MAX:,} problems, of which one is held out, not"
-            f" {len(found):,}"
+            f" {len(by_prompt):,}"
         )
-    problems = list(found.values())
-    order = permutation(len(problems), wanted.seed, 1)
-    held = min(len(problems) - 1, max(1, round(wanted.heldout_share * len(problems))))
+    problems = list(by_prompt.values())
+    order = permutation(len(problems), request.seed, 1)
+    heldout_count = min(len(problems) - 1, max(1, round(request.heldout_share * len(problems))))
     solutions = [solution(problem) for problem, _ in problems]
     sizes = [writer.size(problem.prompt) for problem, _ in problems]
     longest = max(range(len(problems)), key=sizes.__getitem__)
@@ -181,12 +183,12 @@ def build(wanted: DatasetWanted, put: Put) -> DatasetManifest:
         names = [printable(key, 40) for key, _ in unread.most_common(_UNREAD_SHOWN)]
         meta["found"] = f"keys that were not read: {', '.join(names)}"
     return DatasetManifest(
-        name=wanted.name,
-        licence=wanted.licence,
-        source=wanted.source,
+        name=request.name,
+        licence=request.licence,
+        source=request.source,
         kind=KIND,
-        chunks=(_stored([problems[at][0] for at in order[held:]], put),),
-        heldout=(_stored([problems[at][0] for at in order[:held]], put),),
+        chunks=(_stored([problems[at][0] for at in order[heldout_count:]], put),),
+        heldout=(_stored([problems[at][0] for at in order[:heldout_count]], put),),
         assets=writer.assets(put),
         meta=meta,
     )
@@ -231,11 +233,11 @@ def _read(record: Record, path: Path, writer: PromptWriter, unread: Counter[str]
     arguments, name = _arguments(line, record, path)
     verifier(name, arguments, place)
     problem = Problem(prompt=prompt, verifier=name, arguments=arguments, place=line.place)
-    known = solution(problem)
+    answer = solution(problem)
     close = bool(arguments.get("tolerance"))  # a verifier with a tolerance may round
-    if known is not None and not close and reward(problem, decoded(encoded(known))) < 1:
+    if answer is not None and not close and reward(problem, decoded(encoded(answer))) < 1:
         raise InvalidRunFile(
-            f'{place}: the verifier {name} does not accept the answer "{known[:64]}": write it as'
+            f'{place}: the verifier {name} does not accept the answer "{answer[:64]}": write it as'
             " the verifier reads it"
         )
     return problem
@@ -263,15 +265,15 @@ def _line(record: Record) -> _Line:
     fields: Mapping[str, Any] = {
         key: value for key, value in record.fields.items() if value is not None
     }
-    asked = next((key for key in PROMPTS if key in fields), None)
-    if asked is None:
+    prompt_key = next((key for key in PROMPTS if key in fields), None)
+    if prompt_key is None:
         keys = ", ".join(f'"{escaped(key, 40)}"' for key in sorted(fields)[:8]) or "none"
         raise InvalidRunFile(
             f"{record.place}: the problem has no prompt: its keys are {keys}, and what is looked"
             f" for is {', '.join(PROMPTS)}"
         )
     row = {key: fields[key] for key in ("verifier", "arguments", "place") if key in fields}
-    row |= {"prompt": fields[asked]}
+    row |= {"prompt": fields[prompt_key]}
     if system := fields.get("system") or fields.get("system_prompt"):
         row |= {"system": system}
     if answer := next((key for key in ANSWERS if key in fields), None):

@@ -38,9 +38,9 @@ def reward(problem: Problem, answer: str) -> float:
     if len(answer) > ANSWER_CHARS_MAX:
         return 0.0
     judge = verifier(problem.verifier, problem.arguments, "the problem")
-    said = answer if judge.whole else final(answer, problem.place)
+    answer_text = answer if judge.whole else final(answer, problem.place)
     try:
-        return min(1.0, max(0.0, float(judge.reward(said))))
+        return min(1.0, max(0.0, float(judge.reward(answer_text))))
     except Exception:  # an answer that breaks a package's verifier earns nothing
         return 0.0
 
@@ -72,7 +72,7 @@ def solution(problem: Problem) -> str | None:
     """Return a right answer, a number without exponent; None where only a search finds one."""
     if problem.verifier == "sorted":
         items = Sorted(**problem.arguments).right
-        return (" " if any(len(each) > 1 for each in items) else "").join(items)
+        return (" " if any(len(item) > 1 for item in items) else "").join(items)
     answer = problem.arguments.get("answer")
     if isinstance(answer, list | tuple):
         answer = answer[0]
@@ -92,9 +92,9 @@ def drawn(kind: str, seed: int, number: int, size: int, *, heldout: bool = False
         raise InvalidRunFile(f"the size of {kind} lies between {least} and {most}, not {size}")
     dice = random.Random(sha256(b"problem %d %d" % (seed, number)).digest())
     while True:
-        found = draw(dice, size)
-        if (sha256(found.prompt.encode()).digest()[0] % HELDOUT_OF == 0) == heldout:
-            return found
+        problem = draw(dice, size)
+        if (sha256(problem.prompt.encode()).digest()[0] % HELDOUT_OF == 0) == heldout:
+            return problem
 
 
 def _arithmetic(dice: random.Random, digits: int) -> Problem:
@@ -113,8 +113,8 @@ def _sorting(dice: random.Random, longest: int) -> Problem:
 def _countdown(dice: random.Random, count: int) -> Problem:
     numbers = [dice.randrange(1, 26) for _ in range(count)]
     target = numbers[0]
-    for each in numbers[1:]:
-        target = dice.choice((target + each, abs(target - each), target * each))
+    for operand in numbers[1:]:
+        target = dice.choice((target + operand, abs(target - operand), target * operand))
     dice.shuffle(numbers)
     return Problem(
         prompt=f"make {target} of {' '.join(map(str, numbers))}:",

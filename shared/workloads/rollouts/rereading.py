@@ -61,49 +61,50 @@ def differing(
     for place, record in records.items():
         samples = range(len(record.lengths)) if whole else _some(record.lengths, dice)
         spots.setdefault(record.version, []).extend((place, sample) for sample in samples)
-    seen: dict[int, list[tuple[int, int]]] = {}  # faulty and read tokens of each answer
+    counts_of: dict[int, list[tuple[int, int]]] = {}  # faulty and read tokens of each answer
     for version, some in spots.items():
-        if _mostly_refuted(seen):
+        if _mostly_refuted(counts_of):
             break
         reader = Rereader(job, version, file, problems)
         for start in range(0, len(some), reader.batch):
-            if _mostly_refuted(seen):
+            if _mostly_refuted(counts_of):
                 break
             batch = some[start : start + reader.batch]
             counts = reader.faulty([(records[place], sample) for place, sample in batch])
             for (place, sample), count in zip(batch, counts, strict=True):
-                seen.setdefault(place, []).append((count, records[place].lengths[sample]))
+                counts_of.setdefault(place, []).append((count, records[place].lengths[sample]))
     # Few tokens prove little: if all together are refuted, each group with a fault is too.
-    groups = {place: _sum(answers) for place, answers in seen.items()}
+    groups = {place: _sum(answers) for place, answers in counts_of.items()}
     faulty, read = _sum(groups.values())
     all_faulty = refuted(faulty, read)
     complaints = {
         place: f"problem {records[place].problem}: read again by version {records[place].version},"
         f" {count} of {tokens} tokens are not what it writes with its seed"
         for place, (count, tokens) in groups.items()
-        if (all_faulty and count) or any(refuted(*each) for each in [(count, tokens), *seen[place]])
+        if (all_faulty and count)
+        or any(refuted(*pair) for pair in [(count, tokens), *counts_of[place]])
     }
     complaints |= {
         place: f"problem {records[place].problem}: not checked, since most before it were refused"
-        for place in records.keys() - seen.keys()
+        for place in records.keys() - counts_of.keys()
     }
     return Reread(complaints, read, faulty)
 
 
-def _mostly_refuted(seen: Mapping[int, Iterable[tuple[int, int]]]) -> bool:
-    return 2 * sum(refuted(*_sum(answers)) for answers in seen.values()) > len(seen)
+def _mostly_refuted(counts_of: Mapping[int, Iterable[tuple[int, int]]]) -> bool:
+    return 2 * sum(refuted(*_sum(answers)) for answers in counts_of.values()) > len(counts_of)
 
 
 def _sum(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    given = list(counts)
-    return sum(faulty for faulty, _ in given), sum(read for _, read in given)
+    pairs = list(counts)
+    return sum(faulty for faulty, _ in pairs), sum(read for _, read in pairs)
 
 
 def _some(lengths: Sequence[int], dice: np.random.Generator) -> list[int]:
     """Return random answers of a group with at least `TOKENS` tokens together, or all."""
     order = dice.permutation(len(lengths))
     ends = np.cumsum(np.asarray(lengths)[order])
-    return [int(each) for each in order[: np.searchsorted(ends, TOKENS) + 1]]
+    return [int(index) for index in order[: np.searchsorted(ends, TOKENS) + 1]]
 
 
 class Rereader:
@@ -115,8 +116,8 @@ class Rereader:
         self._job, self._problems = job, problems
         config = RolloutsConfig.from_dict(job.config)
         self._temperature = RolloutsOptions.from_dict(job.options).temperature
-        held = torch_tensors(file(version), config.schema)
-        self._model = model_of(config, held, file, "cpu")
+        tensors = torch_tensors(file(version), config.schema)
+        self._model = model_of(config, tensors, file, "cpu")
         self._model.module.train(False)
         self.batch = max(1, min(BATCH, LOGITS // (config.context * problems.text.vocabulary)))
 
@@ -135,16 +136,16 @@ class Rereader:
             for seed in [answer_seed(self._job.seed, record.problem, sample)]
             for place in range(len(answer))
         ]
-        said = np.concatenate([groups[record.problem][1][sample] for record, sample in spots])
+        logprobs = np.concatenate([groups[record.problem][1][sample] for record, sample in spots])
         scores, tokens = logits[rows.mask > 0].numpy(), np.concatenate(answers)
-        found = faults(scores, tokens, said, np.array(draws), _reach(said))
+        faulty_tokens = faults(scores, tokens, logprobs, np.array(draws), _reach(logprobs))
         starts = np.cumsum([0, *map(len, answers[:-1])])
-        counts: list[int] = np.add.reduceat(found.astype(np.int64), starts).tolist()
+        counts: list[int] = np.add.reduceat(faulty_tokens.astype(np.int64), starts).tolist()
         return counts
 
 
-def _reach(said: NDArray[np.float32]) -> NDArray[np.float64]:
+def _reach(logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return how far stored log-probabilities may be from the true ones by rounding."""
-    shares = np.sqrt(-said.astype(np.float64) / LOWEST)
+    shares = np.sqrt(-logprobs.astype(np.float64) / LOWEST)
     reach: NDArray[np.float64] = LOWEST * (shares + 1 / STEPS) / STEPS
-    return np.where(said <= -LOWEST, np.inf, reach)
+    return np.where(logprobs <= -LOWEST, np.inf, reach)

@@ -121,8 +121,8 @@ class Expression(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True
     answer: Amount
 
     def reward(self, answer: str) -> float:
-        found = evaluated(answer)
-        return float(found is not None and found[0] == _exactly(self.answer))
+        result = evaluated(answer)
+        return float(result is not None and result[0] == _exactly(self.answer))
 
 
 class Countdown(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,10 +134,10 @@ class Countdown(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ]
 
     def reward(self, answer: str) -> float:
-        found = evaluated(answer)
-        if found is None or found[0] != self.target:
+        result = evaluated(answer)
+        if result is None or result[0] != self.target:
             return 0.0
-        return float(Counter(found[1]) <= Counter(map(Fraction, self.numbers)))
+        return float(Counter(result[1]) <= Counter(map(Fraction, self.numbers)))
 
 
 class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,15 +154,15 @@ class Sorted(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def right(self) -> list[str]:
         """Return the items sorted, as texts."""
-        whole = all(isinstance(each, int) for each in self.items)
+        whole = all(isinstance(item, int) for item in self.items)
         order = sorted(self.items, key=None if whole else str, reverse=self.descending)
-        return [str(each) for each in order]
+        return [str(item) for item in order]
 
     def reward(self, answer: str) -> float:
         right = self.right
-        said = answer.strip().removeprefix("[").removesuffix("]").strip()
-        close = "".join(right) == said and all(len(each) == 1 for each in right)
-        return float(close or _SPLIT.split(said, maxsplit=len(right)) == right)
+        text = answer.strip().removeprefix("[").removesuffix("]").strip()
+        close = "".join(right) == text and all(len(item) == 1 for item in right)
+        return float(close or _SPLIT.split(text, maxsplit=len(right)) == right)
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -178,12 +178,12 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Return True for a value of this schema."""
         if self.type is not None and type(value) not in _TYPES[self.type]:
             return False
-        if self.enum is not None and not any(_same(value, each) for each in self.enum):
+        if self.enum is not None and not any(_same(value, choice) for choice in self.enum):
             return False
         if isinstance(value, dict):
             inner = self.properties
             return all(name in value for name in self.required) and all(
-                inner[name].fits(each) for name, each in value.items() if name in inner
+                inner[name].fits(entry) for name, entry in value.items() if name in inner
             )
         if isinstance(value, list) and self.items is not None:
             return all(map(self.items.fits, value))
@@ -247,26 +247,26 @@ def verifier(name: str, arguments: Mapping[str, Any], place: str) -> Verifier:
 @lru_cache(maxsize=1)
 def _installed() -> Mapping[str, EntryPoint]:
     """Return the verifiers of installed packages by name."""
-    return {each.name: each for each in entry_points(group=ENTRY_POINTS)}
+    return {entry_point.name: entry_point for entry_point in entry_points(group=ENTRY_POINTS)}
 
 
 def _brought(name: str, place: str) -> type[Verifier]:
     """Return a verifier of an installed package. Raises InvalidRunFile, with `place`."""
     if name not in _installed():
-        known = [*VERIFIERS, *_installed()]
-        raise InvalidRunFile(f'{place}: there is no verifier "{name[:64]}": {hint(name, known)}')
+        names = [*VERIFIERS, *_installed()]
+        raise InvalidRunFile(f'{place}: there is no verifier "{name[:64]}": {hint(name, names)}')
     try:
-        found = _installed()[name].load()
+        verifier_class = _installed()[name].load()
     except Exception as error:
         raise InvalidRunFile(f'{place}: the verifier "{name}" does not load: {error}') from error
-    if not (isinstance(found, type) and issubclass(found, Verifier)):
+    if not (isinstance(verifier_class, type) and issubclass(verifier_class, Verifier)):
         raise InvalidRunFile(f'{place}: the package\'s "{name}" is no verifier')
-    return found
+    return verifier_class
 
 
 def _same(one: Any, other: Any) -> bool:
     """Return True for values of the same JSON: 1, 1.0 and true differ, inside lists too."""
-    a, b = (msgspec.json.encode(each, order="sorted") for each in (one, other))
+    a, b = (msgspec.json.encode(value, order="sorted") for value in (one, other))
     return a == b
 
 
@@ -275,8 +275,8 @@ def final(text: str, place: str = "") -> str:
     problem's own; a text without it has no answer.
     """
     if place:
-        _, found, rest = text.rpartition(place)
-        return rest.strip() if found else ""
+        _, separator, rest = text.rpartition(place)
+        return rest.strip() if separator else ""
     mark = _last(_MARK, text)
     if mark is None:
         return text.strip()
@@ -323,11 +323,11 @@ def evaluated(text: str) -> tuple[Fraction, list[Fraction]] | None:
     terms: list[str] = []
     at = 0
     while at < len(line):
-        found = _TERM.match(line, at)
-        if found is None or len(found[1] or "") > DIGITS_MAX or len(terms) == TERMS_MAX:
+        match = _TERM.match(line, at)
+        if match is None or len(match[1] or "") > DIGITS_MAX or len(terms) == TERMS_MAX:
             return None
-        terms.append(found[1] or found[2])
-        at = found.end()
+        terms.append(match[1] or match[2])
+        at = match.end()
     parser = _Parser(terms)
     try:
         value = parser.total(0)

@@ -66,13 +66,13 @@ class RolloutsWorkload(Workload):
         }
 
     def config(self, raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.to_builtins(RolloutsConfig.for_run(raw, manifest))
-        return found
+        config: dict[str, Any] = msgspec.to_builtins(RolloutsConfig.for_run(raw, manifest))
+        return config
 
     def dataset(
-        self, wanted: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
+        self, request: DatasetWanted, put: Callable[[bytes], str], skip: Callable[[str], None]
     ) -> DatasetManifest:
-        return problem_dataset.build(wanted, put)
+        return problem_dataset.build(request, put)
 
     def fixed_bytes(self, config: Config) -> int:
         inner, model = _model(config)
@@ -84,8 +84,8 @@ class RolloutsWorkload(Workload):
 
     def files(self, config: Config) -> Mapping[str, ChunkRef]:
         checked, (inner, model) = RolloutsConfig.from_dict(config), _model(config)
-        own = {FILE: checked.dataset, TEXT: checked.tokenizer}
-        return {**{name: ref for name, ref in own.items() if ref}, **inner.files(model)}
+        refs = {FILE: checked.dataset, TEXT: checked.tokenizer}
+        return {**{name: ref for name, ref in refs.items() if ref}, **inner.files(model)}
 
     def sources(self, config: Config) -> Mapping[str, Path]:
         base = RolloutsConfig.from_dict(config).causal
@@ -150,13 +150,13 @@ class RolloutsWorkload(Workload):
         text = sampled(RolloutsConfig.from_dict(config), weights, data, prompt)
         return Sample(kind="text", title=prompt or "held-out problems", text=text)
 
-    def convert(self, wanted: FormatWanted, config: Config, weights: Weights) -> Converted:
+    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> Converted:
         inner, model = _model(config)
-        if wanted.format not in inner.formats:
-            raise BadRequest(f"{wanted.format} is for runs of a model from a folder or a hub")
+        if target.format not in inner.formats:
+            raise BadRequest(f"{target.format} is for runs of a model from a folder or a hub")
         if not isinstance(inner, CausalWorkload):
-            wanted = wanted._replace(tokenizer=byte_tokenizer())
-        return inner.convert(wanted, model, weights)
+            target = target._replace(tokenizer=byte_tokenizer())
+        return inner.convert(target, model, weights)
 
     def decoder(
         self, config: Config, weights: Weights, tokenizer: bytes | None, slots: int, device: str

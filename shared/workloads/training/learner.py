@@ -69,28 +69,29 @@ class Learner:
 
     def result(self) -> dict[str, Tensor]:
         """Return the result of the task, on the CPU: the weights, or the mean gradient."""
-        found: Weights = self._sums or self._parameters
-        return {name: to_host(value) for name, value in found.items()}
+        tensors: Weights = self._sums or self._parameters
+        return {name: to_host(value) for name, value in tensors.items()}
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return the state that `restore` needs, between two steps."""
-        found = {name: to_host(value) for name, value in self._own().items()}
+        tensors = {name: to_host(value) for name, value in self._own().items()}
         state = self._inner.state() if self._inner else {}
-        return found | {f"inner/{name}": value for name, value in state.items()}
+        return tensors | {f"inner/{name}": value for name, value in state.items()}
 
     def restore(self, snapshot: Weights) -> bool:
         """Continue from a `snapshot`.
 
         Return False, with nothing changed, if its tensors do not fit.
         """
-        own = self._own()
+        tensors = self._own()
         inner = {name[6:]: value for name, value in snapshot.items() if name.startswith("inner/")}
         fits = all(
-            name in snapshot and snapshot[name].shape == value.shape for name, value in own.items()
+            name in snapshot and snapshot[name].shape == value.shape
+            for name, value in tensors.items()
         )
         if not fits or (self._inner and not self._inner.load(inner)):
             return False
-        for name, value in own.items():
+        for name, value in tensors.items():
             value.copy_(snapshot[name])
         self.drop()
         return True
@@ -107,9 +108,9 @@ class Learner:
         self._sums = {name: value.to(device) for name, value in self._sums.items()}
 
     def _own(self) -> dict[str, Tensor]:
-        found = {f"weights/{name}": value.data for name, value in self._parameters.items()}
-        found |= {f"base/{name}": value for name, value in self._base.items()}
-        return found | {f"sums/{name}": value for name, value in self._sums.items()}
+        tensors = {f"weights/{name}": value.data for name, value in self._parameters.items()}
+        tensors |= {f"base/{name}": value for name, value in self._base.items()}
+        return tensors | {f"sums/{name}": value for name, value in self._sums.items()}
 
     @torch.no_grad()
     def _pull(self) -> None:

@@ -121,12 +121,12 @@ class InnerOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """Return a copy of the state on the CPU: "exp_avg/NAME" and so on, and "steps"."""
-        found = {
+        tensors = {
             f"{key}/{name}": self._states[name][key].detach().to("cpu", copy=True)
             for name, keys in self._keys.items()
             for key in keys
         }
-        return found | {"steps": torch.tensor(self.steps, dtype=torch.int64)}
+        return tensors | {"steps": torch.tensor(self.steps, dtype=torch.int64)}
 
     def load(self, state: Weights) -> bool:
         """Continue from a snapshot; return False, with nothing changed, if it is of another model or
@@ -147,9 +147,9 @@ class InnerOptimizer:
     def move(self, device: str) -> None:
         """Move the state after the parameters have moved."""
         for state in self._states.values():
-            for key, held in state.items():
-                if held.ndim or self._fused:  # unfused AdamW counts on the CPU
-                    state[key] = held.to(device)
+            for key, tensor in state.items():
+                if tensor.ndim or self._fused:  # unfused AdamW counts on the CPU
+                    state[key] = tensor.to(device)
 
     def _count(self, steps: int) -> None:
         self.steps = steps
@@ -166,11 +166,11 @@ def _groups(parameters: Mapping[str, Parameter], train: TrainSettings) -> list[_
     plain = "sgd" if train.optimizer == "sgd" else "adamw"
     rest = {name: value for name, value in parameters.items() if name not in turned}
     matrices = tuple(name for name, value in rest.items() if value.ndim >= 2)
-    others = tuple(name for name, value in rest.items() if value.ndim < 2)
+    vectors = tuple(name for name, value in rest.items() if value.ndim < 2)
     groups = [
         _Group("muon", train.weight_decay, tuple(turned)),
         _Group(plain, train.weight_decay, matrices),
-        _Group(plain, 0.0, others),
+        _Group(plain, 0.0, vectors),
     ]
     return [group for group in groups if group.names]
 
@@ -190,11 +190,13 @@ def muon(
     Computes in float32 unless `narrow`, unlike torch's own Muon: bfloat16 leaves the directions of
     small singular values undetermined, a hundredth of the update, and two machines would differ.
     """
-    alike: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
-    for value, grad, held in zip(values, grads, momenta, strict=True):
-        held.lerp_(grad, 1.0 - _MUON_MOMENTUM)
-        alike.setdefault(tuple(value.shape), []).append((value, grad.lerp(held, _MUON_MOMENTUM)))
-    for shape, pairs in alike.items():
+    by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
+    for value, grad, momentum in zip(values, grads, momenta, strict=True):
+        momentum.lerp_(grad, 1.0 - _MUON_MOMENTUM)
+        by_shape.setdefault(tuple(value.shape), []).append(
+            (value, grad.lerp(momentum, _MUON_MOMENTUM))
+        )
+    for shape, pairs in by_shape.items():
         moves = torch.stack([moved for _, moved in pairs])
         changes = orthogonal(moves.bfloat16() if narrow else moves)  # (n, A, B)
         step = rate * _RMS * max(shape) ** 0.5
@@ -212,8 +214,8 @@ def orthogonal(matrices: Tensor) -> Tensor:
         square = torch.bmm(x, x.mT)
         inner = torch.baddbmm(square, square, square, beta=_B, alpha=_C)
         x = torch.baddbmm(x, inner, x, beta=_A)
-    found: Tensor = x.mT if turned else x
-    return found
+    result: Tensor = x.mT if turned else x
+    return result
 
 
 def hidden(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:

@@ -72,8 +72,8 @@ class StepWork(ABC):
         self._pace = MicroBatchPace(min(job.batch_size, samples), flops, device)
         self._lookout: Lookout | None = None
         self._spares = False  # recomputes blocks in the backward pass
-        learnt = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self._learner = Learner(learnt, job)
+        trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._learner = Learner(trainable, job)
         self._look: Callable[[], None] = _nothing
         self._ranks: Ranks | None = None
         self._own = 0  # samples of the running step that this process computes
@@ -169,13 +169,13 @@ class StepWork(ABC):
             if ranks is not None and ranks.computing:
                 self._collect(ranks)
             self._finish_step(size)
-        found = self._read(began, ended)
+        figures = self._read(began, ended)
         return Progress(
             step=self._step,
             steps=self.job.steps,
             samples=first + size if ended else at + micro,
-            loss=_told(found) if found else None,
-            metrics=dict(zip(self.FIGURES, found[2:], strict=True)) if found else {},
+            loss=_told(figures) if figures else None,
+            metrics=dict(zip(self.FIGURES, figures[2:], strict=True)) if figures else {},
         )
 
     def _compute(self, at: int, stop: int, size: int) -> None:
@@ -343,9 +343,9 @@ class StepWork(ABC):
 def _nothing() -> None: ...
 
 
-def _held(own: weakref.ref[StepWork], look: Callable[[], None]) -> None:
+def _held(work_ref: weakref.ref[StepWork], look: Callable[[], None]) -> None:
     """Pause the further ranks of a work while `look` runs."""
-    work = own()
+    work = work_ref()
     ranks = None if work is None else work._ranks
     if ranks is not None:
         ranks.hold(True)

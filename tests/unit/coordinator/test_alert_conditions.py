@@ -59,4 +59,4 @@ def test_what_was_said_stays_said_a_little_longer() -> None:
     assert not many_refused(29, 29)  # too few to tell
     assert many_refused(11, 30)
     assert not many_refused(9, 30)
-    assert many_refused(9, 30, said=True)
+    assert many_refused(9, 30, open_before=True)
