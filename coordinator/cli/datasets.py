@@ -107,8 +107,19 @@ def add(
     where: TargetOptions = HERE,
 ) -> None:
     """Build a dataset from text, dialogues or images: chunks, and a share held out."""
-    more = _with_problems(options or DatasetOptions())
-    kind, paths = _files(name, {"text": text, "chat": chat, "images": images}, more)
+    sources = {"text": text, "chat": chat, "images": images}
+    done = build(name, sources, options or DatasetOptions(), where)
+    as_json(done) if where.json else tell_stored(done, where)
+
+
+def build(
+    name: str, sources: dict[str, list[Path] | None], options: DatasetOptions, where: TargetOptions
+) -> DatasetShown:
+    """Build a dataset from sources of one kind, and report its stages. Raises BadRequest,
+    InvalidName, InvalidRunFile.
+    """
+    more = _with_problems(options)
+    kind, paths = _files(name, sources, more)
     _mark_taken(name, where)
     request: dict[str, Any] = {
         "name": name,
@@ -124,7 +135,7 @@ def add(
         **_for(more),
         **_told(paths, more),
     }
-    if chat:
+    if kind == "chat":
         request["template"] = _template(more.tokenizer)
     if where.remote:
         request["box"] = _sent(where, paths, more.tokenizer)
@@ -132,8 +143,8 @@ def add(
         request[kind] = tuple(map(str, paths))
         request["tokenizer"] = str(more.tokenizer.expanduser().absolute()) if more.tokenizer else ""
     with nullcontext() if where.json else _stages(where):
-        done = call(where, "dataset.add", **request)
-    as_json(done) if where.json else _tell(done, where)
+        stored: DatasetShown = call(where, "dataset.add", **request)
+    return stored
 
 
 def _with_problems(options: DatasetOptions) -> DatasetOptions:
@@ -242,7 +253,8 @@ def _told(paths: list[Path], more: DatasetOptions) -> dict[str, str]:
     return {"licence": more.licence or licence, "source": more.source or source}
 
 
-def _tell(done: DatasetShown, where: Where) -> None:
+def tell_stored(done: DatasetShown, where: Where) -> None:
+    """Print what a stored dataset holds, and what was left out."""
     for sentence in done.skipped[:SKIPPED_SHOWN]:
         print(f"left out: {sentence}", file=sys.stderr)
     count = int(done.meta.get("skipped", 0))

@@ -18,6 +18,7 @@ from coordinator.cli import (
     serve,
     simulate,
     tasks,
+    trial,
 )
 from shared.errors import BadRequest, VolunteerError, of_system
 from shared.programs.interrupts import raise_again
@@ -40,7 +41,7 @@ app = App(
     help_format="plaintext",  # rendering Markdown took a quarter of the time of --help
     result_action="return_value",
 )
-for part in (serve, simulate, runs, datasets, tasks, people, checker, record, maintenance):
+for part in (serve, trial, simulate, runs, datasets, tasks, people, checker, record, maintenance):
     part.add_to(app)
 app.register_install_completion_command()
 
