@@ -21,6 +21,7 @@ from coordinator.cli import (
     trial,
 )
 from shared.errors import BadRequest, VolunteerError, of_system
+from shared.programs.help_groups import add_help, group
 from shared.programs.interrupts import raise_again
 from shared.programs.standard_streams import make_usable
 from shared.text import error_line
@@ -44,6 +45,14 @@ app = App(
 for part in (serve, trial, simulate, runs, datasets, tasks, people, checker, record, maintenance):
     part.add_to(app)
 app.register_install_completion_command()
+add_help(app)
+GROUPS = {
+    "Begin": ("serve", "try", "demo", "dataset", "run", "invite"),
+    "Watch": ("status", "top", "alerts", "task", "settings", "simulate"),
+    "People": ("volunteer", "announce", "grant", "trust", "contribution"),
+    "Look after": ("check", "backup", "restore", "migrate", "checker", "record"),
+}
+group(app, GROUPS)
 
 
 def main() -> None:

@@ -64,7 +64,9 @@ def try_folder(
     print(f'\nThe run "{name}" has started: {counted(draft.run.parameters, "parameter")}.')
     print("Beside `coordinator serve`, on each machine:\n")
     print(f"    volunteer join '{invite.link}'\n    volunteer\n")
-    print(where.hint(f"Then: `coordinator run show {name}`, `coordinator run export {name} --to DIR`"))
+    print(
+        where.hint(f"Then: `coordinator run show {name}`, `coordinator run export {name} --to DIR`")
+    )
 
 
 def _name_of(path: Path) -> str:

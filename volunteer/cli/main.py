@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 
 from shared.errors import VolunteerError
+from shared.programs.help_groups import add_help, group
 from shared.sentences import Sentence
 from volunteer.cli import exit_codes, manage, prompt_commands
 from volunteer.cli.exit_codes import EXIT_USAGE, hinted, say
@@ -323,6 +324,15 @@ def play(
 manage.add_to(app)
 prompt_commands.add_to(app)
 app.register_install_completion_command()
+add_help(app)
+GROUPS = {
+    "Begin": ("join", "link", "benchmark", "service"),
+    "Watch": ("status", "runs", "logs", "settings"),
+    "Steer": ("pause", "resume", "finish", "stop"),
+    "Use what you earned": ("generate", "chat", "play", "key", "usage", "give", "receipts"),
+    "Look after": ("name", "update", "leave", "uninstall"),
+}
+group(app, GROUPS)
 
 
 def run_command(argv: list[str]) -> int:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 
-from shared.errors import BadRequest
+from shared.errors import BadRequest, Configuration, VolunteerError
+from shared.sentences import Sentence
 from volunteer.cli.exit_codes import ASKS_NOTHING, EXIT_FAILURE, agreed, hinted, remark
 from volunteer.cli.json_output import print_json
 from volunteer.cli.prompt_commands import ask_account, call_account
@@ -18,6 +21,7 @@ from volunteer.cli.receipt_commands import app as receipts
 from volunteer.i18n.catalogue import N_, _, shown
 
 if TYPE_CHECKING:
+    from shared.protocol.accounts import Me
     from volunteer.service.service_units import Service
     from volunteer.service.uninstall import Belonging
     from volunteer.settings.settings import Directories
@@ -137,39 +141,143 @@ def update(*, json: Json = False, profile: Profile = "") -> int:
     return 0
 
 
+Hide = Annotated[bool, Parameter(help="Take your nickname off the leaderboard first.", negative="")]
+Agreed = Annotated[bool, Parameter(name="--yes", help="Do not ask.", negative="")]
+
+
 def uninstall(
     *,
     all_: Annotated[
         bool,
         Parameter(name="--all", help="Remove the account and the settings too.", negative=""),
     ] = False,
-    yes: Annotated[bool, Parameter(help="Do not ask.", negative="")] = False,
+    hide: Hide = False,
+    yes: Agreed = False,
     json: Json = False,
     profile: Profile = "",
 ) -> int:
     """Give tasks back, remove service and downloads; the account stays unless --all."""
-    from shared.clock import SystemClock
     from shared.programs.installation import removal_line
-    from volunteer.account.join import connector
-    from volunteer.account.profile import Profile as ProfileDirectory
     from volunteer.service.service import remove as remove_service
-    from volunteer.service.uninstall import belongings, hand_back
-    from volunteer.service.uninstall import remove as remove_files
+    from volunteer.service.uninstall import belongings
     from volunteer.settings.settings import directories
 
     places = directories(profile=profile)
     described = _removable(profile)
     files = tuple(f.path for f in described.files if f.path.exists()) if described else ()
     items = belongings(places, files, whole=all_)
-    if json and not yes:
-        raise BadRequest(ASKS_NOTHING)
-    if not json:
-        _list(items, places)
-    if not yes and not _confirmed():
+    if not _agreed(items, places, Farewell(account=all_, hide=hide, yes=yes, json=json)):
         print(_("nothing was changed"))
         return EXIT_FAILURE
     if described and files:
         remove_service(described)
+    trouble = _removed(items, places, hide=hide, json=json)
+    if not json:
+        if MACHINE_UNIT.exists():
+            print(
+                _(
+                    "a service of the whole machine remains: `sudo volunteer service remove --system`"
+                )
+            )
+        print(_("remove the program itself: `{command}`", command=removal_line()))
+    return EXIT_FAILURE if trouble else 0
+
+
+def leave(
+    *,
+    hide: Hide = False,
+    yes: Agreed = False,
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Leave the coordinator: give tasks back and remove the account here; the program stays."""
+    from volunteer.service.uninstall import belongings
+    from volunteer.settings.settings import directories
+
+    places = directories(profile=profile)
+    items = tuple(
+        item
+        for item in belongings(places, (), whole=True)
+        if item.path.is_relative_to(places.profile)
+    )
+    if not _agreed(items, places, Farewell(account=True, hide=hide, yes=yes, json=json)):
+        print(_("nothing was changed"))
+        return EXIT_FAILURE
+    return EXIT_FAILURE if _removed(items, places, hide=hide, json=json) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Farewell:
+    """Options of a command that removes files of the program, and perhaps the account."""
+
+    account: bool
+    hide: bool
+    yes: bool
+    json: bool
+
+
+def _agreed(items: tuple[Belonging, ...], places: Directories, options: Farewell) -> bool:
+    """Print what is removed and what becomes of the account; return True if the person agrees.
+    Raises BadRequest.
+    """
+    if options.json:
+        if not options.yes:
+            raise BadRequest(ASKS_NOTHING)
+        return True
+    _list(items, places)
+    if options.account and (me := _account(places)) is not None:
+        for sentence in farewell_lines(me, hide=options.hide):
+            print(sentence)
+    return options.yes or _confirmed()
+
+
+def _account(places: Directories) -> Me | None:
+    """Return the account as the coordinator sees it; None where nobody answers."""
+    from shared.protocol.endpoints import ME
+    from volunteer.cli.start import ask_coordinator
+    from volunteer.net.api import SHORT_S
+
+    try:
+        me: Me = asyncio.run(ask_coordinator(places, lambda api: api.call(ME, patience_s=SHORT_S)))
+    except VolunteerError:
+        return None
+    return me
+
+
+def farewell_lines(me: Me, *, hide: bool) -> list[str]:
+    """Return what becomes of an account whose secret is removed from this machine."""
+    from volunteer.i18n.formats import credit
+
+    lines = [
+        _(
+            '"{name}" and its {credits} credits stay at the coordinator, and this machine can no '
+            "longer use them: `volunteer link` before joins another machine to the account",
+            name=me.nickname,
+            credits=credit(me.earned_micro),
+        )
+    ]
+    if me.public and not hide:
+        lines.append(_("the nickname stays on the leaderboard: --hide takes it off"))
+    lines.append(_("only the organiser can forget the account: ask for it"))
+    return lines
+
+
+def _removed(
+    items: tuple[Belonging, ...], places: Directories, *, hide: bool, json: bool
+) -> list[str]:
+    """Hand tasks back and remove the files; return what could not be removed."""
+    from shared.clock import SystemClock
+    from shared.protocol.accounts import VisibilityRequest
+    from shared.protocol.endpoints import VISIBILITY
+    from volunteer.account.join import connector
+    from volunteer.account.profile import Profile as ProfileDirectory
+    from volunteer.cli.start import ask_coordinator
+    from volunteer.service.uninstall import hand_back
+    from volunteer.service.uninstall import remove as remove_files
+
+    if hide:
+        request = VisibilityRequest(public=False)
+        asyncio.run(ask_coordinator(places, lambda api: api.call(VISIBILITY, body=request)))
     clock = SystemClock()
     tasks_line = shown(
         asyncio.run(hand_back(ProfileDirectory(places.profile), connector(clock), clock))
@@ -178,14 +286,26 @@ def uninstall(
     if json:
         paths = [str(item.path) for item in items if item.goes]
         print_json({"removed": paths, "tasks": tasks_line, "trouble": list(map(str, trouble))})
-        return EXIT_FAILURE if trouble else 0
+        return trouble
     print(tasks_line)
     for sentence in trouble:
         remark(shown(sentence))
-    if MACHINE_UNIT.exists():
-        print(_("a service of the whole machine remains: `sudo volunteer service remove --system`"))
-    print(_("remove the program itself: `{command}`", command=removal_line()))
-    return EXIT_FAILURE if trouble else 0
+    return trouble
+
+
+def logs(*, profile: Profile = "") -> int:
+    """Follow the log of the service, until Ctrl-C."""
+    described = _removable(profile)
+    if described is None or not any(file.path.exists() for file in described.files):
+        raise Configuration(
+            Sentence(
+                "no service is installed: `volunteer service install`; a volunteer without one "
+                "writes to its own terminal"
+            )
+        )
+    if not described.log:
+        raise Configuration(Sentence("the service writes to its window"))
+    return subprocess.call(described.log)
 
 
 def add_to(app: App) -> None:
@@ -194,6 +314,8 @@ def add_to(app: App) -> None:
     app.command(name)
     app.command(update)
     app.command(uninstall)
+    app.command(leave)
+    app.command(logs)
     app.command(receipts)
 
 

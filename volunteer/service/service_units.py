@@ -54,6 +54,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     start: tuple[tuple[str, ...], ...]
     stop: tuple[tuple[str, ...], ...]
     hints: tuple[str, ...]
+    log: tuple[str, ...] = ()  # command that follows the log; none where a window shows it
 
 
 def describe(target: Target) -> Service:
@@ -138,6 +139,7 @@ def _systemd_user(target: Target) -> Service:
         files=(ServiceFile(path=path, data=unit.encode()),),
         start=((*control, "daemon-reload"), (*control, "enable", "--now", NAME)),
         stop=((*control, "disable", "--now", NAME), (*control, "daemon-reload")),
+        log=("journalctl", "--user", "-fu", NAME),
         hints=(
             Sentence(
                 "watch it: `volunteer`, `volunteer status`, or `journalctl --user -fu volunteer`"
@@ -188,6 +190,7 @@ def _systemd_machine(target: Target) -> Service:
         files=tuple(files),
         start=(("systemctl", "daemon-reload"), ("systemctl", "enable", "--now", NAME)),
         stop=(("systemctl", "disable", "--now", NAME), ("systemctl", "daemon-reload")),
+        log=("journalctl", "-fu", NAME),
         hints=(
             Sentence("watch it: `journalctl -fu volunteer`"),
             Sentence("end it: `volunteer service remove --system`"),
@@ -272,6 +275,7 @@ def _launchd(target: Target) -> Service:
         files=(ServiceFile(path=path, data=plistlib.dumps(plist)),),
         start=(("launchctl", "bootstrap", place, str(path)),),
         stop=(("launchctl", "bootout", f"{place}/{LABEL}"),),
+        log=("tail", "-f", log),
         hints=(
             Sentence(
                 "watch it: `volunteer`, `volunteer status`, or `tail -f {log}`",

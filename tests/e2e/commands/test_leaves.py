@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from cyclopts import App
@@ -14,7 +15,7 @@ from cyclopts import App
 from coordinator.cli import main as organiser
 from volunteer.cli import main as volunteer
 
-LIVE = {"serve", "top", "play", "chat"}  # they last, and answer what a person types
+LIVE = {"serve", "top", "play", "chat", "logs", "help"}  # they last, or are for people alone
 Words = tuple[str, ...]
 
 
@@ -65,6 +66,20 @@ def said(
     monkeypatch.setenv("VOLUNTEER_HOME", str(tmp_path / "volunteer"))
     monkeypatch.setenv("COORDINATOR_DATA_DIR", str(tmp_path / "coordinator"))
     return Said(monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("program", [organiser, volunteer])
+def test_every_command_has_a_heading_in_the_help(program: ModuleType) -> None:
+    names = {name for name in program.app if not name.startswith("-")} - {"help"}
+    assert names == {name for names in program.GROUPS.values() for name in names}
+
+
+@pytest.mark.parametrize("program", ["coordinator", "volunteer"])
+def test_help_is_a_command_too(said: Said, program: str) -> None:
+    code, out, _ = said(program, "help")
+    assert code == 0
+    assert "Begin" in out
+    assert "Usage" in said(program, "help", "settings")[1]
 
 
 def test_there_are_commands() -> None:
