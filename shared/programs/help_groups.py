@@ -25,4 +25,4 @@ def add_help(app: App) -> None:
         """Show this help, or that of a command."""
         app.help_print([*words])
 
-    app.command(show, name="help")
+    app.command(show, name="help", show=False)
