@@ -6,6 +6,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,15 @@ class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workbench:
+    """Device of a recompute, and the calls between its steps."""
+
+    stop: Stop
+    device: str = HERE
+    tell: Tell | None = None
+
+
 def machine_of(device: str) -> tuple[str, ComputeDevice]:
     """Return name, class and model of a device; "auto": an accelerator. Raises Configuration."""
     import torch
@@ -114,19 +124,11 @@ def redo(
     Raises NotFound and InvalidRunFile for what cannot be done again, Unavailable when stopped, or
     if this machine has too little memory.
     """
-    about = definition(case.run)
-
-    def base() -> Tensors:
-        return read_weights(files.weights, about)  # read each time, since training writes into them
-
-    def learn(start: Tensors) -> Tensors:
-        work = about.workload.begin(case.job, start, data, device)
-        _finish(stop, work, tell)
-        return work.result()[1]
-
-    ours = _update(case, base(), learn(base()))
+    about, bench = definition(case.run), Workbench(stop=stop, device=device, tell=tell)
+    ours = update_of(bench, case, files.weights, data)
     try:
-        redone = _beside(case, files, ours, ArrayReader(_arrays(base()), about.schema))
+        base = ArrayReader(_arrays(read_weights(files.weights, about)), about.schema)
+        redone = _beside(case, files, ours, base)
     except (OSError, StorageFull, MemoryError) as error:  # a fault of this machine
         raise Unavailable(f"it could not be compared here: {error}") from error
     here = machine_of(device)[1]
@@ -134,10 +136,29 @@ def redo(
     if within(redone, bound(redone, precision, comparable=alike)):
         return redone
     size = NUDGES[precision if alike else "bfloat16"]
-    start = nudged(base(), about.schema, size)
-    other = _update(case, nudged(base(), about.schema, size), learn(start))
-    apart = _alike(ours, other, about.schema)
+    twin = update_of(bench, case, files.weights, data, nudge=size)
+    apart = _alike(ours, twin, about.schema)
     return msgspec.structs.replace(redone, drift=difference(apart.cosine, apart.norm_ratio))
+
+
+def update_of(
+    bench: Workbench, case: Case, weights: Path, data: LocalData, *, nudge: float = 0.0
+) -> Delta | ArrayReader:
+    """Do a task; return its update before any codec. `nudge` changes each parameter of the base
+    slightly, relative to its size.
+    """
+    about = definition(case.run)
+
+    def base() -> Tensors:  # read each time, since training writes into them
+        start = read_weights(weights, about)
+        return nudged(start, about.schema, nudge) if nudge else start
+
+    work = about.workload.begin(case.job, base(), data, bench.device)
+    _finish(bench, work)
+    end = _arrays(work.result()[1])
+    if case.job.update == "delta":
+        return Delta(_arrays(base()), end, about.schema)
+    return ArrayReader(end, about.schema)
 
 
 def nudged(base: Tensors, schema: Schema, size: float) -> Tensors:
@@ -154,10 +175,10 @@ def nudged(base: Tensors, schema: Schema, size: float) -> Tensors:
     }
 
 
-def _finish(stop: Stop, work: Work, tell: Tell | None) -> None:
+def _finish(bench: Workbench, work: Work) -> None:
     """Do all steps of a task. Raises Unavailable when it is stopped, or memory is short."""
     while not work.done:
-        if stop():
+        if bench.stop():
             raise Unavailable("the coordinator is stopping")
         try:
             found = work.advance()
@@ -169,8 +190,8 @@ def _finish(stop: Stop, work: Work, tell: Tell | None) -> None:
             except MemoryError:
                 raise Unavailable(SHORT) from error
             continue
-        if tell is not None:
-            tell(found.step, found.steps)
+        if bench.tell is not None:
+            bench.tell(found.step, found.steps)
 
 
 def missing_library(case: Case) -> str | None:
@@ -215,14 +236,6 @@ def _likeness(dot: float, ours_2: float, theirs_2: float) -> Likeness:
 
 def _arrays(tensors: Tensors) -> dict[str, NDArray[Any]]:
     return {name: value.detach().numpy() for name, value in tensors.items()}
-
-
-def _update(case: Case, base: Tensors, result: Tensors) -> Delta | ArrayReader:
-    """Return the update of a result, before any codec."""
-    schema, end = definition(case.run).schema, _arrays(result)
-    if case.job.update == "delta":
-        return Delta(_arrays(base), end, schema)
-    return ArrayReader(end, schema)
 
 
 def _beside(

@@ -97,7 +97,7 @@ class Likeness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redone(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of a recompute: the update of the worker beside the server's, both encoded."""
+    """Figures of a recompute, which compares the encoded updates of worker and server."""
 
     cosine: float
     norm_ratio: float

@@ -26,7 +26,7 @@ import math
 
 from coordinator.rules.checks import Redone, Result
 
-# Bounds by the precision of the computation (`precision_of`); decision 28 has the measurements.
+# Bounds by the precision of the computation (`precision_of`); decision 28.
 TIGHT = {"float32": 0.01, "bfloat16": 0.05}
 LOOSE = 0.2
 NUDGES = {"float32": 1e-4, "bfloat16": 1e-2}  # relative change of each number of a base

@@ -37,10 +37,10 @@ TASKS = 3
 
 
 @asynccontextmanager
-async def revealed(
+async def drawn(
     path: Path, database: str, load: Any = None, tasks: int = TASKS
 ) -> AsyncIterator[LocalCoordinator]:
-    """A coordinator whose volunteer did tasks and revealed all; a checker was seen before, so that
+    """A coordinator whose volunteer did tasks; a checker was seen before, so that
     they wait for it.
     """
     async with local_coordinator(path / "coordinator", database=database) as home:
@@ -95,7 +95,7 @@ def checker(
 async def test_a_checker_elsewhere_does_honest_work_again(
     tmp_path: Path, database_url: str
 ) -> None:
-    async with revealed(tmp_path, database_url) as home, served(home) as url:
+    async with drawn(tmp_path, database_url) as home, served(home) as url:
         server = RemoteServer.of(url, home.coordinator.settings.admin_token_file)
 
         async def ask(name: str, /, **request: Any) -> Any:
@@ -124,7 +124,7 @@ async def test_a_checker_elsewhere_does_honest_work_again(
 async def test_what_a_checker_finds_made_up_ends_its_account(
     tmp_path: Path, database_url: str
 ) -> None:
-    async with revealed(tmp_path, database_url, lazy, tasks=1) as home:
+    async with drawn(tmp_path, database_url, lazy, tasks=1) as home:
         told: list[CheckerStep | CheckerResult] = []
         assert await checker(home, CPU, told).next(asyncio.Event())
         assert isinstance(told[-1], CheckerResult)
@@ -134,7 +134,7 @@ async def test_what_a_checker_finds_made_up_ends_its_account(
 
 
 async def test_another_class_of_device_suspends_nobody(tmp_path: Path) -> None:
-    async with revealed(tmp_path, "", lazy, tasks=1) as home:
+    async with drawn(tmp_path, "", lazy, tasks=1) as home:
         ask = asks(home)
         taken = await ask("checker.take", name="x", machine=HERE, hold="a" * 32)
         report: dict[str, Any] = {"contribution": taken.task.contribution, "hold": "a" * 32}
@@ -151,7 +151,7 @@ async def test_another_class_of_device_suspends_nobody(tmp_path: Path) -> None:
 async def test_a_hold_that_is_not_renewed_goes_to_another(
     tmp_path: Path, database_url: str
 ) -> None:
-    async with revealed(tmp_path, database_url, tasks=1) as home:
+    async with drawn(tmp_path, database_url, tasks=1) as home:
         ask = asks(home)
         first = await ask("checker.take", name="x", machine=HERE, hold="a" * 32)
         assert await ask("checker.take", name="x", machine=HERE, hold="a" * 32) == first
@@ -182,7 +182,7 @@ async def test_a_hold_that_is_not_renewed_goes_to_another(
 async def test_one_that_is_stopped_gives_back_and_what_two_cannot_do_the_server_does(
     tmp_path: Path,
 ) -> None:
-    async with revealed(tmp_path, "", tasks=1) as home:
+    async with drawn(tmp_path, "", tasks=1) as home:
         stop = asyncio.Event()
         told: list[CheckerStep | CheckerResult] = []
         loop = asyncio.get_running_loop()
@@ -208,7 +208,7 @@ async def test_one_that_is_stopped_gives_back_and_what_two_cannot_do_the_server_
 async def test_a_library_that_a_checker_lacks_is_no_fault_of_the_volunteer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with revealed(tmp_path, "", tasks=1) as home:
+    async with drawn(tmp_path, "", tasks=1) as home:
         told: list[CheckerStep | CheckerResult] = []
         one = checker(home, CPU, told)
         with monkeypatch.context() as without:
@@ -235,7 +235,7 @@ async def _set(stop: asyncio.Event) -> None:
 
 
 async def test_the_server_leaves_to_checkers_what_they_are_there_for(tmp_path: Path) -> None:
-    async with revealed(tmp_path, "", tasks=1) as home:
+    async with drawn(tmp_path, "", tasks=1) as home:
         assert not await home.coordinator.recomputes.next()
         told: list[CheckerStep | CheckerResult] = []
         one = checker(home, CARD, told)  # it has nothing to compare a processor with
@@ -246,10 +246,10 @@ async def test_the_server_leaves_to_checkers_what_they_are_there_for(tmp_path: P
 
 
 async def test_any_blob_is_for_the_organiser_alone(tmp_path: Path) -> None:
-    async with revealed(tmp_path, "", tasks=1) as home, served(home) as url:
+    async with drawn(tmp_path, "", tasks=1) as home, served(home) as url:
         server = RemoteServer.of(url, home.coordinator.settings.admin_token_file)
         taken = await asks(home)("checker.take", name="x", machine=HERE, hold="a" * 32)
-        name, path = taken.task.given.commitment.left, tmp_path / "left"
+        name, path = taken.task.given.sha256, tmp_path / "update"
         await asyncio.to_thread(server.blob, name, path)
         whole = path.read_bytes()
         path.write_bytes(whole[:100])  # it broke off
@@ -273,7 +273,7 @@ async def test_any_blob_is_for_the_organiser_alone(tmp_path: Path) -> None:
 
 def test_the_command_on_a_data_directory(tmp_path: Path, run: Run) -> None:
     async def prepared() -> None:
-        async with revealed(tmp_path, ""):
+        async with drawn(tmp_path, ""):
             pass
 
     asyncio.run(prepared())

@@ -127,7 +127,6 @@ ALONE = [  # words, and the code they end with where nothing was joined
     ("receipts verify", 78),
     ("key list", 78),
     ("give Bob 0", 2),
-    ("forfeit --json", 2),
     ("uninstall", 1),
     ("uninstall --json", 2),
     ("uninstall --yes", 0),

@@ -33,7 +33,7 @@ def home(path: Path, profile: str = "") -> Directories:
     (places.profile / "abc").mkdir()
     (places.profile / "abc" / "identity.json").write_text("secret")
     (places.profile / "abc" / "identity.json").chmod(0o600)
-    for name, size in (("inner", 300), ("tasks", 40), ("outbox", 7)):
+    for name, size in (("tasks", 340), ("outbox", 7)):
         (places.profile / "abc" / name).mkdir()
         (places.profile / "abc" / name / "some.safetensors").write_bytes(b"x" * size)
     return places
@@ -74,7 +74,7 @@ def test_removing_keeps_the_account_and_all_leaves_nothing(tmp_path: Path) -> No
     assert remove(belongings(places, (), whole=False)) == []
     assert not places.cache.exists()
     assert (places.profile / "abc" / "identity.json").read_text() == "secret"
-    assert not list(places.profile.rglob("inner/*")) + list(places.profile.rglob("tasks/*"))
+    assert not list(places.profile.rglob("tasks/*"))
     assert list(places.profile.rglob("outbox/*"))
     assert (places.config / "config.toml").exists()
     assert remove(belongings(places, (), whole=True)) == []
