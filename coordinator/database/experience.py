@@ -23,9 +23,12 @@ from coordinator.database.tables.experience import chunks, harvests, matches, me
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from shared.decoding import decode
+from shared.protocol.base import TaskState
 from shared.units import DAY_S
 
 KEPT_S = DAY_S  # a retired chunk stays for the learners that still read it
+OPEN: tuple[TaskState, ...] = ("todo", "doing")
+WAITING: tuple[TaskState, ...] = ("accepted",)  # for a merge
 LATELY = 64  # newest chunks, or reports, that a figure is measured from
 LOOKED_THROUGH = 16 * LATELY  # newest contributions that are searched for reports
 CHUNKS_MAX = 4096  # most chunks of one window: no lease can list more
@@ -76,9 +79,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     sealed: int
     samples: int  # sealed samples
     planned: int  # samples of learn tasks that were neither discarded nor cancelled
-    learnt: int  # samples of finished learn tasks
-    merging: int  # finished learn tasks whose updates wait for a merge
-    unmerged: int  # samples of the tasks in `merging`
+    learnt: int  # samples of learn tasks whose updates were merged
+    merging: int  # learn tasks whose updates wait for a merge
     learning: int  # learn tasks that have not ended
     measuring: int  # match tasks that have not ended
 
@@ -197,28 +199,20 @@ def totals(conn: Connection, run_id: int) -> Totals:
         _beside(run_id, "learn"), t.state.not_in(("discarded", "cancelled"))
     )
     planned, learnt = conn.execute(made).one()
-    u = contributions.c
-    late = select(func.count(), func.coalesce(func.sum(size), 0)).where(
-        u.run_id == run_id, u.state == "accepted", u.task_id == t.id, t.kind == "learn"
-    )
-    merging, unmerged = conn.execute(late.where(t.state == "done")).one()
     return Totals(
         sealed=int(sealed),
         samples=int(samples),
         planned=int(planned),
         learnt=int(learnt),
-        merging=int(merging),
-        unmerged=int(unmerged),
-        learning=_unfinished(conn, run_id, "learn"),
-        measuring=_unfinished(conn, run_id, "evaluate"),
+        merging=_count(conn, run_id, "learn", WAITING),
+        learning=_count(conn, run_id, "learn", OPEN),
+        measuring=_count(conn, run_id, "evaluate", OPEN),
     )
 
 
-def _unfinished(conn: Connection, run_id: int, kind: str) -> int:
+def _count(conn: Connection, run_id: int, kind: str, states: Collection[TaskState]) -> int:
     t = tasks.c
-    query = select(func.count()).where(
-        t.run_id == run_id, t.kind == kind, t.state.in_(("todo", "doing"))
-    )
+    query = select(func.count()).where(t.run_id == run_id, t.kind == kind, t.state.in_(states))
     return int(conn.execute(query).scalar_one())
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from sqlalchemy import Connection, and_, func, or_, select, text
+from sqlalchemy import Connection, func, select, text
 
+from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.postgres import patiently
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
@@ -22,7 +23,7 @@ def breaches(conn: Connection) -> list[str]:
     """Return every breach found, at most `BREACHES_MAX` sentences."""
     found: list[str] = []
     patiently(conn)
-    for check in (_pages, _passes, _holders, _done, _versions, _merged):
+    for check in (_pages, _passes, _holders, _done, _accepted, _versions, _merged):
         for sentence in check(conn):
             found.append(sentence)
             if len(found) == BREACHES_MAX:
@@ -81,13 +82,29 @@ def _holders(conn: Connection) -> Iterator[str]:
 
 
 def _done(conn: Connection) -> Iterator[str]:
-    """Yield a sentence for each task in `done` without an accepted contribution."""
+    """Yield a sentence for each task that is done without a merged update, or without accepted
+    games or sums.
+    """
     c, t = contributions.c, tasks.c
-    its = or_(and_(t.contribution_id.is_(None), c.task_id == t.id), and_(c.id == t.contribution_id))
-    good = select(c.id).where(its, c.state.in_(("accepted", "merged", "superseded")))
-    query = select(tasks.c.id).where(tasks.c.state == "done", ~good.exists())
+    merged = select(c.id).where(c.id == t.contribution_id, c.state == "merged")
+    good = c.state.in_(("accepted", "superseded")) & c.kind.not_in(UPDATES)
+    other = select(c.id).where(c.task_id == t.id, good)
+    done = select(t.id).where(t.state == "done")
+    for task_id in conn.execute(done.where(~merged.exists(), ~other.exists())).scalars():
+        yield f"task {task_id} is done, but nothing of it was merged"
+
+
+def _accepted(conn: Connection) -> Iterator[str]:
+    """Check that exactly the ranges of accepted updates wait for a merge."""
+    c, t = contributions.c, tasks.c
+    waits = (c.state == "accepted") & c.kind.in_(UPDATES)
+    update = select(c.id).where(c.id == t.contribution_id, waits)
+    query = select(t.id).where(t.state == "accepted", ~update.exists())
     for task_id in conn.execute(query).scalars():
-        yield f"task {task_id} is done without a good contribution"
+        yield f"task {task_id} waits for a merge without an accepted update"
+    task = select(t.id).where(t.contribution_id == c.id, t.state == "accepted")
+    for number in conn.execute(select(c.id).where(waits, ~task.exists())).scalars():
+        yield f"the range of the accepted contribution {number} is not held for it"
 
 
 def _versions(conn: Connection) -> Iterator[str]:

@@ -1,4 +1,8 @@
-"""Passes: the cursor of a run's samples, and the pace of its last tasks."""
+"""Passes: the cursor of a run's samples, their end, and the pace of its last tasks.
+
+A sample is done when its update is merged. The next pass begins when every range of this one was
+submitted: the last of them may wait for their merge, or come back to the queue.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ from statistics import median
 from typing import NamedTuple
 
 from msgspec.structs import replace
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from coordinator.database.engine.statements import its
+from coordinator.database.runs import RunRow
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
@@ -44,6 +49,22 @@ _MOVE = update(runs).where(its(runs.c.id))
 def move(conn: Connection, run_id: int, pass_no: int, cursor: int) -> None:
     """Set the pass of a run, whose row is locked, and its first sample that no task has yet."""
     conn.execute(_MOVE, {"its_id": run_id, "pass_no": pass_no, "cursor": cursor})
+
+
+_UNDONE = (
+    select(tasks.c.id)
+    .where(its(tasks.c.run_id), its(tasks.c.state), tasks.c.pass_no.between(1, bindparam("last")))
+    .limit(1)
+)
+
+
+def is_over(conn: Connection, run: RunRow, last: int) -> bool:
+    """Return True if every sample of a run's passes up to `last` is merged or discarded."""
+    if run.pass_no < last or (run.pass_no == last and run.cursor < run.samples_total):
+        return False
+    given = {"its_run_id": run.id, "last": last}
+    undone = ("todo", "doing", "accepted", "cancelled")
+    return not any(conn.execute(_UNDONE, given | {"its_state": state}).first() for state in undone)
 
 
 def measure(conn: Connection, run_id: int) -> RunPace | None:

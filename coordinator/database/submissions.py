@@ -1,8 +1,10 @@
 """Submissions of a lease, part by part. An accepted part is split off its task, so that no sample
 is submitted twice, whatever happens to the rest.
 
-    task [start, stop) ──part accepted──> done task [start, start + n) of this contribution
+    task [start, stop) ──part accepted──> accepted task [start, start + n) of this contribution
                                         + the task [start + n, stop)
+
+A superseded part will not be merged, so its range goes back to the queue.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from coordinator.database.tables.contributions import contributions, uploads
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.versions import versions
-from coordinator.database.tasks import FREE, TaskRow, finish_all, holder, holders
+from coordinator.database.tasks import ACCEPTED, UNCLAIMED, TaskRow, accept_all, holder, holders
 from coordinator.rules.sizing import first_part
 from coordinator.rules.standing import State
 from shared.errors import Conflict, NotFound
@@ -220,43 +222,56 @@ def held(conn: sa.Connection, rows: Sequence[ContributionRow]) -> dict[int, Task
     }
 
 
-def through(
-    conn: sa.Connection, parts: Sequence[tuple[ContributionRow, TaskRow]], now: float
-) -> None:
-    """Advance locked tasks past accepted parts; the last part finishes its task."""
-    whole = {
-        task.id
-        for row, task in parts
-        if row.steps >= task.steps or task.state not in ("doing", "todo")
-    }
-    if whole:
-        finish_all(conn, sorted(whole), now)
-    for row, task in parts:
-        if task.id not in whole:
-            _split_off(conn, row, task, now)
+class EndedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of a task that was accepted, or superseded."""
+
+    row: ContributionRow
+    task: TaskRow  # locked
+    accepted: bool
+
+    @property
+    def is_last(self) -> bool:
+        """Return True if nothing of the task is left after this part."""
+        return self.row.steps >= self.task.steps or self.task.state not in ("doing", "todo")
 
 
-def _split_off(conn: sa.Connection, row: ContributionRow, task: TaskRow, now: float) -> None:
+_SET_TASK = sa.update(tasks).where(its(tasks.c.id))
+_OPEN = one_of(tasks.c.state, ("doing", "todo"))
+
+
+def through(conn: sa.Connection, parts: Sequence[EndedPart], now: float) -> None:
+    """Advance locked tasks past their parts: accepted ranges wait for a merge, superseded ones go
+    back to the queue.
+    """
+    last = {part.task.id: part for part in parts if part.is_last}
+    accepted = {task_id: part.row.id for task_id, part in last.items() if part.accepted}
+    accept_all(conn, accepted, now)
+    for task_id in sorted(last.keys() - accepted.keys()):
+        conn.execute(_SET_TASK.where(_OPEN), {"its_id": task_id} | UNCLAIMED)
+    for part in parts:
+        if part.task.id not in last:
+            _split_off(conn, part, now)
+
+
+def _split_off(conn: sa.Connection, part: EndedPart, now: float) -> None:
+    row, task = part.row, part.task
     until = task.start + row.samples
-    done = msgspec.structs.asdict(task) | {
+    outcome = ACCEPTED | {"ended_at": now, "contribution_id": row.id}
+    piece = msgspec.structs.asdict(task) | {
         "stop": until,
         "steps": row.steps,
         "price_micro": row.price_micro,
-        "state": "done",
-        "returned": False,
-        "ended_at": now,
-        "contribution_id": row.id,
-        **FREE,
+        **(outcome if part.accepted else UNCLAIMED),
     }
-    del done["id"]
-    conn.execute(sa.insert(tasks).values(**done))
+    del piece["id"]
+    conn.execute(sa.insert(tasks).values(**piece))
     rest = {
         "start": until,
         "steps": task.steps - row.steps,
         "price_micro": task.price_micro - row.price_micro,
         "begun_at": now,  # the next part's time is measured from here
     }
-    conn.execute(sa.update(tasks).where(tasks.c.id == task.id).values(**rest))
+    conn.execute(_SET_TASK, {"its_id": task.id} | rest)
 
 
 def once_more(conn: sa.Connection, row: ContributionRow, now: float) -> None:
@@ -274,7 +289,7 @@ def goes_on(conn: sa.Connection, row: ContributionRow) -> bool:
 
 
 def task_of(conn: sa.Connection, row: ContributionRow) -> int:
-    """Return the task that a contribution completed: the one split off for it, else its lease's."""
+    """Return the task of a contribution's range: the one that names it, else its lease's."""
     query = sa.select(tasks.c.id).where(tasks.c.contribution_id == row.id)
     found = conn.execute(query).scalar()
     return row.task_id if found is None else int(found)

@@ -1,18 +1,21 @@
 """Tasks: every change of their state, in one transaction of the caller.
 
-    todo ──claim──> doing ──accepted──> done ──set aside by a merge──> todo
+    todo ──claim──> doing ──accepted──> accepted ──merged──> done
     doing ──rejected, given back, overtaken, time ran out──> todo
+    accepted ──its update is not merged after all──> todo
     doing ──failed or timed out too often──> discarded ──requeue──> todo
     todo, doing ──the run ended──> cancelled ──the run is extended──> todo
 
 The attempt grows with every claim. A task whose time ran out is `returned`: its last holder may
 still submit until another worker claims it. A task that waits for its verdict has no `renew_by`, so
-it does not expire.
+it does not expire. A task whose update is accepted names its contribution and is done when that is
+merged: what is not merged was not done. Tasks without an update (games, matches, audits) are done
+when they are accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -315,14 +318,54 @@ _FINISH = sa.update(tasks).where(
     among(tasks.c.id, "ids"),
     (tasks.c.state == "doing") | sa.and_(tasks.c.state == "todo", tasks.c.returned),
 )
+_HELD_ONE = (tasks.c.state == "doing") | sa.and_(tasks.c.state == "todo", tasks.c.returned)
+_ACCEPT = sa.update(tasks).where(its(tasks.c.id), _HELD_ONE)
+ACCEPTED: dict[str, Any] = {"state": "accepted", "returned": False, **FREE}
 _DONE: dict[str, Any] = {"state": "done", "returned": False, **FREE}
 
 
 def finish_all(conn: sa.Connection, task_ids: Sequence[int], now: float) -> int:
-    """Move tasks from doing (or returned) to done, since their contributions were accepted. Return
-    how many had not ended before.
+    """Move tasks whose accepted contributions need no merge from doing (or returned) to done.
+    Return how many had not ended before.
     """
     return conn.execute(_FINISH, {"ids": task_ids, "ended_at": now} | _DONE).rowcount
+
+
+def accept_all(conn: sa.Connection, updates: Mapping[int, int], now: float) -> None:
+    """Move tasks from doing (or returned) to accepted: their updates wait for a merge. `updates` has
+    the contribution of each task.
+    """
+    lines = [
+        {"its_id": task_id, "contribution_id": contribution_id, "ended_at": now} | ACCEPTED
+        for task_id, contribution_id in sorted(updates.items())
+    ]
+    if lines:
+        conn.execute(_ACCEPT, lines)
+
+
+_OF_UPDATES = sa.and_(among(tasks.c.contribution_id, "ids"), tasks.c.state == "accepted")
+_MERGED = sa.update(tasks).where(_OF_UPDATES).values(state="done")
+_RETURN = sa.update(tasks).where(_OF_UPDATES)
+UNCLAIMED: dict[str, Any] = {
+    "state": "todo",
+    "returned": False,
+    "begun_at": None,
+    "base_version": None,
+    "ended_at": None,
+    "contribution_id": None,
+    **FREE,
+}
+
+
+def finish_merged(conn: sa.Connection, contribution_ids: Sequence[int]) -> None:
+    """Move the tasks of merged contributions from accepted to done."""
+    conn.execute(_MERGED, {"ids": contribution_ids})
+
+
+def return_all(conn: sa.Connection, contribution_ids: Sequence[int]) -> None:
+    """Return the tasks of contributions that will not be merged to the queue."""
+    if contribution_ids:
+        conn.execute(_RETURN, {"ids": contribution_ids} | UNCLAIMED)
 
 
 def put_back(  # noqa: PLR0913 - each is a word of the verdict
@@ -348,18 +391,11 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
         counted = "failures" if kind == "failure" else "timeouts"
         values[counted] = getattr(row, counted) + 1
     state: TaskState = row.state
-    if row.worker_id == worker_id and row.state in ("doing", "todo", "done"):
+    if row.worker_id == worker_id and row.state in ("doing", "todo"):
         counted_now = msgspec.structs.replace(row, **values)
         over = kind is not None and is_hopeless(conn, counted_now, settings, now)
         state = "discarded" if over else "todo"
-        values |= {
-            "state": state,
-            "returned": False,
-            "begun_at": None,
-            "base_version": None,
-            **FREE,
-        }
-        values["ended_at"] = now if over else None
+        values |= UNCLAIMED | {"state": state, "ended_at": now if over else None}
     if values:
         conn.execute(sa.update(tasks).where(tasks.c.id == task_id).values(**values))
     return state

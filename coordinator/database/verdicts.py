@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
+from coordinator.database import tasks
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.bulk_statements import Lines
 from coordinator.database.engine.statements import among, its, one_of
@@ -56,7 +57,8 @@ def decide_all(
     conn: sa.Connection, decided: Sequence[tuple[ContributionRow, dict[str, Any]]], now: float
 ) -> int:
     """Change the states of contributions and record the verdicts. Several must be locked before.
-    Return the number of changed rows; not every database counts those of several contributions.
+    The task of an accepted one, which is not merged after all, goes back to the queue. Return the
+    number of changed rows; not every database counts those of several contributions.
     """
     if not decided:
         return 0
@@ -69,6 +71,7 @@ def decide_all(
         for row, values in decided
     ]
     changed = conn.execute(_DECIDE, changes if len(changes) > 1 else changes[0])
+    tasks.return_all(conn, [row.id for row, _ in decided if row.state == "accepted"])
     record(conn, decided, now)
     return changed.rowcount
 
@@ -83,11 +86,14 @@ _MERGE_ALL = (
 def merge_all(
     conn: sa.Connection, rows: Sequence[ContributionRow], version: int, now: float
 ) -> bool:
-    """Mark all rows merged into `version`; return False if one was no longer accepted."""
+    """Mark all rows merged into `version`, and their tasks done; return False if one was no longer
+    accepted.
+    """
     ids = [row.id for row in rows]
     changed = conn.execute(_MERGE_ALL, {"ids": ids, "into": version, "now": now})
     if changed.rowcount != len(rows):
         return False
+    tasks.finish_merged(conn, ids)
     message = f"merged into version {version}"
     merged = {"state": "merged", "message": message, "version": version}
     record(conn, [(row, merged) for row in rows], now)

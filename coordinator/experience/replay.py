@@ -320,14 +320,12 @@ def _due(rows: list[HarvestRow], chunk: int, now: float) -> list[HarvestRow]:
 
 
 def _merged(found: Totals, quorum: int) -> Totals:
-    """Return the totals with finished learn tasks as unfinished while their merge is due, since an
+    """Return the totals with accepted learn tasks as unfinished while their merge is due, since an
     episode or a task begun now would use the version that the merge replaces.
     """
     if found.merging < quorum:
         return found
-    return msgspec.structs.replace(
-        found, learning=found.learning + found.merging, learnt=found.learnt - found.unmerged
-    )
+    return msgspec.structs.replace(found, learning=found.learning + found.merging)
 
 
 def _ref(chunk: ChunkRow) -> ChunkRef:

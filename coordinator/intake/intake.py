@@ -37,7 +37,7 @@ from coordinator.database.contributions import UPDATES as MERGED
 from coordinator.database.contributions import ContributionRow, PeerContribution
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.runs import OPEN, RunRow
-from coordinator.database.submissions import Arrival, Background
+from coordinator.database.submissions import Arrival, Background, EndedPart
 from coordinator.database.tasks import FailureKind, TaskRow
 from coordinator.experience.harvest import Harvest
 from coordinator.joiner import Joiner
@@ -304,7 +304,11 @@ class Intake(PlatformService):
             if judgement is not validation.SUSPENDED:
                 drawn = self._recomputes.order(conn, row, found[row.id].run)
             taken.append(_Taken(row, found[row.id], judgement, drawn))
-        submissions.through(conn, [(each.row, held[each.row.id]) for each in taken], now)
+        parts = [
+            EndedPart(row=each.row, task=held[each.row.id], accepted=each.accepted)
+            for each in taken
+        ]
+        submissions.through(conn, parts, now)
         self._take(conn, taken)
 
     def _take(self, conn: Connection, taken: Sequence[_Taken]) -> None:

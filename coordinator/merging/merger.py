@@ -258,7 +258,6 @@ class Merger(PlatformService):
         rows = contributions.mergeable(conn, run.id, BATCH_MAX)
         about = definition(run)
         plan, train = about.plan, about.file.train
-        rows = [row for row in rows if row.weight]
         base = versions.get(conn, run.id, run.head)
         terms = MergeTerms(
             workers=max(1, live),

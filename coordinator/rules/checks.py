@@ -7,7 +7,7 @@
 A draw is a keyed hash of the contribution with a secret of the server: no client can predict it,
 and a restarted coordinator draws the same. The probability of a draw is proportional to the
 contribution's pay. It begins at certainty and falls with the account's draws to a floor, never to
-zero.
+zero, so that the first credits of an honest account are free after its second or third task.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ Kind = Literal["recompute", "audit"]
 Result = Literal["passed", "failed", "unproven"]
 
 FLOOR = 0.03  # least drawn share of an account's contributions on an open server
+CERTAIN = 3  # first contributions of an account, which are drawn whatever their price
 KIND_CHARS_MAX = 16  # longest name of a class of devices
 HERE = "cpu"  # class of the device on which a server makes its recomputes
 RECOMPUTE_FLOPS_MAX = 5e13  # operations of the largest task that a server recomputes
@@ -56,7 +57,9 @@ def chance(draws: int, price: int, mean: float, floor: float) -> float:
     """
     if not floor:
         return 0.0
-    return min(1.0, price / max(1.0, mean) * max(floor, 1.0 / (1 + draws)))
+    if draws < CERTAIN:
+        return 1.0
+    return min(1.0, price / max(1.0, mean) * max(floor, _usual_chance(draws)))
 
 
 def bond(draws: int, mean: float) -> int:
@@ -66,7 +69,12 @@ def bond(draws: int, mean: float) -> int:
     A faker gains the price with probability 1 - h and loses the stake with the draw's probability
     h. Faking never pays at a stake of price / h, not even right after a draw.
     """
-    return math.ceil(mean / max(FLOOR, 1.0 / (1 + draws)))
+    return math.ceil(mean / max(FLOOR, _usual_chance(draws)))
+
+
+def _usual_chance(draws: int) -> float:
+    """Return the probability of a draw at the usual price, before the floor."""
+    return 1.0 / max(1, draws - 1)
 
 
 def shortfall(share: float, stake: int) -> int:

@@ -420,14 +420,9 @@ def _bits(conn: Connection, run: RunRow, about: Definition) -> _Bits:
 def _progress(run: RunRow, about: Definition) -> float | None:
     """Return the finished share of `[stop]` by its nearest condition; None for dates and losses."""
     stop = about.file.stop
-    shares = []
-    if stop.versions:
-        shares.append(run.head / stop.versions)
-    if stop.tokens:
-        shares.append(run.tokens / stop.tokens)
-    if stop.passes and run.samples_total:
-        shares.append((run.pass_no - 1 + run.cursor / run.samples_total) / stop.passes)
-    return min(1.0, max(0.0, *shares)) if shares else None
+    if not (stop.versions or stop.tokens or stop.passes):
+        return None
+    return min(1.0, about.share_done(run, max(0, run.head), run.tokens))
 
 
 def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:

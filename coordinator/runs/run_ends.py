@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from coordinator.database import evaluations
+from coordinator.database import evaluations, passes
 from coordinator.rules.run_file import stop_at
 from coordinator.runs.definition import definition
 
@@ -21,7 +21,7 @@ def why_end(conn: Connection, run: RunRow, at: float) -> str:
     now = datetime.fromtimestamp(at, UTC)
     if stop.versions and run.head >= stop.versions:
         return f"version {run.head} of {stop.versions} is merged"
-    if stop.passes and run.pass_no > stop.passes:
+    if stop.passes and passes.is_over(conn, run, stop.passes):
         return f"{stop.passes} passes are done"
     if stop.tokens and run.tokens >= stop.tokens:
         return f"{run.tokens} of {stop.tokens} tokens are trained"

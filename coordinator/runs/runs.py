@@ -360,8 +360,8 @@ class Runs(PlatformService):
             values = {"ended_at": now} if state == "completed" else {}
             runs.move(conn, row, state, runs.StateChange(at=now, reason=reason), **values)
             if state == "completed":
-                tasks.cancel_run(conn, row.id, now)
                 settle_accepted(conn, row.id, now)
+                tasks.cancel_run(conn, row.id, now)
             record.append(conn, "organiser", action, name, reason, now)
             return runs.by_id(conn, row.id)
 

@@ -31,11 +31,12 @@ def set_aside(
     credit. With `kind` None no failure counts.
     """
     message = f"set aside: the merge failed with it ({why})"[:500]
+    task_id = submissions.task_of(conn, row)  # found before the verdict returns it to the queue
     verdicts.decide(
         conn, row, "rejected", now=now, reason=Reason.MERGE_FAILED.value, message=message
     )
     payments.post_step(conn, "void", [payments.Payment.of(row)], now)
-    row = msgspec.structs.replace(row, task_id=submissions.task_of(conn, row))
+    row = msgspec.structs.replace(row, task_id=task_id)
     put_back(conn, row, run, kind, message, now)
 
 
@@ -61,7 +62,7 @@ def put_back(
 
 def overtake(conn: Connection, run: RunRow, head: int, now: float) -> None:
     """Settle the contributions that a new version overtakes: updates that no later merge can use
-    are superseded and paid.
+    are superseded and paid, and their ranges are done again.
 
     If the plan cancels leases, workers on an older version are told to stop.
     """

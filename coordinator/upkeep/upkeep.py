@@ -121,8 +121,8 @@ class Upkeep(PlatformService):
         now = self._clock.now()
         change = runs.StateChange(at=now, actor="coordinator", reason=why)
         runs.move(conn, run, "completed", change, ended_at=now)
-        tasks.cancel_run(conn, run.id, now)
         settle_accepted(conn, run.id, now)
+        tasks.cancel_run(conn, run.id, now)
         record.append(conn, "coordinator", "run.complete", run.name, why, now)
         log.info("run completed", run=run.name, reason=why)
         return 1

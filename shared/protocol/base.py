@@ -17,7 +17,7 @@ Size: TypeAlias = Annotated[int, Meta(ge=0, le=UPLOAD_BYTES_MAX)]
 Word: TypeAlias = Annotated[str, Meta(max_length=64)]
 Line: TypeAlias = Annotated[str, Meta(max_length=1000)]
 
-TaskState = Literal["todo", "doing", "done", "discarded", "cancelled"]
+TaskState = Literal["todo", "doing", "accepted", "done", "discarded", "cancelled"]
 RunState = Literal["draft", "running", "paused", "completed", "failed"]
 ContributionState = Literal["received", "checking", "accepted", "merged", "superseded", "rejected"]
 

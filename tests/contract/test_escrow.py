@@ -106,8 +106,8 @@ async def test_a_stranger_is_paid_by_a_later_draw_that_passes_and_nothing_else(
         assert waiting > row.contribution_id
 
     await database.write(drawn)
-    kept = 2 * PRICE  # the bond of one draw
-    assert await have(database) == (PRICE, kept, 59 * PRICE)
+    kept = PRICE  # the bond of one draw, since the next task is drawn for certain
+    assert await have(database) == (PRICE, kept, 60 * PRICE)
     assert await breaches(database) == []
 
 
@@ -126,7 +126,7 @@ async def test_nothing_is_freed_past_an_open_question(database: Database) -> Non
     first, _ = await database.write(drawn)
     assert await have(database) == (0, 6 * PRICE, 0)
     await database.write(lambda conn: settle(conn, first, "passed"))
-    assert await have(database) == (0, 3 * PRICE, 3 * PRICE)
+    assert await have(database) == (0, PRICE, 5 * PRICE)
     assert await breaches(database) == []
 
 
@@ -147,10 +147,10 @@ async def test_pay_behind_an_open_draw_is_no_bond(database: Database) -> None:
         return fake
 
     fake = await database.write(drawn)
-    kept = 2 * PRICE  # the bond of the one draw before
-    assert await have(database) == (0, kept + 21 * PRICE, 3 * PRICE)
+    kept = PRICE  # the bond of the one draw before
+    assert await have(database) == (0, kept + 21 * PRICE, 4 * PRICE)
     await database.write(lambda conn: settle(conn, fake, "failed"))
-    assert await have(database) == (0, 0, 3 * PRICE)
+    assert await have(database) == (0, 0, 4 * PRICE)
     assert await breaches(database) == []
 
 
@@ -174,7 +174,7 @@ async def test_what_proves_nothing_costs_all_that_is_at_stake(database: Database
         return checking
 
     await database.write(drawn)
-    assert await have(database) == (0, PRICE, 2 * PRICE)
+    assert await have(database) == (0, PRICE, 3 * PRICE)
     assert await breaches(database) == []
 
 
@@ -276,14 +276,14 @@ async def test_a_pass_that_shows_a_part_of_its_work_owes_the_rest_of_the_bond(
 
     await database.write(drawn)
     found = await database.read(lambda conn: payments.balances(conn, NEW))
-    # Five draws, whose bond is six tasks: of the five at stake a quarter was not shown.
-    assert (found.escrow_micro, found.debt_micro) == (5 * PRICE, 13)
-    lines = await database.read(lambda conn: payments.history(conn, NEW, None, 1))
+    # Five draws, whose bond is four tasks: of these a quarter was not shown, and is repaid at once.
+    assert (found.escrow_micro, found.debt_micro, found.earned_micro) == (4 * PRICE, 0, 0)
+    lines = await database.read(lambda conn: payments.history(conn, NEW, None, 2))
     number = await database.read(lambda conn: contributions.newest_of(conn, NEW))
     task = await database.read(lambda conn: contributions.by_id(conn, number).task_id)
     memo = f"task {task}, recomputed elsewhere, proves 75.0% of its work"
     assert [(line.kind, line.amount_micro, line.memo) for line in lines] == [
-        ("not proved", 0, memo),
+        ("repaid", -PRICE, ""), ("not proved", 0, memo),
     ]  # fmt: skip
     assert await have(database, FRIEND) == (0, 0, PRICE)  # who was vouched for owes nothing
     assert await breaches(database) == []

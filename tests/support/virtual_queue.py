@@ -57,6 +57,7 @@ class VirtualQueue:
         return await self.db.read(lambda conn: tasks.holder(conn, task, for_update=False))
 
     async def finish(self, task: int) -> bool:
+        """Finish a task as if its update were merged; False if it had ended before."""
         now = self.clock.now()
         return await self.db.write(lambda conn: tasks.finish_all(conn, [task], now) == 1)
 

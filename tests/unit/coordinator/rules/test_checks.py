@@ -17,19 +17,37 @@ SECRET = b"k" * 32
 
 
 def test_draws_begin_at_certainty_and_fall_to_a_floor_never_to_zero() -> None:
-    assert checks.chance(0, 10, 10.0, FLOOR) == 1.0
-    assert checks.chance(1, 10, 10.0, FLOOR) == 0.5
-    assert checks.chance(2, 10, 10.0, FLOOR) == pytest.approx(1 / 3)
+    assert [checks.chance(draws, 10, 10.0, FLOOR) for draws in range(5)] == [
+        1.0, 1.0, 1.0, 0.5, pytest.approx(1 / 3),
+    ]  # fmt: skip
+    assert checks.chance(2, 1, 10.0, FLOOR) == 1.0  # the first three whatever their price
     assert checks.chance(10_000, 10, 10.0, FLOOR) == FLOOR
     assert checks.chance(0, 10, 10.0, 0.0) == 0.0  # a server that draws nothing
 
 
-@given(st.integers(0, 5000), st.integers(0, 10**9), st.floats(1.0, 1e9))
+@given(st.integers(checks.CERTAIN, 5000), st.integers(0, 10**9), st.floats(1.0, 1e9))
 @example(5000, 100, 1.0)
 def test_a_draw_is_proportional_to_the_pay(draws: int, price: int, mean: float) -> None:
     """Otherwise it pays to do cheap tasks honestly and to fake dear ones."""
     one, two = (checks.chance(draws, each, mean, FLOOR) for each in (price, 2 * price))
     assert two == pytest.approx(min(1.0, 2 * one))
+
+
+def test_an_honest_newcomer_has_free_pay_after_two_tasks_and_few_checks_in_a_thousand() -> None:
+    def free_after(draws: int) -> int:
+        return draws - checks.bond(draws, 1.0)  # all tasks so far were drawn and passed
+
+    assert [free_after(draws) for draws in (1, 2, 3)] == [0, 1, 1]
+    expected, odds = 0.0, {0: 1.0}  # number of draws so far, with its probability
+    for _ in range(1000):
+        later: dict[int, float] = {}
+        for draws, weight in odds.items():
+            chance = checks.chance(draws, 1, 1.0, FLOOR)
+            expected += weight * chance
+            later[draws + 1] = later.get(draws + 1, 0.0) + weight * chance
+            later[draws] = later.get(draws, 0.0) + weight * (1.0 - chance)
+        odds = later
+    assert expected <= 50.0
 
 
 def test_a_draw_is_its_chance_and_the_same_after_a_restart() -> None:

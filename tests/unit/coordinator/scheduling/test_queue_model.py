@@ -148,10 +148,22 @@ class QueueMachine(RuleBasedStateMachine):
     @rule()
     def hand_in_everything(self) -> None:
         for number, task in self.model.some("doing").items():
-            assert self.world.write(
-                partial(tasks.finish_all, task_ids=[number], now=self.clock.now())
-            )
-            task.state = "done"
+            self.world.write(partial(tasks.accept_all, updates=_own(number), now=self.clock.now()))
+            task.state = "accepted"
+
+    @rule(which=WHICH)
+    def merge(self, which: int) -> None:
+        number = self.pick(which, "accepted")
+        if number is not None:
+            self.world.write(lambda conn: tasks.finish_merged(conn, [number]))
+            self.model.tasks[number].state = "done"
+
+    @rule(which=WHICH)
+    def its_update_is_not_merged(self, which: int) -> None:
+        number = self.pick(which, "accepted")
+        if number is not None:
+            self.world.write(lambda conn: tasks.return_all(conn, [number]))
+            self.model.tasks[number].state = "todo"
 
     @rule(which=WHICH)
     def hand_in(self, which: int) -> None:
@@ -163,12 +175,12 @@ class QueueMachine(RuleBasedStateMachine):
         number = found[which % len(found)]
         task = self.model.tasks[number]
 
-        def accept(conn: Connection) -> bool:
+        def accept(conn: Connection) -> None:
             tasks.may_submit(tasks.holder(conn, number), task.worker, task.attempt)
-            return tasks.finish_all(conn, [number], self.clock.now()) == 1
+            tasks.accept_all(conn, _own(number), self.clock.now())
 
-        assert self.world.write(accept)
-        task.state, task.returned = "done", False
+        self.world.write(accept)
+        task.state, task.returned = "accepted", False
 
     @rule(which=WHICH, failed=st.booleans())
     def release(self, which: int, failed: bool) -> None:
@@ -184,7 +196,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH)
     def somebody_who_lost_it_hands_in(self, which: int) -> None:
-        number = self.pick(which, "doing", "done", "discarded")
+        number = self.pick(which, "doing", "accepted", "done", "discarded")
         if number is None or self.model.tasks[number].attempt < 2:
             return
         task = self.model.tasks[number]
@@ -221,8 +233,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH)
     def a_merge_sets_aside(self, which: int) -> None:
-        number = self.pick(which, "done")
+        number = self.pick(which, "accepted")
         if number is not None:
+            self.world.write(lambda conn: tasks.return_all(conn, [number]))
             self._verdict(number, "failure")
             self.model.back(number, failed=True, now=self.clock.now())
 
@@ -304,10 +317,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.workers.append(fresh)
         self.model.owners[fresh.worker_id] = fresh.volunteer_id
         while self.model.pass_no == last:
-            for number in list(self.model.some("doing")):
-                assert self.world.write(
-                    partial(tasks.finish_all, task_ids=[number], now=self.clock.now())
-                )
+            self.hand_in_everything()
+            for number in list(self.model.some("accepted")):
+                self.world.write(partial(tasks.finish_merged, contribution_ids=[number]))
                 self.model.tasks[number].state = "done"
             lease = self.lease(fresh)
             assert lease is not None
@@ -320,6 +332,11 @@ class QueueMachine(RuleBasedStateMachine):
     def _end(self, conn: Connection) -> None:
         conn.execute(update(runs_table).values(state="completed"))
         tasks.cancel_run(conn, self.run_id, self.clock.now())
+
+
+def _own(number: int) -> dict[int, int]:
+    """Return the contribution of a task, which has its number."""
+    return {number: number}
 
 
 @pytest.fixture
