@@ -1,7 +1,7 @@
 """Submissions of a lease, part by part. An accepted part is split off its task, so that no sample
 is submitted twice, whatever happens to the rest.
 
-    task [start, stop) ──part accepted──> accepted task [start, start + n) of this contribution
+    task [start, stop) ──part accepted──> accepted task [start, start + n) of this part
                                         + the task [start + n, stop)
 
 A superseded part will not be merged, so its range goes back to the queue.

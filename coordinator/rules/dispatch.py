@@ -228,10 +228,12 @@ class _Batch:
                 message=f"{waiter.device} holds {mine} tasks already, as many as it may",
             )
         free.sort(key=lambda share: share.given)
-        for again in (False, True):  # tasks that the worker itself failed come last
+        for again in (False, True):  # tasks that the worker itself failed come last in their pass
             for share in free:
-                found = self._reissued(share, index, waiter, again) or self._cut(
-                    share, index, waiter
+                found = (
+                    self._reissued(share, index, waiter, again)
+                    or (self._reissued(share, index, waiter, again=True) if share.done else None)
+                    or self._cut(share, index, waiter)
                 )
                 if found is not None:
                     self._note(share, waiter, found)

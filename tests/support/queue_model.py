@@ -74,12 +74,13 @@ class Model:
             if worker not in task.failed_by:
                 return number
         pass_no, cursor = self.pass_no, self.cursor
-        if cursor >= TOTAL and not self.some("todo", "doing"):
+        if cursor >= TOTAL:  # what the worker failed comes last in its pass
+            near = {task.worker for task in self.some("doing").values()} | {worker}
+            again = next((number for number, task in todo if near <= task.failed_by), None)
+            if again is not None:
+                return again
             pass_no, cursor = pass_no + 1, 0
-        if cursor < TOTAL:
-            return pass_no, cursor, min(TOTAL, cursor + TASK)
-        near = {task.worker for task in self.some("doing").values()} | {worker}
-        return next((number for number, task in todo if near <= task.failed_by), None)
+        return pass_no, cursor, min(TOTAL, cursor + TASK)
 
     def give(self, lease: Lease, worker: str, now: float) -> None:
         task = self.tasks.get(lease.task)

@@ -367,6 +367,13 @@ def test_it_waits_for_a_worker_that_is_busy() -> None:
     assert outcome.refusals[0].reason == Reason.ALL_TAKEN
 
 
+def test_alone_one_tries_again_before_the_next_pass() -> None:
+    failed = todo_of(5, 0, 40, failed_by={"worker-1"})
+    machine = [waiter(1), waiter(1, device="cuda:0")]
+    outcome = ask(machine, [run_of(cursor=1000, passes=0)], todo=[failed])
+    assert [(a.task_id, a.pass_no) for a in outcome.assignments] == [(5, 1), (None, 2)]
+
+
 def test_alone_one_tries_again_but_last() -> None:
     failed = todo_of(5, 0, 40, failed_by={"worker-1"})
     fresh_first = ask([waiter(1), waiter(1, device="cuda:0")], [run_of(cursor=960)], todo=[failed])
