@@ -332,8 +332,8 @@ def finish_all(conn: sa.Connection, task_ids: Sequence[int], now: float) -> int:
 
 
 def accept_all(conn: sa.Connection, updates: Mapping[int, int], now: float) -> None:
-    """Move tasks from doing (or returned) to accepted, where they wait for a merge. `updates` has the
-    contribution of each task.
+    """Move tasks from doing (or returned) to accepted, where they wait for a merge; `updates` has
+    the contribution of each task.
     """
     lines = [
         {"its_id": task_id, "contribution_id": contribution_id, "ended_at": now} | ACCEPTED
