@@ -57,11 +57,18 @@ def meet_model(app: VolunteerApp, info: RunInfo | None) -> None:
     """Run `volunteer chat` or `play` in the terminal, or name the command that draws a picture."""
     if info is None or app.control is None:
         return
-    if info.output == "image":
+    command = command_for(info)
+    if not command:
         app.tell(_("a picture of this run: volunteer generate {run}", run=info.name))
         return
-    command = "chat" if info.output == "text" else "play"
     app.run_worker(_lend(app, command, info.name), group="lend", exclusive=True)
+
+
+def command_for(info: RunInfo) -> str:
+    """Return the command that meets the model of a run in the terminal; "" for a model that
+    draws.
+    """
+    return {"text": "chat", "moves": "play", "image": ""}[info.output]
 
 
 async def _lend(app: VolunteerApp, word: str, run: str) -> None:
