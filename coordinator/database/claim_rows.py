@@ -9,7 +9,7 @@ wait for each other only as long as a claim takes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from statistics import median
 from typing import Any
@@ -23,6 +23,7 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
+    update,
 )
 
 from coordinator.database import passes
@@ -131,7 +132,7 @@ _ABLE = select(workers.c.id, workers.c.workloads, workers.c.hardware, workers.c.
 )
 _V = volunteers.c
 _RIGHTS = (
-    select(workers.c.id, workers.c.revoked_at, workers.c.rest_until)
+    select(workers.c.id, workers.c.revoked_at, workers.c.rests)
     .add_columns(_V.state, _V.standing, _V.invited, _V.suspended_reason)
     .join_from(workers, volunteers, _V.id == workers.c.volunteer_id)
     .where(among(workers.c.id, "workers"))
@@ -153,7 +154,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     standing: State
     invited: bool
     suspended_reason: str
-    rest_until: float  # no task is leased before this time; 0 = none
+    rests: Mapping[int, float]  # time until which no task of a run is leased
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,10 +180,23 @@ def rights(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Rights]:
             standing=row.standing,
             invited=bool(row.invited),
             suspended_reason=row.suspended_reason,
-            rest_until=row.rest_until or 0.0,
+            rests=_rests(row.rests),
         )
         for row in found
     }
+
+
+@lru_cache(maxsize=1024)
+def _rests(stored: str) -> Mapping[int, float]:
+    return decode(stored, dict[int, float])
+
+
+def rest(conn: Connection, worker_id: str, run_id: int, until: float, now: float) -> None:
+    """Lease a worker no task of a run until a time."""
+    where = workers.c.id == worker_id
+    stored = conn.execute(select(workers.c.rests).where(where)).scalar() or "{}"
+    rests = {run: time for run, time in _rests(stored).items() if time > now} | {run_id: until}
+    conn.execute(update(workers).where(where).values(rests=msgspec.json.encode(rests).decode()))
 
 
 def past_speeds(conn: Connection, worker_id: str) -> dict[tuple[str, int], float]:

@@ -73,7 +73,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     last_seen_at: float
     created_at: float
     revoked_at: float | None
-    rest_until: float | None = None
+    rests: str = "{}"
     ordered: str = ""
     ordered_at: float | None = None
 

@@ -30,6 +30,7 @@ from coordinator.rules.sizing import (
 )
 from shared.protocol.base import Reason
 
+REST_POLL_S = 300.0  # longest wait of a machine that rests
 HALF_LIFE_S = 900.0  # half-life of given work: older work counts less
 
 
@@ -157,7 +158,8 @@ class _Batch:
         self._fits: list[list[_Share]] = []
         for waiter in waiters:
             chosen = [share for share in self._runs.values() if wanted(share.run, waiter)]
-            self._fits.append([share for share in chosen if not misfit(share.run, waiter)])
+            fits = [share for share in chosen if not misfit(share.run, waiter)]
+            self._fits.append([share for share in fits if share.run.id not in waiter.rests])
             for share in self._fits[-1]:
                 share.near.add(waiter.worker_id)
 
@@ -289,8 +291,21 @@ class _Batch:
         chosen = [share.run for share in self._runs.values() if wanted(share.run, waiter)]
         if not chosen:
             return Refusal(reason=Reason.NO_RUN, message="nothing is running here just now")
+        resting = [run for run in chosen if run.id in waiter.rests and not misfit(run, waiter)]
+        if resting:
+            return _rest(min(resting, key=lambda run: waiter.rests[run.id]), waiter)
         why = misfit(chosen[0], waiter)
         return Refusal(reason=Reason.NO_FIT, message=f"no run needs this device: {why}")
+
+
+def _rest(run: Run, waiter: Waiter) -> Refusal:
+    left_s = waiter.rests[run.id]
+    return Refusal(
+        reason=Reason.IN_FLIGHT,
+        message=f'this machine gave back tasks of "{run.name}" as failed: it gets work of it again '
+        f"in {left_s:.0f} s",
+        retry_after_s=min(left_s, REST_POLL_S),
+    )
 
 
 def _taken(free: Sequence[_Share], waiter: Waiter, left: Container[int], mine: int) -> Refusal:

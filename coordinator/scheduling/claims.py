@@ -68,7 +68,7 @@ CLAIM_ID = re.compile(r"[!-~]{1,64}")
 DEVICE = re.compile(r"[a-z0-9][a-z0-9:_.-]{0,31}")
 NAMES_MAX = 64
 FLOPS_MAX = 1e24
-SUSPENDED_S = 600.0
+SUSPENDED_S = 30.0  # so a lifted suspension is news within a heartbeat
 RETRY_S = {
     Reason.NO_RUN: 5.0,
     Reason.NO_FIT: 30.0,
@@ -314,7 +314,7 @@ class Claims:
                     message=f"{waiter.device} is no device that this machine has registered",
                 )
             else:
-                able.append(_limited(waiter, rights.get(waiter.worker_id), known))
+                able.append(_limited(waiter, rights.get(waiter.worker_id), known, now))
         return able
 
     def _is_known(self, waiter: Waiter, now: float) -> bool:
@@ -413,26 +413,22 @@ def _entitled(
         if has is not None and (has.banned or has.revoked):
             error = Unauthorized(codes.REVOKED) if has.revoked else Banned(codes.BANNED)
             served.shut_out[waiter.claim_id] = error
-        elif has is not None and (why := _no_right(has, now, contact)) is not None:
+        elif has is not None and (why := _no_right(has, contact)) is not None:
             served.refusals[waiter.claim_id] = why
         else:
             entitled.append(waiter)
     return entitled
 
 
-def _no_right(has: Rights, now: float, contact: str) -> Refusal | None:
+def _no_right(has: Rights, contact: str) -> Refusal | None:
     if has.standing == "suspended":
         why = suspension.explained(has.suspended_reason or "a check failed", contact)
         message = f"this account is suspended: {why}"
         return Refusal(reason=Reason.BANNED, message=message, retry_after_s=SUSPENDED_S)
-    if has.rest_until > now:
-        left_s = has.rest_until - now
-        message = f"this machine gave back tasks as failed: it gets work again in {left_s:.0f} s"
-        return Refusal(reason=Reason.IN_FLIGHT, message=message, retry_after_s=min(left_s, 300.0))
     return None
 
 
-def _limited(waiter: Waiter, has: Rights | None, known: _Known) -> Waiter:
+def _limited(waiter: Waiter, has: Rights | None, known: _Known, now: float) -> Waiter:
     """Return the waiter with its machine's abilities and its account's limits."""
     vouched = has is None or has.invited
     paces = {run: pace for (device, run), pace in known.paces.items() if device == waiter.device}
@@ -441,6 +437,7 @@ def _limited(waiter: Waiter, has: Rights | None, known: _Known) -> Waiter:
         workloads=known.able.workloads,
         vouched=vouched,
         step_s={} if vouched else paces,
+        rests={} if has is None else {run: at - now for run, at in has.rests.items() if at > now},
         leases_max=PROBATION_LEASES if has is not None and has.standing != "vetted" else 0,
     )
 

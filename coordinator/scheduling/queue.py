@@ -15,11 +15,11 @@ import structlog
 
 from coordinator.database import (
     audits,
+    claim_rows,
     record,
     runs,
     submissions,
     tasks,
-    volunteers,
 )
 from coordinator.database.tasks import Begun, TaskLine, TaskRow
 from coordinator.joiner import Joiner
@@ -84,8 +84,8 @@ class Queue:
         )
         self.expired = 0  # leases that this process expired
         self.released: Counter[str] = Counter()  # "failed" or "given back"
-        # Recent failed tasks of each worker, and the end of its enforced rest.
-        self._failed_lately: dict[str, tuple[int, float]] = {}
+        # Recent failed tasks of each worker in each run, and the end of its enforced rest.
+        self._failed_lately: dict[tuple[str, int], tuple[int, float]] = {}
 
     async def begin(
         self,
@@ -157,19 +157,20 @@ class Queue:
     async def release(self, principal: Principal, task_id: int, request: ReleaseRequest) -> None:
         """Release a lease: nothing is counted, unless the task itself failed.
 
-        Failures count against the task once for each volunteer. The machine gets no work for a
-        while, longer each time. Releasing twice has the effect of once.
+        Failures count against the task once for each volunteer. The machine gets no work of that
+        run for a while, longer each time. Releasing twice has the effect of once.
         """
         now = self._clock.now()
 
-        def give_back(conn: Connection) -> bool:
+        def give_back(conn: Connection) -> int:
+            """Return the run of a task that failed, 0 for any other."""
             row = tasks.holder(conn, task_id)
             is_holder = (row.worker_id, row.attempt) == (principal.worker_id, request.attempt)
             if is_holder and (row.state in ("todo", "discarded") and not row.returned):
-                return False  # the task was given back before; the reply was lost
+                return 0  # the task was given back before; the reply was lost
             tasks.may_submit(row, principal.worker_id, request.attempt)
             if row.state == "doing" and row.renew_by is None:
-                return False  # the result is submitted: the verdict decides
+                return 0  # the result is submitted: the verdict decides
             tasks.put_back(
                 conn,
                 task_id,
@@ -182,14 +183,16 @@ class Queue:
             if row.kind == AUDIT:
                 audits.decline(conn, task_id, principal.volunteer_id)
             if request.failed:
-                until = now + rest_s(self._failures(principal.worker_id, now) + 1)
-                volunteers.set_worker(conn, principal.worker_id, rest_until=until)
-            return request.failed
+                count = self._failures((principal.worker_id, row.run_id), now) + 1
+                until = now + rest_s(count)
+                claim_rows.rest(conn, principal.worker_id, row.run_id, until, now)
+            return row.run_id if request.failed else 0
 
-        if await self._db.write(give_back):
-            count = self._failures(principal.worker_id, now) + 1
-            self._failed_lately.pop(principal.worker_id, None)
-            self._failed_lately[principal.worker_id] = (count, now + rest_s(count))
+        if run_id := await self._db.write(give_back):
+            key = (principal.worker_id, run_id)
+            count = self._failures(key, now) + 1
+            self._failed_lately.pop(key, None)
+            self._failed_lately[key] = (count, now + rest_s(count))
             while len(self._failed_lately) > WORKERS_MAX:
                 del self._failed_lately[next(iter(self._failed_lately))]
         self.released["failed" if request.failed else "given back"] += 1
@@ -197,11 +200,11 @@ class Queue:
         self.renewals.saw(principal.worker_id)
         self._signals.notify("queue")
 
-    def _failures(self, worker_id: str, now: float) -> int:
-        """Return how many tasks a worker has lately given back as failed: 0 again when an hour has
-        passed since the end of its enforced rest.
+    def _failures(self, key: tuple[str, int], now: float) -> int:
+        """Return how many tasks of a run a worker has lately given back as failed: 0 again when an
+        hour has passed since the end of its enforced rest.
         """
-        count, until = self._failed_lately.get(worker_id, (0, 0.0))
+        count, until = self._failed_lately.get(key, (0, 0.0))
         return count if now < until + REST_MAX_S else 0
 
     async def expire(self) -> int:

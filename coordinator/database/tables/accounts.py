@@ -54,8 +54,9 @@ workers = sa.Table(
     sa.Column("last_seen_at", sa.Double, nullable=False),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("revoked_at", sa.Double, nullable=True),
-    # no task is leased before this time; set after tasks were given back as failed
-    sa.Column("rest_until", sa.Double, nullable=True),
+    # time until which no task of a run is leased, by the run's number (JSON); set after its tasks
+    # were given back as failed
+    sa.Column("rests", sa.Text, nullable=False, server_default="{}"),
     # the owner's order from another machine: pause, resume or finish
     sa.Column("ordered", sa.String(16), nullable=False, server_default=""),
     sa.Column("ordered_at", sa.Double, nullable=True),

@@ -5,6 +5,7 @@ naming it within 40 s of its end.
 from __future__ import annotations
 
 import errno
+import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,12 +20,13 @@ from coordinator.database.monitoring import replicas
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.experience import chunks
 from coordinator.rules.overview import ReplicaFigures
+from coordinator.rules.standing import REST_MAX_S
 from coordinator.rules.standstill import HANDLING
 from coordinator.services import opened
 from coordinator.top.tables import lines
 from shared.protocol.base import Cause
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, RunBeat
-from shared.protocol.leases import ReleaseRequest
+from shared.protocol.leases import ClaimReply, ReleaseRequest
 from tests.support import rollouts_run
 from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import (
@@ -339,3 +341,33 @@ async def test_a_command_beside_a_server_that_ended_says_so(tmp_path: Path) -> N
 
 def test_each_cause_is_provoked() -> None:
     assert {case.cause for case in CASES} | {Cause.NO_SERVER} == set(Cause)
+
+
+async def test_a_machine_rests_for_the_run_whose_tasks_it_failed_alone(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run()
+        await home.coordinator.runs.pause("tiny")
+        boom = await home.coordinator.runs.create(RUN.replace('"tiny"', '"boom"'))
+        await home.coordinator.runs.start(boom.name)
+        bob = await home.join("Bob")
+
+        async def fails() -> str:
+            body = {"claim_id": secrets.token_hex(16), "wait_s": 0.0, "codecs": ["float32"]}
+            reply = decode(await bob.post("/claims", body), ClaimReply)
+            if reply.lease is None:
+                assert reply.idle is not None
+                return reply.idle.message
+            lease = reply.lease
+            report = ReleaseRequest(attempt=lease.attempt, failed=True, reason="NaN")
+            assert (await bob.post(f"/tasks/{lease.task}/release", report)).status_code < 300
+            return ""
+
+        said = [await fails() for _ in range(6)]
+        assert said[:4] == [""] * 4
+        assert 'gave back tasks of "boom" as failed' in said[-1]
+        await home.coordinator.runs.resume("tiny")
+        assert (await bob.work()).state == "accepted"
+        await home.coordinator.runs.pause("tiny")
+        assert 'gave back tasks of "boom" as failed' in await fails()
+        await home.clock.advance(REST_MAX_S)
+        assert await fails() == ""
