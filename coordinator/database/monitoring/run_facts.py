@@ -173,7 +173,7 @@ def _outcome(bad: Sequence[Bad]) -> OutcomeFacts:
 def machines(
     conn: sa.Connection, run: RunRow, server: ServerFacts, needs_bytes: int, now: float
 ) -> PresenceFacts:
-    """Return the machines that are online, and those that fit a run."""
+    """Return the machines that are online, and how many fit a run."""
     online = [m for m in server.machines if m.state in ("online", "training")]
     able = [m for m in online if run.workload in m.workloads]
     devices = [device for machine in able for device in machine.devices]
