@@ -406,7 +406,7 @@ async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> D
 
 
 def _left_file(settings: Settings) -> Path | None:
-    """Return a file that an earlier coordinator left beside its database, or None."""
+    """Return a file of an earlier coordinator next to its database, or None."""
     blobs = Path(settings.blobs_url)
     left = [settings.signing_key_file, *sorted(blobs.glob("*"))] if blobs.is_absolute() else []
     files = (path for top in left for path in (top, *top.rglob("*")) if path.is_file())

@@ -159,19 +159,19 @@ class WaitingLine:
         self._probing = False
         self._probe()
 
-    def looked(self, since: int, left: int, waiters: frozenset[int] | None, *, took: bool) -> None:
+    def looked(self, since: int, left: int, withheld: frozenset[int] | None, *, took: bool) -> None:
         """Wake as many of the next as a look at moment `since` has left, more if it took none.
 
-        Work that it `waiters` and that the whole line refused wakes nobody, until other work is there.
+        Tasks that it `withheld` and that the whole line refused wake nobody, until others are there.
         """
-        if waiters is None:  # it saw no work
+        if withheld is None:  # it saw no work
             self._wake(STEP)
         else:
-            self._refused &= waiters
-            if not waiters or (waiters <= self._refused and not took):
+            self._refused &= withheld
+            if not withheld or (withheld <= self._refused and not took):
                 self._empty = max(self._empty, since)
             elif not self._wake(min(left, STEP) if took else STEP) and not took:
-                self._refused = waiters
+                self._refused = withheld
         self._probe()
 
     def _probe(self) -> None:

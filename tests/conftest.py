@@ -61,9 +61,9 @@ def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take long: at the end no process waits for another's. Whole servers,
-    which wait half of their time, take turns with what computes. PostgreSQL is quick in the
-    contracts; whole servers and models of a database that use it are slow ones.
+    """Begin with the files that take long: at the end no process waits for another's. Whole
+    servers, which wait half of their time, take turns with what computes. PostgreSQL is quick in
+    the contracts; whole servers and models of a database that use it are slow ones.
     """
     for item in items:
         callspec = getattr(item, "callspec", None)

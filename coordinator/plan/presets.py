@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 _AVERAGING: dict[str, Any] = {"update": "delta", "optimizer": "sgd", "lr": 1.0}
-# Measured with Muon inside, fresh in each task (docs/experiments.md): with AdamW outer momentum from
-# scratch ended worse than one worker alone.
+# Measured with Muon inside, fresh in each task (docs/experiments.md): with AdamW outer momentum
+# from scratch ended worse than one worker alone.
 _OUTER_MOMENTUM: dict[str, Any] = {"update": "delta", "lr": 0.7, "momentum": 0.8}
 # Adam's step on deltas has the size of lr in every coordinate, so lr is about the movement of a
 # coordinate in one task.

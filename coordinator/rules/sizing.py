@@ -198,8 +198,9 @@ def sized_steps(plan: Plan, parameters: int, pace: RunPace | None) -> int:
 
 
 def steps_that_learn(parameters: int) -> int:
-    """Return the most steps of a task that the server sizes: large models bear more than small ones.
-    Measured up to a million parameters; beyond that published runs are the evidence (decision 35).
+    """Return the most steps of a task that the server sizes: large models bear more than small
+    ones. Measured up to a million parameters; beyond that published runs are the evidence (decision
+    35).
     """
     times = math.sqrt(max(1.0, parameters / PARAMETERS_SMALL))
     return min(STEPS_LARGE, round(SIZED_STEPS * times))

@@ -153,8 +153,8 @@ class Runs(PlatformService):
             "dataset_id": dataset.id if dataset else None,
             "seed": file.seed,
             "parameters": about.parameters,
-            # A run that makes its own data may begin with games ahead of the learners, but not before
-            # its warm start.
+            # A run that makes its own data may begin with games ahead of the learners, but not
+            # before its warm start.
             "samples_total": (0 if pacing.warm_steps else pacing.queue) if pacing else sum(counts),
             "samples_per_chunk": msgspec.json.encode(counts).decode(),
             "sample_size": workload.items_per_sample(model),

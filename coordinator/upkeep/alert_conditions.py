@@ -282,7 +282,9 @@ def _of_backup(conn: Connection, most_days: float, now: float) -> Iterator[Condi
 
 
 def many_refused(refused: int, decided: int, *, open_before: bool = False) -> bool:
-    """Return True if too many of the newest decisions are refusals; `open_before`: the alert is open."""
+    """Return True if too many of the newest decisions are refusals; `open_before`: the alert is
+    open.
+    """
     share = CALM_SHARE if open_before else REFUSED_SHARE
     return decided >= DECISIONS_MIN and refused > share * decided
 

@@ -150,8 +150,8 @@ class Codec:
         """Write an update (a mapping of arrays, or a `Delta`) to `path`.
 
         With a `seed`, that of the task, codes are rounded at random, and their mean is the update;
-        without one to the nearest. `echo` receives the written numbers of every parameter, in order,
-        piece by piece. Raises InvalidFrame, StorageFull, OSError.
+        without one to the nearest. `echo` receives the written numbers of every parameter, in
+        order, piece by piece. Raises InvalidFrame, StorageFull, OSError.
         """
         wire, source = self.wire_schema(schema), _reader(tensors, schema)
         with FrameWriter(path, wire, {"codec": self.name}) as writer:

@@ -36,8 +36,8 @@ _LIMIT = 127
 
 @dataclass(frozen=True, slots=True)
 class TopK(Decoded):
-    """The largest elements of each chunk: their increasing positions, their codes of eight bits, and
-    one scale a chunk.
+    """The largest elements of each chunk: their increasing positions, their codes of eight bits,
+    and one scale a chunk.
     """
 
     keep: int  # elements kept of each chunk: a divisor of its size and a multiple of eight

@@ -416,8 +416,8 @@ class Workload(Protocol):
         return weights
 
     def begin(self, job: Job, weights: Weights, data: Data, device: str) -> Work:
-        """Start a task on `device` ("cpu", "cuda:0", "mps"). The result is a function of job, weights
-        and data alone.
+        """Start a task on `device` ("cpu", "cuda:0", "mps"). The result is a function of job,
+        weights and data alone.
         """
 
     def evaluate(

@@ -9,9 +9,9 @@
 A piece has a folder below build/mutants with a copy of the tree, in which mutmut changes functions
 of the piece's files and runs the piece's tests. Beside mutmut's own changes each operand of `and`
 and `or` is dropped once. A run that was stopped resumes, and repeats what it knows of functions
-that have changed. Survivors that change no behaviour stand in tests/mutants.toml with their reasons, and
-are not counted. The exit code is 1 where fewer than nine in ten of the mutants that were tried were
-killed.
+that have changed. Survivors that change no behaviour stand in tests/mutants.toml with their
+reasons, and are not counted. The exit code is 1 where fewer than nine in ten of the mutants that
+were tried were killed.
 """
 
 from __future__ import annotations

@@ -389,8 +389,8 @@ class Client:
         secret: bool = True,
         **more: Any,
     ) -> AsyncIterator[httpx.Response]:
-        """Send a request; yield a response with a good status. Raises the error of any other. `more`
-        are arguments of httpx; a `secret` is sent only to the joined coordinator.
+        """Send a request; yield a response with a good status. Raises the error of any other.
+        `more` are arguments of httpx; a `secret` is sent only to the joined coordinator.
         """
         headers = self._headers(headers, secret)
         if secret:

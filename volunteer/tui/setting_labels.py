@@ -15,8 +15,8 @@ from volunteer.settings.display import Display
 from volunteer.settings.work_rules import WorkRules
 from volunteer.tui.themes import THEMES
 
-# Groups of settings with their labels; the name in the file and on the command line is shown next to
-# a label.
+# Groups of settings with their labels; the name in the file and on the command line is shown next
+# to a label.
 GROUPS = {
     N_("When to work"): {
         "schedule": N_("hours"),

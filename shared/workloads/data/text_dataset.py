@@ -73,10 +73,10 @@ def build_text(
 ) -> DatasetManifest:
     """Store a token dataset through `put` and return its manifest.
 
-    A source is a file, a directory or a `Document`; records have their text in a `column`; `options` are fields of `TextSettings`. Long
-    documents are cut, exact copies dropped. The parts with the smallest SHA-256 are held out until
-    they make `heldout_share` of the bytes, so that the split depends only on the text. Unreadable
-    texts are added to `skipped`. Raises InvalidRunFile.
+    A source is a file, a directory or a `Document`; records have their text in a `column`;
+    `options` are fields of `TextSettings`. Long documents are cut, exact copies dropped. The parts
+    with the smallest SHA-256 are held out until they make `heldout_share` of the bytes, so that the
+    split depends only on the text. Unreadable texts are added to `skipped`. Raises InvalidRunFile.
     """
     settings = TextSettings(**options)
     tell = on_progress or (lambda _: None)

@@ -30,7 +30,7 @@ class PromptText:
         self._beginning = beginning(self._tokenizer) if self._tokenizer else []
 
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
-        """Return the tokens of a prompt: those that begin a text, then the text's; for an empty
+        """Return the tokens of a prompt: the beginning of every text, then the text's; for an empty
         prompt at least the token that ends a text.
 
         With `marks` the text is a template's: special tokens in it count as such, and it has its

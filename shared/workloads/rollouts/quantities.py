@@ -144,7 +144,7 @@ def _without_marks(text: str) -> str:
 
 
 def _leading(text: str) -> tuple[Fraction, str] | None:
-    """Return the number with which a text begins, and the rest of it."""
+    """Return the leading number of a text, and the rest."""
     if ten := _TEN.match(text):
         value = _power(Fraction(1), int(ten["braced"] or ten["bare"]))
         return None if value is None else (_signed(value, ten["sign"]), text[ten.end() :])

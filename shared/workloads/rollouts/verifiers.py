@@ -271,7 +271,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def final(text: str, place: str = "") -> str:
-    """Return the final answer in a text: what stands at the last place for it. `place` is the
+    """Return the final answer in a text, at the last place for answers. `place` is the
     problem's own; a text without it has no answer.
     """
     if place:

@@ -129,8 +129,8 @@ class InnerOptimizer:
         return tensors | {"steps": torch.tensor(self.steps, dtype=torch.int64)}
 
     def load(self, state: Weights) -> bool:
-        """Continue from a snapshot; return False, with nothing changed, if it is of another model or
-        optimiser.
+        """Continue from a snapshot; return False, with nothing changed, if it is of another model
+        or optimiser.
         """
         fits = "steps" in state and all(
             f"{key}/{name}" in state and state[f"{key}/{name}"].shape == value.shape

@@ -1,5 +1,5 @@
-"""The coordinator is away: the task in hand is completed, what was claimed ahead waits, and both are
-handed in.
+"""The coordinator is away: the task in hand is completed, what was claimed ahead waits, and both
+are handed in.
 """
 
 from __future__ import annotations

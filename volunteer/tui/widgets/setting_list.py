@@ -53,8 +53,8 @@ class Editor(Field):
 class SettingList(Vertical):
     """List of settings that can be changed in place.
 
-    `rows` returns the settings, `names` selects the shown ones (none: all, under headings). A second
-    click changes a setting, as does enter if `by_enter`; a page may call `change`.
+    `rows` returns the settings, `names` selects the shown ones (none: all, under headings). A
+    second click changes a setting, as does enter if `by_enter`; a page may call `change`.
     """
 
     DEFAULT_CSS = """

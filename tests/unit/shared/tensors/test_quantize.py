@@ -227,8 +227,8 @@ def test_a_scale_that_is_no_positive_number_is_refused(
 def test_positions_outside_their_chunk_or_out_of_order_are_refused(
     tmp_path: Path, at: int, value: int
 ) -> None:
-    """Of 5,000 elements 256 of the first chunk travel in 64 + 128 bytes, and of the 904 others 57 in
-    15 + 29: in order, a one for each position after a zero for each 16 elements before it.
+    """Of 5,000 elements 256 of the first chunk travel in 64 + 128 bytes, and of the 904 others 57
+    in 15 + 29: in order, a one for each position after a zero for each 16 elements before it.
     """
 
     def written(places: np.ndarray, width: int) -> np.ndarray:
