@@ -17,6 +17,7 @@ from coordinator.cli.listing import as_json
 from coordinator.cli.runs import Yes, deed
 from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
 from shared.errors import BadRequest, InvalidName, InvalidRunFile, VolunteerError
+from shared.programs.waiting import Waiting
 from shared.text import counted, size
 
 if TYPE_CHECKING:
@@ -173,31 +174,31 @@ STAGES = {
     "reading": "Reading.",
     "tokenizer": "Learning a vocabulary.",
     "writing": "Storing.",
-    "judge": "Training the judge of samples: up to two minutes.",
+    "judge": "Training the judge of samples.",
 }
 
 
 @contextmanager
 def _stages(where: Where) -> Iterator[None]:
-    """Report the stages of a build, each once."""
-    if where.remote:
-        print("The server builds the dataset.", flush=True)
-        yield
-        return
+    """Report the stages of a build, each once, and its progress."""
     from coordinator.runs.datasets import progress
 
-    stages: set[str] = set()
+    with Waiting(sys.stdout) as waiting:
+        if where.remote:
+            waiting.say("The server builds the dataset.")
+        stages = set[str]()
 
-    def tell(now: Any) -> None:
-        if now.stage not in stages:
-            stages.add(now.stage)
-            print(STAGES[now.stage], flush=True)
+        def tell(now: Any) -> None:
+            if now.stage not in stages:
+                stages.add(now.stage)
+                waiting.say(STAGES[now.stage])
+            waiting.tell(now.done, now.total)
 
-    token = progress.set(tell)
-    try:
-        yield
-    finally:
-        progress.reset(token)
+        token = progress.set(tell)
+        try:
+            yield
+        finally:
+            progress.reset(token)
 
 
 def _files(

@@ -121,7 +121,7 @@ def demo(
     """Train a small model with volunteers on this machine, for real, then print the result.
 
     gpt, dcgan, gomoku and rollouts need nothing more, causal-lm the extra hf. Training takes two
-    minutes (gomoku and rollouts three), the preparation up to one more.
+    minutes (gomoku and rollouts three), the preparation up to five more on a busy machine.
     """
     from coordinator.demo.demo import DemoOptions
     from coordinator.demo.demo import demo as run

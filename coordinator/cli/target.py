@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractContextManager,
@@ -20,6 +21,7 @@ from coordinator.cli.listing import Columns, as_json, table
 from shared.decoding import complaint, convert
 from shared.errors import BadRequest, Configuration, VolunteerError
 from shared.programs.command_hints import completed, options
+from shared.programs.waiting import Waiting
 
 if TYPE_CHECKING:
     from coordinator.admin.command import Needs, OrganiserCommand
@@ -105,7 +107,8 @@ HERE = TargetOptions()
 def call(where: Where, name: str, /, **request: Any) -> Any:
     """Run a command of the registry, here or on a server; return its reply struct."""
     try:
-        return _call(where, name, request)
+        with Waiting(sys.stderr, dots=False):
+            return _call(where, name, request)
     except VolunteerError as error:
         error.message = where.hint(error.message)
         raise

@@ -1,4 +1,4 @@
-"""Text of the demo: a line of progress every ten seconds, and the summary."""
+"""Text of the demo: a line of progress every three seconds, and the summary."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from shared.programs.waiting import Waiting
 from shared.text import measure_word, measured, printable, size
 from shared.workloads.data.image_files import read_png
 from shared.workloads.data.resize import braille, corner
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from shared.protocol.versions import VersionInfo
 
 BARS = "▁▂▃▄▅▆▇█"
-LINE_EVERY_S = 10.0
+LINE_EVERY_S = 3.0
 SAMPLE_CHARS = 360
 PICTURE_CELLS = 37
 TABLE_ROWS = 8
@@ -58,11 +59,12 @@ class DemoView:
         """Print one step of the preparation, and how long it took."""
         began = time.monotonic()
         self._say(f"… {text}")
-        yield
+        with Waiting(self._out):
+            yield
         self._say(f"✓ {text} ({time.monotonic() - began:.1f} s)")
 
     def progress(self, elapsed_s: float, run: RunInfo, versions: Sequence[VersionInfo]) -> None:
-        """Print a line about the run, every ten seconds at most."""
+        """Print a line about the run, every three seconds at most."""
         if elapsed_s - self._said_at >= LINE_EVERY_S:
             self._said_at = elapsed_s
             self._say(status(elapsed_s, run, versions))

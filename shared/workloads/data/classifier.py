@@ -9,7 +9,7 @@ Figures of two judges cannot be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -130,9 +130,10 @@ def train_judge(
     heldout: Tensor,
     expected: NDArray[np.int64],
     seed: int,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> TrainedJudge:
     """Train a judge on the classes `labels` of `images`; the held-out images measure its
-    accuracy.
+    accuracy. `on_step` receives the steps done and their number.
     """
     classes = int(labels.max()) + 1
     network = _network(images.shape[1], classes, seed)
@@ -150,6 +151,7 @@ def train_judge(
         torch.autograd.backward(loss)
         optimizer.step()
         schedule.step()
+        on_step(step + 1, steps)
     network.requires_grad_(False)
     _scale(network, images)
     real, _ = _look(network, images)

@@ -42,7 +42,7 @@ class ImageBuild(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of a build. `total` is 0 while it is unknown."""
 
     stage: str  # "reading", "writing", "judge"
-    done: int  # finished images
+    done: int  # finished images, or steps of the judge
     total: int
 
 
@@ -118,8 +118,7 @@ def build_images(
         train, heldout_images = corpus.split()
         writer = _ChunkWriter(corpus, put, tell, total=len(scratch))
         chunks, heldout = writer.write(train), writer.write(heldout_images)
-        tell(ImageBuild(stage="judge", done=0, total=1))
-        judge, about = _judge(corpus, train, heldout_images)
+        judge, about = _judge(corpus, train, heldout_images, tell)
     return DatasetManifest(
         name=name,
         kind="images",
@@ -220,9 +219,10 @@ class _ChunkWriter:
 
 
 def _judge(
-    corpus: _ImageScratch, train: list[_ScratchImage], heldout: list[_ScratchImage]
+    corpus: _ImageScratch, train: list[_ScratchImage], heldout: list[_ScratchImage], tell: Tell
 ) -> tuple[bytes, dict[str, str | int | float]]:
     """Return the judge of this dataset, and its fields for the manifest."""
+    tell(ImageBuild(stage="judge", done=0, total=0))
     from shared.workloads.data.classifier import cluster, shrink, train_judge
 
     train, heldout = train[:_JUDGED], heldout[:_JUDGED]
@@ -238,7 +238,11 @@ def _judge(
     else:
         labels, expected = cluster(some, real, corpus.settings.seed)
         kind = "clusters"
-    judged = train_judge(some, labels, real, expected, corpus.settings.seed)
+
+    def on_step(done: int, total: int) -> None:
+        tell(ImageBuild(stage="judge", done=done, total=total))
+
+    judged = train_judge(some, labels, real, expected, corpus.settings.seed, on_step)
     return judged.data, {
         "classes": judged.classes,
         "classes_from": kind,

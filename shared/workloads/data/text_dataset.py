@@ -43,11 +43,11 @@ _BATCH_BYTES = 1 << 20  # bytes that are encoded at a time
 
 
 class TextBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of a build. `total_bytes` is 0 while it is unknown."""
+    """Progress of a build. `total` is 0 while it is unknown."""
 
     stage: Literal["reading", "tokenizer", "writing"]
-    done_bytes: int
-    total_bytes: int
+    done: int
+    total: int
 
 
 class _DocumentPart(NamedTuple):
@@ -139,7 +139,7 @@ def _spool(
             whole.append(_DocumentPart(digest, offset, len(data)))
             offset += len(data)
             if len(whole) % 64 == 0:
-                tell(TextBuild(stage="reading", done_bytes=offset, total_bytes=0))
+                tell(TextBuild(stage="reading", done=offset, total=0))
     limit = min(_PART_MAX, max(_PART_MIN, int(share * offset / 2)))
     parts = [piece for part in whole for piece in _cut(part, limit, spool)]
     if len(parts) < 2:
@@ -193,7 +193,7 @@ def _build(corpus: _TextScratch, put: Put, settings: TextSettings, tell: Tell) -
                 tokens = [*begin, *encoding.ids, *([] if end is None else [end])]
                 writer.add(np.asarray(tokens, np.uint32))
             done += sum(part.size for part in batch)
-            tell(TextBuild(stage="writing", done_bytes=done, total_bytes=corpus.bytes))
+            tell(TextBuild(stage="writing", done=done, total=corpus.bytes))
         return writer
 
     written, heldout_writer = encode(train), encode(heldout)
@@ -213,7 +213,7 @@ def _build(corpus: _TextScratch, put: Put, settings: TextSettings, tell: Tell) -
 def _learn(corpus: _TextScratch, train: list[_DocumentPart], vocab_size: int, tell: Tell) -> bytes:
     """Train a tokenizer on training text only, until it has read `_TOKENIZER_BYTES`."""
     total = min(_TOKENIZER_BYTES, sum(part.size for part in train))
-    tell(TextBuild(stage="tokenizer", done_bytes=0, total_bytes=total))
+    tell(TextBuild(stage="tokenizer", done=0, total=total))
 
     def some() -> Iterator[str]:
         size = 0
@@ -224,7 +224,7 @@ def _learn(corpus: _TextScratch, train: list[_DocumentPart], vocab_size: int, te
                 return
 
     blob = train_tokenizer(some(), vocab_size)
-    tell(TextBuild(stage="tokenizer", done_bytes=total, total_bytes=total))
+    tell(TextBuild(stage="tokenizer", done=total, total=total))
     return blob
 
 

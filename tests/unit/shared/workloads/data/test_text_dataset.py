@@ -217,7 +217,7 @@ def test_progress_reaches_the_end() -> None:
     seen: list[TextBuild] = []
     build_text("tales", stories(100), Store().put, vocab_size=300, on_progress=seen.append)
     assert {"reading", "tokenizer", "writing"} == {found.stage for found in seen}
-    assert seen[-1].done_bytes == seen[-1].total_bytes > 0
+    assert seen[-1].done == seen[-1].total > 0
 
 
 def test_the_standard_library_is_a_corpus_without_its_tests() -> None:

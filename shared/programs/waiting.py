@@ -1,0 +1,75 @@
+"""Sign of life of a step that takes longer than a moment."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import ClassVar, Self, TextIO
+
+EVERY_S = 2.5
+
+
+class Waiting:
+    """Line about a step: on a terminal it counts the seconds, elsewhere it grows by a dot."""
+
+    _outer: ClassVar[Waiting | None] = None  # the one that writes; steps within it are silent
+
+    def __init__(self, out: TextIO, *, dots: bool = True, every_s: float = EVERY_S) -> None:
+        """Write to `out`; without `dots` nothing to what is no terminal."""
+        self._out, self._terminal, self._every_s = out, out.isatty(), every_s
+        self._dots = dots
+        self._share = ""
+        self._written = 0  # width of the line that is not ended
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._count, name="waiting", daemon=True)
+
+    def say(self, text: str) -> None:
+        """Write a line of its own."""
+        with self._lock:
+            self._clear()
+            self._write(f"{text}\n")
+
+    def tell(self, done: int, total: int) -> None:
+        """Note the progress of the step; a total of 0 is unknown."""
+        self._share = f", {100 * done // total} %" if total else ""
+
+    def __enter__(self) -> Self:
+        if (self._terminal or self._dots) and not Waiting._outer:
+            Waiting._outer = self
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        if Waiting._outer is self:
+            Waiting._outer = None
+            self._thread.join()
+        with self._lock:
+            self._clear()
+
+    def _clear(self) -> None:
+        if self._written:
+            self._write(f"\r{' ' * self._written}\r" if self._terminal else "\n")
+        self._written = 0
+
+    def _count(self) -> None:
+        began = time.monotonic()
+        while not self._over.wait(self._every_s):
+            with self._lock:
+                line = f"  {time.monotonic() - began:.0f} s{self._share}"
+                self._write(f"\r{line:<{self._written}}" if self._terminal else ".")
+                self._written = max(self._written, len(line)) if self._terminal else 1
+
+    def _write(self, text: str) -> None:
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except (OSError, ValueError):
+            self._over.set()  # the reader has gone
