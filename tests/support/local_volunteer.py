@@ -65,6 +65,7 @@ class Network(httpx.AsyncBaseTransport):
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self.cut = False
+        self.failure: type[httpx.TransportError] = httpx.ConnectError
         self.seen: list[str] = []  # "METHOD path" of everything that arrived
         self.inner = inner
         self._lose: list[str] = []
@@ -85,7 +86,7 @@ class Network(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
         if self.cut or any(part in path for part in self._refuse):
-            raise httpx.ConnectError("the network is down")
+            raise self.failure("the network is down")
         self.seen.append(f"{request.method} {path}")
         response = await self.inner.handle_async_request(request)
         for part in self._lose:

@@ -428,12 +428,16 @@ class Agent:
     def _connection(self, online: bool, message: str, retry_at: float | None) -> None:
         if not online:
             log.debug("no answer: %s", message)
+        before = self._hub.status
         self._hub.emit(
             events.Connection(
                 online=online,
                 message=message,
                 retry_at=retry_at,
                 queued=len(self.store.outbox),
-                since=self._hub.status.away_since,
+                since=before.away_since,
+                repeated=not online
+                and before.away_since is not None
+                and before.connection == message,
             )
         )

@@ -34,7 +34,8 @@ from volunteer.training.trainer import ThreadDied
 
 AHEAD_S = 60.0  # the next task is claimed when the current one needs at most this time
 FAILURES_TOLD = 3  # failures in a row before the owner is told
-FAILURE_WAIT_S, FAILURE_WAIT_S_MAX = 5.0, 600.0
+# short: the coordinator lets a machine rest, for the run whose tasks failed alone
+FAILURE_WAIT_S, FAILURE_WAIT_S_MAX = 5.0, 15.0
 ENDING = Sentence("the program ends")
 
 

@@ -44,11 +44,7 @@ class Connection(Event):
     retry_at: float | None = None
     queued: int = 0  # results waiting in the outbox
     since: float | None = None  # when the outage began; None in its first event
-
-    @property
-    def repeated(self) -> bool:
-        """Return True if the event repeats a known outage."""
-        return not self.online and self.since is not None
+    repeated: bool = False  # the outage and its cause are known
 
 
 class DevicesFound(Event):

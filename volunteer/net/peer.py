@@ -62,7 +62,6 @@ class Peer:
 def another(address: Address) -> Sentence:
     """Return the sentence that another coordinator answers at the joined address."""
     return Sentence(
-        "the coordinator at {url} is not the one you joined; nothing is sent to it until yours "
-        "answers again",
+        "another coordinator answers at {url}; nothing is sent to it until yours answers again",
         url=address.url,
     )

@@ -21,7 +21,7 @@ from volunteer.control import events
 from volunteer.net.client import ApiCall, Client
 from volunteer.net.tls import Address
 
-ANOTHER = "is not the one you joined"
+ANOTHER = "another coordinator answers at"
 
 
 class Heard(httpx.AsyncBaseTransport):

@@ -245,6 +245,27 @@ async def test_an_outage_is_told_once_and_its_end_with_how_long_it_was(tmp_path:
         assert told[2] == f"the coordinator answers again, after {duration(back.at - away.at)}"
 
 
+async def test_the_cause_of_an_outage_is_told_again_when_it_changes(tmp_path: Path) -> None:
+    async with local_machine(tmp_path, LONG) as machine, machine.working() as process:
+        await training(process)
+        process.network.cut = True
+        first = await process.until(events.Connection, lambda event: not event.online)
+        process.network.failure = httpx.ReadTimeout
+        await process.control.do(commands.Retry())
+        other = await process.until(
+            events.Connection,
+            lambda event: not event.online and event.message != first.message,
+        )
+        assert not other.repeated
+        assert other.since == first.at
+        assert str(other.message) in str(words(other))
+        await process.until(
+            events.Connection,
+            lambda event: event.repeated and event.message == other.message,
+        )
+        process.network.heal()
+
+
 async def test_why_there_is_no_work_is_told_once_however_often_it_is_asked_for(
     tmp_path: Path,
 ) -> None:
