@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Reply of the child: (True, the result), or (False, (class of the error, its message)).
-Reply = tuple[bool, Any]
+Reply = tuple[bool, object]
 # Long work calls it regularly, and ends early when it returns True.
 Stop = Callable[[], bool]
 PAUSE_S = 0.05  # interval of checking whether a pause has ended
@@ -82,7 +82,7 @@ class Compute:
         """Return True where PyTorch is installed; a server without it only answers requests."""
         return is_here("torch")
 
-    async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
+    async def timed(self, work: Callable[..., T], *arguments: object) -> tuple[T, float]:
         """Return the result of `run`, and the seconds that the work took, without the wait for its
         turn and without pauses.
 
@@ -132,7 +132,7 @@ class Compute:
 
     # --- on the thread ---
 
-    def _timed(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> tuple[T, float]:
+    def _timed(self, work: Callable[..., T], arguments: tuple[object, ...]) -> tuple[T, float]:
         call = self._remotely if self._separate else self._here
         before, began, paused = self.busy_s, monotonic(), self._paused_s
         try:
@@ -141,11 +141,11 @@ class Compute:
             self.busy_s += monotonic() - began - (self._paused_s - paused)
         return result, self.busy_s - before
 
-    def _here(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    def _here(self, work: Callable[..., T], arguments: tuple[object, ...]) -> T:
         _limit_threads(self._torch_threads)
         return work(_stop(self._paused, lambda: self._stopping), *arguments)
 
-    def _remotely(self, work: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    def _remotely(self, work: Callable[..., T], arguments: tuple[object, ...]) -> T:
         pipe = self._pipe or self._start()
         try:
             pipe.send((work, arguments))
@@ -244,7 +244,7 @@ def _end_with_the_server() -> None:
         os._exit(1)
 
 
-def _reply(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Reply:
+def _reply(work: Callable[..., object], arguments: tuple[object, ...]) -> Reply:
     try:
         return True, work(*arguments)
     except VolunteerError as error:

@@ -380,12 +380,12 @@ class SettingRow(msgspec.Struct, frozen=True, kw_only=True):
     """One setting for people and machines; a password in an address is hidden."""
 
     name: str
-    value: Any
+    value: object
     source: str
     help: str
 
 
-def setting_rows(flags: Mapping[str, Any], config: Path | None) -> tuple[SettingRow, ...]:
+def setting_rows(flags: Mapping[str, object], config: Path | None) -> tuple[SettingRow, ...]:
     """Return every setting in force with its source. Raises as `load` does."""
     settings, sources = _sourced(flags, os.environ, config)
     rows = []
@@ -399,7 +399,7 @@ def setting_rows(flags: Mapping[str, Any], config: Path | None) -> tuple[Setting
 
 
 def _sourced(
-    flags: Mapping[str, Any], environ: Mapping[str, str], config: Path | None
+    flags: Mapping[str, object], environ: Mapping[str, str], config: Path | None
 ) -> tuple[Settings, dict[str, str]]:
     path = config or (Path(named) if (named := environ.get(f"{PREFIX}CONFIG")) else None)
     if path is None and default_config_file().is_file():

@@ -26,7 +26,7 @@ _CONTROL = re.compile(
 )  # characters that renderers do not escape
 
 
-def hide(value: Any) -> Any:
+def hide(value: object) -> object:
     """Return a value for the log, without bearer tokens, codes of join links, passwords in URLs."""
     if isinstance(value, str):
         value = _CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", value)
@@ -41,7 +41,7 @@ def hide(value: Any) -> Any:
     return value
 
 
-def _redact(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _redact(_: object, __: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
     for key, value in event.items():
         event[key] = HIDDEN if _SECRET_KEY.search(key) else hide(value)
     return event
@@ -101,8 +101,8 @@ class OnceACause:
         self._before: Counter[str] = Counter()
 
     def __call__(
-        self, _: Any, __: str, event: MutableMapping[str, Any]
-    ) -> MutableMapping[str, Any]:
+        self, _: object, __: str, event: MutableMapping[str, object]
+    ) -> MutableMapping[str, object]:
         """Return the line. Raises DropEvent for a repetition within the minute."""
         now = self._monotonic()
         if now - self._since >= SPARING_S:
@@ -118,7 +118,7 @@ class OnceACause:
         return event
 
 
-def _cause(event: MutableMapping[str, Any]) -> str:
+def _cause(event: MutableMapping[str, object]) -> str:
     """Return the key of a failure's cause; "" for a line that reports no failure."""
     raised = event.get("exc_info")
     if raised:

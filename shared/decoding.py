@@ -49,14 +49,14 @@ _BOUNDS: dict[str, Callable[[Sentence, Sentence], Sentence]] = {
 }
 
 _describing = threading.Lock()
-_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_decoders: dict[object, msgspec.json.Decoder[Any]] = {}
 
 
 @overload
 def decoder(kind: type[T]) -> msgspec.json.Decoder[T]: ...
 @overload
-def decoder(kind: Any) -> msgspec.json.Decoder[Any]: ...
-def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+def decoder(kind: object) -> msgspec.json.Decoder[Any]: ...
+def decoder(kind: object) -> msgspec.json.Decoder[Any]:
     """Return the JSON decoder of a type, which any thread may use."""
     json_decoder = _decoders.get(kind)
     if json_decoder is None:
@@ -77,10 +77,10 @@ def decode(data: bytes | str, kind: Any = Any) -> Any:
 
 
 @overload
-def convert(value: Any, kind: type[T], *, strict: bool = True) -> T: ...
+def convert(value: object, kind: type[T], *, strict: bool = True) -> T: ...
 @overload
-def convert(value: Any, kind: Any, *, strict: bool = True) -> Any: ...
-def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
+def convert(value: object, kind: object, *, strict: bool = True) -> object: ...
+def convert(value: object, kind: object, *, strict: bool = True) -> object:
     """Return plain Python (dicts, lists, numbers) as a value of this type. Raises
     msgspec.ValidationError.
     """
@@ -88,7 +88,7 @@ def convert(value: Any, kind: Any, *, strict: bool = True) -> Any:
     return msgspec.convert(value, kind, strict=strict, dec_hook=heard)
 
 
-def complaint(error: msgspec.ValidationError, table: str, kind: Any = None) -> str:
+def complaint(error: msgspec.ValidationError, table: str, kind: object = None) -> str:
     """Return msgspec's error for people: "Expected `int` >= 1 - at `$.quorum`" becomes "[plan]
     quorum: expected a whole number of at least 1". If `kind` is given, valid choices are listed.
     """
@@ -107,7 +107,7 @@ def decoded_line(line: bytes, kind: type[T], place: str) -> T:
         raise InvalidRunFile(f"{place}: {reason}") from error
 
 
-def _parted(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
+def _parted(error: msgspec.ValidationError, kind: object) -> tuple[str, str]:
     """Return the wrong key, if the error names one, and the sentence about it."""
     match = _WHERE.fullmatch(str(error))
     problem, key = (match[1], match[2] or "") if match else (str(error), "")
@@ -115,12 +115,12 @@ def _parted(error: msgspec.ValidationError, kind: Any) -> tuple[str, str]:
     return key, in_words(problem, right).replace("`", "")
 
 
-def choices(kind: Any, key: str) -> tuple[str, ...]:
+def choices(kind: object, key: str) -> tuple[str, ...]:
     """Return the valid texts of a value, if they are limited; `key` is its place in `kind`."""
     # imported late, since it takes 13 ms and only errors need it
     from msgspec.inspect import type_info
 
-    infos: list[Any] = [type_info(kind)]
+    infos: list[object] = [type_info(kind)]
     for name in ("", *re.findall(r"[^.\[\]]+", key)):
         inner = [part for one in infos for part in _inside(one, name)] if name else infos
         bare = [getattr(part, "type", part) for part in inner]  # the part without its bounds
@@ -128,7 +128,7 @@ def choices(kind: Any, key: str) -> tuple[str, ...]:
     return tuple(str(v) for one in infos for v in getattr(one, "values", ()))
 
 
-def _inside(kind: Any, name: str) -> Iterator[Any]:
+def _inside(kind: object, name: str) -> Iterator[object]:
     """Yield the type of a struct's field, or of a list's or table's items."""
     for field in getattr(kind, "fields", ()):
         if field.encode_name == name:

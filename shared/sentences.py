@@ -96,7 +96,7 @@ def heard(kind: type, value: Any) -> Any:
         raise msgspec.ValidationError("Expected a sentence") from error
 
 
-def _heard(value: Any) -> object:
+def _heard(value: object) -> object:
     return heard(Sentence, value) if isinstance(value, list) else value
 
 

@@ -61,7 +61,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Field(NamedTuple):
     subject: str  # "" for a field of the program's own struct
-    type: Any
+    type: object
     meta: Meta
 
 
@@ -95,7 +95,7 @@ class SettingsTable(Generic[S]):
         subject = self._fields[name].subject
         return getattr(getattr(settings, subject) if subject else settings, name)
 
-    def default(self, name: str) -> Any:
+    def default(self, name: str) -> object:
         """Return the default of a setting. Raises KeyError for an unknown one."""
         return self.value(self._kind(), name)
 
@@ -132,8 +132,8 @@ class SettingsTable(Generic[S]):
         return self._settings(merged), sources
 
     def check(
-        self, values: Mapping[str, Any], where: str, *, strict: bool = True
-    ) -> dict[str, Any]:
+        self, values: Mapping[str, object], where: str, *, strict: bool = True
+    ) -> dict[str, object]:
         """Return the values with their right types; without `strict` texts are converted.
 
         Raises BadRequest for a wrong flag, Configuration for another wrong value. The error has the
@@ -157,11 +157,11 @@ class SettingsTable(Generic[S]):
             raise kind(self._complaint(place, error, typed=not strict)) from error
         return {name: self.value(settings, name) for name in values}
 
-    def variables(self, environ: Mapping[str, str]) -> dict[str, Any]:
+    def variables(self, environ: Mapping[str, str]) -> dict[str, object]:
         """Return the settings of environment variables. Raises Configuration for a near miss of a
         name; other unknown variables under our prefix are allowed, as orchestrators set some.
         """
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         for variable, text in environ.items():
             if not text or not variable.startswith(self._prefix) or variable in self._foreign:
                 continue
@@ -214,7 +214,7 @@ class SettingsTable(Generic[S]):
         )
 
 
-def read_file(path: Path) -> dict[str, Any]:
+def read_file(path: Path) -> dict[str, object]:
     """Return the table of a settings file. Raises Configuration."""
     try:
         return tomllib.loads(read_text(path))
@@ -233,7 +233,7 @@ def read_file(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def parse_toml(text: str, name: str) -> dict[str, Any]:
+def parse_toml(text: str, name: str) -> dict[str, object]:
     """Return the table of a text in TOML. Raises InvalidRunFile."""
     try:
         return tomllib.loads(text.removeprefix("\ufeff"))
@@ -253,7 +253,7 @@ def _fault(error: Exception) -> str:
 
 
 def read_table(
-    raw: Mapping[str, Any],
+    raw: Mapping[str, object],
     kind: type[S],
     where: str,
     error: type[VolunteerError] = InvalidRunFile,
@@ -277,11 +277,11 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     PLACE: ClassVar[str] = "[model]"
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Self:
+    def from_dict(cls, raw: Mapping[str, object]) -> Self:
         """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
         return read_table(raw, cls, cls.PLACE)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the table with every default written out."""
         return msgspec.structs.asdict(self)
 
@@ -299,7 +299,7 @@ def check_keys(
 
 
 def _check_names(
-    table: Mapping[str, Any], kind: type[msgspec.Struct], where: str, error: type[VolunteerError]
+    table: Mapping[str, object], kind: type[msgspec.Struct], where: str, error: type[VolunteerError]
 ) -> None:
     """Raise `error` for an unknown key, also in inner tables that forbid unknown keys."""
     check_keys(table, kind.__struct_encode_fields__, where, error)
@@ -328,11 +328,13 @@ def _structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
 
 
 def check_values(
-    table: Mapping[str, Any], where: str, error: type[VolunteerError] = InvalidRunFile
+    table: Mapping[str, object], where: str, error: type[VolunteerError] = InvalidRunFile
 ) -> None:
     """Raise `error` for NaN, infinity, whole numbers over 64 bits, and tables nested too deep."""
     place = f"{where} " if where.startswith("[") else ""
-    waiting: list[tuple[str, Any, int]] = [(place + key, value, 1) for key, value in table.items()]
+    waiting: list[tuple[str, object, int]] = [
+        (place + key, value, 1) for key, value in table.items()
+    ]
     while waiting:
         key, value, depth = waiting.pop()
         if depth > DEEP_MAX:

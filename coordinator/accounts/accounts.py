@@ -81,7 +81,7 @@ class _Look(NamedTuple):
     day: float  # beginning of today, in UTC
     old: _AccountSums
     rank: int | None
-    also: Callable[[Connection, Sequence[tuple[int, Verdict]]], Any]
+    also: Callable[[Connection, Sequence[tuple[int, Verdict]]], object]
     worker: str
     since: int | None  # number after which verdicts of the worker are wanted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, get_type_hints
 
 import msgspec
 
@@ -14,6 +14,8 @@ from coordinator.rules.reports import line
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
 
+Q = TypeVar("Q", bound=msgspec.Struct)
+R = TypeVar("R")
 Needs = Literal["nothing", "database", "directory"]
 
 
@@ -57,27 +59,27 @@ def reason(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrganiserCommand:
+class OrganiserCommand(Generic[Q, R]):
     """One command; `remote` = it also works on a running server."""
 
     name: str
-    request: type[msgspec.Struct]
-    reply: Any
-    run: Callable[[Coordinator, Any], Awaitable[Any]]
+    request: type[Q]
+    reply: type[R]
+    run: Callable[[Coordinator, Q], Awaitable[R]]
     remote: bool
     needs: Needs
 
 
 def organiser_command(
     name: str, *, remote: bool = True, needs: Needs = "directory"
-) -> Callable[[Callable[[Coordinator, Any], Awaitable[Any]]], OrganiserCommand]:
+) -> Callable[[Callable[[Coordinator, Q], Awaitable[R]]], OrganiserCommand[Q, R]]:
     """Return the command of a function, whose annotations give its request and its reply.
 
     `needs` is what must exist before the command: nothing (it may be the first command on a data
     directory and then makes it), the database, or the data directory with its keys.
     """
 
-    def make(run: Callable[[Coordinator, Any], Awaitable[Any]]) -> OrganiserCommand:
+    def make(run: Callable[[Coordinator, Q], Awaitable[R]]) -> OrganiserCommand[Q, R]:
         hints = get_type_hints(run, localns={"Coordinator": object})
         return OrganiserCommand(
             name=name,

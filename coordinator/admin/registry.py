@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from coordinator.admin import (
     checker_commands,
     datasets,
@@ -12,7 +14,7 @@ from coordinator.admin import (
 )
 from coordinator.admin.command import OrganiserCommand
 
-COMMANDS: dict[str, OrganiserCommand] = {
+COMMANDS: dict[str, OrganiserCommand[Any, Any]] = {
     command.name: command
     for module in (runs, datasets, tasks, people_commands, checker_commands, upkeep_commands)
     for command in vars(module).values()

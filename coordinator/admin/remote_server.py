@@ -135,7 +135,7 @@ class RemoteServer:
             raise Internal(f"the server sent other bytes than those of {sha256[:12]}...")
 
     def _send(
-        self, method: str, path: str, body: Any, size: int
+        self, method: str, path: str, body: object, size: int
     ) -> tuple[http.client.HTTPResponse, bytes]:
         with self._reply(method, path, body, **{"Content-Length": str(size)}) as response:
             data = response.read(REPLY_BYTES_MAX + 1)

@@ -191,7 +191,7 @@ async def reached(
             yield here, coordinator
 
 
-def _here(where: Where, command: OrganiserCommand, ask: Any) -> Any:
+def _here(where: Where, command: OrganiserCommand[Any, Any], ask: Any) -> Any:
     import asyncio
 
     from coordinator.log import configure

@@ -87,7 +87,7 @@ _LEFT_BEHIND = (
 
 
 def add(
-    conn: sa.Connection, new: Sequence[dict[str, Any]], last: Sequence[int]
+    conn: sa.Connection, new: Sequence[dict[str, object]], last: Sequence[int]
 ) -> dict[int, ContributionRow]:
     """Insert contributions as `checking`; return them by task. The tasks in `last`, which have had
     their last part, stop expiring and wait for the verdict.
@@ -123,7 +123,7 @@ _SUBMITTED = sa.select(_C.task_id, _C.attempt, _C.part, _C.tries, _C.sha256, _C.
 )
 
 
-def submitted(conn: sa.Connection, task_ids: Sequence[int], hashes: Sequence[str]) -> set[Any]:
+def submitted(conn: sa.Connection, task_ids: Sequence[int], hashes: Sequence[str]) -> set[object]:
     """Return task, attempt, part, try, hash and worker of the contributions with these bytes."""
     return {*map(tuple, conn.execute(_SUBMITTED, {"tasks": task_ids, "hashes": hashes}))}
 

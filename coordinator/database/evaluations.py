@@ -47,7 +47,7 @@ def next_evaluation(conn: sa.Connection) -> EvaluationRow | None:
     return None if row is None else EvaluationRow(**row)
 
 
-def set_evaluation(conn: sa.Connection, run_id: int, version: int, **values: Any) -> None:
+def set_evaluation(conn: sa.Connection, run_id: int, version: int, **values: object) -> None:
     conn.execute(
         sa.update(evaluations)
         .where(evaluations.c.run_id == run_id, evaluations.c.version == version)

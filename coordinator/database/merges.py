@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from sqlalchemy import (
     Connection,
@@ -99,7 +97,7 @@ def renew(conn: Connection, merge: MergeRow, until: float) -> bool:
     return conn.execute(query).rowcount == 1
 
 
-def end(conn: Connection, merge: MergeRow, state: str, now: float, **values: Any) -> bool:
+def end(conn: Connection, merge: MergeRow, state: str, now: float, **values: object) -> bool:
     """End a merge that this process still leases; return False if another process took it over."""
     values_of_key = {"its_id": merge.id, "its_fence": merge.fence, "state": state, "ended_at": now}
     return conn.execute(_END_MERGE, values_of_key | values).rowcount == 1

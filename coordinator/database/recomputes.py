@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import sqlalchemy as sa
@@ -122,7 +122,7 @@ _AUDITED = sa.exists().where(tasks.c.id == _R.audit_id, tasks.c.state == "doing"
 _FREE = (_R.state == "waiting") & (_R.held_until <= _NOW)
 
 
-def _line(free: sa.ColumnElement[bool]) -> sa.Select[Any]:
+def _line(free: sa.ColumnElement[bool]) -> sa.Select[object]:
     """Return the query of the first free recompute, in queue order."""
     return (
         sa.select(recomputes)

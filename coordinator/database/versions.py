@@ -44,14 +44,18 @@ _ADD_EVALUATION = sa.insert(evaluations)
 
 
 def add(
-    conn: sa.Connection, values: dict[str, Any], *, evaluate: bool = True, ways: Sequence[str] = ()
+    conn: sa.Connection,
+    values: dict[str, object],
+    *,
+    evaluate: bool = True,
+    ways: Sequence[str] = (),
 ) -> None:
     """Insert a version, the blobs of shorter routes to its weights, and its evaluation."""
     conn.execute(_ADD, values)
     if ways:
         key = {"run_id": values["run_id"], "version": values["version"]}
         conn.execute(sa.insert(version_blobs), [key | {"sha256": sha256} for sha256 in set(ways)])
-    blank: dict[str, Any] = {
+    blank: dict[str, object] = {
         "loss": None,
         "metrics": "{}",
         "sample": "",

@@ -20,7 +20,7 @@ _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 
 @lru_cache(maxsize=2)
-def document(endpoints: tuple[Endpoint[Any], ...]) -> dict[str, Any]:
+def document(endpoints: tuple[Endpoint[Any], ...]) -> dict[str, object]:
     """Return the OpenAPI 3.1 document of these endpoints."""
     types = [
         kind for e in endpoints for kind in (e.request, e.reply) if kind not in (None, NOTHING)
@@ -28,7 +28,7 @@ def document(endpoints: tuple[Endpoint[Any], ...]) -> dict[str, Any]:
     _, components = msgspec.json.schema_components(
         [*types, ErrorBody, OpenAiErrorBody], ref_template=_REF
     )
-    paths: dict[str, dict[str, Any]] = {}
+    paths: dict[str, dict[str, object]] = {}
     for endpoint in endpoints:
         paths.setdefault(endpoint.full_path, {})[endpoint.method.lower()] = _operation(endpoint)
     return {
@@ -50,14 +50,14 @@ def document(endpoints: tuple[Endpoint[Any], ...]) -> dict[str, Any]:
     }
 
 
-def _json(kind: Any) -> dict[str, Any]:
+def _json(kind: object) -> dict[str, object]:
     (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REF)
     return {"application/json": {"schema": schema}}
 
 
-def _operation(endpoint: Endpoint[Any]) -> dict[str, Any]:
+def _operation(endpoint: Endpoint[Any]) -> dict[str, object]:
     words = re.sub(r"[^a-zA-Z0-9]+", "_", endpoint.full_path)
-    operation: dict[str, Any] = {
+    operation: dict[str, object] = {
         "summary": endpoint.summary,
         "operationId": (endpoint.method.lower() + words).rstrip("_"),
         "parameters": _parameters(endpoint),
@@ -72,8 +72,8 @@ def _operation(endpoint: Endpoint[Any]) -> dict[str, Any]:
     return operation
 
 
-def _parameters(endpoint: Endpoint[Any]) -> Sequence[dict[str, Any]]:
-    parameters: list[dict[str, Any]] = []
+def _parameters(endpoint: Endpoint[Any]) -> Sequence[dict[str, object]]:
+    parameters: list[dict[str, object]] = []
     for name in endpoint.parameters:
         kind = "integer" if name in NUMBERS else "string"
         parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": kind}})
@@ -87,8 +87,8 @@ def _parameters(endpoint: Endpoint[Any]) -> Sequence[dict[str, Any]]:
     return parameters
 
 
-def _responses(endpoint: Endpoint[Any]) -> dict[str, Any]:
-    responses: dict[str, Any] = {"204": {"description": "Done."}}
+def _responses(endpoint: Endpoint[Any]) -> dict[str, object]:
+    responses: dict[str, object] = {"204": {"description": "Done."}}
     if endpoint.gives or endpoint.reply is not NOTHING:
         content = {endpoint.gives: _BYTES} if endpoint.gives else _json(endpoint.reply)
         responses = {"200": {"description": "Done.", "content": content}}

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import httpx
 import msgspec
@@ -106,7 +106,7 @@ class _Usage(msgspec.Struct, frozen=True):
 class _Chunk(msgspec.Struct, frozen=True):
     choices: tuple[_Choice, ...] = ()
     usage: _Usage | None = None
-    error: Any = None
+    error: object = None
 
 
 _CHUNK = decoder(_Chunk)
@@ -178,7 +178,7 @@ class UpstreamEngine:
 
     @asynccontextmanager
     async def _reply(
-        self, path: str, model: ModelVersion, body: Mapping[str, Any]
+        self, path: str, model: ModelVersion, body: Mapping[str, object]
     ) -> AsyncIterator[httpx.Response]:
         """Send a request; yield its reply, with the head read, until the block is left."""
         body = {"model": self._upstream.name_of(model), **body}
@@ -314,8 +314,8 @@ class _TextStream:
         return (UNKNOWN,) * more
 
 
-def _body(request: Generation) -> dict[str, Any]:
-    body: dict[str, Any] = {
+def _body(request: Generation) -> dict[str, object]:
+    body: dict[str, object] = {
         "prompt": request.text,
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,

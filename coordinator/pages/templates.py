@@ -7,7 +7,6 @@ import re
 import time
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
 
 import jinja2
 import msgspec
@@ -83,7 +82,7 @@ def environment() -> jinja2.Environment:
     return templates
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, **values: object) -> str:
     """Return a page, or another document, as text."""
     return environment().get_template(template).render(**values)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -75,9 +75,9 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float | None  # time of the first column
     versions: Sequence[VersionInfo]  # the newest first
     leaders: Sequence[LeaderRow]
-    story: Sequence[Any]  # samples, the oldest first
-    first: Any
-    newest: Any
+    story: Sequence[object]  # samples, the oldest first
+    first: object
+    newest: object
     last_at: float | None  # time of the newest version
     news: Sequence[News]  # news of the organiser, the newest first
 
@@ -107,7 +107,7 @@ class Views:
     async def _once(self, key: str, make: Callable[[], Awaitable[FinishedPage]]) -> FinishedPage:
         return await self._pages.get(key, make)
 
-    def _page(self, template: str, **values: Any) -> str:
+    def _page(self, template: str, **values: object) -> str:
         server = self._coordinator.server
         settings = self._coordinator.settings
         return render(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -24,7 +23,7 @@ from shared.settings import read_table
 EXPONENT = 0.5  # late work counts (1 + gap)^-EXPONENT in the polynomial table of staleness
 
 
-def plan(raw: Mapping[str, Any]) -> Plan:
+def plan(raw: Mapping[str, object]) -> Plan:
     """Return the whole plan of a `[plan]` table. Raises InvalidPlan with mistake and remedy."""
     preset = known_preset(raw.get("preset", "fedavg"), PRESETS)
     base = {"preset": preset} | PRESETS[preset]

@@ -232,7 +232,7 @@ def _facts(conn: Connection, run: RunRow) -> dict[str, str]:
     return facts | {"(loss)": "" if loss is None else f"{loss:.4f}"}
 
 
-def _flat(path: str, value: Any) -> list[tuple[str, str]]:
+def _flat(path: str, value: object) -> list[tuple[str, str]]:
     """Return every key of nested tables with its value as text."""
     if not isinstance(value, dict):
         return [(path, str(value))]

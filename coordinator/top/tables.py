@@ -67,7 +67,7 @@ def _text(text: str, limit: int = 80) -> str:
 def _table(
     title: str,
     columns: Sequence[MonitorColumn],
-    items: Iterable[tuple[Any, Level]],
+    items: Iterable[tuple[object, Level]],
     empty: str,
     width: int,
 ) -> Iterator[str]:

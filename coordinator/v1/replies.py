@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from coordinator.inference.answers import TextPrompt, Wrong
 from coordinator.inference.inference_engine import AnswerPiece, TokenLogprob, TokenPrompt
@@ -101,7 +100,7 @@ class Form:
             if self._echo and not piece.tokens and piece.finish == "stop":
                 self._said[number].append(END)
 
-    def chunks(self, number: int, piece: AnswerPiece) -> Iterator[dict[str, Any]]:
+    def chunks(self, number: int, piece: AnswerPiece) -> Iterator[dict[str, object]]:
         """Yield the chunks of a stream for a piece."""
         before = len(self._text[number])
         self.add(number, piece)
@@ -113,7 +112,7 @@ class Form:
             self._probabilities(list(piece.logprobs), before) if self._logprobs else None
         )
         if piece.text or piece.logprobs:
-            body: dict[str, Any] = {
+            body: dict[str, object] = {
                 "index": number,
                 "logprobs": probabilities,
                 "finish_reason": None,
@@ -121,31 +120,36 @@ class Form:
             body |= {"delta": {"content": piece.text}} if self._chat else {"text": piece.text}
             yield self._chunk(body)
         if piece.finish is not None:
-            end: dict[str, Any] = {"index": number, "finish_reason": _finish(piece)}
-            rest: dict[str, Any] = {"delta": {}} if self._chat else {"text": "", "logprobs": None}
+            end: dict[str, object] = {"index": number, "finish_reason": _finish(piece)}
+            rest: dict[str, object] = (
+                {"delta": {}} if self._chat else {"text": "", "logprobs": None}
+            )
             end |= rest
             yield self._chunk(end)
 
-    def last(self, prompt_tokens: int, cost_micro: int) -> dict[str, Any]:
+    def last(self, prompt_tokens: int, cost_micro: int) -> dict[str, object]:
         """Return the chunk with the usage."""
         return {**self._chunk(None), "usage": self._usage(prompt_tokens, cost_micro)}
 
-    def whole(self, prompt_tokens: int, cost_micro: int) -> dict[str, Any]:
+    def whole(self, prompt_tokens: int, cost_micro: int) -> dict[str, object]:
         """Return the answer in one piece."""
         kind = "chat.completion" if self._chat else "text_completion"
         choices = [self._choice(number) for number in range(len(self._text))]
         usage = self._usage(prompt_tokens, cost_micro)
         return {**self._head, "object": kind, "choices": choices, "usage": usage}
 
-    def _choice(self, number: int) -> dict[str, Any]:
+    def _choice(self, number: int) -> dict[str, object]:
         text = self._text[number]
-        choice: dict[str, Any] = {"index": number, "finish_reason": self._finish[number] or "stop"}
+        choice: dict[str, object] = {
+            "index": number,
+            "finish_reason": self._finish[number] or "stop",
+        }
         choice["logprobs"] = self._probabilities(self._said[number], 0) if self._logprobs else None
         if self._chat:
             return choice | {"message": {"role": "assistant", "content": text}}
         return choice | {"text": text}
 
-    def _chunk(self, choice: dict[str, Any] | None) -> dict[str, Any]:
+    def _chunk(self, choice: dict[str, object] | None) -> dict[str, object]:
         kind = "chat.completion.chunk" if self._chat else "text_completion"
         return {**self._head, "object": kind, "choices": [] if choice is None else [choice]}
 
@@ -157,7 +161,7 @@ class Form:
             cost_micro=cost_micro,
         )
 
-    def _probabilities(self, tokens: list[TokenLogprob], offset: int) -> dict[str, Any]:
+    def _probabilities(self, tokens: list[TokenLogprob], offset: int) -> dict[str, object]:
         if self._chat:
             return {"content": [_chat_logprob(token) for token in tokens]}
         offsets = []
@@ -172,7 +176,7 @@ class Form:
         }
 
 
-def _chat_logprob(token: TokenLogprob) -> dict[str, Any]:
+def _chat_logprob(token: TokenLogprob) -> dict[str, object]:
     top = [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in token.top]
     entry = {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}
     return entry | {"top_logprobs": top}

@@ -21,7 +21,7 @@ class Closable(Protocol):
 R = TypeVar("R", bound=Closable)
 
 
-async def opened(make: Callable[..., R], *args: Any, pool: Executor | None = None) -> R:
+async def opened(make: Callable[..., R], *args: object, pool: Executor | None = None) -> R:
     """Return what `make(*args)` opens in a thread; close it if the caller is cancelled."""
     opening = asyncio.get_running_loop().run_in_executor(pool, make, *args)
     try:

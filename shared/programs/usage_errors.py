@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import chain
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from cyclopts import (
     CoercionError,
@@ -20,7 +20,7 @@ from cyclopts import (
 from shared.nearest import hint, nearest
 from shared.sentences import Sentence, of
 
-KINDS: dict[Any, Sentence] = {
+KINDS: dict[object, Sentence] = {
     int: Sentence("a whole number"),
     float: Sentence("a number"),
     bool: Sentence("yes or no"),

@@ -11,7 +11,7 @@ import hashlib
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -135,7 +135,7 @@ def fits(public_key: bytes, expected: str) -> bool:
     return secrets.compare_digest(fingerprint(public_key).replace("-", "").encode(), typed.encode())
 
 
-def canonical(document: Any) -> bytes:
+def canonical(document: object) -> bytes:
     """Return the canonical JSON form of a value: sorted keys, no spaces.
 
     Sign and send exactly these bytes, since a receiver of another version may encode the value

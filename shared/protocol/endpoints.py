@@ -326,7 +326,7 @@ OPENAPI = Endpoint(
     path="/openapi.json",
     summary="This interface, machine-readable",
     auth="none",
-    reply=dict[str, Any],
+    reply=dict[str, object],
 )
 HEALTH = Endpoint(
     path="/health",
@@ -375,7 +375,7 @@ ADMIN_COMMAND = Endpoint(
     path="/admin/{command}",
     summary="Run a command of the organiser; see the commands of the command line",
     auth="admin",
-    reply=dict[str, Any],
+    reply=dict[str, object],
 )
 ADMIN_PUT = Endpoint(
     method="PUT",
@@ -449,7 +449,7 @@ V1: tuple[Endpoint[Any], ...] = (
         summary="Continue a text; with `stream` as server-sent events",
         auth="key",
         request=inference.CompletionRequest,
-        reply=dict[str, Any],
+        reply=dict[str, object],
     ),
     Endpoint(
         method="POST",
@@ -458,7 +458,7 @@ V1: tuple[Endpoint[Any], ...] = (
         summary="Continue a conversation; with `stream` as server-sent events",
         auth="key",
         request=inference.ChatRequest,
-        reply=dict[str, Any],
+        reply=dict[str, object],
     ),
     IMAGES,
 )

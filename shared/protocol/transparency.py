@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -98,7 +98,7 @@ class SignedReceipt(Message):
     signature: str  # hex
 
 
-def leaf_hash(log: str, fields: Sequence[Any]) -> bytes:
+def leaf_hash(log: str, fields: Sequence[object]) -> bytes:
     """Return the leaf of a row with content `fields` in a log ("events" or "record")."""
     return merkle.leaf(msgspec.json.encode([log, *fields]))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -59,7 +59,7 @@ class VersionManifest(Message):
     version: int
     workload: str
     workload_version: int
-    config: dict[str, Any]
+    config: dict[str, object]
     weights: BlobRef  # published weights, a safetensors file of the run's schema
     master_sha256: str
     schema_sha256: str
@@ -151,7 +151,7 @@ def chunks_digest(dataset: DatasetManifest) -> str:
     The held-out split is not part of it and is never served to volunteers.
     """
 
-    def said(chunk: ChunkRef) -> list[Any]:
+    def said(chunk: ChunkRef) -> list[object]:
         return [chunk.sha256, chunk.size, chunk.items]
 
     assets = {name: said(chunk) for name, chunk in dataset.assets.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, NoReturn, TypeAlias
+from typing import Annotated, NoReturn, TypeAlias
 
 import msgspec
 
@@ -142,7 +142,7 @@ def _check_cover(header: Header, file_bytes: int) -> None:
 def render_header(schema: Schema, metadata: Mapping[str, str] | None = None) -> bytes:
     """Return length and JSON for tensors in schema order, the same bytes for the same input."""
     by_name(schema)
-    document: dict[str, Any] = {}
+    document: dict[str, object] = {}
     if metadata:
         document["__metadata__"] = dict(sorted(_metadata(dict(metadata)).items()))
     position = 0
@@ -159,7 +159,7 @@ def render_header(schema: Schema, metadata: Mapping[str, str] | None = None) -> 
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-def _metadata(raw: Any) -> dict[str, str]:
+def _metadata(raw: object) -> dict[str, str]:
     metadata = convert(raw, dict[str, str])
     size = sum(len(text.encode()) for pair in metadata.items() for text in pair)
     if len(metadata) > METADATA_ENTRIES_MAX or size > METADATA_BYTES_MAX:
@@ -170,7 +170,7 @@ def _metadata(raw: Any) -> dict[str, str]:
     return metadata
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a key occurs twice")

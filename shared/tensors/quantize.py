@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
+from typing import BinaryIO, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from shared.tensors.spec import (
     grid,
 )
 
-Tensors: TypeAlias = Mapping[str, Any]
+Tensors: TypeAlias = Mapping[str, object]
 Spans: TypeAlias = Iterator[tuple[int, int]]  # first byte, and the byte after the last
 Echo: TypeAlias = Callable[[TensorSpec, int, F32], None]  # parameter, first element, numbers
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import msgspec
 
@@ -100,7 +100,7 @@ class Sealed(msgspec.Struct, frozen=True, kw_only=True):
 class Experience(Protocol):
     """Interface of a workload that learns from the episodes of its own versions."""
 
-    def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing: ...
+    def plan(self, config: Config, options: Mapping[str, object]) -> Pacing: ...
 
     def inspect(
         self,

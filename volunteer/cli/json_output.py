@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from shared.sentences import english
 
 
-def print_json(value: Any) -> int:
+def print_json(value: object) -> int:
     """Print one JSON document; return the exit code."""
     import msgspec
 

@@ -60,7 +60,7 @@ def verify(
     if history or problems:
         code = EXIT_FAILURE
     if json:
-        report: dict[str, Any] = {
+        report: dict[str, object] = {
             "receipts": len(results),
             "problems": problems,
             "history": history,

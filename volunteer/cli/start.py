@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from shared.clock import SystemClock
@@ -69,7 +69,7 @@ class StartOptions:
     """Options of the command line."""
 
     profile: str = ""
-    flags: Mapping[str, Any] = field(default_factory=dict)
+    flags: Mapping[str, object] = field(default_factory=dict)
     screen: bool = True
     json: bool = False
     paused: bool = False
@@ -168,13 +168,13 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> s
     return listener
 
 
-def _outside(path: Path) -> Mapping[Callable[..., Any], Callable[..., Any]]:
+def _outside(path: Path) -> Mapping[Callable[..., object], Callable[..., object]]:
     """Return the jobs outside of the sandbox, each with the function that checks its arguments."""
     from volunteer.machine.outside import open_page
     from volunteer.machine.presence import GNOME_IDLE, run_here, x11_s
     from volunteer.machine.surroundings import LINUX_METERED
 
-    def save(_: str, changes: Mapping[str, Any]) -> None:
+    def save(_: str, changes: Mapping[str, object]) -> None:
         if not changes.get("sandbox", True):
             raise Configuration(
                 Sentence(

@@ -13,7 +13,6 @@ from functools import cache
 from gettext import c2py
 from pathlib import Path
 from string import Formatter
-from typing import Any
 
 import msgspec
 
@@ -49,7 +48,7 @@ class LanguageChoice(msgspec.Struct, frozen=True, kw_only=True):
 class _NamesOnly(Formatter):
     """Formatter that fills in values by name only: a translation cannot reach their attributes."""
 
-    def get_field(self, field_name: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    def get_field(self, field_name: str, args: object, kwargs: Mapping[str, object]) -> object:
         return kwargs[field_name], field_name
 
 

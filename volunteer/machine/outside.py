@@ -30,7 +30,7 @@ BYTES_MAX = 1 << 20
 BROWSER_S = 10.0
 
 T = TypeVar("T")
-Job = Callable[..., Any]
+Job = Callable[..., object]
 
 _helper: socket.socket | None = None  # None: not confined, jobs run in this process
 _refusals: socket.socket | None = None  # delivers a line for each system call that is refused

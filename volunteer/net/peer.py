@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 from shared.errors import BadSignature, Unreachable
 from shared.proofs.signing import identity_payload, verify
@@ -41,13 +40,13 @@ class Peer:
                 raise Unreachable(another(self._address)) from error
             self._known = True
 
-    def tracer(self) -> Callable[[str, Mapping[str, Any]], Awaitable[None]]:
+    def tracer(self) -> Callable[[str, Mapping[str, object]], Awaitable[None]]:
         """Return a request's trace function, which verifies the peer of a new connection before the
         headers are sent.
         """
         fresh = False
 
-        async def trace(event: str, _: Mapping[str, Any]) -> None:
+        async def trace(event: str, _: Mapping[str, object]) -> None:
             nonlocal fresh
             if event == "connection.connect_tcp.complete":
                 fresh = True

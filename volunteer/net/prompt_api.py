@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -46,7 +46,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     error: OpenAiError | None = None
 
 
-async def streamed(client: Client, path: str, body: dict[str, Any]) -> AsyncIterator[Chunk]:
+async def streamed(client: Client, path: str, body: dict[str, object]) -> AsyncIterator[Chunk]:
     """Yield the events of an answer, `usage` last. Raises the coordinator's error, Internal."""
     request = {**body, "stream": True, "stream_options": {"include_usage": True}}
     async with client.events(path, msgspec.json.encode(request)) as pieces:

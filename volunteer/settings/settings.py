@@ -202,7 +202,7 @@ def load(
     return LoadedSettings(settings=settings, sources=sources, path=path)
 
 
-def save(path: Path, changes: Mapping[str, Any]) -> None:
+def save(path: Path, changes: Mapping[str, object]) -> None:
     """Write changed settings into config.toml, atomically; comments, other keys and the order of
     lines stay.
 

@@ -31,9 +31,9 @@ class _CompiledText(NamedTuple):
 
     statement: str
     others: tuple[str, ...]  # names of the values given besides the rows
-    constants: tuple[Any, ...]  # constants of the statement itself
+    constants: tuple[object, ...]  # constants of the statement itself
     # Returns the parameters in the statement's order, from all cells, the others and the constants.
-    picked: Callable[[Sequence[Any]], tuple[Any, ...]]
+    picked: Callable[[Sequence[object]], tuple[object, ...]]
 
 
 class Lines:
@@ -99,5 +99,5 @@ class Lines:
         )
 
 
-def _name(index: int, clause: ColumnClause[Any]) -> str:
+def _name(index: int, clause: ColumnClause[object]) -> str:
     return f"line{index}_{clause.name}"

@@ -63,7 +63,7 @@ def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> Non
         conn.execute(insert(table), [_typed(table, row) for row in batch])
 
 
-def _typed(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
+def _typed(table: Table, row: Mapping[str, object]) -> dict[str, object]:
     """Return a row of JSON with the columns' types: booleans for numbers, bytes for base64."""
     return {key: _value(table.columns[key].type, value) for key, value in row.items()}
 

@@ -67,7 +67,7 @@ POOLER = (
 RACES = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
 
 
-def engine(url: str, **options: Any) -> AsyncEngine:
+def engine(url: str, **options: object) -> AsyncEngine:
     """Return an engine on asyncpg that reuses the last connection, with its prepared statements."""
     return create_async_engine(
         url,

@@ -117,10 +117,10 @@ def translate(error: BaseException) -> BaseException:
 
 @dataclass(slots=True, eq=False)
 class _WriteJob:
-    fn: Callable[[Connection], Any]
+    fn: Callable[[Connection], object]
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
-    result: Any = None
+    result: object = None
     error: BaseException | None = field(default=None)
 
     def run(self, connection: Connection) -> None:
@@ -407,7 +407,7 @@ def _in_transaction(connection: Connection) -> bool:
     return bool(driver.in_transaction)
 
 
-def _call(loop: asyncio.AbstractEventLoop, fn: Callable[..., None], *values: Any) -> None:
+def _call(loop: asyncio.AbstractEventLoop, fn: Callable[..., None], *values: object) -> None:
     try:
         loop.call_soon_threadsafe(fn, *values)
     except RuntimeError:

@@ -17,7 +17,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import NullType
 
 
-def its(column: KeyedColumnElement[Any]) -> ColumnElement[bool]:
+def its(column: KeyedColumnElement[object]) -> ColumnElement[bool]:
     """Return the condition `column = :its_<column>`.
 
     The value is given when the statement runs; the prefix separates it from an UPDATE's new values.
@@ -25,7 +25,7 @@ def its(column: KeyedColumnElement[Any]) -> ColumnElement[bool]:
     return column == bindparam(f"its_{column.key}", type_=column.type)
 
 
-def one_of(column: KeyedColumnElement[Any], words: Sequence[str]) -> ColumnElement[bool]:
+def one_of(column: KeyedColumnElement[object], words: Sequence[str]) -> ColumnElement[bool]:
     """Return `column IN ('one', 'another')`, with the program's own words written into the
     statement.
 
@@ -50,13 +50,13 @@ class _Among(FunctionElement[Any]):
 
 
 @compiles(_Among)
-def _in_list(element: _Among, compiler: SQLCompiler, **options: Any) -> str:
+def _in_list(element: _Among, compiler: SQLCompiler, **options: object) -> str:
     column, values = element.clauses
     return compiler.process(column.in_(bindparam(values.key, expanding=True)), **options)
 
 
 @compiles(_Among, "postgresql")
-def _any_of_array(element: _Among, compiler: SQLCompiler, **options: Any) -> str:
+def _any_of_array(element: _Among, compiler: SQLCompiler, **options: object) -> str:
     column, values = (compiler.process(clause, **options) for clause in element.clauses)
     return f"{column} = ANY ({values})"
 

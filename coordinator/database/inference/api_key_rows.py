@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from sqlalchemy import Connection, func, insert, select, update
 
@@ -45,7 +43,7 @@ _LOCKED = _BY_ID.with_for_update()
 _SPENT = update(api_keys).where(its(api_keys.c.id))
 
 
-def add(conn: Connection, values: dict[str, Any]) -> KeyRow:
+def add(conn: Connection, values: dict[str, object]) -> KeyRow:
     """Insert a key."""
     row = conn.execute(insert(api_keys).values(**values).returning(api_keys)).mappings().one()
     return KeyRow(**row)

@@ -168,7 +168,7 @@ def still_open(conn: Connection, ids: Sequence[str]) -> dict[str, Streamed]:
     return _streamed(conn, query) if ids else {}
 
 
-def _streamed(conn: Connection, query: Select[Any]) -> dict[str, Streamed]:
+def _streamed(conn: Connection, query: Select[object]) -> dict[str, Streamed]:
     return {
         row.id: Streamed(out=int(row.tokens_out), answered=decode(row.answered, dict[str, int]))
         for row in conn.execute(query)

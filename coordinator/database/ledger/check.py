@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import chain as concat
 from itertools import islice
-from typing import Any
 
 from sqlalchemy import Connection, Row, case, exists, func, literal, or_, select
 
@@ -57,7 +56,7 @@ def _events(conn: Connection) -> Iterator[str]:
             yield from _event(row, moves[row.id])
 
 
-def _event(row: Row[Any], moves: list[Move]) -> Iterator[str]:
+def _event(row: Row[object], moves: list[Move]) -> Iterator[str]:
     if (total := sum(move.amount_micro for move in moves)) != 0:
         yield f"event {row.id} ({row.key}): its postings sum to {total} instead of 0"
     draft = EventDraft(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from sqlalchemy import CTE, Connection, Select, case, func, select, text
@@ -251,7 +250,7 @@ def _machines(conn: Connection, newest: CTE, now: float) -> tuple[WorkerLine, ..
     )
 
 
-def _described(ids: Sequence[str]) -> Select[Any]:
+def _described(ids: Sequence[str]) -> Select[object]:
     query = select(_W.id, _W.hostname, _W.state, _W.last_seen_at, _W.step_flops, _V.nickname)
     return query.join(volunteers, _V.id == _W.volunteer_id).where(_W.id.in_(ids))
 

@@ -9,7 +9,7 @@ version.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
@@ -210,7 +210,7 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
         if not self.tie_word_embeddings:
             yield "lm_head.weight", (self.vocab_size, C)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Return the library's own settings."""
         arguments = msgspec.structs.asdict(self)
         kind = arguments.pop("model_type")
@@ -284,7 +284,7 @@ class Gpt2Shape(msgspec.Struct, frozen=True, kw_only=True):
         if not self.tie_word_embeddings:
             yield "lm_head.weight", (self.vocab_size, C)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Return the library's own settings, without dropout, since tasks must be repeatable."""
         arguments = msgspec.structs.asdict(self)
         del arguments["model_type"]
@@ -348,7 +348,7 @@ class NeoxShape(msgspec.Struct, frozen=True, kw_only=True):
         if not self.tie_word_embeddings:
             yield "lm_head.weight", (self.vocab_size, C)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Return the library's own settings."""
         arguments = msgspec.structs.asdict(self)
         for key in ("model_type", "num_key_value_heads", "head_dim"):
@@ -380,7 +380,7 @@ CLASSES = {  # transformers' classes of settings and model
 }
 
 
-def read_shape(raw: Mapping[str, Any]) -> Shape:
+def read_shape(raw: Mapping[str, object]) -> Shape:
     """Check a model's settings. Raises InvalidRunFile, also if unknown or too large."""
     kind = raw.get("model_type")
     experts = next((key for key in ("num_experts", "num_local_experts") if raw.get(key)), None)
@@ -421,7 +421,7 @@ def count(shape: Shape) -> int:
     return total
 
 
-def written(shape: Shape) -> dict[str, Any]:
+def written(shape: Shape) -> dict[str, object]:
     """Return the settings in stored form, with every default filled in."""
     fields = msgspec.structs.asdict(shape)
     if not isinstance(shape, Gpt2Shape):
@@ -433,7 +433,7 @@ def written(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _rope_arguments(rope: Rope) -> dict[str, Any]:
+def _rope_arguments(rope: Rope) -> dict[str, object]:
     arguments = msgspec.structs.asdict(rope)
     return {
         key: list(value) if isinstance(value, tuple) else value
@@ -442,7 +442,7 @@ def _rope_arguments(rope: Rope) -> dict[str, Any]:
     }
 
 
-def _filled(raw: dict[str, Any]) -> dict[str, Any]:
+def _filled(raw: dict[str, object]) -> dict[str, object]:
     """Return the settings with the ones that follow from others, as the library derives them."""
     heads, width = raw.get("num_attention_heads"), raw.get("hidden_size")
     if raw["model_type"] != "gpt2" and isinstance(heads, int):

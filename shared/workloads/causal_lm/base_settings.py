@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -50,7 +50,7 @@ class BaseSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     generation: GenerationSettings = GenerationSettings()
 
 
-def read_base_settings(folder: Path, settings: Mapping[str, Any]) -> BaseSettings:
+def read_base_settings(folder: Path, settings: Mapping[str, object]) -> BaseSettings:
     """Return the settings in a model's folder; `settings` are from its config.json.
 
     Raises InvalidRunFile for a value out of bounds, or a file that is not a JSON object.
@@ -58,7 +58,7 @@ def read_base_settings(folder: Path, settings: Mapping[str, Any]) -> BaseSetting
     tokens, generation = _table(folder / TOKENS), _table(folder / GENERATION)
     generation.setdefault("eos_token_id", settings.get("eos_token_id"))
     dtype = settings.get("dtype") or settings.get("torch_dtype")
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "dtype": dtype if dtype in ("bfloat16", "float16") else "float32",
         "generation": _known(generation, GenerationSettings),
     }
@@ -73,14 +73,14 @@ def read_base_settings(folder: Path, settings: Mapping[str, Any]) -> BaseSetting
         raise InvalidRunFile(f"{folder}: {TOKENS} or {GENERATION}: {error}") from error
 
 
-def _known(table: Mapping[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+def _known(table: Mapping[str, object], kind: type[msgspec.Struct]) -> dict[str, object]:
     return {key: table[key] for key in kind.__struct_fields__ if table.get(key) is not None}
 
 
-def _table(path: Path) -> dict[str, Any]:
+def _table(path: Path) -> dict[str, object]:
     if not path.is_file() or path.stat().st_size > _FILE_MAX:
         return {}
     try:
-        return decode(unmarked(path.read_bytes()), dict[str, Any])
+        return decode(unmarked(path.read_bytes()), dict[str, object])
     except MALFORMED as error:
         raise InvalidRunFile(f"{path} is not a JSON object: {error}") from error

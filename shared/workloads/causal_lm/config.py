@@ -68,15 +68,15 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True):
-    config: dict[str, Any]
+    config: dict[str, object]
     source: str = msgspec.field(name="from", default="")
     files: dict[str, ChunkRef] = {}
     licence: str = ""
     context: int = 0
     train: Literal["all", "lora", "head"] = "all"
-    lora: dict[str, Any] | None = None
+    lora: dict[str, object] | None = None
     base_precision: BasePrecision = "float32"
-    base: dict[str, Any] = {}
+    base: dict[str, object] = {}
 
 
 class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
         return "lora" if self.lora is not None else "head" if self.head else "all"
 
     @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> CausalConfig:
+    def from_dict(cls, raw: Mapping[str, object]) -> CausalConfig:
         """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
         if "config" not in raw:
             check_keys(raw, _Table.__struct_encode_fields__, "[model]")
@@ -153,7 +153,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
             base=read_table(table.base, BaseSettings, "model.base"),
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the table with every default written out."""
         lora = None
         if self.lora:
@@ -171,7 +171,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> CausalConfig:
+def config_for(raw: Mapping[str, object], manifest: DatasetManifest | None) -> CausalConfig:
     """Return the config of a run on this dataset, with the vocab filled in and the context
     checked against the chunks. Raises InvalidRunFile.
     """
@@ -236,7 +236,7 @@ def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[
     return {**raw, "config": architectures.written(shape), **more}
 
 
-def _check_licence(raw: Mapping[str, Any], model: hub.Found) -> None:
+def _check_licence(raw: Mapping[str, object], model: hub.Found) -> None:
     """Refuse a model whose licence differs from the run file's."""
     licence = raw.get("licence")
     if licence and licence != model.licence:
@@ -395,7 +395,7 @@ def _matrices(shape: Shape) -> dict[str, tuple[int, int]]:
     return matrices
 
 
-def _lora(shape: Shape, raw: Mapping[str, Any]) -> Lora:
+def _lora(shape: Shape, raw: Mapping[str, object]) -> Lora:
     lora = read_table(
         {"targets": [*_FIRST.get(shape.model_type, _ATTENTION)], **raw}, Lora, "[model.lora]"
     )

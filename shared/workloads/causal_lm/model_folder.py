@@ -10,7 +10,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile, VolunteerError
@@ -57,7 +56,7 @@ _LIKE_GEMMA = {
 _WHOLE = "copy the folder once more, whole, as save_pretrained writes it"
 _ONE = f"take {SETTINGS} and weights of one model"
 # Settings that the library leaves out of config.json because they are its own defaults.
-_LEFT_OUT: Mapping[str, Mapping[str, Any]] = {
+_LEFT_OUT: Mapping[str, Mapping[str, object]] = {
     "llama": {**_LIKE_LLAMA, "vocab_size": 32000, "intermediate_size": 11008},
     "mistral": {
         **_LIKE_LLAMA,
@@ -139,7 +138,7 @@ def read_folder(folder: Path) -> tuple[Shape, dict[str, ChunkRef]]:
     return shape, {name: hashed(folder / name) for name in names}
 
 
-def settings_in(folder: Path) -> dict[str, Any]:
+def settings_in(folder: Path) -> dict[str, object]:
     """Return the settings in a folder, unchanged. Raises InvalidRunFile."""
     return _json(folder, SETTINGS, SETTINGS_MAX)
 
@@ -188,7 +187,7 @@ def own_name(name: str, names: Mapping[str, object]) -> str | None:
     return name
 
 
-def shape_of(settings: Mapping[str, Any]) -> Shape:
+def shape_of(settings: Mapping[str, object]) -> Shape:
     """Return the architecture of a config.json.
 
     Raises InvalidRunFile, also for an unsupported value of a setting in FIXED.
@@ -234,7 +233,7 @@ def shape_of(settings: Mapping[str, Any]) -> Shape:
     return read_shape({**left_out, **fields, "model_type": kind})
 
 
-def _pattern(raw: Mapping[str, Any], key: str, usual: int) -> list[bool]:
+def _pattern(raw: Mapping[str, object], key: str, usual: int) -> list[bool]:
     """Return for each layer whether it is the last of a group; `key` has the group's size."""
     interval, count = raw.get(key, usual), raw.get("num_hidden_layers", 0)
     if not (type(interval) is type(count) is int and interval > 0 and 0 <= count <= 512):
@@ -248,7 +247,7 @@ def read_known(kind: str) -> tuple[str, ...]:
     return () if shape_class is None else tuple(shape_class.__struct_fields__)
 
 
-def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _rope(raw: Mapping[str, object]) -> dict[str, object]:
     """Return the settings of rotary positions, as old or new releases of transformers write them."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
@@ -266,7 +265,7 @@ def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
+def _json(folder: Path, name: str, limit: int) -> dict[str, object]:
     path = folder / name
     if not path.is_file():
         raise InvalidRunFile(
@@ -276,7 +275,7 @@ def _json(folder: Path, name: str, limit: int) -> dict[str, Any]:
     if path.stat().st_size > limit:
         raise InvalidRunFile(f"{path} is larger than {limit >> 20} MiB, so it is not read")
     try:
-        table = decode(unmarked(path.read_bytes()), dict[str, Any])
+        table = decode(unmarked(path.read_bytes()), dict[str, object])
     except MALFORMED as error:
         raise InvalidRunFile(f"{path} is not a JSON object: {escaped(error, 200)}") from error
     return table

@@ -151,7 +151,7 @@ def _assets(settings: DialogueSettings, put: Put, vocab_size: int) -> dict[str, 
 
 def _read(
     sources: Iterable[str | Path],
-    tokenizer: Any,
+    tokenizer: object,
     template: ChatTemplate,
     notes: _Notes,
     skipped: Skipped,

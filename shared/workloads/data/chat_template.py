@@ -272,16 +272,16 @@ def template_beside(tokenizer: Path) -> ChatTemplate:
     return ChatTemplate(source, _token(settings, "bos_token"), _token(settings, "eos_token"))
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _settings(path: Path) -> dict[str, object]:
     if not path.is_file() or path.stat().st_size > _FILE_MAX:
         return {}
     try:
-        return decode(unmarked(path.read_bytes()), dict[str, Any])
+        return decode(unmarked(path.read_bytes()), dict[str, object])
     except MALFORMED as error:
         raise InvalidRunFile(f"{path} is not a JSON object: {escaped(error, 200)}") from error
 
 
-def _token(settings: dict[str, Any], name: str) -> str:
+def _token(settings: dict[str, object], name: str) -> str:
     token = settings.get(name)
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else ""

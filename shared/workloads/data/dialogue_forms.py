@@ -61,7 +61,7 @@ class Dialogue(msgspec.Struct, frozen=True, kw_only=True):
     """Turns of a dialogue, the tools that they may call, and their form."""
 
     messages: tuple[DialogueTurn, ...]
-    tools: tuple[Any, ...] = ()
+    tools: tuple[object, ...] = ()
     form: str
     unread: tuple[str, ...] = ()  # keys that are ignored
 
@@ -78,7 +78,7 @@ def _pair(names: Collection[str]) -> tuple[str, str] | None:
     return None if pairs[:1] == [_IN_AND_OUT] and "text" in names else next(iter(pairs), None)
 
 
-def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
+def read_dialogue(record: Mapping[str, object]) -> Dialogue:
     """Convert a record. Raises InvalidRunFile, with the record's keys if its form is unknown."""
     row = {key: value for key, value in record.items() if value not in (None, "")}
     unread = {key for key in row if key not in FIELDS or key == _VERDICT}
@@ -108,14 +108,14 @@ def read_dialogue(record: Mapping[str, Any]) -> Dialogue:
     )
 
 
-def read_turns(turns: Sequence[Any], unread: set[str]) -> list[DialogueTurn]:
+def read_turns(turns: Sequence[object], unread: set[str]) -> list[DialogueTurn]:
     """Convert the turns of a prompt; keys that are ignored are added to `unread`. Raises
     InvalidRunFile.
     """
     return [_turn(turn, unread) for turn in turns]
 
 
-def _turns(row: Mapping[str, Any], unread: set[str]) -> tuple[list[DialogueTurn], str]:
+def _turns(row: Mapping[str, object], unread: set[str]) -> tuple[list[DialogueTurn], str]:
     for key, form in _LISTS.items():
         if key in row:
             turns = _listed(row, key)
@@ -151,13 +151,13 @@ def _turns(row: Mapping[str, Any], unread: set[str]) -> tuple[list[DialogueTurn]
     ], form
 
 
-def _either(row: Mapping[str, Any], key: str, role: str) -> list[Any]:
+def _either(row: Mapping[str, object], key: str, role: str) -> list[object]:
     """Return turns, from a list or a single text."""
     content = row[key]
     return [{"role": role, "content": content}] if isinstance(content, str) else _listed(row, key)
 
 
-def _turn(raw: Any, unread: set[str]) -> DialogueTurn:
+def _turn(raw: object, unread: set[str]) -> DialogueTurn:
     if not isinstance(raw, Mapping):
         raise InvalidRunFile("one of its turns is not a table with a role and a content")
     unread |= {key for key in raw if key not in _TURN}
@@ -190,7 +190,7 @@ def _turn(raw: Any, unread: set[str]) -> DialogueTurn:
     )
 
 
-def _content(content: Any) -> str:
+def _content(content: object) -> str:
     """Return the text of a turn, joined from its parts if there are several."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -216,7 +216,7 @@ def _call(raw: Any) -> dict[str, Any]:
     return {"type": "function", "function": function, **more}
 
 
-def _parsed(value: Any) -> Any:
+def _parsed(value: object) -> object:
     """Return a text's JSON value, or the text."""
     if isinstance(value, str):
         try:
@@ -226,7 +226,7 @@ def _parsed(value: Any) -> Any:
     return value
 
 
-def _listed(row: Mapping[str, Any], key: str) -> list[Any]:
+def _listed(row: Mapping[str, object], key: str) -> list[object]:
     """Return a list of a record; tables of texts hold it as JSON."""
     entries = _parsed(row[key])
     if not isinstance(entries, list):
@@ -234,7 +234,7 @@ def _listed(row: Mapping[str, Any], key: str) -> list[Any]:
     return entries
 
 
-def _text(row: Mapping[str, Any], key: str) -> str:
+def _text(row: Mapping[str, object], key: str) -> str:
     text = row[key]
     if not isinstance(text, str):
         raise InvalidRunFile(f'its "{key}" is no text')

@@ -141,7 +141,7 @@ class _Formatter(SandboxedFormatter):
 
     _size = 0
 
-    def format_field(self, value: Any, format_spec: str) -> Any:
+    def format_field(self, value: object, format_spec: str) -> object:
         self._size += _size(value) + _widths(f" {format_spec}")
         _check(self._size)
         return super().format_field(value, format_spec)
@@ -178,11 +178,11 @@ def _call(name: str, values: list[nodes.Expr]) -> nodes.Call:
     return nodes.Call(nodes.EnvironmentAttribute(name), values, [], None, None)
 
 
-def _small(function: Callable[..., Any]) -> Callable[..., Any]:
+def _small(function: Callable[..., object]) -> Callable[..., object]:
     """Return a filter that refuses huge numbers."""
 
     @wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         _check(*_numbers(args[1:]), *_numbers(kwargs.values()))
         return function(*args, **kwargs)
 
@@ -220,7 +220,7 @@ def _size(value: Any) -> int:
     return len(value) if _has_length(value) else 0
 
 
-def _has_length(value: Any) -> bool:
+def _has_length(value: object) -> bool:
     return hasattr(value, "__len__")
 
 

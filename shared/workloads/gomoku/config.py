@@ -8,7 +8,7 @@ blocks.{i}.two, policy, value.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -72,7 +72,7 @@ class GomokuConfig(Table, frozen=True, kw_only=True):
         """
         return 3 * self.reach
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the table with blocks and channels written out."""
         return super().to_dict() | {"blocks": self.depth, "channels": self.width}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Config, Job, Weights
@@ -26,7 +26,7 @@ _FILLED = (
 class GomokuGames(Games):
     """Games of Gomoku; see `Games`."""
 
-    def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:
+    def plan(self, config: Config, options: Mapping[str, object]) -> Pacing:
         checked, how = GomokuConfig.from_dict(config), GomokuOptions.from_dict(options)
         one = forward_flops(checked)
         return Pacing(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from textual import on
 from textual.app import ComposeResult
 
@@ -79,7 +77,7 @@ class LimitsStep(Step):
     def _changed(self, event: SettingList.Changed) -> None:
         self.run_worker(self._save({event.row.name: event.value}), group="limits")
 
-    async def _save(self, changes: dict[str, Any]) -> None:
+    async def _save(self, changes: dict[str, object]) -> None:
         if self.engine is None:
             return
         try:

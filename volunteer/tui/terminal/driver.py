@@ -33,7 +33,7 @@ class Screenless:
         self._file = file
         self._gone = hang_up
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._file, name)
 
     def write(self, text: str) -> int:

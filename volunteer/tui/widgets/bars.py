@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from rich.cells import cell_len
 from textual.app import App
@@ -159,7 +159,7 @@ class KeyBar(Bar):
         line, self.hits = key_line(scene, width, core, actions)
         return (line,)
 
-    def _useful(self, command: keys.KeyCommand, target: App[Any] | Screen[Any]) -> bool:
+    def _useful(self, command: keys.KeyCommand, target: App[object] | Screen[object]) -> bool:
         return command.rank is not None and bool(target.check_action(command.action, ()))
 
 
