@@ -231,7 +231,6 @@ _RUNNING = (
     .where(runs.c.state == "running")
     .order_by(runs.c.id)
 )
-_HEAD_AT = sa.select(_V.created_at).where(its(_V.run_id), _V.version == sa.bindparam("head"))
 
 
 class Turnout(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,7 +242,7 @@ class Turnout(msgspec.Struct, frozen=True, kw_only=True):
     oldest_at: float | None
     newest_at: float | None
     workers: int
-    head_at: float | None  # time of the newest version
+    longest_s: float  # longest training of one of them
 
 
 def _turnout(vetted: bool) -> sa.Select[Any]:
@@ -255,7 +254,7 @@ def _turnout(vetted: bool) -> sa.Select[Any]:
         sa.func.min(_C.decided_at).label("oldest_at"),
         sa.func.max(_C.decided_at).label("newest_at"),
         _steering(vetted).scalar_subquery().label("workers"),
-        _HEAD_AT.scalar_subquery().label("head_at"),
+        sa.func.coalesce(sa.func.max(_C.train_s), 0.0).label("longest_s"),
     ).where(of_run & _C.vetted.is_(True) if vetted else of_run)
 
 
@@ -276,7 +275,7 @@ def turnout(conn: sa.Connection, run: RunRow, since: float, *, vetted: bool) -> 
     volunteer without such a worker counts as one, however many machines hold leases. `vetted`
     counts only vetted accounts; without it, accounts with one proof count too.
     """
-    values = {"its_run_id": run.id, "since": since, "before": run.head - LATELY, "head": run.head}
+    values = {"its_run_id": run.id, "since": since, "before": run.head - LATELY}
     row = dict(conn.execute(_TURNOUT[vetted], values).mappings().one())
     sums = {name: int(row[name]) for name in ("count", "steps", "samples", "workers")}
     return Turnout(**row | sums)

@@ -27,6 +27,8 @@ def plan(raw: Mapping[str, object]) -> Plan:
     """Return the whole plan of a `[plan]` table. Raises InvalidPlan with mistake and remedy."""
     preset = known_preset(raw.get("preset", "fedavg"), PRESETS)
     base = {"preset": preset} | PRESETS[preset]
+    if "quorum" in raw:
+        base.pop("quorum_share", None)  # the preset's share belongs to its own quorum
     if raw.get("table") == "s4":
         base |= {"max_staleness": 200}
     if raw.get("optimizer", base.get("optimizer")) != base.get("optimizer"):
@@ -53,7 +55,7 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     work: int = 0  # steps (deltas) or samples (gradients)
     waited_s: float = 0.0  # time since the oldest was accepted
     quiet_s: float = 0.0  # time since the newest was accepted
-    round_s: float = 0.0  # time from the last version to the newest contribution
+    round_s: float = 0.0  # longest training of one of them
     live_workers: int = 1
 
 
@@ -78,7 +80,9 @@ def ready(plan: Plan, pending: Pending) -> Ready:
     needs = max(0, quorum - pending.count)
     if pending.count < least:
         return Ready(now=False, needs=needs, deadline_in_s=None)
-    left_s = max(0.0, plan.deadline_seconds - pending.waited_s) if plan.deadline_seconds else None
+    # A deadline shorter than a task would leave out machines that are merely out of step.
+    patience_s = max(plan.deadline_seconds, pending.round_s)
+    left_s = max(0.0, patience_s - pending.waited_s) if plan.deadline_seconds else None
     enough_work = 0 < plan.work_target <= pending.work
     grace_s = _grace_left(plan, pending)
     if needs == 0 and grace_s > 0:
@@ -91,8 +95,7 @@ def _grace_left(plan: Plan, pending: Pending) -> float:
     """Return the seconds that a merge with a quorum still waits for the other live workers."""
     if pending.count >= pending.live_workers:
         return 0.0
-    round_s = min(pending.round_s, plan.deadline_seconds or math.inf)
-    return max(0.0, plan.grace * round_s - pending.quiet_s)
+    return max(0.0, plan.grace * pending.round_s - pending.quiet_s)
 
 
 def staleness_weight(plan: Plan, gap: int) -> float:

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+# Share of the live workers in a merge: two halves of them cannot alternate, each a part of a round
+# behind the other.
+MORE_THAN_HALF = 0.6
+
 _AVERAGING: dict[str, Any] = {"update": "delta", "optimizer": "sgd", "lr": 1.0}
 # Measured with Muon inside, fresh in each task (docs/experiments.md): with AdamW outer momentum
 # from scratch ended worse than one worker alone.
@@ -38,12 +42,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedavgm": _AVERAGING | {"lr": 0.35, "momentum": 0.8},
     "fedadam": _ADAPTIVE | {"optimizer": "adam", "bias_correction": True},
     "fedyogi": _ADAPTIVE | {"optimizer": "yogi"},
-    "diloco": _OUTER_MOMENTUM | {"optimizer": "nesterov"},
+    "diloco": _OUTER_MOMENTUM | {"optimizer": "nesterov", "quorum_share": MORE_THAN_HALF},
     "fedbuff": _OUTER_MOMENTUM
     | {
         "optimizer": "nesterov",
         "quorum": 2,
-        "quorum_share": 0.6,  # more than half, so that two halves of the workers cannot alternate
+        "quorum_share": MORE_THAN_HALF,
         "table": "polynomial",
         "damping": True,
     },

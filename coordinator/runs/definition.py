@@ -163,7 +163,7 @@ def _for_strangers(
     plan_keys = {**tables.get("plan", {}), **file.plan}
     preset = PRESETS.get(str(plan_keys.get("preset", "fedavg")), {})
     plan = OPEN_RULE if "aggregate" not in plan_keys else {}
-    if not OPEN_QUORUM.keys() & (plan_keys.keys() | preset.keys()):
+    if not OPEN_QUORUM.keys() & plan_keys.keys() and "quorum" not in preset:
         plan = {**plan, **OPEN_QUORUM}
     merged = {**tables, "plan": {**plan, **tables.get("plan", {})}}
     for name, values in OPEN_TABLES.items():

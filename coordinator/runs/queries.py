@@ -177,15 +177,13 @@ class RunQueries:
             if not live or (everyone.oldest_at is not None and everyone.oldest_at <= long_ago):
                 waiting = everyone
             live = live or everyone.workers
-        newest, round_s = waiting.newest_at, 0.0
-        if plan.grace and newest is not None and waiting.count < live:
-            round_s = max(0.0, newest - (waiting.head_at or newest))
+        newest = waiting.newest_at
         pending = Pending(
             count=waiting.count,
             work=waiting.samples if plan.update == "gradient" else waiting.steps,
             waited_s=now - waiting.oldest_at if waiting.oldest_at is not None else 0.0,
             quiet_s=now - newest if newest is not None else 0.0,
-            round_s=round_s,
+            round_s=waiting.longest_s,
             live_workers=live,
         )
         return ready(plan, pending), live

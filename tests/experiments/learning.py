@@ -148,6 +148,7 @@ def defaults(preset: str) -> dict[str, Any]:
     return {
         "preset": preset,
         "quorum": default.quorum,
+        "quorum_share": default.quorum_share,
         "grace": default.grace,
         "deadline_seconds": default.deadline_seconds,
     }

@@ -1,4 +1,8 @@
-"""Inner optimiser of local work: AdamW or SGD from torch, or Muon together with AdamW."""
+"""Inner optimiser of local work: AdamW or SGD from torch, or Muon.
+
+With Muon no parameter has a second moment: matrices inside blocks take orthogonal steps, all others
+steps of one length, so that a task, whose optimiser is fresh, steps well from the beginning.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,27 @@ from shared.workloads.base import TrainSettings, Weights
 from shared.workloads.training.lr_schedule import learning_rate as learning_rate
 
 _FUSED = ("cpu", "cuda")  # devices with fused updates, on a CPU 3 to 5 times faster
-_MOMENTUM, _MOMENTS = ("momentum_buffer",), ("exp_avg", "exp_avg_sq")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_KEYS = {
+    "muon": ("momentum_buffer", "row_squares"),
+    "rows": ("momentum_buffer",),
+    "sgd": ("momentum_buffer",),
+    "adamw": _MOMENTS,
+}
 
 
 # One odd polynomial, applied five times, brings singular values in (0, 1] to about 0.7 ... 1.2.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _TIMES = 5
 _MUON_MOMENTUM = 0.95
+_ROW_DECAY = 0.95  # of the mean square of an orthogonal step's rows (NorMuon, Li et al. 2025)
+# Other parameters: momentum, and the root mean square of a row's step at rate 1. Rows whose momentum
+# is below the floor, as a share of the tensor's, step in proportion, or a token that is seen once
+# would move its row for the rest of the task.
+_MOMENTUM_OF_ROWS = 0.9
+_ROW_RMS = 0.3
+_ROW_FLOOR = 0.1
+_TINY = 1e-12
 # root mean square of an update at rate 1, like AdamW's, so that both take the same rate (Liu et al.
 # 2025)
 _RMS = 0.2
@@ -55,8 +73,8 @@ class InnerOptimizer:
         self._keys: dict[str, tuple[str, ...]] = {}
         rules = {name: group.rule for group in self._groups for name in group.names}
         for name, value in self._parameters.items():
-            self._keys[name] = _MOMENTS if rules[name] == "adamw" else _MOMENTUM
-            self._states[name] = {key: torch.zeros_like(value) for key in self._keys[name]}
+            self._keys[name] = _KEYS[rules[name]]
+            self._states[name] = {key: _zeros(key, value) for key in self._keys[name]}
         self._count(0)
 
     @torch.no_grad()
@@ -77,14 +95,14 @@ class InnerOptimizer:
         grads = [value.grad for value in values if value.grad is not None]
         if group.rule == "muon":
             narrow = self._train.precision == "bfloat16"
-            muon(
-                values,
-                grads,
-                self._held(moved, "momentum_buffer"),
-                rate,
-                group.weight_decay,
-                narrow=narrow and all(value.device.type != "cpu" for value in values),
+            changes = self._orthogonal_steps(
+                moved, grads, narrow=narrow and all(value.device.type != "cpu" for value in values)
             )
+            _move(values, changes, rate, group.weight_decay)
+        elif group.rule == "rows":
+            momenta = self._held(moved, "momentum_buffer")
+            changes = [row_step(grad, held) for grad, held in zip(grads, momenta, strict=True)]
+            _move(values, changes, rate, group.weight_decay)
         elif group.rule == "sgd":
             sgd(
                 values,
@@ -116,6 +134,17 @@ class InnerOptimizer:
                 maximize=False,
             )
 
+    def _orthogonal_steps(
+        self, names: Sequence[str], grads: Sequence[Tensor], *, narrow: bool
+    ) -> list[Tensor]:
+        """Return Muon's steps for the gradients of matrices."""
+        changes = muon(grads, self._held(names, "momentum_buffer"), narrow=narrow)
+        squares = self._held(names, "row_squares")
+        weight = 1.0 - _ROW_DECAY ** (self.steps + 1)
+        return [
+            balanced(change, rows, weight) for change, rows in zip(changes, squares, strict=True)
+        ]
+
     def _held(self, names: Sequence[str], key: str) -> list[Tensor]:
         return [self._states[name][key] for name in names]
 
@@ -133,8 +162,8 @@ class InnerOptimizer:
         or optimiser.
         """
         fits = "steps" in state and all(
-            f"{key}/{name}" in state and state[f"{key}/{name}"].shape == value.shape
-            for name, value in self._parameters.items()
+            f"{key}/{name}" in state and state[f"{key}/{name}"].shape == own[key].shape
+            for name, own in self._states.items()
             for key in self._keys[name]
         )
         if fits:
@@ -163,7 +192,7 @@ class InnerOptimizer:
 def _groups(parameters: Mapping[str, Parameter], train: TrainSettings) -> list[_Group]:
     """Divide parameters among the rules: matrices decay, all others do not."""
     turned = hidden(parameters) if train.optimizer == "muon" else {}
-    plain = "sgd" if train.optimizer == "sgd" else "adamw"
+    plain = "rows" if train.optimizer == "muon" else train.optimizer
     rest = {name: value for name, value in parameters.items() if name not in turned}
     matrices = tuple(name for name, value in rest.items() if value.ndim >= 2)
     vectors = tuple(name for name, value in rest.items() if value.ndim < 2)
@@ -175,34 +204,61 @@ def _groups(parameters: Mapping[str, Parameter], train: TrainSettings) -> list[_
     return [group for group in groups if group.names]
 
 
-def muon(
-    values: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    momenta: Sequence[Tensor],
-    rate: float,
-    weight_decay: float,
-    *,
-    narrow: bool,
+def _zeros(key: str, value: Tensor) -> Tensor:
+    return torch.zeros_like(value[:, :1] if key == "row_squares" else value)
+
+
+def _move(
+    values: Sequence[Tensor], changes: Sequence[Tensor], rate: float, weight_decay: float
 ) -> None:
-    """Apply gradients to matrices, with Nesterov momentum and decoupled weight decay. Matrices of
-    one shape are orthogonalised together.
+    """Move parameters against their steps, with decoupled weight decay."""
+    for value, change in zip(values, changes, strict=True):
+        value.mul_(1.0 - rate * weight_decay)
+        value.add_(change, alpha=-rate)
+
+
+def muon(grads: Sequence[Tensor], momenta: Sequence[Tensor], *, narrow: bool) -> list[Tensor]:
+    """Return steps of rate 1 for the gradients of matrices, with Nesterov momentum, and update the
+    momenta. Matrices of one shape are orthogonalised together.
 
     Computes in float32 unless `narrow`, unlike torch's own Muon: bfloat16 leaves the directions of
     small singular values undetermined, a hundredth of the update, and two machines would differ.
     """
-    by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}
-    for value, grad, momentum in zip(values, grads, momenta, strict=True):
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for index, (grad, momentum) in enumerate(zip(grads, momenta, strict=True)):
         momentum.lerp_(grad, 1.0 - _MUON_MOMENTUM)
-        by_shape.setdefault(tuple(value.shape), []).append(
-            (value, grad.lerp(momentum, _MUON_MOMENTUM))
-        )
-    for shape, pairs in by_shape.items():
-        moves = torch.stack([moved for _, moved in pairs])
-        changes = orthogonal(moves.bfloat16() if narrow else moves)  # (n, A, B)
-        step = rate * _RMS * max(shape) ** 0.5
-        for (value, _), change in zip(pairs, changes, strict=True):
-            value.mul_(1.0 - rate * weight_decay)
-            value.add_(change, alpha=-step)
+        alike.setdefault(tuple(grad.shape), []).append(index)
+    changes = [*grads]
+    for shape, indices in alike.items():
+        moves = [grads[index].lerp(momenta[index], _MUON_MOMENTUM) for index in indices]
+        stacked = torch.stack(moves)  # (n, A, B)
+        turned = orthogonal(stacked.bfloat16() if narrow else stacked)
+        for index, change in zip(indices, turned, strict=True):
+            changes[index] = change.float() * (_RMS * max(shape) ** 0.5)
+    return changes
+
+
+def balanced(change: Tensor, squares: Tensor, weight: float) -> Tensor:
+    """Return an orthogonal step (A, B) with rows of about one length and the same norm, and update
+    the mean squares of its rows (A, 1), whose decayed weights so far add up to `weight`.
+    """
+    squares.lerp_(change.square().mean(1, keepdim=True), 1.0 - _ROW_DECAY)
+    even = change / (squares / weight).sqrt().clamp_min(_TINY)
+    step: Tensor = even * (change.norm() / even.norm().clamp_min(_TINY))
+    return step
+
+
+def row_step(grad: Tensor, momentum: Tensor) -> Tensor:
+    """Return a step of rate 1 whose rows have one root mean square, with Nesterov momentum, and
+    update the momentum. A vector is one row.
+    """
+    momentum.lerp_(grad, 1.0 - _MOMENTUM_OF_ROWS)
+    change = grad.lerp(momentum, _MOMENTUM_OF_ROWS)
+    rows = change.flatten(1) if change.ndim > 1 else change.unsqueeze(0)
+    squares = rows.square().mean(1, keepdim=True)
+    least = _ROW_FLOOR * squares.mean().sqrt()
+    scales = _ROW_RMS / torch.maximum(squares.sqrt(), least).clamp_min(_TINY)
+    return (rows * scales).view_as(change)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -219,7 +275,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 def hidden(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """Return the matrices inside a model's blocks; AdamW handles embeddings and the head."""
+    """Return the matrices inside a model's blocks, without embeddings and the head."""
     return {
         name: value
         for name, value in parameters.items()

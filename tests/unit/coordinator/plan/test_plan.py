@@ -257,10 +257,19 @@ def test_with_a_quorum_it_waits_a_little_for_the_others(
     assert ready(plan({"quorum": 3, "grace": 0}), pending).now == (count >= 3)
 
 
-def test_a_run_that_stood_still_has_no_long_grace() -> None:
-    wants = plan({"quorum": 3, "grace": 0.1, "deadline_seconds": 60})
-    pending = Pending(count=3, live_workers=4, quiet_s=6.0, round_s=1e6)
-    assert ready(wants, pending).now
+def test_a_deadline_is_never_shorter_than_a_task() -> None:
+    """Machines that are out of step by less than a task are merged together."""
+    wants = plan({"quorum": 3, "deadline_seconds": 60})
+    assert not ready(wants, Pending(count=2, waited_s=61, round_s=700.0, live_workers=4)).now
+    assert ready(wants, Pending(count=2, waited_s=700, round_s=700.0, live_workers=4)).now
+    assert ready(wants, Pending(count=2, waited_s=61, round_s=20.0, live_workers=4)).now
+
+
+def test_a_quorum_of_a_run_file_is_its_own_whatever_the_share_of_its_preset() -> None:
+    assert quorum_of(plan({"preset": "diloco"}), 10) == 6
+    assert quorum_of(plan({"preset": "diloco", "quorum": 2}), 10) == 2
+    both = plan({"preset": "diloco", "quorum": 2, "quorum_share": 0.5})
+    assert quorum_of(both, 10) == 5
 
 
 def test_enough_work_merges_before_the_count() -> None:
@@ -277,7 +286,7 @@ def test_the_first_step_is_enough_work_where_one_is_asked_for() -> None:
 
 
 def test_the_time_that_is_left_is_the_shorter_of_deadline_and_grace() -> None:
-    pending = Pending(count=3, live_workers=4, round_s=100.0, waited_s=55.0)
+    pending = Pending(count=3, live_workers=4, round_s=100.0, waited_s=95.0)
     assert ready(plan({"grace": 0.1, "deadline_seconds": 60}), pending).deadline_in_s == 5.0
     assert ready(plan({"grace": 0.1, "deadline_seconds": 300}), pending).deadline_in_s == 10.0
     found = ready(plan({"grace": 0.1, "deadline_seconds": 0}), pending)

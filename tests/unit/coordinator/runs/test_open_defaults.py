@@ -35,9 +35,9 @@ def test_an_open_run_merges_by_a_robust_rule_and_is_gated() -> None:
     assert file.evaluation.gate
 
 
-def test_by_invitation_nothing_changes() -> None:
+def test_by_invitation_the_presets_hold() -> None:
     file = resolved(strangers=False)
-    assert rules(plan(file.plan)) == ("mean", 1, 3, 0.0)
+    assert rules(plan(file.plan)) == ("mean", 1, 3, 0.6)
     assert (file.validation.norm_room, file.validation.clip_until) == (2.0, 1.0)
     assert not file.evaluation.gate
 

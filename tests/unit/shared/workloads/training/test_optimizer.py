@@ -14,10 +14,8 @@ import torch
 from shared.workloads.base import TrainSettings
 from shared.workloads.training.lr_schedule import learning_rate, rewarmed, warmup
 from shared.workloads.training.micro_batch import MicroBatchPace
-from shared.workloads.training.optimizer import InnerOptimizer
+from shared.workloads.training.optimizer import InnerOptimizer, balanced, muon, row_step
 from tests.support.workloads.tiny_gpt import WORKLOAD, Folder, config, finish, job, same, sums
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @pytest.fixture(scope="module")
@@ -89,19 +87,47 @@ def test_muon_turns_the_matrices_of_blocks_alone() -> None:
         value.grad = torch.randn(value.shape) * torch.logspace(0, -3, value.shape[-1])
     optimizer.step(0.1)
     assert set(optimizer.state()) == {
-        "momentum_buffer/blocks.0.up.weight",
-        *(f"{key}/{name}.weight" for key in MOMENTS for name in ("tok_emb", "blocks.0.ln")),
+        "row_squares/blocks.0.up.weight",
+        *(f"momentum_buffer/{name}" for name in shapes),
         "steps",
     }
     turned = torch.linalg.svdvals(values["blocks.0.up.weight"].detach())
     assert float(turned.max() / turned.min()) < 5  # of the gradient hundreds
-    # Every element moves by a fifth of the rate in the mean: Adam's rate does for both.
+    # Elements move by a fifth of the rate in the mean, those of rows by three tenths: one rate does
+    # for both.
     assert float(values["blocks.0.up.weight"].detach().square().mean().sqrt()) == pytest.approx(
         0.02, rel=0.3
     )
-    assert values["tok_emb.weight"].detach().abs().flatten().tolist() == pytest.approx(
-        [0.1] * 24, rel=0.01
-    )
+    rows = values["tok_emb.weight"].detach().square().mean(1).sqrt()
+    assert rows.tolist() == pytest.approx([0.03] * 6, rel=0.01)
+
+
+def test_the_rows_of_an_orthogonal_step_become_of_one_length() -> None:
+    torch.manual_seed(0)
+    change = torch.randn(8, 4) * torch.logspace(0, -2, 8)[:, None]
+    squares = torch.zeros(8, 1)
+    even = balanced(change, squares, weight=0.05)  # of the first step
+    lengths = even.norm(dim=1)
+    assert float(lengths.max() / lengths.min()) == pytest.approx(1.0, rel=1e-3)
+    assert float(even.norm()) == pytest.approx(float(change.norm()), rel=1e-3)
+
+
+def test_a_token_seen_once_does_not_move_for_the_rest_of_a_task() -> None:
+    """The others are seen in each step."""
+    grad, momentum = torch.ones(4, 2), torch.zeros(4, 2)
+    first = row_step(grad, momentum)
+    grad[3] = 0.0
+    steps = [row_step(grad, momentum) for _ in range(99)]
+    assert first.square().mean(1).sqrt().tolist() == pytest.approx([0.3] * 4)
+    assert float(steps[-1][0].square().mean().sqrt()) == pytest.approx(0.3)
+    assert float(steps[-1][3].abs().max()) < 0.01
+
+
+def test_a_gradient_of_zeros_moves_nothing() -> None:
+    assert not row_step(torch.zeros(3, 2), torch.zeros(3, 2)).any()
+    assert not row_step(torch.zeros(3), torch.zeros(3)).any()
+    (step,) = muon([torch.zeros(4, 2)], [torch.zeros(4, 2)], narrow=False)
+    assert not balanced(step, torch.zeros(4, 1), 0.05).any()
 
 
 def test_tasks_are_trained_without_importing_the_compiler(tmp_path: Path) -> None:
