@@ -17,7 +17,7 @@ from coordinator.cli.listing import as_json
 from coordinator.cli.runs import Yes, deed
 from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
 from shared.errors import BadRequest, InvalidName, InvalidRunFile, VolunteerError
-from shared.programs.waiting import Waiting
+from shared.programs.progress_line import ProgressLine
 from shared.text import counted, size
 
 if TYPE_CHECKING:
@@ -144,8 +144,8 @@ def build(
         request[kind] = tuple(map(str, paths))
         request["tokenizer"] = str(more.tokenizer.expanduser().absolute()) if more.tokenizer else ""
     with nullcontext() if where.json else _stages(where):
-        stored: DatasetShown = call(where, "dataset.add", **request)
-    return stored
+        dataset: DatasetShown = call(where, "dataset.add", **request)
+    return dataset
 
 
 def _with_problems(options: DatasetOptions) -> DatasetOptions:
@@ -183,16 +183,16 @@ def _stages(where: Where) -> Iterator[None]:
     """Report the stages of a build, each once, and its progress."""
     from coordinator.runs.datasets import progress
 
-    with Waiting(sys.stdout) as waiting:
+    with ProgressLine(sys.stdout) as line:
         if where.remote:
-            waiting.say("The server builds the dataset.")
+            line.say("The server builds the dataset.")
         stages = set[str]()
 
         def tell(now: Any) -> None:
             if now.stage not in stages:
                 stages.add(now.stage)
-                waiting.say(STAGES[now.stage])
-            waiting.tell(now.done, now.total)
+                line.say(STAGES[now.stage])
+            line.tell(now.done, now.total)
 
         token = progress.set(tell)
         try:
@@ -255,7 +255,7 @@ def _told(paths: list[Path], more: DatasetOptions) -> dict[str, str]:
 
 
 def tell_stored(done: DatasetShown, where: Where) -> None:
-    """Print what a stored dataset holds, and what was left out."""
+    """Print the size of a stored dataset and the sources that were left out."""
     for sentence in done.skipped[:SKIPPED_SHOWN]:
         print(f"left out: {sentence}", file=sys.stderr)
     count = int(done.meta.get("skipped", 0))

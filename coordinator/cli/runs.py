@@ -13,7 +13,7 @@ from coordinator.cli.listing import as_json, facts, table, when, write_csv
 from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
 from shared.errors import BadRequest, InvalidRunFile, why
 from shared.files.text_file import read_text
-from shared.programs.waiting import Waiting
+from shared.programs.progress_line import ProgressLine
 from shared.protocol.limits import process_on
 from shared.text import credit, duration, measure_word, measured, size, whole_percent
 from shared.workloads.declaration import MEASURES
@@ -68,7 +68,7 @@ def create(
     if example:
         if not where.json:
             print("Building the example's dataset and tokenizer: about ten seconds.", flush=True)
-        with Waiting(sys.stdout) if not where.json else nullcontext():
+        with ProgressLine(sys.stdout) if not where.json else nullcontext():
             done = call(where, "run.create", example=True)
     else:
         text = _read(file or Path())

@@ -21,7 +21,7 @@ from coordinator.cli.listing import Columns, as_json, table
 from shared.decoding import complaint, convert
 from shared.errors import BadRequest, Configuration, VolunteerError
 from shared.programs.command_hints import completed, options
-from shared.programs.waiting import Waiting
+from shared.programs.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from coordinator.admin.command import Needs, OrganiserCommand
@@ -107,7 +107,7 @@ HERE = TargetOptions()
 def call(where: Where, name: str, /, **request: Any) -> Any:
     """Run a command of the registry, here or on a server; return its reply struct."""
     try:
-        with Waiting(sys.stderr, dots=False):
+        with ProgressLine(sys.stderr, dots=False):
             return _call(where, name, request)
     except VolunteerError as error:
         error.message = where.hint(error.message)

@@ -43,9 +43,9 @@ def try_folder(
     more = [*(["--column", column] if column else []), *(["--licence", licence] if licence else [])]
     _said(where, "dataset", "add", name, "--text", str(folder), *more)
     options = datasets.DatasetOptions(column=column, licence=licence)
-    stored = datasets.build(name, {"text": [path]}, options, where)
+    dataset = datasets.build(name, {"text": [path]}, options, where)
     if not where.json:
-        datasets.tell_stored(stored, where)
+        datasets.tell_stored(dataset, where)
     _said(where, "run", "create", "--recipe", RECIPE, str(file))
     text = _run_file(name, licence)
     file.write_text(text, encoding="utf-8")

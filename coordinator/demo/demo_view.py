@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from shared.programs.waiting import Waiting
+from shared.programs.progress_line import ProgressLine
 from shared.text import measure_word, measured, printable, size
 from shared.workloads.data.image_files import read_png
 from shared.workloads.data.resize import braille, corner
@@ -59,7 +59,7 @@ class DemoView:
         """Print one step of the preparation, and how long it took."""
         began = time.monotonic()
         self._say(f"… {text}")
-        with Waiting(self._out):
+        with ProgressLine(self._out):
             yield
         self._say(f"✓ {text} ({time.monotonic() - began:.1f} s)")
 

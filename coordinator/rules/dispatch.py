@@ -308,8 +308,8 @@ def _rest(run: Run, waiter: Waiter) -> Refusal:
     )
 
 
-def _taken(free: Sequence[_Share], waiter: Waiter, left: Container[int], mine: int) -> Refusal:
-    """Return why no task is left for a device, which holds `mine` itself."""
+def _taken(free: Sequence[_Share], waiter: Waiter, left: Container[int], leases: int) -> Refusal:
+    """Return why no task is left for a device, which has `leases` itself."""
     for share in free:
         task = next((task for task in share.todo if task.id in left), None)
         if task is not None and does(waiter, task.beside):
@@ -326,7 +326,7 @@ def _taken(free: Sequence[_Share], waiter: Waiter, left: Container[int], mine: i
         return Refusal(
             reason=Reason.MERGING, message="every pass is done; the last results are being merged"
         )
-    if mine and all(share.open <= mine for share in free):
+    if leases and all(share.open <= leases for share in free):
         return Refusal(
             reason=Reason.ALL_TAKEN,
             message=f"every task of this pass is being done, the last by {waiter.device} itself",

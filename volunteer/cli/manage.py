@@ -173,14 +173,15 @@ def uninstall(
         remove_service(described)
     trouble = _removed(items, places, hide=hide, json=json)
     if not json:
-        if MACHINE_UNIT.exists():
-            print(
-                _(
-                    "a service of the whole machine remains: `sudo volunteer service remove --system`"
-                )
-            )
-        print(_("remove the program itself: `{command}`", command=removal_line()))
+        _print_remains(removal_line())
     return EXIT_FAILURE if trouble else 0
+
+
+def _print_remains(command: str) -> None:
+    """Print the parts of the program that remain, and the command that removes it."""
+    if MACHINE_UNIT.exists():
+        print(_("a service of the whole machine remains: `sudo volunteer service remove --system`"))
+    print(_("remove the program itself: `{command}`", command=command))
 
 
 def leave(
@@ -217,7 +218,7 @@ class Farewell:
 
 
 def _agreed(items: tuple[Belonging, ...], places: Directories, options: Farewell) -> bool:
-    """Print what is removed and what becomes of the account; return True if the person agrees.
+    """Print the removed files and the fate of the account; return True if the person agrees.
     Raises BadRequest.
     """
     if options.json:
@@ -245,7 +246,7 @@ def _account(places: Directories) -> Me | None:
 
 
 def farewell_lines(me: Me, *, hide: bool) -> list[str]:
-    """Return what becomes of an account whose secret is removed from this machine."""
+    """Return the fate of an account whose secret is removed from this machine, as lines."""
     from volunteer.i18n.formats import credit
 
     lines = [
@@ -265,7 +266,7 @@ def farewell_lines(me: Me, *, hide: bool) -> list[str]:
 def _removed(
     items: tuple[Belonging, ...], places: Directories, *, hide: bool, json: bool
 ) -> list[str]:
-    """Hand tasks back and remove the files; return what could not be removed."""
+    """Hand tasks back and remove the files; return the failures."""
     from shared.clock import SystemClock
     from shared.protocol.accounts import VisibilityRequest
     from shared.protocol.endpoints import VISIBILITY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 
-from shared.programs.waiting import Waiting
+from shared.programs.progress_line import ProgressLine
 
 
 class Terminal(io.StringIO):
@@ -26,7 +26,7 @@ class Terminal(io.StringIO):
 
 def test_what_is_no_terminal_gets_dots_and_an_end_of_line() -> None:
     out = Terminal(terminal=False)
-    with Waiting(out, every_s=0.001):
+    with ProgressLine(out, every_s=0.001):
         for _ in range(3):
             assert out.signs.acquire(timeout=30)
     assert out.getvalue().startswith("...")
@@ -35,19 +35,19 @@ def test_what_is_no_terminal_gets_dots_and_an_end_of_line() -> None:
 
 def test_a_terminal_counts_seconds_shows_the_share_and_is_left_clean() -> None:
     out = Terminal(terminal=True)
-    with Waiting(out, every_s=0.001) as waiting:
+    with ProgressLine(out, every_s=0.001) as waiting:
         waiting.tell(2, 5)
         while "0 s, 40 %" not in out.getvalue():
             assert out.signs.acquire(timeout=30)
         waiting.say("Storing.")
     assert "Storing.\n" in out.getvalue()
-    assert "." not in out.getvalue().rpartition("\r")[2]
+    assert "s, 40" not in out.getvalue().rpartition("\r")[2]
 
 
 def test_a_step_within_another_is_silent_and_so_is_one_without_dots() -> None:
     out, inner = Terminal(terminal=False), Terminal(terminal=True)
-    with Waiting(out, every_s=0.001), Waiting(inner, every_s=0.0):
+    with ProgressLine(out, every_s=0.001), ProgressLine(inner, every_s=0.0):
         assert out.signs.acquire(timeout=30)
-    with Waiting(inner := Terminal(terminal=False), dots=False, every_s=0.0):
+    with ProgressLine(inner := Terminal(terminal=False), dots=False, every_s=0.0):
         pass
     assert inner.getvalue() == ""

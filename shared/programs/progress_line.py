@@ -10,10 +10,10 @@ from typing import ClassVar, Self, TextIO
 EVERY_S = 2.5
 
 
-class Waiting:
+class ProgressLine:
     """Line about a step: on a terminal it counts the seconds, elsewhere it grows by a dot."""
 
-    _outer: ClassVar[Waiting | None] = None  # the one that writes; steps within it are silent
+    _outer: ClassVar[ProgressLine | None] = None  # the one that writes; steps within it are silent
 
     def __init__(self, out: TextIO, *, dots: bool = True, every_s: float = EVERY_S) -> None:
         """Write to `out`; without `dots` nothing to what is no terminal."""
@@ -36,8 +36,8 @@ class Waiting:
         self._share = f", {100 * done // total} %" if total else ""
 
     def __enter__(self) -> Self:
-        if (self._terminal or self._dots) and not Waiting._outer:
-            Waiting._outer = self
+        if (self._terminal or self._dots) and not ProgressLine._outer:
+            ProgressLine._outer = self
             self._thread.start()
         return self
 
@@ -48,8 +48,8 @@ class Waiting:
         trace: TracebackType | None,
     ) -> None:
         self._over.set()
-        if Waiting._outer is self:
-            Waiting._outer = None
+        if ProgressLine._outer is self:
+            ProgressLine._outer = None
             self._thread.join()
         with self._lock:
             self._clear()
