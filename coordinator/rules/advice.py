@@ -8,8 +8,9 @@ from coordinator.plan.plan_tables import Plan
 from shared.protocol.accounts import Device
 from shared.protocol.limits import memory_on
 from shared.text import printable, size
+from shared.workloads.base import TrainSettings
 
-# Outer momentum on deltas of 30 local steps (docs/decisions/0021-steady-defaults.md): up to this
+# Outer momentum on deltas of 30 local steps (docs/decisions/0036-fresh-optimisers.md): up to this
 # value the updates kept their direction; at 1.4 they turned back, and the run lowered its rate.
 LR_STEADY, LR_UNSTEADY = 0.9, 1.4
 MOMENTUM_MIN = 0.5
@@ -29,13 +30,24 @@ def too_large(needed: int, devices: Sequence[Device]) -> tuple[str, ...]:
     )
 
 
-def unsteady(plan: Plan) -> tuple[str, ...]:
-    """Return a warning about a plan whose outer steps are longer than updates bear."""
-    if plan.update != "delta" or plan.momentum < MOMENTUM_MIN or plan.lr < LR_UNSTEADY:
+def unsteady(plan: Plan, train: TrainSettings, *, trained: bool) -> tuple[str, ...]:
+    """Return warnings about a plan whose outer momentum was measured to do harm; `trained` is False
+    for a run from random weights.
+    """
+    if plan.update != "delta" or plan.momentum < MOMENTUM_MIN:
         return ()
-    return (
-        f"[plan] lr = {plan.lr:g} with momentum = {plan.momentum:g} was measured to be "
-        f"unstable: at 30 local steps updates agreed with the momentum up to lr {LR_STEADY:g} "
-        f"and opposed it at {LR_UNSTEADY:g}, where a run lowers its rate by itself, and ends "
-        "at a higher loss than a run that began with a lower rate",
-    )
+    sentences = []
+    if plan.lr >= LR_UNSTEADY:
+        sentences.append(
+            f"[plan] lr = {plan.lr:g} with momentum = {plan.momentum:g} was measured to be "
+            f"unstable: at 30 local steps updates agreed with the momentum up to lr {LR_STEADY:g} "
+            f"and opposed it at {LR_UNSTEADY:g}, where a run lowers its rate by itself, and ends "
+            "at a higher loss than a run that began with a lower rate"
+        )
+    if train.optimizer != "muon" and not trained:
+        sentences.append(
+            f'[plan] has momentum = {plan.momentum:g}, and [train] optimizer = "{train.optimizer}" '
+            "begins from random weights: measured runs like this ended above one machine alone; "
+            'set [train] optimizer = "muon", or [plan] preset = "fedavg"'
+        )
+    return tuple(sentences)

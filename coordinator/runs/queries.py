@@ -249,7 +249,10 @@ class RunQueries:
             run = runs.by_name(conn, name)
             about = definition(run)
             devices = volunteers.devices_since(conn, self._clock.now() - LIVE_S)
-            return (*unsteady(about.plan), *too_large(_memory(run, about), devices))
+            file = about.file
+            trained = bool(file.train.init_from or about.workload.origin(file.model))
+            warnings = unsteady(about.plan, file.train, trained=trained)
+            return (*warnings, *too_large(_memory(run, about), devices))
 
         return await self._db.read(read)
 

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from coordinator.plan.plan import plan
+from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS
 from coordinator.rules.advice import too_large, unsteady
 from shared.protocol.accounts import Device
+from shared.workloads.base import TrainSettings
+
+
+def warnings(whole: Plan, *, optimizer: Literal["muon", "adamw"] = "muon") -> tuple[str, ...]:
+    return unsteady(whole, TrainSettings(optimizer=optimizer), trained=False)
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_presets_get_no_advice(preset: str) -> None:
-    assert unsteady(plan({"preset": preset})) == ()
+    assert warnings(plan({"preset": preset})) == ()
 
 
 def test_an_outer_rate_that_was_unsteady_is_named_with_the_range() -> None:
-    (sentence,) = unsteady(plan({"preset": "diloco", "lr": 1.4}))
+    (sentence,) = warnings(plan({"preset": "diloco", "lr": 1.4}))
     assert "up to lr 0.9 and opposed it at 1.4" in sentence
-    assert unsteady(plan({"preset": "fedavg", "lr": 1.4})) == ()
+    assert warnings(plan({"preset": "fedavg", "lr": 1.4})) == ()
+
+
+def test_outer_momentum_from_random_weights_wants_muon() -> None:
+    whole = plan({"preset": "diloco"})
+    (sentence,) = warnings(whole, optimizer="adamw")
+    assert 'set [train] optimizer = "muon"' in sentence
+    assert unsteady(whole, TrainSettings(optimizer="adamw"), trained=True) == ()
+    assert warnings(plan({"preset": "fedavg"}), optimizer="adamw") == ()
 
 
 def test_a_run_that_no_device_can_hold_names_the_largest_and_what_makes_it_smaller() -> None:
@@ -44,7 +58,7 @@ def test_a_run_that_no_device_can_hold_names_the_largest_and_what_makes_it_small
     ],
 )
 def test_advice_begins_at_what_was_measured(table: dict[str, Any], count: int) -> None:
-    assert len(unsteady(plan({"preset": "diloco", **table}))) == count
+    assert len(warnings(plan({"preset": "diloco", **table}))) == count
 
 
 def test_only_devices_that_can_work_count_as_room() -> None:
