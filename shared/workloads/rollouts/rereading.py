@@ -59,7 +59,7 @@ def differing(
     dice = np.random.Generator(np.random.Philox(secret))
     spots: dict[int, list[tuple[int, int]]] = {}
     for place, record in records.items():
-        samples = range(len(record.lengths)) if whole else _some(record.lengths, dice)
+        samples = range(len(record.lengths)) if whole else samples_to_read(record.lengths, dice)
         spots.setdefault(record.version, []).extend((place, sample) for sample in samples)
     counts_of: dict[int, list[tuple[int, int]]] = {}  # faulty and read tokens of each answer
     for version, some in spots.items():
@@ -100,7 +100,7 @@ def _sum(counts: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return sum(faulty for faulty, _ in pairs), sum(read for _, read in pairs)
 
 
-def _some(lengths: Sequence[int], dice: np.random.Generator) -> list[int]:
+def samples_to_read(lengths: Sequence[int], dice: np.random.Generator) -> list[int]:
     """Return random answers of a group with at least `TOKENS` tokens together, or all."""
     order = dice.permutation(len(lengths))
     ends = np.cumsum(np.asarray(lengths)[order])
@@ -138,13 +138,13 @@ class Rereader:
         ]
         logprobs = np.concatenate([groups[record.problem][1][sample] for record, sample in spots])
         scores, tokens = logits[rows.mask > 0].numpy(), np.concatenate(answers)
-        faulty_tokens = faults(scores, tokens, logprobs, np.array(draws), _reach(logprobs))
+        faulty_tokens = faults(scores, tokens, logprobs, np.array(draws), rounding(logprobs))
         starts = np.cumsum([0, *map(len, answers[:-1])])
         counts: list[int] = np.add.reduceat(faulty_tokens.astype(np.int64), starts).tolist()
         return counts
 
 
-def _reach(logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
+def rounding(logprobs: NDArray[np.float32]) -> NDArray[np.float64]:
     """Return how far stored log-probabilities may be from the true ones by rounding."""
     shares = np.sqrt(-logprobs.astype(np.float64) / LOWEST)
     reach: NDArray[np.float64] = LOWEST * (shares + 1 / STEPS) / STEPS

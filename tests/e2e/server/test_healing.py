@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, event, insert
+from sqlalchemy import Connection, event, insert, update
 
 from coordinator.admin import runs as admin
 from coordinator.admin.command import Named
@@ -72,6 +72,41 @@ async def test_the_organiser_is_shown_the_one_command(tmp_path: Path) -> None:
         assert (await row(home, 4)).master_sha256 == (await row(home, 1)).master_sha256
         assert await proposed(home, run) is None  # what was left behind asks for nothing
         assert [alert.state for alert in await look() if alert.kind == "rollback"] == ["over"]
+
+
+async def test_the_way_back_leads_before_every_spoilt_version(tmp_path: Path) -> None:
+    """A rollback to the newest spoilt version's base would keep the older ones."""
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        run = await home.start_run(RUN)
+        ann, ben, cat, eve = [await home.join(name) for name in ("Ann", "Ben", "Cat", "Eve")]
+        await version(home, ann, ben, cat, seed=1)
+        await version(home, eve, ann, ben, seed=10)
+        await version(home, ann, ben, cat, seed=20)
+        await version(home, eve, ben, cat, seed=30)
+        await home.coordinator.volunteers.suspend("Eve", REASON)
+        proposal = await proposed(home, run)
+        assert proposal is not None
+        assert (proposal.version, proposal.to) == (2, 1)
+
+
+async def test_an_account_that_merged_nothing_spoils_no_version(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        run = await home.start_run(RUN)
+        ann, ben, cat = [await home.join(name) for name in ("Ann", "Ben", "Cat")]
+        await home.join("Eve")
+        await version(home, ann, ben, cat, seed=1)
+        await home.coordinator.volunteers.suspend("Eve", REASON)
+        assert await proposed(home, run) is None
+
+
+async def test_a_way_back_passes_over_a_version_whose_files_are_gone(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        run = await spoilt(home)
+        gone = update(evaluations).where(evaluations.c.version == 1).values(pruned=True)
+        await home.coordinator.db.write(lambda conn: conn.execute(gone))
+        proposal = await proposed(home, run)
+        assert proposal is not None
+        assert (proposal.version, proposal.to) == (2, 0)
 
 
 async def test_a_look_at_a_long_run_takes_few_statements(database: Database) -> None:

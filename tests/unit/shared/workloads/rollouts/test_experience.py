@@ -25,7 +25,12 @@ from shared.workloads.rollouts.answer_records import (
     restored,
 )
 from shared.workloads.rollouts.problems import END
-from shared.workloads.rollouts.rereading import differing
+from shared.workloads.rollouts.rereading import (
+    TOKENS,
+    differing,
+    rounding,
+    samples_to_read,
+)
 from tests.support.workloads import tiny_rollouts as tiny
 
 Change = Callable[[list[GroupRecord]], list[GroupRecord]]
@@ -301,3 +306,31 @@ def test_a_forged_file_opens_no_version_after_the_judge_gave_up(tmp_path: Path) 
     found = differing(later, tiny.job("selfplay", 8), file, 3, whole=False)
     assert opened == [0]
     assert found.complaints.keys() == records.keys()
+
+
+def test_a_drawn_task_is_read_in_whole(tmp_path: Path) -> None:
+    weights = published(tmp_path)
+    records = dict(enumerate(tiny.answers(tiny.lively(), tmp_path)))
+    tokens = sum(sum(record.lengths) for record in records.values())
+    task = tiny.job("selfplay", 8)
+    some = differing(records, task, lambda _: weights, 3, whole=False)
+    every = differing(records, task, lambda _: weights, 3, whole=True)
+    assert every.read == tokens
+    assert (some.faults, every.faults) == (0, 0)
+
+
+@pytest.mark.parametrize("lengths", [[40], [40, 50, 60], [10, 10, 10, 10, 10], [1, 2]])
+def test_of_each_group_as_many_tokens_are_read_as_prove_something(lengths: list[int]) -> None:
+    for seed in range(20):
+        samples = samples_to_read(lengths, np.random.default_rng(seed))
+        read = sum(lengths[sample] for sample in samples)
+        assert len({*samples}) == len(samples)
+        assert read >= min(TOKENS, sum(lengths))
+        assert read - lengths[samples[-1]] < TOKENS  # and no answer more
+
+
+def test_a_log_probability_at_the_floor_blames_nobody() -> None:
+    """The wire has no smaller one: the true one may be any below."""
+    reach = rounding(np.array([-LOWEST, -LOWEST / 2], np.float32))
+    assert np.isinf(reach[0])
+    assert np.isfinite(reach[1])
