@@ -38,6 +38,7 @@ from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.standing import State
 from shared.decoding import decode
 from shared.protocol.accounts import Benchmark, Hardware
+from shared.protocol.base import RunState
 
 PAST = 16  # newest tasks of a worker that measure its speed
 
@@ -253,12 +254,22 @@ def line(conn: Connection, run_id: int) -> LiveRun:
     return LiveRun(**conn.execute(_LINE.where(runs.c.id == run_id)).mappings().one())
 
 
-def states(conn: Connection, names: Sequence[str]) -> dict[str, str]:
-    """Return the states of the runs with these names."""
-    return {
-        row.name: row.state
-        for row in conn.execute(select(runs.c.name, runs.c.state).where(runs.c.name.in_(names)))
-    }
+class StateLine(msgspec.Struct, frozen=True, kw_only=True):
+    """State of a run with its actor and its reason."""
+
+    name: str
+    state: RunState
+    state_actor: str
+    state_reason: str
+
+
+_STATE = select(*(runs.c[name] for name in StateLine.__struct_fields__)).order_by(runs.c.id)
+
+
+def states(conn: Connection, names: Sequence[str]) -> dict[str, StateLine]:
+    """Return the states of the runs with these names, and of the paused ones."""
+    query = _STATE.where(runs.c.name.in_(names) | (runs.c.state == "paused"))
+    return {row["name"]: StateLine(**row) for row in conn.execute(query).mappings()}
 
 
 def move(conn: Connection, moved: dict[int, tuple[int, int]]) -> None:

@@ -19,7 +19,7 @@ import msgspec
 from coordinator.accounts import suspension
 from coordinator.database import audits, claim_rows, leases, passes
 from coordinator.database.audits import AuditLease
-from coordinator.database.claim_rows import Abilities, ClaimView, Rights
+from coordinator.database.claim_rows import Abilities, ClaimView, Rights, StateLine
 from coordinator.database.leases import Taken
 from coordinator.database.tasks import TaskRow
 from coordinator.joiner import Joiner
@@ -39,6 +39,7 @@ from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.placement import Machines
 from coordinator.rules.sizing import Reached, RunPace, work_of
 from coordinator.rules.standing import PROBATION_LEASES
+from coordinator.rules.standstill import PauseFacts, RunFacts, standstill
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import JobBase, Spec
 from coordinator.traffic import Durations
@@ -456,26 +457,37 @@ def _taken(one: Assignment, waiter: Waiter, spec: Spec, plan: Plan) -> Taken:
     )
 
 
-def _states(conn: Connection, outcome: DispatchResult, able: Sequence[Waiter]) -> dict[str, str]:
-    """Return the states of chosen runs that are not running, for waiters that want no other run."""
+def _states(
+    conn: Connection, outcome: DispatchResult, able: Sequence[Waiter]
+) -> dict[str, StateLine]:
+    """Return the states of chosen and of paused runs, for waiters that no run wants."""
     idle = [at for at, refusal in outcome.refusals.items() if refusal.reason == Reason.NO_RUN]
     names = {name for at in idle for name in able[at].runs}
-    return claim_rows.states(conn, sorted(names)) if names else {}
+    return claim_rows.states(conn, sorted(names)) if idle else {}
 
 
-def _explained(refusal: Refusal, waiter: Waiter, states: Mapping[str, str]) -> Refusal:
-    """Return the reason for no lease, more exactly if the chosen runs are not running."""
-    if refusal.reason != Reason.NO_RUN or not waiter.runs:
+def _explained(refusal: Refusal, waiter: Waiter, states: Mapping[str, StateLine]) -> Refusal:
+    """Return the reason for no lease, more exactly if the chosen runs, or all, do not go on."""
+    if refusal.reason != Reason.NO_RUN:
         return refusal
-    paused = sorted(name for name in waiter.runs if states.get(name) == "paused")
-    if paused:
-        message = f'"{paused[0]}" is paused by its organiser'
-        return Refusal(reason=Reason.RUN_PAUSED, message=message)
+    for name, line in states.items():
+        if line.state == "paused" and (name in waiter.runs or not waiter.runs):
+            return Refusal(
+                reason=Reason.RUN_PAUSED, message=f'"{name}" does not go on: {_pause(line)}'
+            )
+    if not waiter.runs:
+        return refusal
     name = min(waiter.runs)
-    if states.get(name) in ("completed", "failed"):
+    if name in states and states[name].state in ("completed", "failed"):
         return Refusal(reason=Reason.RUN_ENDED, message=f'"{name}" has ended')
     what = "has not started yet" if name in states else "does not exist here"
     return Refusal(reason=Reason.NO_RUN, message=f'"{name}" {what}')
+
+
+def _pause(line: StateLine) -> str:
+    pause = PauseFacts(actor=line.state_actor, reason=line.state_reason)
+    answer = standstill(RunFacts(name=line.name, state=line.state, now=0.0, pause=pause))
+    return "" if answer is None else answer.message
 
 
 def _idle(refusal: Refusal) -> IdleReply:

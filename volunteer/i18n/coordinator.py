@@ -40,7 +40,7 @@ REFUSED = {
 IDLE = {
     Reason.NO_RUN: N_("nothing for this machine is running here just now"),
     Reason.NO_FIT: N_('no run needs this device ("{words}")'),
-    Reason.RUN_PAUSED: N_("the run is paused by its organiser"),
+    Reason.RUN_PAUSED: N_('the run is paused ("{words}")'),
     Reason.RUN_ENDED: N_("the run has ended"),
     Reason.ALL_TAKEN: N_("all tasks are held by others just now"),
     Reason.IN_FLIGHT: N_("this machine holds as many tasks as it may for now"),

@@ -40,7 +40,7 @@ from shared.protocol.limits import memory_on
 LIVE_S = 120.0  # a machine that was silent for longer is not here
 FAILURES_MAX = 500  # newest failures, of all runs
 REFUSALS_MAX = 20  # newest refusals of a run
-MACHINES_MAX = 1000
+MACHINES_MAX, ACCEPTED_MAX = 1000, 1000
 GOOD = ("accepted", "merged", "superseded")
 
 _C, _F, _T, _W, _H, _K = (
@@ -67,12 +67,19 @@ _NEWEST_GOOD = {
     .limit(1)
     for state in GOOD
 }
+# The newest ones only: accepted games and evaluations stay in this state.
+_ACCEPTED = (
+    sa.select(_C.id, _C.decided_at, _C.unproven)
+    .where(one_of(_C.state, ("accepted",)), its(_C.run_id))
+    .order_by(_C.id.desc())
+    .limit(ACCEPTED_MAX)
+    .subquery()
+)
 _UNPROVEN = (
-    sa.select(_C.decided_at, _K.message, _K.hold, _K.audit_id)
-    .join(recomputes, _K.contribution_id == _C.id, isouter=True)
-    .where(one_of(_C.state, ("accepted",)), its(_C.run_id), _C.unproven.is_(True))
-    .order_by(_C.id)
-    .limit(MACHINES_MAX)
+    sa.select(_ACCEPTED.c.decided_at, _K.message, _K.hold, _K.audit_id)
+    .join(recomputes, _K.contribution_id == _ACCEPTED.c.id, isouter=True)
+    .where(_ACCEPTED.c.unproven.is_(True))
+    .order_by(_ACCEPTED.c.id)
 )
 _CHUNKS = (
     sa.select(_H.episodes, _H.samples, _H.sealed_at)

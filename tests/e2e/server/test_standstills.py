@@ -24,7 +24,7 @@ from coordinator.rules.standing import REST_MAX_S
 from coordinator.rules.standstill import HANDLING
 from coordinator.services import opened
 from coordinator.top.tables import lines
-from shared.protocol.base import Cause
+from shared.protocol.base import Cause, Reason
 from shared.protocol.heartbeat import HeartbeatReply, HeartbeatRequest, RunBeat
 from shared.protocol.leases import ClaimReply, ReleaseRequest
 from tests.support import rollouts_run
@@ -371,3 +371,17 @@ async def test_a_machine_rests_for_the_run_whose_tasks_it_failed_alone(tmp_path:
         assert 'gave back tasks of "boom" as failed' in await fails()
         await home.clock.advance(REST_MAX_S)
         assert await fails() == ""
+
+
+async def test_a_machine_hears_why_the_only_run_is_paused(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run, mia = await home.start_run(), await home.join("Mia")
+        await home.coordinator.runs.pause(run, "the data is renewed")
+        for chosen in ([], [run]):
+            body = {"claim_id": secrets.token_hex(16), "wait_s": 0.0, "runs": chosen}
+            idle = decode(await mia.post("/claims", body), ClaimReply).idle
+            assert idle is not None
+            assert idle.reason == Reason.RUN_PAUSED
+            assert idle.message == (
+                f'"{run}" does not go on: paused by its organiser: the data is renewed'
+            )
