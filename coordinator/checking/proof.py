@@ -5,7 +5,10 @@ passed    frees the pay of work accepted up to it except for a bond, unless an o
           charged for the missing share
 failed    suspends the account and forfeits its stake and the pay of this contribution
 unproven  forfeits the stake and restarts the account's probation, unless the organiser vouched
-          for it
+          for it; the account rests, longer each time in a row
+
+Recomputes of refused updates free and forfeit nothing: one that passes repeats the refusal, so the
+run is at fault, and pauses itself after a few.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coordinator.accounts.suspension import give_up, suspend
-from coordinator.database import contributions, recomputes, runs, verdicts
+from coordinator.database import contributions, recomputes, record, runs, verdicts, versions
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import debts, escrow, payments
@@ -22,7 +25,7 @@ from coordinator.database.ledger.reversal import take_back
 from coordinator.database.recomputes import RecomputeRow
 from coordinator.database.volunteers import VolunteerRow
 from coordinator.plan.plan import staleness_weight
-from coordinator.rules import standing
+from coordinator.rules import refusals, standing
 from coordinator.rules.checks import Result, bond, shortfall
 from coordinator.runs.definition import definition
 
@@ -43,8 +46,17 @@ def settle(
     """
     if not recomputes.end(conn, row.contribution_id, result, messages, now):
         return False
+    if row.refusal and result == "passed":
+        _blame_run(conn, row, now)
+        return True
     account = accounts.locked(conn, row.volunteer_id)
     if account.standing == "suspended":
+        return True
+    _count_unproven(conn, account, result, now)
+    if row.refusal:
+        if result == "failed":
+            why = f"a recompute of task {row.task_id}, whose update was refused, differs from it"
+            suspend(conn, account.id, why, now)
         return True
     contribution = contributions.by_id(conn, row.contribution_id)
     if result == "failed":
@@ -69,6 +81,27 @@ def settle(
         if contribution.unproven and contribution.state == "accepted":
             _admit(conn, contribution, now)
     return True
+
+
+def _count_unproven(conn: Connection, account: VolunteerRow, result: Result, now: float) -> None:
+    """Let an account rest whose recomputes prove nothing, longer each time in a row."""
+    count = account.unproven + 1 if result == "unproven" else 0
+    if count or account.unproven:
+        until = now + standing.proof_rest_s(count) if count else None
+        accounts.set_volunteer(conn, account.id, unproven=count, rest_until=until)
+
+
+def _blame_run(conn: Connection, row: RecomputeRow, now: float) -> None:
+    """Pause a run if recomputes repeated the refusals of several of its updates."""
+    run = runs.by_id(conn, row.run_id, lock=True)
+    since = versions.get(conn, run.id, run.head).created_at
+    repeated = recomputes.repeated_refusals(conn, run.id, since)
+    accepted = contributions.accepted_since(conn, run.id, since)
+    if run.state != "running" or not refusals.is_at_fault(repeated, accepted):
+        return
+    reason = refusals.explanation(row.refusal, repeated)
+    runs.move(conn, run, "paused", runs.StateChange(at=now, actor="run", reason=reason))
+    record.append(conn, "coordinator", "run.pause", run.name, reason, now)
 
 
 def release(conn: Connection, account: VolunteerRow, now: float) -> None:

@@ -1,6 +1,7 @@
 """Recomputes: drawn tasks done again from published inputs alone.
 
     drawn      with the verdict: the task waits
+    refused    likewise, whoever did it, for a few tasks of a run at a time (`rules/refusals`)
     done       passed, failed or unproven (see `proof`)
 
 If a waiting recompute is much smaller than the running one, it starts at once in a second process,
@@ -31,7 +32,7 @@ from coordinator.database.recomputes import DrawTerms, RecomputeRow
 from coordinator.database.runs import RunRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import checks as rules
-from coordinator.rules import likeness
+from coordinator.rules import likeness, refusals
 from coordinator.rules.checks import ComputeDevice, Redone, Result
 from shared.errors import InvalidRunFile, Unavailable, VolunteerError
 
@@ -87,6 +88,23 @@ class Recomputes(PlatformService):
         recomputes.add(conn, row, terms)
         accounts.count_draw(conn, row.volunteer_id)
         return "drawn"
+
+    def question(self, conn: Connection, row: ContributionRow, run: RunRow, reason: str) -> None:
+        """Order the recompute of a refused update, if one can repeat the refusal and few wait."""
+        if run.state != "running" or not refusals.is_question(reason):
+            return
+        waiting = recomputes.open_questions(conn, run.id, row.volunteer_id)
+        case = Case.of(conn, row, run) if refusals.may_ask(*waiting) else None
+        if case is None:
+            return
+        terms = DrawTerms(
+            work=case.stored(),
+            flops=case.flops,
+            kind=rules.device_kind(case.device),
+            refusal=reason,
+        )
+        recomputes.add(conn, row, terms)
+        self._ordered = True
 
     def wake(self) -> None:
         """Start the ordered recomputes; called after the commit."""
@@ -182,7 +200,8 @@ class Recomputes(PlatformService):
             raise
         except InvalidRunFile as error:  # the training diverges here
             message = f"it cannot be done again: {error.message}"
-            await self._end(row, "unproven", message[:SENTENCE_CHARS_MAX])
+            result: Result = "passed" if row.refusal else "unproven"
+            await self._end(row, result, message[:SENTENCE_CHARS_MAX])
             return ""
         await self.judge(row, case, figures, ComputeDevice(kind=rules.HERE), seconds)
         return ""
@@ -192,9 +211,17 @@ class Recomputes(PlatformService):
     ) -> None:
         """Judge a finished recompute."""
         number = row.contribution_id
-        await self._db.write(lambda conn: contributions.checked(conn, number, seconds))
+
+        def count(conn: Connection) -> ContributionRow:
+            contributions.checked(conn, number, seconds)
+            return contributions.by_id(conn, number)
+
+        contribution = await self._db.write(count)
         precision = rules.precision_of(case.job.train.precision, on.kind)
         result = likeness.judge(figures, precision, comparable=case.comparable(on))
+        loss = contribution.loss_last
+        if result == "passed" and not refusals.repeats(row.refusal, loss, figures.loss):
+            result = "unproven"  # the update is right, and the reported loss is not
         share = likeness.share(figures, precision, comparable=case.comparable(on))
         sentence = _sentence(result, figures, case.device, on)
         await self._end(row, result, sentence, figures, share)
@@ -227,7 +254,8 @@ class Recomputes(PlatformService):
             note("recompute", contribution=row.contribution_id, result=result, reason=message)
             # an update that waited for its proof may be merged
             self._signals.notify("contributions")
-            self._signals.notify(f"run:{row.run_id}")
+            for topic in (f"run:{row.run_id}", "runs") if row.refusal else (f"run:{row.run_id}",):
+                self._signals.notify(topic)  # a run may have paused itself
 
 
 def _sentence(result: Result, comparison: Redone, device: str, on: ComputeDevice) -> str:

@@ -25,13 +25,13 @@ from coordinator.rules.checks import (
 from coordinator.rules.likeness import NUDGES, bound, difference, within
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
-from shared.errors import Configuration, StorageFull, Unavailable
+from shared.errors import Configuration, InvalidRunFile, StorageFull, Unavailable
 from shared.tensors.quantize import DecodedUpdate, codec
 from shared.tensors.sketch import sums
 from shared.tensors.slices import ArrayReader, SliceReader
 from shared.tensors.spec import Role, Schema, grid
 from shared.tensors.update import Delta
-from shared.workloads.base import Work, libraries_here
+from shared.workloads.base import Result, Work, libraries_here
 from shared.workloads.data.local_data import LocalData
 
 if TYPE_CHECKING:
@@ -125,12 +125,14 @@ def redo(
     if this machine has too little memory.
     """
     about, bench = definition(case.run), Workbench(stop=stop, device=device, tell=tell)
-    ours = update_of(bench, case, files.weights, data)
+    report, ours = result_of(bench, case, files.weights, data)
     try:
         base = ArrayReader(_arrays(read_weights(files.weights, about)), about.schema)
         redone = _beside(case, files, ours, base)
     except (OSError, StorageFull, MemoryError) as error:  # a fault of this machine
         raise Unavailable(f"it could not be compared here: {error}") from error
+    loss = report.loss_last if math.isfinite(report.loss_last) else None
+    redone = msgspec.structs.replace(redone, loss=loss)
     here = machine_of(device)[1]
     precision, alike = precision_of(case.job.train.precision, here.kind), case.comparable(here)
     if within(redone, bound(redone, precision, comparable=alike)):
@@ -147,6 +149,15 @@ def update_of(
     """Do a task; return its update before any codec. `nudge` changes each parameter of the base
     slightly, relative to its size.
     """
+    return result_of(bench, case, weights, data, nudge=nudge)[1]
+
+
+def result_of(
+    bench: Workbench, case: Case, weights: Path, data: LocalData, *, nudge: float = 0.0
+) -> tuple[Result, Delta | ArrayReader]:
+    """Do a task; return its report and its update before any codec, see `update_of`. Raises
+    InvalidRunFile if the training diverges.
+    """
     about = definition(case.run)
 
     def base() -> Tensors:  # read each time, since training writes into them
@@ -155,10 +166,13 @@ def update_of(
 
     work = about.workload.begin(case.job, base(), data, bench.device)
     _finish(bench, work)
-    end = _arrays(work.result()[1])
+    report, tensors = work.result()
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise InvalidRunFile("the training diverges: its result holds NaN or infinity")
+    end = _arrays(tensors)
     if case.job.update == "delta":
-        return Delta(_arrays(base()), end, about.schema)
-    return ArrayReader(end, about.schema)
+        return report, Delta(_arrays(base()), end, about.schema)
+    return report, ArrayReader(end, about.schema)
 
 
 def nudged(base: Tensors, schema: Schema, size: float) -> Tensors:

@@ -135,6 +135,7 @@ _V = volunteers.c
 _RIGHTS = (
     select(workers.c.id, workers.c.revoked_at, workers.c.rests)
     .add_columns(_V.state, _V.standing, _V.invited, _V.suspended_reason)
+    .add_columns(_V.unproven, _V.rest_until)
     .join_from(workers, volunteers, _V.id == workers.c.volunteer_id)
     .where(among(workers.c.id, "workers"))
 )
@@ -156,6 +157,8 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     invited: bool
     suspended_reason: str
     rests: Mapping[int, float]  # time until which no task of a run is leased
+    unproven: int  # recomputes of the account in a row that proved nothing
+    rest_until: float  # no task is leased to the account before this time; 0 = none
 
 
 class Abilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +185,8 @@ def rights(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Rights]:
             invited=bool(row.invited),
             suspended_reason=row.suspended_reason,
             rests=_rests(row.rests),
+            unproven=row.unproven,
+            rest_until=row.rest_until or 0.0,
         )
         for row in found
     }

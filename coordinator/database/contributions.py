@@ -298,6 +298,20 @@ def counts(conn: sa.Connection, run_id: int) -> dict[str, int]:
     return dict(conn.execute(query.group_by(contributions.c.state)).all())
 
 
+_ACCEPTED_SINCE = sa.select(sa.func.count()).where(
+    its(_C.run_id),
+    one_of(_C.state, ("accepted", "merged", "superseded")),
+    _IS_UPDATE,
+    _C.received_at >= sa.bindparam("since"),
+)
+
+
+def accepted_since(conn: sa.Connection, run_id: int, since: float) -> int:
+    """Return how many updates of a run that were received since an instant were accepted."""
+    given = {"its_run_id": run_id, "since": since}
+    return int(conn.execute(_ACCEPTED_SINCE, given).scalar_one())
+
+
 _CHECKED = (
     sa.update(contributions)
     .where(its(_C.id))

@@ -68,6 +68,7 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
     auditor_id: str
     sums: bytes | None
     agrees: bool | None
+    refusal: str = ""
 
 
 class StoredCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +96,7 @@ _PROVEN = sa.exists().where(
     _B.volunteer_id == _R.volunteer_id,
     _B.state == "done",
     _B.result == "passed",
+    _B.refusal == "",
     _B.contribution_id < _R.contribution_id,
 )
 _IS_NEW = sa.case(((_V.standing == "vetted") | _PROVEN, 0), else_=1)
@@ -250,6 +252,7 @@ class DrawTerms(msgspec.Struct, frozen=True, kw_only=True):
     flops: float
     kind: str
     seed: int = 0  # seed of an audit's sums; 0 if it must not be audited
+    refusal: str = ""  # reason of a refused update; "" for a draw
 
 
 def add(conn: sa.Connection, row: ContributionRow, order: DrawTerms) -> RecomputeRow:
@@ -290,21 +293,24 @@ def end(
 
 # --- the draws of an account ---
 
+_IS_DRAW = _R.refusal == ""
 _OPEN_OF = (
-    sa.select(_R.contribution_id).where(its(_R.volunteer_id), _OPEN).order_by(_R.contribution_id)
+    sa.select(_R.contribution_id)
+    .where(its(_R.volunteer_id), _OPEN, _IS_DRAW)
+    .order_by(_R.contribution_id)
 )
 # An audit's answer is an open draw of its auditor, too, until the recompute has a result.
 _ANSWERED_OF = sa.select(sa.func.min(_R.answer_id)).where(its(_R.auditor_id), _R.state == "waiting")
 _PROVEN_TO = (
     sa.select(_R.contribution_id)
-    .where(its(_R.volunteer_id), one_of(_R.state, ("done",)), _R.result == "passed")
+    .where(its(_R.volunteer_id), one_of(_R.state, ("done",)), _R.result == "passed", _IS_DRAW)
     .where(_R.contribution_id > sa.bindparam("after"), _R.contribution_id < sa.bindparam("before"))
     .order_by(_R.contribution_id.desc())
     .limit(1)
 )
 _SAME_TASK = (
     sa.select(_R.contribution_id)
-    .where(its(_R.task_id), its(_R.volunteer_id), _R.result == "passed")
+    .where(its(_R.task_id), its(_R.volunteer_id), _R.result == "passed", _IS_DRAW)
     .where(_R.contribution_id != sa.bindparam("but"))
     .limit(1)
 )
@@ -313,7 +319,7 @@ NO_ID = 2**62
 
 _OPEN_COUNTS = (
     sa.select(_R.volunteer_id, sa.func.count())
-    .where(among(_R.volunteer_id, "volunteers"), _OPEN)
+    .where(among(_R.volunteer_id, "volunteers"), _OPEN, _IS_DRAW)
     .group_by(_R.volunteer_id)
 )
 
@@ -357,6 +363,28 @@ def is_fresh(conn: sa.Connection, row: RecomputeRow) -> bool:
     """Return True if no other draw of this task and account passed."""
     values = {"its_task_id": row.task_id, "its_volunteer_id": row.volunteer_id}
     return conn.execute(_SAME_TASK, values | {"but": row.contribution_id}).first() is None
+
+
+# --- refused updates ---
+
+_ASKED_OF_RUN = sa.select(sa.func.count()).where(its(_R.run_id), _OPEN, ~_IS_DRAW)
+_ASKED_OF_ACCOUNT = sa.select(sa.func.count()).where(its(_R.volunteer_id), _OPEN, ~_IS_DRAW)
+_REPEATED = sa.select(sa.func.count()).where(
+    its(_R.run_id), ~_IS_DRAW, _R.result == "passed", _R.drawn_at >= sa.bindparam("since")
+)
+
+
+def open_questions(conn: sa.Connection, run_id: int, volunteer_id: str) -> tuple[int, int]:
+    """Return how many refused tasks of a run, and of an account, wait to be done again."""
+    of_run = conn.execute(_ASKED_OF_RUN, {"its_run_id": run_id}).scalar_one()
+    of_account = conn.execute(_ASKED_OF_ACCOUNT, {"its_volunteer_id": volunteer_id}).scalar_one()
+    return int(of_run), int(of_account)
+
+
+def repeated_refusals(conn: sa.Connection, run_id: int, since: float) -> int:
+    """Return how many refusals of a run's work since an instant a recompute repeated."""
+    given = {"its_run_id": run_id, "since": since}
+    return int(conn.execute(_REPEATED, given).scalar_one())
 
 
 # --- reads for other services ---

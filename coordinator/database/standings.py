@@ -60,8 +60,10 @@ class CostOfChecks(msgspec.Struct, frozen=True, kw_only=True):
 
 _V = volunteers.c
 _ORDER = case({"suspended": 0, "probation": 1}, value=_V.standing, else_=2)
-_DRAWN = select(recomputes.c.volunteer_id, recomputes.c.result, func.count()).group_by(
-    recomputes.c.volunteer_id, recomputes.c.result
+_DRAWN = (
+    select(recomputes.c.volunteer_id, recomputes.c.result, func.count())
+    .where(recomputes.c.refusal == "")
+    .group_by(recomputes.c.volunteer_id, recomputes.c.result)
 )
 _STAKES = select(escrow.c.volunteer_id, func.sum(escrow.c.amount_micro)).group_by(
     escrow.c.volunteer_id
@@ -135,7 +137,8 @@ def cost(conn: Connection, run_id: int) -> CostOfChecks:
         func.coalesce(func.sum(case((audited, c.train_s), else_=0.0)), 0.0),
     )
     checked_s, work_s, played, *by_volunteers = conn.execute(sums.where(c.run_id == run_id)).one()
-    results = select(recomputes.c.result, func.count()).where(recomputes.c.run_id == run_id)
+    results = select(recomputes.c.result, func.count())
+    results = results.where(recomputes.c.run_id == run_id, recomputes.c.refusal == "")
     rows = conn.execute(results.group_by(recomputes.c.result))
     drawn = Counter({result or "open": int(count) for result, count in rows})
     return CostOfChecks(

@@ -54,6 +54,8 @@ class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
     proofs: int = 0
     lost_to: int = 0
     suspended_reason: str = ""
+    unproven: int = 0
+    rest_until: float | None = None
 
 
 class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -297,6 +297,7 @@ class Intake(PlatformService):
             if row.id not in held:
                 continue
             if judgement.state == "rejected":
+                self._recomputes.question(conn, row, found[row.id].run, judgement.reason)
                 self._reject(conn, row, found[row.id].run, judgement, now)
                 continue
             drawn: Drawn = ""

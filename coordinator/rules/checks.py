@@ -117,6 +117,7 @@ class Redone(msgspec.Struct, frozen=True, kw_only=True):
     # length of the difference between the server's update and its update from a slightly changed
     # base, relative to its own; measured if the tight bound was missed
     drift: float | None = None
+    loss: float | None = None  # last loss of the recompute; None if it is no number
 
 
 class ComputeDevice(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ PROBATION_LEASES = 2  # most leases at once, over all machines
 PROBATION_MACHINES = 3
 FAILURES_FREE = 3  # recent failures after which a machine still needs no rest
 REST_S, REST_MAX_S = 10.0, 3600.0
+PROOF_REST_S, PROOF_REST_MAX_S = 60.0, 86_400.0  # rest after recomputes that proved nothing
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,3 +53,10 @@ def rest_s(failures: int) -> float:
     """
     more = failures - FAILURES_FREE
     return 0.0 if more < 1 else min(REST_MAX_S, REST_S * 2.0 ** min(30, more - 1))
+
+
+def proof_rest_s(unproven: int) -> float:
+    """Return the rest of an account after so many recomputes in a row that proved nothing: a
+    minute, then doubling up to a day.
+    """
+    return min(PROOF_REST_MAX_S, PROOF_REST_S * 2.0 ** min(30, unproven - 1)) if unproven else 0.0

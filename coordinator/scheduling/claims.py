@@ -47,6 +47,7 @@ from shared.errors import BadRequest, Banned, InvalidRunFile, Unauthorized, Volu
 from shared.protocol.base import Reason
 from shared.protocol.leases import ClaimReply, ClaimRequest, IdleReply, Lease
 from shared.protocol.limits import LONG_POLL_S_MAX
+from shared.text import counted
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -414,18 +415,25 @@ def _entitled(
         if has is not None and (has.banned or has.revoked):
             error = Unauthorized(codes.REVOKED) if has.revoked else Banned(codes.BANNED)
             served.shut_out[waiter.claim_id] = error
-        elif has is not None and (why := _no_right(has, contact)) is not None:
+        elif has is not None and (why := _no_right(has, now, contact)) is not None:
             served.refusals[waiter.claim_id] = why
         else:
             entitled.append(waiter)
     return entitled
 
 
-def _no_right(has: Rights, contact: str) -> Refusal | None:
+def _no_right(has: Rights, now: float, contact: str) -> Refusal | None:
     if has.standing == "suspended":
         why = suspension.explained(has.suspended_reason or "a check failed", contact)
         message = f"this account is suspended: {why}"
         return Refusal(reason=Reason.BANNED, message=message, retry_after_s=SUSPENDED_S)
+    if has.rest_until > now:
+        left_s = has.rest_until - now
+        message = (
+            f"the last {counted(has.unproven, 'check')} of this account's work proved nothing: it "
+            f"gets work again in {left_s:.0f} s"
+        )
+        return Refusal(reason=Reason.IN_FLIGHT, message=message, retry_after_s=min(left_s, 300.0))
     return None
 
 

@@ -33,6 +33,9 @@ volunteers = sa.Table(
     # the stake of contributions up to this one was forfeited
     sa.Column("lost_to", Key, nullable=False, server_default="0"),
     sa.Column("suspended_reason", sa.Text, nullable=False, server_default=""),
+    # recomputes in a row that proved nothing, and the end of the account's rest after them
+    sa.Column("unproven", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("rest_until", sa.Double, nullable=True),
 )
 
 sa.Index("ix_volunteers_network", volunteers.c.network, volunteers.c.created_at)

@@ -17,7 +17,8 @@ escrow = sa.Table(
 )
 sa.Index("ix_escrow_volunteer", escrow.c.volunteer_id, escrow.c.contribution_id)
 
-# Draws: contributions that the server, a checker or an auditor recomputes, one row each.
+# Draws, and refused updates: contributions that the server, a checker or an auditor recomputes, one
+# row each.
 recomputes = sa.Table(
     "recomputes",
     metadata,
@@ -29,6 +30,8 @@ recomputes = sa.Table(
     sa.Column("state", sa.String(16), nullable=False),  # waiting, done
     # StoredCase of the task as it was leased; the task's row changes afterwards
     sa.Column("work", sa.Text, nullable=False),
+    # reason of a refusal that the recompute repeats or not; "" for a draw
+    sa.Column("refusal", sa.String(32), nullable=False, server_default=""),
     sa.Column("flops", sa.Double, nullable=False),  # operations of the task
     sa.Column("kind", sa.String(16), nullable=False),  # class of the task's device
     sa.Column(

@@ -1,0 +1,65 @@
+"""Refusals of updates are questions to the task: it is done again before anybody is blamed. Pure
+rules.
+
+    the same refusal   the run is at fault; after a few of them it pauses itself
+    another result     the account is suspended, as after a draw that failed
+    proves nothing     nobody is blamed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shared.protocol.base import Reason
+from shared.text import counted
+
+# Setting or data of a run at fault, for each refusal that a recompute can repeat.
+ADVICE: Mapping[str, str] = {
+    Reason.NOT_FINITE: "the training diverges: lower `[train] lr`, or set `clip_norm`",
+    Reason.LOSS: "the loss rises: lower `[train] lr`, or raise `[validation] loss_limit`",
+    Reason.NORM: "updates are too large or too small: look at `[train] lr` and `clip_norm`, or "
+    "raise `[validation] norm_limit`",
+    Reason.EMPTY: "tasks change nothing: look whether the data has learnt tokens, and at "
+    "`[train] lr`",
+    Reason.REPLAY: "different tasks give the same bytes: look whether the data has learnt tokens, "
+    "and at `[train] lr`",
+}
+OPEN_OF_RUN, OPEN_OF_ACCOUNT = 4, 1  # most refused tasks that are done again at one time
+FAULTS_MAX = 3  # repeated refusals since a run's newest version at which it pauses itself
+FAULTS_ALONE = 2  # the same if no update was accepted since then
+LOSS_SLACK = 0.1  # relative difference of a reported loss from the server's own
+
+
+def is_question(reason: str) -> bool:
+    """Return True if a recompute can repeat a refusal for this reason."""
+    return reason in ADVICE
+
+
+def may_ask(of_run: int, of_account: int) -> bool:
+    """Return True if another refused task may be done again beside the open ones."""
+    return of_run < OPEN_OF_RUN and of_account < OPEN_OF_ACCOUNT
+
+
+def repeats(reason: str, reported_loss: float | None, own_loss: float | None) -> bool:
+    """Return True if an update that agrees with its recompute is refused for the same reason. A
+    refusal for a reported loss is repeated only if the server's own loss is about the same.
+    """
+    if reason != Reason.LOSS or own_loss is None:
+        return True
+    return reported_loss is not None and abs(own_loss - reported_loss) <= LOSS_SLACK * reported_loss
+
+
+def is_at_fault(repeated: int, accepted: int) -> bool:
+    """Return True if a run pauses itself: so many refusals were repeated, and so many updates
+    accepted, since its newest version.
+    """
+    return repeated >= (FAULTS_MAX if accepted else FAULTS_ALONE)
+
+
+def explanation(reason: str, repeated: int) -> str:
+    """Return the reason for which a run pauses itself."""
+    again = "it was done again" if repeated == 1 else "they were done again"
+    return (
+        f"{counted(repeated, 'task')} of it ended in refused updates, and {again} with the same "
+        f"result: {ADVICE[reason]}"
+    )

@@ -1,0 +1,124 @@
+"""Refused updates on both databases: a recompute blames the account or the run, never a refusal."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from sqlalchemy import Connection
+
+from coordinator.checking import proof
+from coordinator.database import contributions, recomputes, runs, volunteers
+from coordinator.database.engine.open_database import Database
+from coordinator.database.recomputes import DrawTerms, RecomputeRow
+from coordinator.database.runs import RunRow
+from coordinator.database.volunteers import VolunteerRow
+from coordinator.rules.checks import Result
+from coordinator.rules.standing import proof_rest_s
+from shared.protocol.base import Reason
+from tests.contract import test_escrow
+from tests.contract.test_escrow import FRIEND, NEW, PRICE, draw, have, merged
+from tests.support.account_rows import add_contribution, breaches
+from tests.support.run_rows import add_version
+
+
+def refused(conn: Connection, run: int, who: str = NEW) -> RecomputeRow:
+    """Return the open question about a refused update."""
+    number = add_contribution(conn, run, who, "rejected", PRICE, received_at=9.0)
+    row = contributions.by_id(conn, number)
+    terms = DrawTerms(work="{}", flops=1e9, kind="cpu", refusal=Reason.LOSS)
+    return recomputes.add(conn, row, terms)
+
+
+async def setting(db: Database) -> int:
+    """Return a run at version 0, with a stranger and a vetted friend."""
+    run = await test_escrow.setting(db)
+    await db.write(lambda conn: add_version(conn, run, 0))
+    return run
+
+
+def ended(conn: Connection, row: RecomputeRow, result: Result, now: float = 10.0) -> None:
+    assert proof.settle(conn, row, result, ("", "{}"), now)
+
+
+async def of(db: Database, run: int, who: str = NEW) -> tuple[RunRow, VolunteerRow]:
+    return await db.read(lambda c: (runs.by_id(c, run), volunteers.existing(c, who)))
+
+
+async def test_refusals_that_a_recompute_repeats_pause_the_run_and_blame_nobody(
+    database: Database,
+) -> None:
+    run = await setting(database)
+
+    def repeat(conn: Connection, who: str) -> None:
+        ended(conn, refused(conn, run, who), "passed")
+
+    await database.write(partial(repeat, who=NEW))
+    row, person = await of(database, run)
+    assert (row.state, person.standing) == ("running", "probation")
+    await database.write(partial(repeat, who=FRIEND))
+    row, person = await of(database, run, FRIEND)
+    assert (row.state, row.state_actor, person.standing) == ("paused", "run", "vetted")
+    assert "lower `[train] lr`" in row.state_reason
+    await database.write(partial(repeat, who=NEW))  # one that was under way changes nothing more
+    assert (await of(database, run))[0].state_reason == row.state_reason
+    assert await breaches(database) == []
+
+
+async def test_a_refusal_that_its_recompute_contradicts_suspends(database: Database) -> None:
+    run = await setting(database)
+    await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    await database.write(lambda conn: ended(conn, refused(conn, run), "failed"))
+    row, person = await of(database, run)
+    assert (row.state, person.standing) == ("running", "suspended")
+    assert "whose update was refused" in person.suspended_reason
+    assert await have(database) == (0, 0, 0)
+    assert await breaches(database) == []
+
+
+async def test_what_proves_nothing_moves_no_standing_and_costs_time(database: Database) -> None:
+    run = await setting(database)
+    await database.write(lambda conn: merged(conn, run, NEW, 1.0))
+    for count in (1, 2):
+        await database.write(lambda conn: ended(conn, refused(conn, run), "unproven"))
+        _, person = await of(database, run)
+        assert (person.standing, person.unproven) == ("probation", count)
+        assert person.rest_until == 10.0 + proof_rest_s(count)
+    assert await have(database) == (0, PRICE, 0)  # nothing at stake is given up for it
+
+    def prove(conn: Connection) -> None:
+        ended(conn, draw(conn, merged(conn, run, NEW, 2.0)), "passed")
+
+    await database.write(prove)
+    _, person = await of(database, run)
+    assert (person.unproven, person.rest_until) == (0, None)
+
+
+async def test_an_open_question_holds_up_no_pay_and_is_no_draw(database: Database) -> None:
+    run = await setting(database)
+
+    def pass_draws(conn: Connection) -> RecomputeRow:
+        question = refused(conn, run)
+        for _ in range(2):
+            ended(conn, draw(conn, merged(conn, run, NEW, 2.0)), "passed")
+        return question
+
+    question = await database.write(pass_draws)
+    assert await have(database) == (0, PRICE, PRICE)
+    assert await database.read(lambda conn: recomputes.open_of(conn, NEW)) == []
+    counts = await database.read(lambda conn: recomputes.open_questions(conn, run, NEW))
+    assert counts == (1, 1)
+    await database.write(lambda conn: ended(conn, question, "passed"))
+    _, person = await of(database, run)
+    assert (person.draws, person.proofs) == (2, 2)  # a refused task proves no work
+
+
+@pytest.mark.parametrize("result", ["passed", "failed", "unproven"])
+async def test_a_question_has_one_answer(database: Database, result: Result) -> None:
+    run = await setting(database)
+    question = await database.write(lambda conn: refused(conn, run))
+    await database.write(lambda conn: ended(conn, question, result))
+    settle = partial(proof.settle, row=question, result="failed", messages=("", "{}"), now=11.0)
+    before = await of(database, run)
+    assert not await database.write(settle)
+    assert await of(database, run) == before

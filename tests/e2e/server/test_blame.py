@@ -1,0 +1,180 @@
+"""Blame: nobody's standing moves before the task was done again, a run at fault pauses itself, and
+what is not merged was not done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from pathlib import Path
+
+import msgspec
+from sqlalchemy import Connection, func, select
+
+from coordinator.database import datasets, evaluations, runs, versions, volunteers
+from coordinator.database.runs import RunRow
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.tasks import tasks
+from coordinator.database.volunteers import VolunteerRow
+from coordinator.runs.definition import definition
+from coordinator.runs.version_files import read_weights
+from shared.protocol.base import Reason
+from shared.protocol.contributions import Verdict
+from shared.protocol.leases import ClaimReply, Lease
+from shared.tensors.quantize import codec
+from shared.tensors.update import Delta
+from shared.workloads.base import DatasetManifest
+from shared.workloads.data.local_data import LocalData
+from tests.e2e.server.test_open_run import LEARNING
+from tests.e2e.server.test_recomputes import settled
+from tests.support.local_coordinator import LocalCoordinator, Worker, decode, local_coordinator
+
+DIVERGING = LEARNING.replace("lr = 0.01", "lr = 30.0\nclip_norm = 0.0")
+ONE_PASS = LEARNING + "[stop]\npasses = 1\n"
+LOUD = 1e4  # a loss that is refused wherever the model has a usual one
+
+
+async def honest(worker: Worker, lease: Lease, loss: float | None = None) -> tuple[Verdict, bytes]:
+    """Do a task as it is leased; report its loss, or another."""
+    home, begun = worker.house, await worker.begin(lease)
+
+    def read(conn: Connection) -> tuple[RunRow, DatasetManifest, str]:
+        run = runs.by_name(conn, lease.run)
+        assert run.dataset_id is not None
+        base = versions.get(conn, run.id, begun.version)
+        return run, datasets.by_id(conn, run.dataset_id).manifest, base.published_sha256
+
+    run, manifest, base_sha256 = await home.coordinator.db.read(read)
+    about, local = definition(run), home.coordinator.blobs.local
+    names = [chunk.sha256 for chunk in (*manifest.chunks, *manifest.assets.values())]
+    data = LocalData(manifest, {name: await local(name) for name in names}, {})
+    base = await local(base_sha256)
+    work = about.workload.begin(lease.job, read_weights(base, about), data, "cpu")
+    while not work.done:
+        work.advance()
+    report, tensors = work.result()
+    start, end = (
+        {name: value.detach().numpy() for name, value in weights.items()}
+        for weights in (read_weights(base, about), tensors)
+    )
+    path = home.coordinator.blobs.scratch() / secrets.token_hex(4)
+    delta = Delta(start, end, about.schema)
+    codec(lease.grant.codec).encode(delta, about.schema, path, lease.job.seed)
+    encoded = path.read_bytes()
+    return await handed_in(worker, lease, encoded, loss or report.loss_last), encoded
+
+
+async def handed_in(worker: Worker, lease: Lease, data: bytes, loss: float) -> Verdict:
+    begun = await worker.begin(lease)
+    await worker.upload(lease, data)
+    submission = worker.submission(lease, begun, data)
+    submission = msgspec.structs.replace(submission, loss_first=loss, loss_last=loss)
+    return decode(await worker.post(f"/tasks/{lease.task}/submit", submission), Verdict)
+
+
+async def account(home: LocalCoordinator, worker: Worker) -> VolunteerRow:
+    return await home.coordinator.db.read(
+        lambda conn: volunteers.existing(conn, worker.volunteer_id)
+    )
+
+
+async def run_of(home: LocalCoordinator) -> RunRow:
+    return await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+
+
+async def measured(home: LocalCoordinator) -> None:
+    """Wait until the loss of the newest version is known."""
+    run = await run_of(home)
+    async with asyncio.timeout(60):
+        while await home.coordinator.db.read(lambda c: evaluations.newest_loss(c, run.id)) is None:
+            await asyncio.sleep(0.02)
+
+
+async def merged_samples(home: LocalCoordinator) -> tuple[int, int]:
+    """Return the samples of done tasks, and of merged contributions."""
+
+    def read(conn: Connection) -> tuple[int, int]:
+        size = func.coalesce(func.sum(tasks.c.stop - tasks.c.start), 0)
+        done = conn.execute(select(size).where(tasks.c.state == "done")).scalar_one()
+        total = func.coalesce(func.sum(contributions.c.samples), 0)
+        merged = select(total).where(contributions.c.state == "merged")
+        return int(done), int(conn.execute(merged).scalar_one())
+
+    return await home.coordinator.db.read(read)
+
+
+async def test_a_run_with_a_wrong_rate_pauses_itself_and_blames_nobody(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "c", open=True, proof_of_work_bits=1) as home:
+        await home.start_run(DIVERGING)
+        async with home.coordinator.working():
+            await measured(home)
+            ann = await home.stranger("Ann")
+            async with asyncio.timeout(120):
+                while (await run_of(home)).state == "running":
+                    lease = await ann.claim()
+                    assert (await honest(ann, lease))[0].reason == Reason.LOSS
+                    await settled(home)
+            run, person = await run_of(home), await account(home, ann)
+            assert (run.state_actor, run.head) == ("run", 0)
+            assert "with the same result" in run.state_reason
+            assert "`[train] lr`" in run.state_reason
+            assert (person.standing, person.state, person.unproven) == ("probation", "active", 0)
+
+
+async def test_a_made_up_loss_blames_neither_the_run_nor_its_account(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "c", open=True, proof_of_work_bits=1) as home:
+        await home.start_run(LEARNING)
+        async with home.coordinator.working():
+            await measured(home)
+            eve = await home.stranger("Eve")
+            verdict, _ = await honest(eve, await eve.claim(), LOUD)
+            assert verdict.reason == Reason.LOSS
+            await settled(home)
+            run, person = await run_of(home), await account(home, eve)
+            assert (run.state, person.standing, person.unproven) == ("running", "probation", 1)
+            assert person.rest_until is not None  # what proves nothing costs time
+
+
+async def test_who_submits_the_bytes_of_another_is_suspended_by_the_first_of_them(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path / "c", open=True, proof_of_work_bits=1) as home:
+        await home.start_run(LEARNING)
+        async with home.coordinator.working():
+            ann, eve = await home.stranger("Ann"), await home.stranger("Eve")
+            verdict, data = await honest(ann, await ann.claim())
+            assert verdict.state == "accepted"
+            copy = await handed_in(eve, await eve.claim(), data, 2.0)
+            assert copy.reason == Reason.REPLAY
+            await settled(home)
+            assert (await account(home, eve)).standing == "suspended"
+            assert (await account(home, ann)).standing == "probation"
+
+
+async def test_made_up_work_neither_uses_up_the_data_nor_ends_the_run(tmp_path: Path) -> None:
+    """One account at no cost ended a run of one pass in ten seconds, as a card that the server
+    cannot compare.
+    """
+    async with local_coordinator(tmp_path / "c", open=True, proof_of_work_bits=1) as home:
+        await home.start_run(ONE_PASS)
+        async with home.coordinator.working():
+            eve = await home.stranger("Eve")
+            for number in range(12):
+                body = {"claim_id": secrets.token_hex(16), "wait_s": 0.0, "device": "cuda"}
+                reply = decode(
+                    await eve.post("/claims", body | {"codecs": ["float32"]}), ClaimReply
+                )
+                if reply.lease is None:  # it rests, longer each time
+                    person = await account(home, eve)
+                    assert person.rest_until is not None
+                    await home.clock.advance(person.rest_until - home.clock.now() + 1.0)
+                    continue
+                data = await eve.update(reply.lease.job.run, number, scale=0.05)
+                await handed_in(eve, reply.lease, data, 2.0)
+                await settled(home)
+            assert await home.coordinator.upkeep.end_runs() == 0
+            run, person = await run_of(home), await account(home, eve)
+            assert (run.state, run.head, run.tokens) == ("running", 0, 0)
+            assert await merged_samples(home) == (0, 0)
+            assert person.standing != "vetted"
+            assert (await home.coordinator.checks.run()).breaches == ()
