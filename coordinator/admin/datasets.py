@@ -90,13 +90,15 @@ class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetShown:
+    from shared.workloads.data.answer_blocks import ANSWERS
+
     refs = (*manifest.chunks, *manifest.heldout, *manifest.assets.values())
     return DatasetShown(
         name=manifest.name,
         kind=manifest.kind,
         licence=manifest.licence,
         source=manifest.source,
-        meta=manifest.meta,
+        meta={key: value for key, value in manifest.meta.items() if key != ANSWERS},
         items=sum(chunk.items for chunk in manifest.chunks),
         heldout=sum(chunk.items for chunk in manifest.heldout),
         chunks=len(manifest.chunks),

@@ -282,7 +282,7 @@ def _report(done: DatasetShown) -> str:
     """Describe texts: how many there are, how long, and how many copies were dropped."""
     documents = int(done.meta.get("documents", 0))
     if not documents:
-        return ""
+        return str(done.meta.get("found", ""))
     copies = int(done.meta.get("copies", 0))
     tokens = done.items + done.heldout
     parts = [
@@ -296,6 +296,8 @@ def _report(done: DatasetShown) -> str:
         parts.append(
             f"half shorter than {middle:,} {unit}, 95 % than {long:,}, none over {longest:,}"
         )
+    if "answer_share" in done.meta:
+        parts.append(f"{float(done.meta['answer_share']):.1%} of the tokens are learnt")
     if per_token := float(done.meta.get("bytes_per_token", 0)):
         parts.append(f"{per_token:.2f} bytes a token")
     return ", ".join(parts)

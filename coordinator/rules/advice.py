@@ -14,6 +14,7 @@ from shared.workloads.base import TrainSettings
 # value the updates kept their direction; at 1.4 they turned back, and the run lowered its rate.
 LR_STEADY, LR_UNSTEADY = 0.9, 1.4
 MOMENTUM_MIN = 0.5
+FEW_LEARNT = 0.05  # share of learnt tokens below which an organiser is told
 
 
 def too_large(needed: int, devices: Sequence[Device]) -> tuple[str, ...]:
@@ -28,6 +29,19 @@ def too_large(needed: int, devices: Sequence[Device]) -> tuple[str, ...]:
         f"{printable(largest.name, 80)}, has {size(largest.memory_bytes)}. A smaller model, "
         'train = "lora" where all weights are trained, or a shorter context makes it smaller',
     )
+
+
+def few_learnt(dataset: str, share: float, samples: int, windows: int) -> tuple[str, ...]:
+    """Return the advice for dialogues of which few tokens, or not all windows, are learnt."""
+    if share >= FEW_LEARNT and samples >= windows:
+        return ()
+    sentence = f'{share:.1%} of the tokens of "{printable(dataset, 80)}" are learnt'
+    if samples < windows:
+        sentence += (
+            f", and {samples:,} of its {windows:,} windows have one: the others are left out;"
+            " a longer context reads more of each"
+        )
+    return (sentence,)
 
 
 def unsteady(plan: Plan, train: TrainSettings, *, trained: bool) -> tuple[str, ...]:

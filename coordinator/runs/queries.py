@@ -20,7 +20,7 @@ from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
-from coordinator.rules.advice import too_large, unsteady
+from coordinator.rules.advice import few_learnt, too_large, unsteady
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.standstills import Standstills, ThisServer
@@ -40,6 +40,7 @@ from shared.protocol.versions import (
     SuiteScore,
     VersionInfo,
 )
+from shared.workloads.base import DatasetManifest
 from shared.workloads.data.chat_template import ChatFrame
 from shared.workloads.experience import warm_start
 from shared.workloads.generation.suite_score import standard_error
@@ -251,8 +252,12 @@ class RunQueries:
             devices = volunteers.devices_since(conn, self._clock.now() - LIVE_S)
             file = about.file
             trained = bool(file.train.init_from or about.workload.origin(file.model))
-            warnings = unsteady(about.plan, file.train, trained=trained)
-            return (*warnings, *too_large(_memory(run, about), devices))
+            dataset = datasets.of_run(conn, run)
+            return (
+                *unsteady(about.plan, file.train, trained=trained),
+                *too_large(_memory(run, about), devices),
+                *(() if dataset is None else _few_learnt(run, dataset.manifest)),
+            )
 
         return await self._db.read(read)
 
@@ -358,6 +363,15 @@ def merging_text(needs: int, merge_in_s: float | None) -> str:
         minutes, seconds = divmod(max(0, round(merge_in_s)), 60)
         text += f" or {minutes}:{seconds:02d}"
     return text
+
+
+def _few_learnt(run: RunRow, manifest: DatasetManifest) -> tuple[str, ...]:
+    """Return the advice for a run on dialogues of which little is learnt."""
+    share = manifest.meta.get("answer_share")
+    if not isinstance(share, float):
+        return ()
+    windows = sum((chunk.items - 1) // run.sample_size for chunk in manifest.chunks)
+    return few_learnt(manifest.name, share, run.samples_total, windows)
 
 
 def _memory(run: RunRow, about: Definition) -> int:

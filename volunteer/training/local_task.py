@@ -115,10 +115,8 @@ class LocalTask:
                     "the model of {run} is not laid out here as on the coordinator", run=job.run
                 )
             )
-        samples = sum(workload.samples(job.config, files.data.manifest))
-        items = sum(chunk.items for chunk in files.data.manifest.chunks)
         self.items = workload.declaration.items
-        self.items_per_sample = items / samples if samples else 1.0
+        self.items_per_sample = float(workload.items_per_sample(job.config))
         copies = CPU_COPIES if files.held.device == "cpu" else DEVICE_COPIES
         need = nbytes(self._schema) * copies + workload.fixed_bytes(job.config)
         if 0 < files.memory_bytes < need:

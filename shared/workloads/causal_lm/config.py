@@ -21,6 +21,7 @@ from shared.workloads.base import ChunkRef, DatasetManifest, Origin
 from shared.workloads.causal_lm import architectures, hub, model_folder
 from shared.workloads.causal_lm.architectures import Shape, read_shape
 from shared.workloads.causal_lm.base_settings import BaseSettings, read_base_settings
+from shared.workloads.data.answer_blocks import learnt_windows
 from shared.workloads.data.tokenizer import MARKED
 
 BASE = "base"  # prefix of frozen files among the assets of a dataset
@@ -184,7 +185,10 @@ def config_for(raw: Mapping[str, object], manifest: DatasetManifest | None) -> C
     if vocab and isinstance(settings, Mapping) and "vocab_size" not in settings:
         raw = {**raw, "config": {**settings, "vocab_size": vocab}}
     config = CausalConfig.from_dict(raw)
-    learnt_share(manifest)
+    if learnt_share(manifest) is not None and not sum(
+        map(len, learnt_windows(manifest, config.context) or ([0],))
+    ):
+        raise InvalidRunFile(f'the dataset "{manifest.name}" has no answers to learn from')
     if config.shape.vocab_size < vocab:
         raise InvalidRunFile(
             f"[model.config] vocab_size {config.shape.vocab_size} is below the {vocab} tokens of"

@@ -27,10 +27,14 @@ class CausalWork(StepWork):
 
     def __init__(self, job: Job, weights: Weights, data: Data, device: str) -> None:
         config = CausalConfig.from_dict(job.config)
-        order = PassOrder(windows_of(data.manifest, config.context), job.order_seed)
+        counts = windows_of(data.manifest, config.context)
+        order = PassOrder(counts, job.order_seed)
         rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
         self._windows = Windows(data, config.context, config.shape.vocab_size, rows)
         self._learnt = learnt_share(data.manifest)
+        if self._learnt is not None:  # of the tokens in the windows that are samples
+            every = sum(windows_of(data.manifest, config.context, last=True))
+            self._learnt = min(1.0, self._learnt * every / max(1, sum(counts)))
         self._dropout = config.lora is not None and config.lora.dropout > 0
         frozen = frozen_of(config, data)
         self._causal = build(config, weights, frozen, device, config.base_precision)

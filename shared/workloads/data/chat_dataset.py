@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from shared.errors import InvalidRunFile
 from shared.text import printable
 from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.data.answer_blocks import ANSWERS, answers_text, chunk_bits
 from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, Endless
 from shared.workloads.data.dialogue_forms import FIELDS, TRL, Dialogue, read_dialogue
 from shared.workloads.data.pass_order import permutation
@@ -116,6 +117,7 @@ def build_chat(
     rest = by_digest[heldout_count:]
     train = [rest[index] for index in permutation(len(rest), settings.seed, 1)]
     vocab_size = vocab_of(tokenizer)
+    chunks, answers = _written(train, put)
     meta: dict[str, str | int | float] = {
         "vocab_size": vocab_size,
         "dtype": MARKED,
@@ -123,6 +125,7 @@ def build_chat(
         "copies": notes.copies,
         "skipped": skipped.count,
         "answer_share": _share(train),
+        ANSWERS: answers,
         "bytes_per_token": _bytes_per_token(by_digest[:heldout_count]),
         **lengths([len(dialogue.tokens) for dialogue in by_digest], "tokens"),
         **notes.meta,
@@ -133,8 +136,8 @@ def build_chat(
         kind=KIND,
         licence=settings.licence,
         source=settings.source,
-        chunks=_written(train, put),
-        heldout=_written(by_digest[:heldout_count], put),
+        chunks=chunks,
+        heldout=_written(by_digest[:heldout_count], put)[0],
         assets=_assets(settings, put, vocab_size),
         meta=meta,
     )
@@ -212,11 +215,18 @@ def _encoded(tokenizer: Any, template: ChatTemplate, read: Dialogue) -> Iterator
             yield _Dialogue(hashlib.sha256(tokens.tobytes()).digest(), tokens, size)
 
 
-def _written(dialogues: Iterable[_Dialogue], put: Put) -> tuple[ChunkRef, ...]:
-    writer = ChunkWriter(put, MARKED, _CHUNK_TOKENS)
+def _written(dialogues: Iterable[_Dialogue], put: Put) -> tuple[tuple[ChunkRef, ...], str]:
+    """Store dialogues as chunks; return them, and the text of what they have to learn."""
+    bits: list[bytes] = []
+
+    def noted(blob: bytes) -> str:
+        bits.append(chunk_bits(blob))
+        return put(blob)
+
+    writer = ChunkWriter(noted, MARKED, _CHUNK_TOKENS)
     for dialogue in dialogues:
         writer.add(dialogue.tokens)
-    return writer.close()
+    return writer.close(), answers_text(bits)
 
 
 def _learnt(dialogues: list[_Dialogue]) -> int:

@@ -9,13 +9,15 @@ from numpy.typing import NDArray
 
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import Data, DatasetManifest
+from shared.workloads.data.answer_blocks import learnt_windows
 from shared.workloads.data.pass_order import PassOrder, permutation
 from shared.workloads.data.tokenizer import TokenChunk, stored_type
 
 
 def windows_of(manifest: DatasetManifest, block_size: int, *, last: bool = False) -> list[int]:
     """Return how many windows of `block_size` tokens and their targets each chunk has; with `last`,
-    a shorter window at its end counts too.
+    a shorter window at its end counts too. Of dialogues, windows that have nothing to learn are
+    left out.
 
     Raises InvalidRunFile for a chunk whose bytes cannot hold the claimed number of tokens: memory
     is allocated by that number before a chunk is opened.
@@ -27,6 +29,9 @@ def windows_of(manifest: DatasetManifest, block_size: int, *, last: bool = False
                 f"chunk {index} of {manifest.name} has {chunk.size} bytes, but {chunk.items} tokens"
                 f" have {chunk.items * token_bytes}"
             )
+    learnt = None if last else learnt_windows(manifest, block_size)
+    if learnt is not None:
+        return [len(windows) for windows in learnt]
     more = block_size - 1 if last else 0
     return [max(0, (chunk.items - 1 + more) // block_size) for chunk in manifest.chunks]
 
@@ -45,7 +50,7 @@ class Windows:
         self._data = data
         self._block = block_size
         self._vocab = vocab_size
-        self._rows = rows
+        self._rows = _numbered(data.manifest, block_size, rows)
         self._open: dict[int, TokenChunk] = {}
 
     def __len__(self) -> int:
@@ -77,6 +82,17 @@ class Windows:
         chunk.check(self._vocab)
         self._open[index] = chunk
         return chunk
+
+
+def _numbered(
+    manifest: DatasetManifest, block_size: int, rows: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return samples (chunk, number) by the numbers of their windows."""
+    learnt = learnt_windows(manifest, block_size)
+    if learnt is None:
+        return rows
+    numbers = [learnt[chunk][sample] for chunk, sample in rows.tolist()]
+    return np.stack([rows[:, 0], np.asarray(numbers, np.int64)], axis=1) if numbers else rows
 
 
 def of_pass(

@@ -174,7 +174,7 @@ class StepWork(ABC):
             step=self._step,
             steps=self.job.steps,
             samples=first + size if ended else at + micro,
-            loss=_told(figures) if figures else None,
+            loss=_told(figures) if figures and figures[1] else None,
             metrics=dict(zip(self.FIGURES, figures[2:], strict=True)) if figures else {},
         )
 

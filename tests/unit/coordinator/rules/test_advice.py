@@ -9,7 +9,7 @@ import pytest
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS
-from coordinator.rules.advice import too_large, unsteady
+from coordinator.rules.advice import few_learnt, too_large, unsteady
 from shared.protocol.accounts import Device
 from shared.workloads.base import TrainSettings
 
@@ -70,3 +70,11 @@ def test_only_devices_that_can_work_count_as_room() -> None:
     assert too_large(6 << 30, [broken]) == ()
     (said,) = too_large((6 << 30) + 1, [card, broken, unknown])
     assert f"the largest, {'R' * 79}…, has 6.44 GB" in said
+
+
+def test_few_learnt_tokens_are_told() -> None:
+    assert few_learnt("talk", 0.4, 100, 100) == ()
+    (rare,) = few_learnt("talk", 0.0118, 100, 100)
+    assert rare == '1.2% of the tokens of "talk" are learnt'
+    (empty,) = few_learnt("talk", 0.3, 8, 104)
+    assert "8 of its 104 windows have one: the others are left out" in empty

@@ -55,44 +55,62 @@ def of_token(windows: NDArray[np.int64]) -> NDArray[np.float32]:
     return found
 
 
+def chunks_of(stream: NDArray[np.int64], cuts: list[int]) -> list[NDArray[np.int64]]:
+    """Return a stream in chunks of which each begins with the last token of the one before."""
+    places = sorted({cut % (len(stream) - 1) + 1 for cut in cuts} - {len(stream)}) if cuts else []
+    edges = [0, *places, len(stream) - 1]
+    pairs = [(a, b) for a, b in itertools.pairwise(edges) if b > a]
+    return [stream[a : b + 1] for a, b in pairs]
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    masks=st.lists(st.lists(st.booleans(), min_size=2, max_size=90), min_size=1, max_size=3),
+    masks=st.lists(st.lists(st.booleans(), min_size=2, max_size=90), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(0, 500), max_size=3),
     context=st.integers(2, 40),
     logits=st.integers(1, 1 << 20),
     seed=st.integers(0, 99),
 )
-def test_the_loss_is_the_mean_over_the_answers_for_any_mask_context_and_batch(
-    tmp_path: Path, masks: list[list[bool]], context: int, logits: int, seed: int
+def test_the_loss_is_the_mean_over_the_answers_of_whole_dialogues(
+    tmp_path: Path, masks: list[list[bool]], cuts: list[int], context: int, logits: int, seed: int
 ) -> None:
-    tokens = [np.random.default_rng(seed).integers(0, VOCAB, len(mask)) for mask in masks]
-    pairs = list(zip(tokens, (np.array(mask) for mask in masks), strict=True))
-    data = held(tmp_path, *(ids | (LEARNT * mask.astype(np.int64)) for ids, mask in pairs))
+    dialogues, wanted = [], []
+    for number, mask in enumerate(masks):
+        ids = np.random.default_rng(seed + number).integers(0, VOCAB, len(mask))
+        marked = ids | (LEARNT * np.array(mask).astype(np.int64))
+        marked[0] |= FIRST
+        dialogues.append(marked)
+        wanted.append(ids[1 : context + 1][np.array(mask)[1 : context + 1]])
+    data = held(tmp_path, *chunks_of(np.concatenate(dialogues), cuts))
     reading = Reading(context=context, vocab_size=max(VOCAB, logits), forward_flops=1.0)
-    wanted = np.concatenate([ids[1:][mask[1:]] for ids, mask in pairs])
-    if not len(wanted):
+    targets = np.concatenate(wanted)
+    if not len(targets):
         with pytest.raises(InvalidRunFile, match="no token to measure"):
             heldout_loss(of_token, reading, data, 60, lambda: False)
         return
     found = heldout_loss(of_token, reading, data, 60, lambda: False)
-    mean = OF_TOKEN[wanted].mean(dtype=np.float64)
+    mean = OF_TOKEN[targets].mean(dtype=np.float64)
     assert found["loss"] == pytest.approx(mean, rel=1e-12)
     assert found["perplexity"] == pytest.approx(math.exp(mean), rel=1e-12)
-    assert (found["tokens"], found["complete"]) == (len(wanted), 1.0)
+    assert (found["tokens"], found["complete"]) == (len(targets), 1.0)
+    learnt = [mask for mask in masks if any(mask[1:])]
+    assert found["dialogues"] == len(learnt)
+    assert found["cut"] == sum(len(mask) > context + 1 for mask in learnt)
 
 
 @pytest.mark.parametrize("answers", [(1, 9), (9, 1), (3, 3), (20, 40)])
-@pytest.mark.parametrize("context", [32, 64])
-def test_a_random_model_has_the_loss_of_a_plain_loop(
-    tmp_path: Path, answers: tuple[int, int], context: int
+@pytest.mark.parametrize("context", [16, 48, 64])
+@pytest.mark.parametrize("cuts", [[], [70, 200]])
+def test_a_random_model_has_the_loss_of_a_plain_loop_over_dialogues(
+    tmp_path: Path, answers: tuple[int, int], context: int, cuts: list[int]
 ) -> None:
-    random, parts = np.random.default_rng(1), list[NDArray[np.int64]]()
-    for _ in range(12):  # dialogues, each of them shorter than a window
-        for size, learnt in zip((5, answers[0], 4, answers[1]), (0, 1, 0, 1), strict=True):
-            parts.append(random.integers(0, VOCAB, size) | (LEARNT * learnt))
-        parts[-4][0] |= FIRST
-    stream = np.concatenate(parts)
-    data = held(tmp_path, stream)
+    random, dialogues = np.random.default_rng(1), list[NDArray[np.int64]]()
+    for number in range(12):
+        sizes = zip((5, answers[0], 4 + number, answers[1]), (0, 1, 0, 1), strict=True)
+        parts = [random.integers(0, VOCAB, size) | (LEARNT * learnt) for size, learnt in sizes]
+        parts[0][0] |= FIRST
+        dialogues.append(np.concatenate(parts))
+    data = held(tmp_path, *chunks_of(np.concatenate(dialogues), cuts))
     table = tiny_causal.table({**tiny_causal.LLAMA, "vocab_size": VOCAB}, context=context)
     config = CausalConfig.from_dict(table)
     weights = workload("causal-lm").init(config.to_dict(), 3)
@@ -100,16 +118,13 @@ def test_a_random_model_has_the_loss_of_a_plain_loop(
     module = build(config, weights, None, "cpu").module.eval()
     total, count = 0.0, 0
     with torch.inference_mode():
-        for at in range(0, len(stream) - 1, context):
-            cut = stream[at : at + context + 1]
-            starts = [0, *(np.flatnonzero(cut[1:-1] & FIRST) + 1).tolist(), len(cut) - 1]
-            for first, last in itertools.pairwise(starts):
-                ids = torch.from_numpy(cut[first : last + 1] & TOKEN_BITS)
-                rows = F.log_softmax(module(ids[None, :-1]).logits[0].double(), -1)
-                for place, target in enumerate(ids[1:].tolist()):
-                    if cut[first + 1 + place] & LEARNT:
-                        total -= float(rows[place, target])
-                        count += 1
+        for dialogue in dialogues:
+            ids = torch.from_numpy(dialogue[: context + 1] & TOKEN_BITS)
+            rows = F.log_softmax(module(ids[None, :-1]).logits[0].double(), -1)
+            for place, target in enumerate(ids[1:].tolist()):
+                if dialogue[1 + place] & LEARNT:
+                    total -= float(rows[place, target])
+                    count += 1
     assert found["loss"] == pytest.approx(total / count, rel=1e-6)
     assert found["tokens"] == count
 

@@ -1,0 +1,63 @@
+"""Dialogues of a held-out part, each whole: what a model is measured on, whatever its windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shared.workloads.base import Data
+from shared.workloads.data.pass_order import permutation
+from shared.workloads.data.tokenizer import FIRST, LEARNT, MARKED, TokenChunk
+
+Dialogue = NDArray[np.int64]
+
+
+def whole_dialogues(heldout: Data, vocab_size: int, most: int) -> list[Dialogue]:
+    """Return the dialogues of all chunks as marked tokens, or so many of them, in a fixed mixed
+    order, that they have `most` tokens. Raises InvalidRunFile for an unusable chunk.
+    """
+    parts: list[NDArray[np.uint32]] = []
+    for index in range(len(heldout.manifest.chunks)):
+        chunk = TokenChunk(heldout.chunk(index), MARKED)
+        chunk.check(vocab_size)
+        # the first token of a later chunk is the last one of the chunk before
+        parts.append(np.asarray(chunk.tokens[1:] if index else chunk.tokens, np.uint32))
+    stream = np.concatenate(parts) if parts else np.zeros(0, np.uint32)
+    starts = np.flatnonzero(stream & np.uint32(FIRST))
+    dialogues = np.split(stream, starts[1:])
+    chosen: list[Dialogue] = []
+    count = 0
+    for place in permutation(len(dialogues), 0, 0):
+        if chosen and count + len(dialogues[place]) > most:
+            break
+        if (dialogues[place][1:] & np.uint32(LEARNT)).any():
+            chosen.append(dialogues[place].astype(np.int64))
+            count += len(dialogues[place])
+    return chosen
+
+
+def rows_of(
+    dialogues: Sequence[Dialogue], context: int, logits_max: int
+) -> Iterator[NDArray[np.int64]]:
+    """Yield dialogues of like length as rows (B, T + 1), -1 after their ends, of at most
+    `logits_max` targets together; one that exceeds the context loses its end.
+    """
+    order = sorted(range(len(dialogues)), key=lambda place: len(dialogues[place]))
+    batch: list[Dialogue] = []
+    for place in order:
+        dialogue = dialogues[place][: context + 1]
+        if batch and (len(batch) + 1) * (len(dialogue) - 1) > logits_max:
+            yield _padded(batch)
+            batch = []
+        batch.append(dialogue)
+    if batch:
+        yield _padded(batch)
+
+
+def _padded(batch: Sequence[Dialogue]) -> NDArray[np.int64]:
+    rows = np.full((len(batch), max(map(len, batch))), -1, np.int64)
+    for row, dialogue in zip(rows, batch, strict=True):
+        row[: len(dialogue)] = dialogue
+    return rows
