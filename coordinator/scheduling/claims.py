@@ -488,8 +488,8 @@ def _explained(refusal: Refusal, waiter: Waiter, states: Mapping[str, StateLine]
     name = min(waiter.runs)
     if name in states and states[name].state in ("completed", "failed"):
         return Refusal(reason=Reason.RUN_ENDED, message=f'"{name}" has ended')
-    what = "has not started yet" if name in states else "does not exist here"
-    return Refusal(reason=Reason.NO_RUN, message=f'"{name}" {what}')
+    problem = "has not started yet" if name in states else "does not exist here"
+    return Refusal(reason=Reason.NO_RUN, message=f'"{name}" {problem}')
 
 
 def _pause(line: StateLine) -> str:
