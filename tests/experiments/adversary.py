@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from coordinator.rules import checks, likeness
+from coordinator.rules import checks, likeness, standing
 from coordinator.rules.audits import LEASES_PER_AUDIT
 from coordinator.rules.checks import Redone, Result
 from tests.support.trust_books import Account, Books, Draw
@@ -22,13 +22,9 @@ SPEED = 4e10  # operations a second, of machines and of the server
 LEAST_S = 0.5  # to submit what was not computed
 # Difference of a recompute by the share of the work that was done: the nearest that any task came
 # (EXPERIMENT=arithmetic: nine tenths of the steps, a half and a quarter of each batch, a fifth of
-# the steps, noise). States are assumed, and let all through that did a fifth.
+# the steps, noise).
 TRAINED = (0.0, 0.2, 0.25, 0.5, 0.9, 1.0)
 DIFFERENCE = (1.4, 0.38, 0.18, 0.11, 0.04, 0.0)
-STATE = (0.0, 0.6, 0.8, 0.9, 0.97, 1.0)
-
-Reveal = Literal["now", "made up", "late", "never"]
-REVEALS: tuple[Reveal, ...] = ("now", "made up", "late", "never")
 When = Literal[
     "by chance",
     "right behind a draw",
@@ -54,7 +50,6 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     trained: float = 0.0  # share of the steps of a fake
     honest: int = 0  # tasks of an account before its first fake
     when: tuple[tuple[When, float], ...] = ()  # all must hold for a fake, with a number for each
-    reveal: Reveal = "now"  # of a fake that is drawn
     compared: bool = True  # names a class of device that the server compares
     machines: int = 1
     accounts: int = 1
@@ -68,20 +63,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     sleep: float = 0.0  # seconds without work before each task where `sleeps` holds
     sleeps: tuple[When, float] = ("by chance", 0.5)
     busy: float = 1.0  # time that the server takes by that of the work
-    holds: bool = False  # reveals an honest draw when the next is drawn, or a fake was
-    fill: int = 0  # fakes that it submits between, before it leaves
+    drift: float = 0.0  # drift of its tasks, which it asks to be as long as they may be
+    junk: float = 0.0  # share of fakes that are refused at once: copies, NaN, norms
+    liar: float = 0.0  # share of honest tasks with a reported loss that is refused
 
 
 HONEST = Policy(honest=10**9)
-# What was found, and what closed it: the share of a pass, and a bond before the oldest open draw.
+# What was found, and what closed it: the share of a pass.
 FOUND = (
     Policy(trained=0.91, compared=False, tasks=800),
     Policy(trained=0.5, compared=False, tasks=800),
     Policy(trained=0.25, compared=False, tasks=800),
-    Policy(
-        honest=100, holds=True, fill=40, machines=3, tasks=800,
-        when=(("right behind a draw", 0.8), ("a draw is open", 0.0)),
-    ),
 )  # fmt: skip
 
 
@@ -105,7 +97,6 @@ def some(rng: random.Random) -> Policy:
         trained=rng.choice((0.0, 0.0, rng.random(), 0.97, 0.99)),
         honest=rng.choice((0, 0, 1, 3, 10, 40, 150)),
         when=conditions,
-        reveal=rng.choice(REVEALS),
         compared=rng.random() < 0.5,
         machines=rng.choice((1, 1, 2, 3)),
         accounts=rng.choice((1, 1, 2, 8)),
@@ -118,8 +109,9 @@ def some(rng: random.Random) -> Policy:
         sleep=rng.choice((0.0, 0.0, 0.0, 300.0, 5000.0, 100_000.0)),
         sleeps=(rng.choice(WHENS), rng.random()),
         busy=rng.choice((1.0, 1.0, 10.0, 100.0)),
-        holds=rng.random() < 0.3,
-        fill=rng.choice((0, 5, 40)),
+        drift=rng.choice((0.0, 0.0, 0.02, 0.05, 0.15, 0.3)),
+        junk=rng.choice((0.0, 0.0, 0.0, 0.1, 1.0)),
+        liar=rng.choice((0.0, 0.0, 0.0, 0.1, 0.5)),
     )
 
 
@@ -144,11 +136,10 @@ def _between(at: float, values: tuple[float, ...]) -> float:
     return values[-1]
 
 
-def redone(trained: float, rounding: float = 0.0) -> Redone:
+def redone(trained: float, rounding: float = 0.0, drift: float = 0.0) -> Redone:
     """Return the figures of a recompute of a fake."""
     apart = math.hypot(_between(trained, DIFFERENCE), rounding)
-    cosine = 1.0 - apart**2 / 2.0
-    return Redone(cosine=cosine, norm_ratio=1.0)
+    return Redone(cosine=1.0 - apart**2 / 2.0, norm_ratio=1.0, drift=drift or None)
 
 
 class Life:
@@ -162,12 +153,12 @@ class Life:
         self.since: dict[str, int] = {}  # tasks since a draw of an account passed
         self.faked: set[int] = set()
         self.by: dict[int, tuple[str, int]] = {}  # (auditor, answer) of a draw that is compared
-        self.blocked: dict[tuple[str, int], int] = {}  # machine, and what it is asked for
         self.audits: dict[str, int] = {}
         self.slept: dict[str, int] = {}
-        self.held: dict[str, int] = {}  # the honest draw that an account has not revealed
-        self.filling: dict[str, int] = {}  # fakes that it still submits
-        self.dues: list[tuple[float, int, Reveal]] = []
+        self.merged = 0  # tasks whose ranges count, since their updates were merged
+        self.computed: set[int] = set()  # tasks that were done, whole or in part
+        self.resting: dict[str, tuple[int, float]] = {}  # recomputes that proved nothing, and rest
+        self.questions: list[tuple[str, bool]] = []  # refused tasks: account, whether it was done
         self.slots: list[tuple[float, int, int, str]] = []
         self.serving: tuple[float, int] | None = None
         self._names = 0
@@ -202,10 +193,10 @@ class Life:
 
     def _machine(self, order: int, machine: int, name: str) -> None:
         account = self.books.accounts[name]
-        asked = self.blocked.get((name, machine))
-        if asked in self.books.open and not self.books.open[asked].revealed:
-            later = min((due for due, number, _ in self.dues if number == asked), default=self.now)
-            heapq.heappush(self.slots, (max(later, self.now) + 1.0, order, machine, name))
+        self._answer_questions()
+        rest = self.resting.get(name, (0, 0.0))[1]
+        if rest > self.now:
+            heapq.heappush(self.slots, (rest, order, machine, name))
             return
         if account.suspended or self._leaves(name, account):
             for slot in [slot for slot in self.slots if slot[3] == name]:
@@ -230,8 +221,6 @@ class Life:
 
     def _leaves(self, name: str, account: Account) -> bool:
         leave = self.policy.leave
-        if self.filling.get(name) == 0:
-            return True
         if not leave or name == self.auditor:
             return False
         return sum(draw.result == "passed" for draw in account.drawn.values()) >= leave
@@ -248,26 +237,26 @@ class Life:
         self.number, self.done = self.number + 1, self.done + 1
         self.since[name] += 1
         number, chance = self.number, account.chance(price)
+        if took:
+            self.computed.add(number)
+        if name != self.auditor and self.rng.random() < (policy.junk if fake else policy.liar):
+            self.questions.append((name, not fake))  # its range goes back to the queue
+            return max(took, LEAST_S)
         draw = None
         if checks.drawn(SECRET, "recompute", number, str(self.seed), chance):
             flops = min(checks.RECOMPUTE_FLOPS_MAX, seconds * SPEED)
             draw = Draw(number=number, who=name, flops=flops, drawn_at=self.now)
-            self._reveal(draw, machine, account, fake=fake)
         if fake:
             self.faked.add(number)
         vetted = account.vetted
         self.books.submit(name, number, price, draw)
         if draw is None or vetted:
-            self.books.merge(name, number)
+            self._merge(name, number)
         if draw is not None and fake and self._audited(name):
             self._audit(draw, price)
-        if name in self.filling:
-            self._fill(name)
         return max(took, LEAST_S)
 
     def _fakes(self, account: Account, name: str, price: int, dear: bool) -> bool:
-        if name in self.filling:
-            return True
         honest = account.accepted < self.policy.honest
         when = self.policy.when
         return not honest and all(self._holds(account, name, one, price, dear) for one in when)
@@ -290,33 +279,23 @@ class Life:
         }
         return bool(holds[when]())
 
-    def _reveal(self, draw: Draw, machine: int, account: Account, *, fake: bool) -> None:
-        reveal: Reveal = self.policy.reveal if fake else "now"
-        if self.policy.holds and draw.who != self.auditor:
-            reveal = "late"
-            if fake:
-                self.filling.setdefault(draw.who, self.policy.fill)
-            else:
-                self._let_go(draw.who)
-                self.held[draw.who], self.since[draw.who] = draw.number, 0
-        draw.revealed = reveal in ("now", "made up")
-        if not draw.revealed:
-            wait = 3600.0 * (0.9 if reveal == "late" else 1.0)
-            heapq.heappush(self.dues, (self.now + wait, draw.number, reveal))
-            self.blocked[draw.who, machine] = draw.number
+    def _merge(self, name: str, number: int) -> None:
+        self.merged += number in self.books.accounts[name].pending
+        self.books.merge(name, number)
 
-    def _fill(self, name: str) -> None:
-        """Count a fake behind one that is drawn; reveal the honest draw when there are enough."""
-        asked = [self.blocked.get((name, machine)) for machine in range(self.policy.machines)]
-        stuck = all(one in self.books.open and not self.books.open[one].revealed for one in asked)
-        self.filling[name] = 0 if stuck else max(0, self.filling[name] - 1)
-        if not self.filling[name]:
-            self._let_go(name)
+    def _answer_questions(self) -> None:
+        """Do the refused tasks again: who made one up is suspended, and a lie proves nothing."""
+        for name, honest in self.questions:
+            account = self.books.accounts[name]
+            if honest or not self.policy.compared:
+                self._rest(name)
+            elif not account.suspended:
+                self.books.suspend(account, self.now)
+        self.questions.clear()
 
-    def _let_go(self, name: str) -> None:
-        number = self.held.pop(name, None)
-        if number in self.books.open:
-            self.books.open[number].revealed = True
+    def _rest(self, name: str) -> None:
+        count = self.resting.get(name, (0, 0.0))[0] + 1
+        self.resting[name] = count, self.now + standing.proof_rest_s(count)
 
     # --- auditors of its own ---
 
@@ -335,7 +314,6 @@ class Life:
         return auditor.vetted and auditor.accepted >= LEASES_PER_AUDIT * more
 
     def _audit(self, draw: Draw, price: int) -> None:
-        draw.revealed = True
         self.number += 1
         self.audits[self.auditor] = self.audits.get(self.auditor, 0) + 1
         chance = self.books.confirmed(draw, self.auditor, price)
@@ -350,18 +328,9 @@ class Life:
 
     def _server(self, until: float) -> bool:
         """Do the next thing that the server does before an instant; False where it does none."""
-        due = self.dues[0][0] if self.dues else float("inf")
         ends = self.serving[0] if self.serving else float("inf")
-        if min(due, ends) > until or min(due, ends) == float("inf"):
+        if ends > until or ends == float("inf"):
             return self._begin() if until == float("inf") or not self.serving else False
-        if due <= ends:
-            self.now = max(self.now, due)
-            _, number, reveal = heapq.heappop(self.dues)
-            if number in self.books.open and reveal == "never":
-                self._settle(number, "unproven", computed=False)
-            elif number in self.books.open:
-                self.books.open[number].revealed = True
-            return True
         assert self.serving is not None
         self.now, number = max(self.now, ends), self.serving[1]
         self.serving = None
@@ -377,26 +346,31 @@ class Life:
         return True
 
     def _judged(self, number: int) -> Result:
+        policy = self.policy
+        if policy.drift > likeness.DRIFT_MAX:
+            return "unproven"
         if number not in self.faked:
             return "passed"
-        if self.policy.reveal == "made up":
-            return "unproven"
-        found = redone(self.policy.trained, self.policy.rounding)
-        return likeness.judge(found, comparable=self.policy.compared)
+        found = redone(policy.trained, policy.rounding, policy.drift)
+        return likeness.judge(found, comparable=policy.compared)
 
     def _share(self, number: int) -> float:
         policy = self.policy
-        if number not in self.faked or policy.compared:
+        if number not in self.faked:
             return 1.0
-        return likeness.share(redone(policy.trained, policy.rounding), comparable=False)
+        figures = redone(policy.trained, policy.rounding, policy.drift)
+        return likeness.share(figures, comparable=policy.compared)
 
     def _settle(self, number: int, result: Result, share: float = 1.0, *, computed: bool) -> None:
         draw = self.books.open[number]
         if result == "passed":
             self.since[draw.who] = 0
+            self.resting.pop(draw.who, None)
+        elif result == "unproven":
+            self._rest(draw.who)
         self.books.settle(number, result, self.now, share, computed=computed)
         if result == "passed":
-            self.books.merge(draw.who, number)
+            self._merge(draw.who, number)
         if number in self.by:
             who, answer = self.by.pop(number)
             auditor = self.books.accounts[who]

@@ -94,7 +94,7 @@ class Server:
         draw, chance = None, account.chance(price)
         if checks.drawn(SECRET, "recompute", self.number, str(self.seed), chance):
             flops = min(RECOMPUTE_FLOPS_MAX, seconds * SPEED)
-            draw = Draw(number=self.number, who=name, flops=flops, drawn_at=self.now, revealed=True)
+            draw = Draw(number=self.number, who=name, flops=flops, drawn_at=self.now)
         if name == "honest" or account.accepted < self.jam.honest:
             self.real.add(self.number)
         self.books.submit(name, self.number, price, draw)

@@ -1,5 +1,6 @@
 """The model that the search for adversaries plays in is what the database does, over any history of
-submissions, merges, draws and results.
+submissions, refusals, merges, draws and results; what counts was merged, and no standing moves
+without a recompute.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, select, update
 
 from coordinator.checking import proof
-from coordinator.database import contributions, recomputes, volunteers
+from coordinator.database import contributions, recomputes, verdicts, volunteers
 from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import escrow, payments
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.recomputes import DrawTerms
 from coordinator.database.tables import trust as tables
 from coordinator.database.tables.contributions import contributions as rows
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.tasks import tasks
 from coordinator.rules.checks import Result
+from shared.protocol.base import Reason
 from tests.contract.test_escrow import add
 from tests.support.account_rows import add_contribution, add_run
 from tests.support.examples import try_on_database
+from tests.support.run_rows import add_version
 from tests.support.trust_books import Account, Books, Draw
 
 PEOPLE = {"one": "10.0.0.0/24", "two": "10.0.0.0/24", "three": ""}
@@ -55,7 +60,9 @@ class Histories(RuleBasedStateMachine):
             conn.execute(tables.recomputes.delete())  # one line on one server
             for name, network in PEOPLE.items():
                 add(conn, self.id(name), network=network)
-            return add_run(conn, f"books-{self.example}")
+            run = add_run(conn, f"books-{self.example}")
+            add_version(conn, run, 0)
+            return run
 
         self.run = self.write(new)
         self.books.accounts = {
@@ -74,6 +81,7 @@ class Histories(RuleBasedStateMachine):
                 conn, self.run, self.id(name), "accepted", price, weight=1.0, received_at=self.now
             )
             row = contributions.by_id(conn, number)
+            self._range(conn, number, "accepted")
             if drawn:
                 order = DrawTerms(work="{}", flops=flops, kind="cpu")
                 recomputes.add(conn, row, order)
@@ -91,26 +99,60 @@ class Histories(RuleBasedStateMachine):
         due = [n for account in self.books.accounts.values() for n in account.pending]
 
         def change(conn: Connection) -> None:
-            conn.execute(update(rows).where(rows.c.id.in_(due)).values(state="merged"))
-            escrow.pay(conn, contributions.by_ids(conn, due), self.now)
+            merged = contributions.by_ids(conn, due)
+            assert not due or verdicts.merge_all(conn, merged, 1, self.now)
+            escrow.pay(conn, merged, self.now)
 
         self.write(change)
         for name, account in self.books.accounts.items():
             for number in list(account.pending):
                 self.books.merge(name, number)
 
-    @rule(which=st.integers(0, 30))
-    def reveal(self, which: int) -> None:
-        asked = sorted(n for n, draw in self.books.open.items() if not draw.revealed)
-        if asked:
-            number = asked[which % len(asked)]
-            at = tables.recomputes.c.contribution_id == number
-            self.write(
-                lambda conn: conn.execute(
-                    update(tables.recomputes).where(at).values(state="waiting")
-                )
-            )
-            self.books.open[number].revealed = True
+    @rule(name=who, result=results)
+    def refuse(self, name: str, result: Result) -> None:
+        """An update is refused, its range goes back, and its task is done again."""
+        account = self.books.accounts[self.id(name)]
+        if account.suspended:
+            return
+
+        def change(conn: Connection) -> None:
+            conn.execute(update(runs).where(runs.c.id == self.run).values(state="running"))
+            number = add_contribution(conn, self.run, self.id(name), "rejected", 5)
+            row = contributions.by_id(conn, number)
+            self._range(conn, number, "todo")
+            terms = DrawTerms(work="{}", flops=1e9, kind="cpu", refusal=Reason.NORM)
+            question = recomputes.add(conn, row, terms)
+            assert proof.settle(conn, question, result, ("", "{}"), self.now)
+
+        self.write(change)
+        account.newest = self.runner.run(
+            self.db.read(lambda conn: contributions.newest_of(conn, self.id(name)))
+        )
+        if result == "failed":
+            self.books.suspend(account, self.now)
+
+    @rule(name=who)
+    def give_up(self, name: str) -> None:
+        """What waits for a merge is superseded, for example since it is too old by then."""
+        account = self.books.accounts[self.id(name)]
+        drawn = {number for number, draw in account.drawn.items() if draw.result is None}
+        late = [number for number in account.pending if number not in drawn]
+
+        def change(conn: Connection) -> None:
+            waiting = contributions.by_ids(conn, late)
+            for row in waiting:
+                verdicts.decide(conn, row, "superseded", now=self.now, message=verdicts.PAID)
+            escrow.pay(conn, waiting, self.now)
+
+        self.write(change)
+        for number in late:
+            self.books.merge(self.id(name), number)
+
+    def _range(self, conn: Connection, number: int, state: str) -> None:
+        """Put the range of a contribution into a state."""
+        task = contributions.by_id(conn, number).task_id
+        named = {"state": state, "contribution_id": None if state == "todo" else number}
+        conn.execute(update(tasks).where(tasks.c.id == task).values(**named))
 
     @rule(which=st.integers(0, 30), result=results, computed=st.booleans(), share=shares)
     def settle(self, which: int, result: Result, computed: bool, share: float) -> None:
@@ -146,6 +188,42 @@ class Histories(RuleBasedStateMachine):
             assert found.pending_micro == sum(account.pending.values())
             assert found.escrow_micro == account.at_stake
             assert (found.earned_micro, found.debt_micro) == (account.freed, account.debt)
+
+    @invariant()
+    def samples_that_count_are_samples_that_were_merged(self) -> None:
+        def read(conn: Connection) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]:
+            named = select(tasks.c.contribution_id, tasks.c.state)
+            held = named.where(tasks.c.run_id == self.run, tasks.c.contribution_id.is_not(None))
+            states = {"accepted": "accepted", "merged": "done"}
+            own = select(rows.c.id, rows.c.state).where(rows.c.run_id == self.run)
+            counted = own.where(rows.c.state.in_(states))
+            ranges = {(number, state) for number, state in conn.execute(held)}
+            return ranges, {(number, states[state]) for number, state in conn.execute(counted)}
+
+        ranges, updates = self.runner.run(self.db.read(read))
+        assert ranges == updates  # all others are in the queue again
+
+    @invariant()
+    def no_standing_moved_without_a_recompute(self) -> None:
+        def read(conn: Connection) -> list[tuple[str, int, list[tuple[str, str, int]]]]:
+            found: list[tuple[str, int, list[tuple[str, str, int]]]] = []
+            r = tables.recomputes.c
+            for name in self.books.accounts:
+                ended = select(r.result, r.refusal, r.contribution_id).where(
+                    r.volunteer_id == name, r.state == "done"
+                )
+                earned = payments.balances(conn, name).earned_micro
+                standing = volunteers.existing(conn, name).standing
+                found.append(
+                    (standing, earned, [(row[0], row[1], row[2]) for row in conn.execute(ended)])
+                )
+            return found
+
+        for standing, earned, ended in self.runner.run(self.db.read(read)):
+            if standing == "suspended":
+                assert "failed" in {result for result, _, _ in ended}
+            proven = [number for result, why, number in ended if result == "passed" and not why]
+            assert earned == 0 or proven
 
     @invariant()
     def the_line_is_that_of_the_model(self) -> None:
