@@ -27,6 +27,7 @@ from coordinator.accounts.transparency import Transparency
 from coordinator.checking.audits import Audits
 from coordinator.checking.case import Draws
 from coordinator.checking.checkers import Checkers
+from coordinator.checking.drifts import Drifts
 from coordinator.checking.recompute import Recomputes
 from coordinator.compute import Compute, half_the_cores
 from coordinator.config import Settings, without_password
@@ -260,6 +261,7 @@ class Coordinator(Platform):
             "evaluation": self.evaluation.run,
             "recomputes": self.recomputes.run,
             "recomputes aside": self.recomputes.run_aside,
+            "drifts": Drifts(self, self.computing[2]).run,
         }
 
     def _among(self, replicas: int) -> None:

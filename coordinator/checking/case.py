@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from coordinator.database import datasets, tasks, versions
+from coordinator.database import datasets, recomputes, tasks, versions
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.recomputes import StoredCase
 from coordinator.database.runs import RunRow
+from coordinator.database.versions import VersionRow
 from coordinator.rules import checks as rules
 from coordinator.runs.definition import definition
 from coordinator.scheduling import lease_message
@@ -75,6 +76,35 @@ class Case(StoredCase, frozen=True, kw_only=True):
             window=window,
             manifest=manifest,
         )
+
+    @classmethod
+    def typical(cls, conn: Connection, run: RunRow, steps: int) -> Case | None:
+        """Return a task of so many steps of a run's newest version: over the first samples of a
+        pass, or over the games of the newest drawn task; None if there is none yet.
+        """
+        spec, base = lease_message.read_spec(conn, run.id), versions.get(conn, run.id, run.head)
+        if spec.pacing is not None:
+            return cls._learner(conn, run, base, steps)
+        if (manifest := _dataset(conn, run)) is None or not spec.counts:
+            return None
+        job = lease_message.first_job(lease_message.JobBase.at(spec, base), steps)
+        return cls(
+            run=run,
+            job=job,
+            base_sha256=base.published_sha256,
+            chunks=lease_message.order_of(spec.counts, job.order_seed).reach(job.start, job.stop),
+            manifest=manifest,
+        )
+
+    @classmethod
+    def _learner(cls, conn: Connection, run: RunRow, base: VersionRow, steps: int) -> Case | None:
+        stored = recomputes.newest_work(conn, run.id)
+        if stored is None:
+            return None
+        case = cls.again(conn, stored, run)
+        stop = case.job.start + steps * case.job.batch_size
+        job = msgspec.structs.replace(case.job, steps=steps, stop=stop)
+        return msgspec.structs.replace(case, job=job, base_sha256=base.published_sha256)
 
     @classmethod
     def again(cls, conn: Connection, text: str, run: RunRow) -> Case:

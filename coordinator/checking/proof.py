@@ -104,6 +104,21 @@ def _blame_run(conn: Connection, row: RecomputeRow, now: float) -> None:
     record.append(conn, "coordinator", "run.pause", run.name, reason, now)
 
 
+def end_without_verdict(
+    conn: Connection, row: RecomputeRow, messages: tuple[str, str], now: float
+) -> bool:
+    """End a draw that proves nothing through no fault of its account, whose standing and stake stay;
+    an update that waited for its proof is not merged. Return False if it had a result before.
+    """
+    if not recomputes.end(conn, row.contribution_id, "unproven", messages, now):
+        return False
+    contribution = contributions.by_id(conn, row.contribution_id, lock=True)
+    if contribution.unproven and contribution.state == "accepted":
+        verdicts.decide(conn, contribution, "superseded", now=now, message=messages[0])
+        escrow.pay(conn, [contribution], now)
+    return True
+
+
 def release(conn: Connection, account: VolunteerRow, now: float) -> None:
     """Free the pay that the passed draws of an account prove."""
     proven = recomputes.proven_to(conn, account.id, account.lost_to)

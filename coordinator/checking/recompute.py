@@ -22,18 +22,19 @@ import structlog
 
 from coordinator.checking import audits
 from coordinator.checking.case import Case, Draws
-from coordinator.checking.proof import settle
+from coordinator.checking.proof import end_without_verdict, settle
 from coordinator.checking.redo import RecomputeFiles, SubmittedUpdate, missing_library, redo
 from coordinator.compute import Compute
 from coordinator.database import contributions, recomputes, runs
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.recomputes import DrawTerms, RecomputeRow
+from coordinator.database.recomputes import DrawTerms, RecomputeRow, StoredCase
 from coordinator.database.runs import RunRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import checks as rules
 from coordinator.rules import likeness, refusals
 from coordinator.rules.checks import ComputeDevice, Redone, Result
+from shared.decoding import decode
 from shared.errors import InvalidRunFile, Unavailable, VolunteerError
 
 if TYPE_CHECKING:
@@ -243,7 +244,11 @@ class Recomputes(PlatformService):
             now = self._clock.now()
             # read again, since an audit may have been answered meanwhile
             recompute = recomputes.get(conn, row.contribution_id, lock=True)
-            if not settle(conn, row, result, messages, now, share):
+            if figures is not None and likeness.drifts_too_far(figures):
+                ended = _without_verdict(conn, row, messages, now)
+            else:
+                ended = settle(conn, row, result, messages, now, share)
+            if not ended:
                 return False
             if recompute is not None and recompute.answer_id is not None:
                 audits.judge(conn, recompute, figures, result, now)
@@ -258,6 +263,21 @@ class Recomputes(PlatformService):
                 self._signals.notify(topic)  # a run may have paused itself
 
 
+def _without_verdict(
+    conn: Connection, row: RecomputeRow, messages: tuple[str, str], now: float
+) -> bool:
+    """End a draw whose task drifts too far for a verdict, and let the run's tasks be half as long;
+    return False if it had a result before.
+    """
+    if not end_without_verdict(conn, row, messages, now):
+        return False
+    run = runs.by_id(conn, row.run_id, lock=True)
+    most = max(1, decode(row.work, StoredCase).job.steps // 2)
+    if not run.steps_provable or most < run.steps_provable:
+        runs.set_values(conn, run.id, steps_provable=most)
+    return True
+
+
 def _sentence(result: Result, comparison: Redone, device: str, on: ComputeDevice) -> str:
     figures = f"cosine {comparison.cosine:.4f}, norm x {comparison.norm_ratio:.3f}"
     if comparison.buffers:
@@ -265,7 +285,7 @@ def _sentence(result: Result, comparison: Redone, device: str, on: ComputeDevice
     if comparison.drift is not None:
         figures += f", drift {comparison.drift:.4f}"
     where = f"{on.kind} ({on.model})" if on.model else on.kind
-    if result == "unproven" and (comparison.drift or 0.0) > likeness.DRIFT_MAX:
+    if result == "unproven" and likeness.drifts_too_far(comparison):
         return f"{figures}: the task is too long to prove anything"
     if result == "unproven":
         return f"{figures}: computed on {device}, which {where} cannot be compared with"

@@ -165,7 +165,7 @@ def result_of(
         return nudged(start, about.schema, nudge) if nudge else start
 
     work = about.workload.begin(case.job, base(), data, bench.device)
-    _finish(bench, work)
+    _advance(bench, work)
     report, tensors = work.result()
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise InvalidRunFile("the training diverges: its result holds NaN or infinity")
@@ -173,6 +173,31 @@ def result_of(
     if case.job.update == "delta":
         return report, Delta(_arrays(base()), end, about.schema)
     return report, ArrayReader(end, about.schema)
+
+
+def twins(
+    bench: Workbench, case: Case, weights: Path, data: LocalData, size: float
+) -> Iterator[tuple[int, float]]:
+    """Do a task from its base and from a slightly changed one, side by side; yield the length of the
+    difference of the updates, relative to the first, after 1, 2, 4, ... steps and after the last.
+    """
+    about = definition(case.run)
+    bases = [read_weights(weights, about), nudged(read_weights(weights, about), about.schema, size)]
+    starts = [{name: value.clone() for name, value in base.items()} for base in bases]
+    works = [about.workload.begin(case.job, base, data, bench.device) for base in bases]
+    steps = 1
+    while True:
+        for work in works:
+            _advance(bench, work, steps)
+        one, other = (
+            Delta(_arrays(start), _arrays(work.result()[1]), about.schema)
+            for start, work in zip(starts, works, strict=True)
+        )
+        apart = _alike(one, other, about.schema)
+        yield min(steps, case.job.steps), difference(apart.cosine, apart.norm_ratio)
+        if works[0].done:
+            return
+        steps *= 2
 
 
 def nudged(base: Tensors, schema: Schema, size: float) -> Tensors:
@@ -189,23 +214,27 @@ def nudged(base: Tensors, schema: Schema, size: float) -> Tensors:
     }
 
 
-def _finish(bench: Workbench, work: Work) -> None:
-    """Do all steps of a task. Raises Unavailable when it is stopped, or memory is short."""
-    while not work.done:
+def _advance(bench: Workbench, work: Work, steps: float = math.inf) -> None:
+    """Advance a task to the end of a step, or to its own. Raises Unavailable when it is stopped, or
+    memory is short.
+    """
+    step = 0
+    while not work.done and step < steps:
         if bench.stop():
             raise Unavailable("the coordinator is stopping")
         try:
-            found = work.advance()
+            progress = work.advance()
         except Exception as error:
             if not _out_of_memory(error):
                 raise
             try:
-                work.halve()  # the same samples, in smaller batches
+                work.halve()  # the same samples, with less memory
             except MemoryError:
                 raise Unavailable(SHORT) from error
             continue
+        step = progress.step
         if bench.tell is not None:
-            bench.tell(found.step, found.steps)
+            bench.tell(progress.step, progress.steps)
 
 
 def missing_library(case: Case) -> str | None:

@@ -54,6 +54,7 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
     cursor: int
     samples_total: int
     weight: float
+    steps_provable: int  # most steps of a task whose drift is small enough; 0 = no bound
 
 
 class ClaimView(msgspec.Struct, frozen=True, kw_only=True):

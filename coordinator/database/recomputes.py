@@ -389,6 +389,19 @@ def repeated_refusals(conn: sa.Connection, run_id: int, since: float) -> int:
 
 # --- reads for other services ---
 
+_NEWEST_WORK = (
+    sa.select(_R.work)
+    .where(its(_R.run_id), _R.flops > 0)
+    .order_by(_R.contribution_id.desc())
+    .limit(1)
+)
+
+
+def newest_work(conn: sa.Connection, run_id: int) -> str | None:
+    """Return the stored task of a run's newest draw of an update; None without one."""
+    return conn.execute(_NEWEST_WORK, {"its_run_id": run_id}).scalar()
+
+
 _WAITING = sa.select(sa.func.count()).where(_OPEN)
 _BLOBS = (
     sa.select(contributions.c.sha256, versions.c.published_sha256, _R.work)

@@ -69,6 +69,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
     started_at: float | None
     ended_at: float | None
+    steps_provable: int = 0
+    drift_version: int | None = None
 
 
 def _row(mapping: Any) -> RunRow:

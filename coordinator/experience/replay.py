@@ -214,7 +214,7 @@ class Replay(PlatformService):
     ) -> Totals:
         """Add a learn task with this number of steps, or with the run's usual one."""
         task = spec.file.task
-        steps = steps or task.steps
+        steps = steps or min(task.steps, run.steps_provable or task.steps)
         start = experience.next_start(conn, run.id, "learn")
         positions = steps * task.batch_size
         data = DatasetManifest(

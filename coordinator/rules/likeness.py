@@ -62,11 +62,16 @@ def within(redone: Redone, bound: float) -> bool:
     return raw_difference(redone) <= bound  # False for NaN
 
 
+def drifts_too_far(redone: Redone) -> bool:
+    """Return True if a task drifts so far that its recompute proves nothing."""
+    return redone.drift is not None and redone.drift > DRIFT_MAX
+
+
 def judge(redone: Redone, precision: str = "float32", *, comparable: bool) -> Result:
     """Judge a recompute. `comparable` is False if the worker's arithmetic differs from this
     server's.
     """
-    if redone.drift is not None and redone.drift > DRIFT_MAX:
+    if drifts_too_far(redone):
         return "unproven"
     if within(redone, bound(redone, precision, comparable=comparable)):
         return "passed"

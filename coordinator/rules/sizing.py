@@ -72,6 +72,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     endless: bool = False  # the pass grows and never ends
     short_of: str = ""  # what the pass waits for when all its samples are taken
     lately: float = 0.0  # recently given operations, fading (see `FairShares`)
+    steps_provable: int = 0  # most steps that a recompute can prove; 0 = no bound
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -169,11 +170,17 @@ def target_s(run: Run) -> float:
 
 
 def steps_for(run: Run, flops: float) -> int:
-    """Return the number of steps of a new task for a worker of this speed.
+    """Return the number of steps of a new task for a worker of this speed, at most as many as a
+    recompute can prove.
 
     No worker gets more than `local_steps` unless `target_seconds` is set. A worker much slower than
     the median gets fewer, which take the median's time, so that no merge of all waits for it.
     """
+    steps = _steps_by_speed(run, flops)
+    return min(steps, run.steps_provable) if run.steps_provable else steps
+
+
+def _steps_by_speed(run: Run, flops: float) -> int:
     settings, wanted_s = run.settings, target_s(run)
     one = estimate_s(run, 1, flops) if wanted_s > 0 else None
     if not one:

@@ -21,6 +21,7 @@ from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
 from coordinator.rules.advice import few_learnt, too_large, unsteady
+from coordinator.rules.drift import bounded
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.standstills import Standstills, ThisServer
@@ -257,6 +258,7 @@ class RunQueries:
                 *unsteady(about.plan, file.train, trained=trained),
                 *too_large(_memory(run, about), devices),
                 *(() if dataset is None else _few_learnt(run, dataset.manifest)),
+                *bounded(run.steps_provable),
             )
 
         return await self._db.read(read)

@@ -25,6 +25,7 @@ from coordinator.rules.sizing import (
     parts_of,
     pass_seed,
     sized_steps,
+    task_seed,
     total_steps,
     upload_bytes_max,
 )
@@ -180,6 +181,7 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) 
         memory_bytes=memory_bytes(spec.parameters, spec.fixed_bytes),
         settings=spec.file.task,
         local_steps=spec.file.task.local_steps or sized_steps(plan, spec.parameters, pace),
+        steps_provable=line.steps_provable,
         passes=spec.file.stop.passes,
         pace=pace,
         lately=lately,
@@ -286,6 +288,29 @@ def job(base: JobBase, task: TaskRow) -> Job:
         base_version=0,  # set when work begins
         prompt=spec.file.evaluation.prompt,
         options=options or spec.file.task.options,
+    )
+
+
+def first_job(base: JobBase, steps: int) -> Job:
+    """Return the job of the first task of a pass, of so many steps, as far as its samples reach."""
+    spec = base.spec
+    samples = min(sum(spec.counts), steps * spec.batch_size)
+    return Job(
+        workload=spec.workload,
+        train=base.train,
+        start=0,
+        stop=samples,
+        seed=task_seed(spec.seed, 0, 0),
+        steps=max(1, -(-samples // spec.batch_size)),
+        batch_size=spec.batch_size,
+        global_step=base.global_step,
+        total_steps=base.total_steps,
+        run=spec.name,
+        kind="train",
+        update=base.plan.update,
+        config=spec.file.model,
+        order_seed=pass_seed(spec.seed, 0),
+        options=spec.file.task.options,
     )
 
 

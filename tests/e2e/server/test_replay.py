@@ -76,7 +76,7 @@ def text_of(workload: str, preset: str, codec_name: str) -> str:
     if "[plan]" in head:  # what follows the plan stays
         head, _, rest = head.partition("[plan]")
         options = "[task.options]" + rest.partition("[task.options]")[2]
-    lines = f'[plan]\nquorum = 1\npreset = "{preset}"\ncodec = "{codec_name}"\n'
+    lines = f'[plan]\npreset = "{preset}"\ncodec = "{codec_name}"\n'
     if PRESETS[preset].get("update") == "gradient":  # the server makes the steps
         head = head.replace("lr = 0.01\nwarmup_steps = 0\n", "").replace("lr = 1e-2\n", "")
     return f"{head}{lines}{options}\n[trust]\nrecompute = 1.0\n"

@@ -1,0 +1,67 @@
+"""Drift of a task: how far its result moves when its base is changed slightly, by the steps done.
+Pure rules.
+
+Tasks are as long as they can be proved: a task whose drift exceeds `DRIFT_SOUGHT` tells honest other
+arithmetic and left-out work poorly apart, and above `likeness.DRIFT_MAX` nothing is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+DRIFT_SOUGHT = 0.05  # largest drift of a task that is handed out
+EXTRAPOLATED = 8  # most times as many steps as were measured
+AGAIN = 2  # a run is measured again once its version number has grown so many times
+FIRST = 8  # version of the first measurement after the start
+
+
+class DriftPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Drift after some steps of a task."""
+
+    steps: int
+    drift: float
+
+
+def provable_steps(points: Sequence[DriftPoint], planned: int) -> int:
+    """Return the most steps, of `planned` ones, whose drift stays below `DRIFT_SOUGHT`; at least 1.
+
+    Between two points the drift grows exponentially, and so it does beyond the last one, at most to
+    `EXTRAPOLATED` times its steps.
+    """
+    steps, drift = 0, 0.0
+    rate = 0.0  # of the exponential growth, a step
+    for point in points:
+        if steps and 0.0 < drift < point.drift:
+            rate = math.log(point.drift / drift) / (point.steps - steps)
+        if not point.drift <= DRIFT_SOUGHT:  # also where it is no number
+            return max(1, min(planned, point.steps - 1, steps + _steps_left(drift, rate)))
+        steps, drift = point.steps, point.drift
+    return max(1, min(planned, EXTRAPOLATED * steps, steps + _steps_left(drift, rate)))
+
+
+def _steps_left(drift: float, rate: float) -> int:
+    """Return the steps until a growing drift reaches `DRIFT_SOUGHT`."""
+    if drift <= 0.0 or rate <= 0.0:
+        return 1 << 40
+    return int(min(1e9, math.log(DRIFT_SOUGHT / drift) / rate + 1e-9))
+
+
+def is_due(head: int, measured: int | None) -> bool:
+    """Return True if a run at version `head` is to be measured, after its last measurement at
+    version `measured`.
+    """
+    return measured is None or head >= max(FIRST, AGAIN * measured)
+
+
+def bounded(steps_provable: int) -> tuple[str, ...]:
+    """Return the sentence of a run whose tasks are shorter than its file says, if they are."""
+    if not steps_provable:
+        return ()
+    return (
+        f"a task has at most {steps_provable} steps: the result of a longer one drifts by more than"
+        f" {DRIFT_SOUGHT:g} of its length with rounding alone, so that doing it again would prove"
+        " little; a lower [train] lr drifts less",
+    )
