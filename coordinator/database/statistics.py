@@ -23,6 +23,7 @@ from coordinator.database.ledger.payments import (
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.contributions import contributions, verdicts
 from coordinator.database.tables.ledger import accounts, events, postings
+from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.volunteers import VolunteerRow, worker_state
 from shared.protocol.accounts import WorkerInfo
@@ -471,6 +472,12 @@ _MACHINES = (
     .add_columns(
         sa.select(sa.func.min(tasks.c.device)).where(_DOING).scalar_subquery().label("device")
     )
+    .add_columns(
+        sa.select(sa.func.min(runs.c.name))
+        .where(_DOING, runs.c.id == tasks.c.run_id)
+        .scalar_subquery()
+        .label("run")
+    )
     .where(among(_W.volunteer_id, "volunteers"), _W.revoked_at.is_(None))
     .order_by(_W.created_at, _W.id)
     .limit(LISTING_MAX)
@@ -491,6 +498,7 @@ def machines(
                 device=row.device or "",
                 last_seen=row.last_seen_at,
                 task=row.task,
+                run=row.run or "",
             )
         )
     return by_account

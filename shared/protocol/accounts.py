@@ -165,6 +165,7 @@ class WorkerInfo(Message):
     last_seen: float
     rate: float | None = None  # steps a second of its device, by its benchmark
     task: int | None = None
+    run: str = ""  # of that task
 
 
 class Me(Message):

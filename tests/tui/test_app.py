@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from textual import _time
 from textual.timer import Timer
 from textual.widgets import Static
@@ -31,7 +32,7 @@ from volunteer.tui.screens.dashboard import Dashboard
 from volunteer.tui.screens.help import Help
 from volunteer.tui.widgets.bars import StateBar
 from volunteer.tui.widgets.cards import RunCard
-from volunteer.tui.widgets.loss_plots import TaskPlot
+from volunteer.tui.widgets.loss_plots import ModelPlot, TaskPlot
 
 # ------------------------------------------------------------------------------------- commands
 
@@ -229,6 +230,33 @@ async def test_curves_are_drawn_at_most_once_a_second(engine: FakeEngine) -> Non
         await engine.clock.advance(0.5)
         app.publish()
         assert plot._drawn_at == engine.clock.now()
+
+
+async def test_a_title_never_stands_above_the_curve_of_another_run_or_task(
+    engine: FakeEngine,
+) -> None:
+    """Tasks of two runs in turns, drawn as what a person waits for."""
+    async with opened(engine, scenes.filled(), size=(120, 36)) as (app, _):
+        plots = app.screen.query_one(ModelPlot), app.screen.query_one(TaskPlot)
+        for turn in range(6):
+            await engine.clock.advance(0.1)
+            run = "sums" if turn % 2 else scenes.RUN.name
+            task = [renamed(event, run) for event in scenes.training(3, 5000 + turn)]
+            ended = [
+                events.TaskEnded(task=shown.task, how="saved", message="")
+                for shown in app.latest.status.tasks
+            ]
+            loss = events.LossMeasured(run=run, version=turn, loss=1.5, mine=0)
+            await engine.play([*ended, loss, *task])
+            app.view = app.latest
+            app._page.show(app.scene(), hurried=True)  # type: ignore[union-attr]
+            if turn:  # the one before was of the other run
+                assert {plot._drawn_at for plot in plots} == {engine.clock.now()}
+
+
+def renamed(event: events.AnyEvent, run: str) -> events.AnyEvent:
+    """The same event of another run."""
+    return replace(event, run=run) if hasattr(event, "run") else event
 
 
 async def test_a_number_in_the_title_of_a_curve_is_as_new_as_on_a_card(engine: FakeEngine) -> None:

@@ -286,6 +286,31 @@ async def test_a_device_says_which_part_of_a_run_of_games_it_plays(engine: FakeE
         assert "1,800 of 1,800 games an hour by all machines." in text
 
 
+async def test_machines_of_equal_names_are_told_apart_and_this_one_is_marked(
+    engine: FakeEngine,
+) -> None:
+    one = WorkerInfo(
+        worker_id="aaaa1", hostname="vm", state="training", device="cpu", last_seen=scenes.NOW,
+        task=7, run="stdlib-gpt",
+    )  # fmt: skip
+    other = replace(one, worker_id="bbbb2", state="online", last_seen=scenes.NOW - 30)
+    prepared(engine).answers[endpoints.ME] = replace(scenes.ME, workers=(other, one))
+    here = (replace(event, worker_id="aaaa1") if isinstance(event, events.Started) else event
+            for event in scenes.filled())  # fmt: skip
+    async with opened(engine, here, look=PAGE, size=(120, 36)) as (app, pilot):
+        await settle(app, pilot)
+        await pilot.press("m")
+        await settle(app, pilot)
+        rows = [line for line in screen_text(app).splitlines() if "vm " in line]
+        assert "vm bbbb " in rows[0]  # the order of the coordinator, whoever was heard of last
+        assert "vm aaaa, this one" in rows[1]
+        assert "stdlib-gpt" in rows[1]
+        assert "now ago" not in screen_text(app)
+        await pilot.press("p")
+        await settle(app, pilot)
+        assert "pause sent" in screen_text(app)
+
+
 async def test_every_machine_of_the_account_is_listed_and_ordered(engine: FakeEngine) -> None:
     attic = WorkerInfo(
         worker_id="attic", hostname="attic", state="training", device="cpu", last_seen=scenes.NOW

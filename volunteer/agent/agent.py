@@ -281,6 +281,7 @@ class Agent:
                 nickname=identity.nickname,
                 fingerprint=identity.fingerprint,
                 volunteer_id=identity.volunteer_id,
+                worker_id=identity.worker_id,
             )
         )
         self._hub.emit(events.RunsListed(runs=server.runs))

@@ -34,6 +34,7 @@ class Started(Event):
     nickname: str
     fingerprint: str
     volunteer_id: str
+    worker_id: str = ""
 
 
 class Connection(Event):

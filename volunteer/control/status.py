@@ -98,6 +98,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     nickname: str = ""
     fingerprint: str = ""
     volunteer_id: str = ""
+    worker_id: str = ""
     joined: bool = False  # whether an account exists
     online: bool = False
     away_since: float | None = None  # start of the coordinator's outage

@@ -81,8 +81,7 @@ class Page(Screen[None]):
             if panel.quick or not hurried:
                 panel.show(scene, at_once=at_once or hurried)
             else:
-                panel.scene = scene
-                panel.draw_heading()
+                panel.hurry(scene)
         self.shown(scene)
 
     def on_screen_resume(self, event: ScreenResume) -> None:

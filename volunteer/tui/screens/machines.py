@@ -4,6 +4,7 @@ order (pause, resume, finish) reaches a machine with its next heartbeat.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import ClassVar, Literal
 
 from textual.app import ComposeResult
@@ -23,6 +24,7 @@ COLUMNS = (
     Column(title=N_("machine"), least=20),
     Column(title=N_("state"), cells=12),
     Column(title=N_("device"), cells=9, least=66),
+    Column(title=N_("run"), cells=12, least=76),
     Column(title=N_("task"), cells=9, align="right", least=56),
     Column(title=N_("last seen"), cells=14, align="right"),
 )
@@ -73,6 +75,10 @@ class MachinesPage(QueryPage):
         ),
     )
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._orders: dict[str, str] = {}  # the last order to each machine, by worker id
+
     def action_back(self) -> None:
         """Return to the previous page."""
         self.dismiss()
@@ -89,11 +95,21 @@ class MachinesPage(QueryPage):
 
     def _filling(self, scene: Scene) -> Filling:
         answer: QueryReply[Me] = self.answer("me")
-        workers = sorted(self._machines(), key=lambda worker: -worker.last_seen)
+        workers = self._machines()  # in the order in which they joined
+        names = Counter(worker.hostname for worker in workers)
         working = sum(worker.state == "training" for worker in workers)
         waiting = answer.asking and answer.value is None
         return Filling(
-            rows=tuple(machine_row(worker, scene, old=answer.old(scene)) for worker in workers),
+            rows=tuple(
+                machine_row(
+                    worker,
+                    scene,
+                    old=answer.old(scene),
+                    alike=names[worker.hostname] > 1,
+                    order=self._orders.get(worker.worker_id, ""),
+                )
+                for worker in workers
+            ),
             empty=answer.error or (_("asking the coordinator") if waiting else ""),
             title=ngettext("{n} machine", "{n} machines", len(workers)),
             subtitle=answer.note(scene) or _("{n} training", n=working),
@@ -112,6 +128,7 @@ class MachinesPage(QueryPage):
         )
 
         def done() -> None:
+            self._orders[machine.worker_id] = order
             self.volunteer.tell(sentence)
             self.again()
 
@@ -120,17 +137,35 @@ class MachinesPage(QueryPage):
         )
 
 
-def machine_row(machine: WorkerInfo, scene: Scene, *, old: bool) -> Row:
-    """Return a machine as a row of the table."""
-    role = ROLES.get(machine.state, "dim")
+# State that a machine has once it obeys an order, and the words until then.
+ORDERS = {
+    "pause": (("paused",), N_("pause sent")),
+    "resume": (("online", "training"), N_("resume sent")),
+    "finish": (("online", "paused"), N_("finish sent")),
+}
+
+
+def machine_row(
+    machine: WorkerInfo, scene: Scene, *, old: bool, alike: bool = False, order: str = ""
+) -> Row:
+    """Return a machine as a row of the table; one that is named `alike` shows its id, too."""
+    state, role = _(STATES[machine.state]), ROLES.get(machine.state, "dim")
+    if order and machine.state not in (*ORDERS[order][0], "offline"):
+        state, role = _(ORDERS[order][1]), "info"
+    name = printable(machine.hostname, 80)
+    if alike:
+        name = f"{name} {machine.worker_id[:4]}"
+    here = machine.worker_id == scene.view.status.worker_id
+    seen_s = max(0.0, scene.now - machine.last_seen)
     return Row(
         key=machine.worker_id,
         cells=(
-            ((printable(machine.hostname, 80), "value"),),
-            ((_(STATES[machine.state]), role),),
+            ((_("{machine}, this one", machine=name) if here else name, "value"),),
+            ((state, role),),
             ((printable(machine.device, 20) or "-", "text"),),
+            ((printable(machine.run, 40) or "-", "text"),),
             ((str(machine.task) if machine.task is not None else "-", "text"),),
-            ((_("{time} ago", time=ago(max(0.0, scene.now - machine.last_seen))), "dim"),),
+            ((_("now") if seen_s < 2 else _("{time} ago", time=ago(seen_s)), "dim"),),
         ),
         dim=old,
     )

@@ -39,6 +39,10 @@ class TaskPlot(Plot):
         rows = picture(curve.preview, curve.metrics, width - 2, height)
         return [((" ", "text"), *row) for row in rows]
 
+    def subject(self, scene: Scene) -> object:
+        curve = self._curve(scene)
+        return None if curve is None else curve.task
+
     def _curve(self, scene: Scene) -> Curve | None:
         task = scene.view.task(scene.device)
         number = task.task if task is not None and task.phase in ("train", "upload") else None

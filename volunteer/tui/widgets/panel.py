@@ -92,6 +92,11 @@ class Panel(Widget):
         self._drawn_at = scene.now
         self.draw()
 
+    def hurry(self, scene: Scene) -> None:
+        """Draw only the titles of a scene, while a person waits for the effect of a key."""
+        self.scene = scene
+        self.draw_heading()
+
     def draw_heading(self) -> None:
         """Paint changed titles and subtitles."""
         if not self.is_attached or not self.display:

@@ -55,16 +55,31 @@ class Plot(Panel):
     pace_s = 1.0
     quick = False  # a curve takes four times as long as all other panels of the dashboard
 
+    _subject: object = None
+
     @abstractmethod
     def chart(self, scene: Scene) -> Chart:
         """Return the chart of a scene."""
 
     def show(self, scene: Scene, *, at_once: bool = False) -> None:
         """Draw a scene, or only its titles while the curve is not due: a number in a title must not
-        be older than the same number on another panel.
+        be older than the same number on another panel. The curve of another subject is due.
         """
-        super().show(scene, at_once=at_once)
+        subject = self.subject(scene)
+        other, self._subject = subject != self._subject, subject
+        super().show(scene, at_once=at_once or other)
         self.draw_heading()
+
+    def hurry(self, scene: Scene) -> None:
+        """Draw only the titles, and the curve too where these are of another subject."""
+        if self.subject(scene) == self._subject:
+            super().hurry(scene)
+        else:
+            self.show(scene, at_once=True)
+
+    def subject(self, scene: Scene) -> object:
+        """Return the run or task whose curve is drawn."""
+        return scene.view.run()
 
     def lines(self, scene: Scene, width: int, height: int) -> Sequence[Line]:
         return plot(self.chart(scene), width, height, scene.glyphs)
@@ -89,6 +104,9 @@ class Charted(Plot):
         return self._chart(scene)
 
     def heading(self, scene: Scene) -> tuple[str, str]:
+        return self._title(scene)
+
+    def subject(self, scene: Scene) -> object:
         return self._title(scene)
 
 
