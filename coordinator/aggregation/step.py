@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, median
-from typing import NamedTuple
 
 import numpy as np
 
@@ -42,16 +39,13 @@ from coordinator.aggregation.shards import (
 )
 from coordinator.aggregation.state import NewState, OldState
 from coordinator.plan.plan_tables import Plan
-from shared.tensors.blocks import SPAN, inner_product, sum_squares
+from shared.tensors.blocks import SPAN, sum_squares
 from shared.tensors.frame import Frame, FrameWriter, Written, open_frame, schema_of_file
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema, TensorSpec, grid
 
 STEPS_MAX = 1 << 40
 COUNTS_A_STEP = 16  # limit of counts a step, since a batch norm counts each forward pass of a step
-MOMENTUM = "momentum"  # slot of every optimiser with momentum
-# first elements of each piece in which contributions are compared with the momentum
-HEARD = 1 << 16
 # most that a merge may move a statistic, in multiples of (1 + the base's largest value)
 BUFFER_REACH = 100.0
 
@@ -65,7 +59,6 @@ class Input:
     weight: float  # work x staleness
     clip: float = 1.0
     steps: int = STEPS_MAX  # steps of its task
-    volunteer: str = ""  # all contributions of a volunteer are one voice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +82,6 @@ class MergeOrder:
         return aggregate.aggregator(self.plan, len(self.inputs), self.clip_norm)
 
 
-class MomentumFigures(NamedTuple):
-    """Comparison of a piece's first elements with the momentum of the optimiser."""
-
-    momentum: float  # squared norm of the momentum
-    update: float  # squared norm of the merged update
-    products: tuple[float, ...]  # inner product of the momentum with each contribution
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOutput:
     """Files and figures that a merge, or a shard's part of one, produced."""
@@ -104,17 +89,10 @@ class MergeOutput:
     weights: Written
     state: Written | None
     squares: tuple[float, ...]  # squared norm of the update in each piece
-    # figures of each piece, if the optimiser has momentum
-    turns: tuple[MomentumFigures, ...] = ()
-    volunteers: tuple[str, ...] = ()  # volunteers of the contributions, in their order
 
     @property
     def update_norm(self) -> float:
         return norm_of(self.squares)
-
-    @property
-    def heading(self) -> float | None:
-        return heading_of(self.turns, self.volunteers)
 
 
 def norm_of(squares: Iterable[float]) -> float:
@@ -133,25 +111,6 @@ def run(order: MergeOrder, weights: Path, state: Path) -> MergeOutput:
         whole = Layout(pieces=pieces(order.schema), schema=order.schema, whole=True)
         factors = aggregate.prepare(rule, gathered, whole.pieces, order.threads)
         return _write(_Opened(files, order, gathered), whole, factors, weights, state)
-
-
-def heading_of(turns: Iterable[MomentumFigures], volunteers: Sequence[str]) -> float | None:
-    """Return the cosine between the update and the momentum before it; below 0 the update turns
-    back. The update's part along the momentum is the median volunteer's, so that no minority
-    decides.
-
-    None without momentum, or if either is zero.
-    """
-    turns = tuple(turns)
-    lengths = norm_of(turn.update for turn in turns) * norm_of(turn.momentum for turn in turns)
-    if not lengths:
-        return None
-    voices: dict[str, list[float]] = defaultdict(list)
-    columns = zip(*(turn.products for turn in turns), strict=True)
-    for volunteer, products in zip(volunteers, columns, strict=True):
-        voices[volunteer].append(math.fsum(products))
-    along = median(fmean(products) for products in voices.values())
-    return max(-1.0, min(1.0, along / lengths))
 
 
 # --- in shards ---
@@ -264,14 +223,12 @@ def _write(
     new_state = NewState(files, state, layout, optimizer, old) if optimizer.slots else None
     writer = files.enter_context(FrameWriter(weights, layout.schema, order.metadata))
     walk = _Walk(order, layout, gathered, base, writer, optimizer, new_state, tick)
-    squares, turns = walk.run(factors)
+    squares = walk.run(factors)
     written = writer.close()
     return MergeOutput(
         weights=written,
         state=new_state.close(tick) if new_state else None,
         squares=squares,
-        turns=turns,
-        volunteers=tuple(order.inputs[at].volunteer for at in gathered.positions),
     )
 
 
@@ -288,15 +245,14 @@ class _Walk:
     state: NewState | None
     tick: Tick
 
-    def run(self, factors: Floats) -> tuple[tuple[float, ...], tuple[MomentumFigures, ...]]:
+    def run(self, factors: Floats) -> tuple[float, ...]:
         """Write every piece; return the squared norm of the aggregated update in each piece of
-        parameters, and its figures with the momentum if there is one.
+        parameters.
         """
         rule = self.order.rule
         grid = [piece for piece in self.layout.pieces if piece.spec.role != "counter"]
         merged = aggregate.merge(rule, self.gathered, factors, grid, self.order.threads)
         squares: list[float] = []
-        turns: list[MomentumFigures] = []
         for piece in self.layout.pieces:
             name, _ = self.layout.place(piece)
             if piece.spec.role == "counter":
@@ -305,12 +261,10 @@ class _Walk:
             values = next(merged).values
             if piece.spec.role == "parameter":
                 slots = self.state.slots(piece) if self.state else {}
-                if MOMENTUM in slots:
-                    turns.append(self._turn(piece, slots[MOMENTUM], values))
                 squares.append(self._step(name, piece, values, slots))
             else:
                 self.writer.write(name, self._bounded(piece, values))
-        return tuple(squares), tuple(turns)
+        return tuple(squares)
 
     def _step(
         self, name: str, piece: TensorPiece, update: Floats, slots: Mapping[str, Floats]
@@ -341,14 +295,3 @@ class _Walk:
         reach = BUFFER_REACH * (1 + np.max(np.abs(base), initial=0))
         here = base[piece.start : piece.stop]
         return np.clip(values, here - reach, here + reach, out=values)
-
-    def _turn(self, piece: TensorPiece, momentum: Floats, update: Floats) -> MomentumFigures:
-        stop, gathered = min(piece.size, HEARD), self.gathered
-        return MomentumFigures(
-            momentum=sum_squares(momentum[:stop]),
-            update=sum_squares(update[:stop]),
-            products=tuple(
-                inner_product(momentum[:stop], gathered.read(index, piece, 0, stop))
-                for index in range(len(gathered))
-            ),
-        )

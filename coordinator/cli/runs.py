@@ -310,7 +310,6 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             ("up", details.codec),
             ("down", DOWNLINKS.get(details.downlink, details.downlink)),
             ("rule", details.rule),
-            ("outer rate", _lowered(run) if run.outer_scale < 1 else None),
             ("gate", "versions are evaluated before they are published" if details.gate else None),
             ("checks", None if details.checks is None else _checked(details.checks)),
             ("beware", "; ".join(details.advice) or None),
@@ -429,13 +428,6 @@ def _contributions(figures: DecidedCounts | None, cost: CostOfChecks | None) -> 
         return None
     time = "" if cost is None else f", {duration(cost.work_s)} of device time"
     return f"{figures.accepted:,} found good, {figures.rejected:,} refused{time}"
-
-
-def _lowered(run: RunInfo) -> str:
-    return (
-        f"{run.outer_scale:.0%} of the plan's: the run lowered it automatically, since updates turned "
-        "back against its momentum"
-    )
 
 
 def _healed(proposed: Proposal, where: Where) -> str:

@@ -42,7 +42,6 @@ class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
     squares: tuple[float, ...] = ()  # squared norm of the update in each piece
     # squared norms of momentum and update, and inner products of the momentum with each voice, for
     # each piece with momentum
-    voices: tuple[tuple[float, float, tuple[float, ...]], ...] = ()
 
 
 class StateFile(NamedTuple):

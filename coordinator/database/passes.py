@@ -93,7 +93,7 @@ def measure(conn: Connection, run_id: int) -> RunPace | None:
     for who, standing, steps, took, flops, trained in rows:
         if standing == "vetted" or not vetted:
             by.setdefault(who, []).append(_Times(int(steps), float(took), float(flops), trained))
-    voices = [_voice(own) for own in by.values()]
+    voices = [_voice(times) for times in by.values()]
     pace = RunPace(
         step_s=median(voice.step_s for voice in voices),
         flops=0.0,
@@ -132,11 +132,13 @@ class _Voice(NamedTuple):
     transfer_s: float
 
 
-def _voice(own: list[_Times]) -> _Voice:
+def _voice(times: list[_Times]) -> _Voice:
     return _Voice(
-        step_s=median(task.step_s for task in own),
-        step_work=median(task.step_s * task.flops for task in own),
-        flops=median(task.flops for task in own) if min(task.flops for task in own) > 0 else 0.0,
-        train_step_s=median(task.train_s / task.steps for task in own),
-        transfer_s=median(max(0.0, task.seconds - task.train_s) for task in own),
+        step_s=median(task.step_s for task in times),
+        step_work=median(task.step_s * task.flops for task in times),
+        flops=median(task.flops for task in times)
+        if min(task.flops for task in times) > 0
+        else 0.0,
+        train_step_s=median(task.train_s / task.steps for task in times),
+        transfer_s=median(max(0.0, task.seconds - task.train_s) for task in times),
     )

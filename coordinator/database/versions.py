@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from coordinator.database.engine.statements import its
 from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.tables.versions import evaluations, version_blobs, versions
-from coordinator.rules.steadiness import Heading
 from shared.errors import NotFound
 
 PACE_VERSIONS = 20  # newest versions that give the pace of a run
@@ -34,8 +33,6 @@ class VersionRow(msgspec.Struct, frozen=True, kw_only=True):
     global_step: int
     tokens: int
     update_norm: float | None
-    heading: float | None
-    outer_scale: float
     created_at: float
 
 
@@ -126,63 +123,6 @@ def content_before(conn: sa.Connection, row: VersionRow) -> int | None:
     )
     version: int | None = conn.execute(query).scalar()
     return version
-
-
-_HEADINGS = (
-    sa.select(versions.c.outer_scale, versions.c.heading)
-    .where(
-        its(versions.c.run_id),
-        versions.c.version <= sa.bindparam("head"),
-        versions.c.version > sa.bindparam("head") - sa.bindparam("most"),
-        versions.c.kind == "merge",
-    )
-    .order_by(versions.c.version.desc())
-)
-
-
-def recent_headings(conn: sa.Connection, run_id: int, head: int, most: int) -> list[Heading]:
-    """Return the headings of a run's newest versions up to `head`, newest first."""
-    values = {"its_run_id": run_id, "head": head, "most": most}
-    return [Heading(*row) for row in conn.execute(_HEADINGS, values)]
-
-
-_BEFORE = versions.alias("before")
-_FALLS = (
-    sa.select(sa.func.count())
-    .select_from(
-        versions.join(
-            _BEFORE,
-            sa.and_(
-                _BEFORE.c.run_id == versions.c.run_id, _BEFORE.c.version == versions.c.version - 1
-            ),
-        )
-    )
-    .where(
-        its(versions.c.run_id),
-        its(versions.c.outer_scale),
-        _BEFORE.c.kind == "merge",
-        _BEFORE.c.outer_scale > versions.c.outer_scale,
-    )
-)
-
-
-def falls(conn: sa.Connection, run_id: int, scale: float) -> int:
-    """Return the number of versions that lowered the outer rate to `scale`."""
-    values = {"its_run_id": run_id, "its_outer_scale": scale}
-    count: int = conn.execute(_FALLS, values).scalar_one()
-    return count
-
-
-_OUTER_SCALE = sa.select(versions.c.outer_scale).where(
-    its(versions.c.run_id), its(versions.c.version)
-)
-
-
-def outer_scale(conn: sa.Connection, run_id: int, version: int) -> float:
-    """Return the factor on the outer rate that made a version; 1 for an unknown version."""
-    values = {"its_run_id": run_id, "its_version": version}
-    scale: float | None = conn.execute(_OUTER_SCALE, values).scalar()
-    return 1.0 if scale is None else scale
 
 
 # --- retention ---

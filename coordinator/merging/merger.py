@@ -44,7 +44,7 @@ from coordinator.merging.recipe import MergeRecipe, MergeTerms
 from coordinator.merging.shard_jobs import TOPIC, Parts, VersionDraft
 from coordinator.plan.plan_checks import BATCH_MAX
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules import steadiness
+from coordinator.rules.sizing import cooling
 from coordinator.runs import publishing, settlement
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import Content
@@ -263,34 +263,10 @@ class Merger(PlatformService):
             workers=max(1, live),
             shards=plan.shards,
             shard_by=plan.shard_by,
-            outer_scale=self._outer_scale(conn, run, len(rows) / max(1, live)),
-            cooling=steadiness.cooling(
-                about.share_done(run, base.version, base.tokens), base.version
-            ),
+            cooling=cooling(about.share_done(run, base.version, base.tokens), base.version),
             rate=learning_rate(train, base.global_step, about.total_steps(run)),
         )
         return recipes.of_contributions(conn, run=run, base=base, rows=rows, terms=terms)
-
-    def _outer_scale(self, conn: Connection, run: RunRow, share: float) -> float:
-        """Return the factor on the outer rate for this merge: lowered when the last updates turned
-        back against the momentum, raised after many steady ones. `share` is the part of the live
-        workers that contribute.
-        """
-        plan = definition(run).plan
-        if not plan.momentum or not plan.steady:
-            return 1.0
-        window = steadiness.window(share)
-        recent, falls = versions.recent_headings(conn, run.id, run.head, window), 0
-        if recent and recent[0].outer_scale < 1.0:
-            falls = versions.falls(conn, run.id, recent[0].outer_scale)
-            rest = steadiness.rest(window, falls)
-            recent = versions.recent_headings(conn, run.id, run.head, rest)
-        scale = steadiness.outer_scale(recent, window, falls)
-        if recent and scale < recent[0].outer_scale:
-            log.warning("outer rate lowered", run=run.name, version=run.head + 1, to=scale)
-        elif recent and scale > recent[0].outer_scale:
-            log.info("outer rate tried again", run=run.name, version=run.head + 1, to=scale)
-        return scale
 
     def _left_behind(
         self, conn: Connection, run: RunRow, merge: MergeRow | None
@@ -344,7 +320,6 @@ class Merger(PlatformService):
         return VersionDraft(
             weights=outcome.weights,
             norm=outcome.update_norm,
-            heading=outcome.heading,
             state=outcome.state,
         )
 
@@ -392,8 +367,6 @@ class Merger(PlatformService):
             "parent": job.recipe.base.version,
             "contributions": job.merge.contributions,
             "update_norm": draft.norm,
-            "heading": draft.heading,
-            "outer_scale": job.recipe.terms.outer_scale,
         }
         self._runs.add_version(conn, run, content, progress, values)
         escrow.pay(conn, job.rows, now)

@@ -40,8 +40,6 @@ class MergeTerms(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 1  # live workers
     shards: int = 1
     shard_by: Literal["size", "name"] = "size"
-    # factor on the plan's outer rate, from the direction of the last updates
-    outer_scale: float = 1.0
     cooling: float = 1.0  # factor on the outer rate, lower towards the end of the run
     rate: float = 0.0  # learning rate by the schedule of `[train]`
 
@@ -126,12 +124,6 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
             ]
         )
 
-    @property
-    def volunteers(self) -> list[str]:
-        """Return the volunteers of the contributions with weight, in their order."""
-        pairs = zip(self.rows, self.weights, strict=True)
-        return [row.volunteer_id for row, weight in pairs if weight]
-
     async def order(
         self, blobs: BlobStore | ShardFiles, threads: int, part: str = ""
     ) -> step.MergeOrder:
@@ -164,7 +156,6 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
                 weight=weight,
                 clip=row.clip,
                 steps=row.steps,
-                volunteer=row.volunteer_id,
             )
             for row, weight in zip(self.rows, self.weights, strict=True)
         ]
@@ -197,7 +188,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         whole = steps_of_update(plan, task.steps)
         whole *= task.batch_size if plan.update == "gradient" else 1
         return Push(
-            scale=weighing.scale * self.terms.outer_scale,
+            scale=weighing.scale,
             work=weighing.work / whole,
             workers=self.terms.workers,
         )

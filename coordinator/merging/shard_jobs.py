@@ -51,7 +51,6 @@ class VersionDraft:
 
     weights: Written  # a scratch file
     norm: float  # norm of the update
-    heading: float | None  # cosine of the update to the momentum before it, where there is momentum
     state: Written | None = None  # a scratch file
     states: tuple[StateFile, ...] = ()  # files in the store, one for each shard
     spent: tuple[str, ...] = ()  # blobs that are not needed once the version exists
@@ -228,7 +227,6 @@ class Parts(PlatformService):
             state_sha256=outcome.state.sha256 if outcome.state else "",
             state_size=outcome.state.size if outcome.state else 0,
             squares=outcome.squares,
-            voices=outcome.turns,
         )
 
     async def _put_together(
@@ -247,11 +245,9 @@ class Parts(PlatformService):
             recipe.metadata(),
         )
         squares = [square for shard in shards.values() for square in shard.squares]
-        turns = [step.MomentumFigures(*turn) for shard in shards.values() for turn in shard.voices]
         return VersionDraft(
             weights=written,
             norm=step.norm_of(squares),
-            heading=step.heading_of(turns, recipe.volunteers),
             states=tuple(
                 StateFile(shard, result.state_sha256, result.state_size)
                 for shard, result in sorted(shards.items())

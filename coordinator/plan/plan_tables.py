@@ -87,8 +87,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     optimizer: Literal["sgd", "nesterov", "delayed-nesterov", "adam", "yogi", "adamw"] = "sgd"
     lr: Positive = 1.0
     momentum: Decay = 0.0
-    # Halve the outer rate, at most thrice, when updates turn back against the momentum.
-    steady: bool = True
     beta1: Decay = 0.9
     beta2: Decay = 0.99
     bias_correction: bool = False

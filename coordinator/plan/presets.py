@@ -42,7 +42,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "fedavgm": _AVERAGING | {"lr": 0.35, "momentum": 0.8},
     "fedadam": _ADAPTIVE | {"optimizer": "adam", "bias_correction": True},
     "fedyogi": _ADAPTIVE | {"optimizer": "yogi"},
-    "diloco": _OUTER_MOMENTUM | {"optimizer": "nesterov", "quorum_share": MORE_THAN_HALF},
+    "diloco": _OUTER_MOMENTUM
+    | {"optimizer": "nesterov", "codec": "int4", "quorum_share": MORE_THAN_HALF},
     "fedbuff": _OUTER_MOMENTUM
     | {
         "optimizer": "nesterov",

@@ -123,7 +123,7 @@ class _Share:
 
     @property
     def done(self) -> bool:
-        """Return True if every sample of the pass has a task; the last pass waits for their ends."""
+        """Return True if every sample of the pass has a task; the last pass waits for them."""
         whole = self.cursor >= self.run.samples_total > 0
         last = bool(self.run.passes) and self.pass_no >= self.run.passes
         waits = last and self.open > 0

@@ -25,9 +25,8 @@ NAME_RULE = f"1 to {NAME_CHARS_MAX} letters, digits, '-', '_' and '.', the first
 SUITES_MAX = 8
 TASK_CREDITS_MAX = 1e9  # 1e15 micro-credits: sums of many tasks stay far below 64 bits
 
-# Least steps of tasks that the server sizes: of 30, 60 and 120 local steps of small models, 60
-# learnt as much as 30, and 120 less (docs/experiments.md).
-SIZED_STEPS = 60
+# Least steps of tasks that the server sizes (docs/experiments.md).
+SIZED_STEPS = 30
 
 Steps = Annotated[int, Meta(ge=1, le=1_000_000)]
 Versions = Annotated[int, Meta(ge=0, le=1_000_000_000)]

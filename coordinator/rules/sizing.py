@@ -27,8 +27,13 @@ CLAMP = 16.0  # a newcomer's speed counts as at most this many times above or be
 # is already too much in long runs (measured, docs/decisions/0025-async-in-step.md).
 LONGER = 1.5
 LONGER_STEPS = 600
-PARAMETERS_SMALL = 1_000_000  # up to this size more than `SIZED_STEPS` local steps learn less
-STEPS_LARGE = 1000  # of the largest: published runs of 150 million parameters and more lose little
+COOLS_FROM = 0.75  # share of a run after which the outer rate falls
+COOLS_TO = 0.1  # share of the outer rate at the end of the run
+LONG = 160  # least versions of a run that cools: a run of 87 ended worse with cooling
+# A model of this size learns nearly as much with so many local steps as with half of them, and less
+# with twice as many (docs/experiments.md).
+PARAMETERS_SMALL, STEPS_SMALL = 1_000_000, 60
+STEPS_LARGE = 1000  # published runs of 150 million parameters and more lose little with so many
 STEPS_MAX = (1 << 31) - 1  # most steps of a run that fit a message
 GAME_BYTES_MAX = 1 << 18  # largest size of one compressed game
 
@@ -210,7 +215,7 @@ def steps_that_learn(parameters: int) -> int:
     35).
     """
     times = math.sqrt(max(1.0, parameters / PARAMETERS_SMALL))
-    return min(STEPS_LARGE, round(SIZED_STEPS * times))
+    return min(STEPS_LARGE, round(STEPS_SMALL * times))
 
 
 def steps_of_update(plan: Plan, local_steps: int) -> int:
@@ -268,6 +273,18 @@ def _expected_steps(file: RunFile, plan: Plan, samples: int, sample_size: int) -
     versions = [end / version_samples for end in ends if end]
     versions += [stop.versions] if stop.versions else []
     return math.ceil(min(versions, default=0) * steps - 1e-6)
+
+
+def cooling(done: float, version: int) -> float:
+    """Return the factor on the outer rate of a run with this share done: 1, or less near its end.
+
+    Momentum applies each round several times, so the last versions oscillate around their target
+    even at a low rate of the workers (docs/decisions/0027-cooling.md).
+    """
+    if version < LONG * done or not done:
+        return 1.0
+    left = (1.0 - min(1.0, done)) / (1.0 - COOLS_FROM)
+    return min(1.0, COOLS_TO + (1.0 - COOLS_TO) * left)
 
 
 def steps_in(samples: int, batch_size: int) -> int:

@@ -34,7 +34,7 @@ GB = 1e9
 # operations of one credit by default, so that equal device time earns alike on every workload
 CREDIT_FLOPS = 1e10
 MICRO = 1_000_000
-CHAIN_BYTES_MIN = 1 << 20  # a smaller model is sent whole by default, not as a chain
+CHAIN_BYTES_MIN = 1 << 18  # a smaller model is sent whole by default, not as a chain
 
 # Defaults of a run that strangers may join: with two of five volunteers hostile the model moves
 # little, and honest work costs less than 1 % of the loss (measured, docs/experiments.md).

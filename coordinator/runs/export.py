@@ -293,7 +293,6 @@ def _metrics(source: ExportSource) -> list[str]:
             "tokens": row.tokens,
             "contributions": len(decode(row.contributions)),
             "update_norm": row.update_norm,
-            "outer_scale": row.outer_scale,
             "loss": evaluation.loss,
             **decode(evaluation.metrics, dict[str, float]),
         }

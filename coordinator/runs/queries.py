@@ -158,7 +158,6 @@ class RunQueries:
             steps=run.global_step,
             merging=merging_text(beat.needs, beat.merge_in_s) if goes_on else "",
             standstill=standstill,
-            outer_scale=versions.outer_scale(conn, run.id, run.head),
             suites=suite_courses(conn, run),
         )
 
@@ -479,8 +478,6 @@ def _version_info(
         loss=seen.loss,
         sample=seen.sample,
         update_norm=row.update_norm,
-        heading=row.heading,
-        outer_scale=row.outer_scale,
         contributions=len(decode(row.contributions)),
         evaluation=seen.state,
         best=run.best == row.version,

@@ -284,7 +284,7 @@ class Runs(PlatformService):
     def _add_version(self, conn: Connection, run: RunRow, content: Content, kind: str) -> None:
         version = 0 if kind == "initial" else run.head + 1
         progress = TrainingProgress(version=version, global_step=run.global_step, tokens=run.tokens)
-        plain = {"contributions": "[]", "update_norm": None, "heading": None, "outer_scale": 1.0}
+        plain = {"contributions": "[]", "update_norm": None}
         made_of = {"parent": None if version == 0 else run.head}
         datasets.register(conn, content.blobs(), self._clock.now())
         self.add_version(conn, run, content, progress, {"kind": kind} | plain | made_of)

@@ -41,7 +41,6 @@ class RunInfo(Message):
     taught_by: Teaching = "samples"
     measure: Measure = "loss"  # meaning of the loss
     # share of the plan's outer rate in use: below 1 the run has lowered it automatically
-    outer_scale: float = 1.0
     origin: str = ""  # base model that the run continues; "" = random weights
     origin_licence: str = ""
     origin_bytes: int = 0  # bytes of the base model's files, which each volunteer downloads once

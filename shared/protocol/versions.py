@@ -141,8 +141,6 @@ class VersionInfo(Message):
     sample: str = ""
     picture: BlobRef | None = None  # a PNG, if the sample is an image
     update_norm: float | None = None
-    heading: float | None = None  # cosine of its update with the previous outer momentum
-    outer_scale: float = 1.0  # share of the plan's outer rate that the merge used
     mine: int = 0  # contributions of the requesting volunteer
 
 

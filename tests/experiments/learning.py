@@ -192,7 +192,6 @@ class Learned:
     up: float  # bytes a parameter and worker
     down: float
     stored: int
-    outer_scale: float  # of the last version
 
     def row(self) -> dict[str, Any]:
         refused: dict[str, int] = {}
@@ -209,7 +208,6 @@ class Learned:
             "merged": self.outcome.merged,
             "virtual_s": round(self.outcome.seconds, 1),
             "refused": refused,
-            "outer_scale": self.outer_scale,
             "curve": [(step, round(at, 1), round(loss, 4)) for step, at, loss in self.curve],
         }
 
@@ -252,7 +250,6 @@ def learn(setup: Setup, run: Run) -> Learned:
         up=sum(trace.up_bytes for trace in outcome.traces) / size,
         down=sum(trace.down_bytes for trace in outcome.traces) / size,
         stored=watch.stored,
-        outer_scale=watch.outer_scale,
     )
 
 
@@ -270,14 +267,12 @@ class _Watch:
         self._at = (0, 0.0)
         self.curve: list[tuple[int, float, float]] = []
         self.stored = 0
-        self.outer_scale = 1.0
 
     def see(self, head: MergedHead) -> None:
         step = head.row.global_step
         with open_frame(head.weights, head.about.schema) as frame:
             self._last = {name: np.array(frame.array(name)) for name in frame}
         self._about, self._at = head.about, (step, head.seconds)
-        self.outer_scale = head.row.outer_scale
         for wanted, path in self._run.save.items():
             if step == wanted:
                 path.mkdir(parents=True, exist_ok=True)

@@ -225,14 +225,6 @@ def test_short_times(seconds: float, words: str) -> None:
     assert duration_words(seconds) == words
 
 
-async def test_a_run_that_lowered_its_outer_rate_says_so(engine: FakeEngine) -> None:
-    prepared(engine)
-    engine.answers[endpoints.RUNS] = (replace(RUNS[0], outer_scale=0.5),)
-    async with opened(engine, scenes.filled(), size=(120, 36), look=PAGE) as (app, pilot):
-        await settle(app, pilot)
-        assert "rate lowered to 50 %" in screen_text(app)
-
-
 async def test_scores_before_and_after_stand_beside_the_loss(engine: FakeEngine) -> None:
     prepared(engine)
     before, after = (

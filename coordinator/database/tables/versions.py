@@ -23,11 +23,6 @@ versions = sa.Table(
     sa.Column("global_step", sa.BigInteger, nullable=False),
     sa.Column("tokens", sa.BigInteger, nullable=False),
     sa.Column("update_norm", sa.Double, nullable=True),
-    sa.Column(
-        "heading", sa.Double, nullable=True
-    ),  # cosine of the update with the momentum before it
-    # share of the plan's outer rate that the merge used
-    sa.Column("outer_scale", sa.Double, nullable=False, server_default="1"),
     sa.Column("created_at", sa.Double, nullable=False),
 )
 

@@ -33,9 +33,9 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 _TIMES = 5
 _MUON_MOMENTUM = 0.95
 _ROW_DECAY = 0.95  # of the mean square of an orthogonal step's rows (NorMuon, Li et al. 2025)
-# Other parameters: momentum, and the root mean square of a row's step at rate 1. Rows whose momentum
-# is below the floor, as a share of the tensor's, step in proportion, or a token that is seen once
-# would move its row for the rest of the task.
+# Other parameters: momentum, and the root mean square of a row's step at rate 1. Rows whose
+# momentum is below the floor, as a share of the tensor's, step in proportion, or a token that is
+# seen once would move its row for the rest of the task.
 _MOMENTUM_OF_ROWS = 0.9
 _ROW_RMS = 0.3
 _ROW_FLOOR = 0.1
@@ -101,7 +101,9 @@ class InnerOptimizer:
             _move(values, changes, rate, group.weight_decay)
         elif group.rule == "rows":
             momenta = self._held(moved, "momentum_buffer")
-            changes = [row_step(grad, held) for grad, held in zip(grads, momenta, strict=True)]
+            changes = [
+                row_step(grad, momentum) for grad, momentum in zip(grads, momenta, strict=True)
+            ]
             _move(values, changes, rate, group.weight_decay)
         elif group.rule == "sgd":
             sgd(
@@ -162,8 +164,8 @@ class InnerOptimizer:
         or optimiser.
         """
         fits = "steps" in state and all(
-            f"{key}/{name}" in state and state[f"{key}/{name}"].shape == own[key].shape
-            for name, own in self._states.items()
+            f"{key}/{name}" in state and state[f"{key}/{name}"].shape == tensors[key].shape
+            for name, tensors in self._states.items()
             for key in self._keys[name]
         )
         if fits:
@@ -224,12 +226,12 @@ def muon(grads: Sequence[Tensor], momenta: Sequence[Tensor], *, narrow: bool) ->
     Computes in float32 unless `narrow`, unlike torch's own Muon: bfloat16 leaves the directions of
     small singular values undetermined, a hundredth of the update, and two machines would differ.
     """
-    alike: dict[tuple[int, ...], list[int]] = {}
+    by_shape: dict[tuple[int, ...], list[int]] = {}
     for index, (grad, momentum) in enumerate(zip(grads, momenta, strict=True)):
         momentum.lerp_(grad, 1.0 - _MUON_MOMENTUM)
-        alike.setdefault(tuple(grad.shape), []).append(index)
+        by_shape.setdefault(tuple(grad.shape), []).append(index)
     changes = [*grads]
-    for shape, indices in alike.items():
+    for shape, indices in by_shape.items():
         moves = [grads[index].lerp(momenta[index], _MUON_MOMENTUM) for index in indices]
         stacked = torch.stack(moves)  # (n, A, B)
         turned = orthogonal(stacked.bfloat16() if narrow else stacked)

@@ -411,7 +411,6 @@ def run_detail(
             for suite in info.suites[:8]
         ),
         (pgettext("version", "next"), when),
-        (_("outer"), _lowered(info)),
         (_("contact"), printable(info.contact, 100)),
     )
     for name, text in facts:
@@ -424,16 +423,6 @@ def _helping(info: RunInfo, run_names: Sequence[str]) -> str:
     if info.name in run_names:
         return _("yes (enter: stop helping)")
     return _("no (enter: help)") if run_names else _("as any run (enter: only this one)")
-
-
-def _lowered(info: RunInfo) -> str:
-    """Return how far a run has automatically lowered its outer rate; "" if it has not."""
-    if info.outer_scale >= 1:
-        return ""
-    return _(
-        "rate lowered to {percent} %, as updates opposed the momentum",
-        percent=number(100 * info.outer_scale, ".0f"),
-    )
 
 
 def _course(info: RunInfo, glyphs: Glyphs) -> str:

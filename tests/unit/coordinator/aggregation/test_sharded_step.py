@@ -22,9 +22,7 @@ from coordinator.aggregation.shards import Shard, split
 from coordinator.aggregation.step import (
     Input,
     MergeOrder,
-    MomentumFigures,
     assemble,
-    heading_of,
     merge_shard,
     norm_of,
     run,
@@ -68,7 +66,6 @@ PLANS: dict[str, Plan] = {
     },
 }
 ROUNDS, WORKERS = 3, 5
-Figures = tuple[float, float | None]  # norm of an update, its cosine to the momentum before it
 
 
 def exact(spec: TensorSpec, seed: int) -> np.ndarray[Any, np.dtype[Any]]:
@@ -113,8 +110,8 @@ class Run:
             if not path.exists():
                 tensors = {spec.name: exact(spec, seed) for spec in self.schema}
                 codec("float32").encode(tensors, self.schema, path)
-            weight, of = 1.0 + worker % 3, f"volunteer-{worker // 2}"
-            inputs.append(Input(path=path, codec="float32", weight=weight, clip=0.5, volunteer=of))
+            weight = 1.0 + worker % 3
+            inputs.append(Input(path=path, codec="float32", weight=weight, clip=0.5))
         return MergeOrder(
             plan=self.plan,
             schema=self.schema,
@@ -128,15 +125,15 @@ class Run:
             metadata={"version": str(self.version + 1)},
         )
 
-    def whole(self, threads: int = 1) -> Figures:
+    def whole(self, threads: int = 1) -> float:
         """One merge at once; its figures."""
         weights = self.folder / f"version-{self.version + 1}"
         state = self.folder / f"state-{self.version + 1}"
         outcome = run(self.order(threads), weights, state)
         self._done(outcome.weights.sha256, [state] if outcome.state else [])
-        return outcome.update_norm, outcome.heading
+        return outcome.update_norm
 
-    def sharded(self, shards: Sequence[Shard], threads: int = 1) -> Figures:
+    def sharded(self, shards: Sequence[Shard], threads: int = 1) -> float:
         """One merge in shards, last shard first."""
         order = self.order(threads)
         surveys = [self.folder / f"survey-{self.version}-{index}" for index in range(len(shards))]
@@ -145,21 +142,18 @@ class Run:
         parts: dict[int, Path] = {}
         states: dict[int, Path] = {}
         squares: list[float] = []
-        turns: list[MomentumFigures] = []
         for index in reversed(range(len(shards))):
             weights = self.folder / f"part-{self.version + 1}-{index}"
             state = self.folder / f"state-{self.version + 1}-{index}"
             outcome = merge_shard(order, shards[index], surveys, weights, state)
             parts[index] = weights
             squares += outcome.squares
-            turns += outcome.turns
             if outcome.state:
                 states[index] = state
         path = self.folder / f"version-{self.version + 1}"
         written = assemble(self.schema, shards, parts, path, order.metadata)
         self._done(written.sha256, list(states.values()))
-        volunteers = [item.volunteer for item in order.inputs]
-        return norm_of(squares), heading_of(turns, volunteers)
+        return norm_of(squares)
 
     def _done(self, sha256: str, state: list[Path]) -> None:
         assert hashlib.sha256((self.folder / f"version-{self.version + 1}").read_bytes()).hexdigest() == sha256  # fmt: skip

@@ -7,16 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from coordinator.aggregation.server_optimizer import Push
 from coordinator.aggregation.step import (
     Input,
     MergeOrder,
     MergeOutput,
-    MomentumFigures,
-    heading_of,
     run,
 )
 from coordinator.plan.plan import plan
@@ -64,12 +60,11 @@ def merge(
     *,
     threads: int = 1,
     state: Path | None = None,
-    volunteers: str = "abc",
     **extra: object,
 ) -> tuple[MergeOutput, dict[str, np.ndarray]]:
     inputs = tuple(
-        Input(path=folder / f"update-{index}", codec="float32", weight=weight, volunteer=who)
-        for index, (weight, who) in enumerate(zip(weights, volunteers, strict=False))
+        Input(path=folder / f"update-{index}", codec="float32", weight=weight)
+        for index, weight in enumerate(weights)
     )
     order = MergeOrder(
         plan=chosen,
@@ -132,57 +127,6 @@ def test_nesterov_keeps_its_momentum_from_merge_to_merge(folder: Path) -> None:
         m2 = 0.9 * m1 + mean[name]
         expected = model(0)[name] - 0.7 * (mean[name] + 0.9 * m1) - 0.7 * (mean[name] + 0.9 * m2)
         np.testing.assert_allclose(twice[name], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_merge_says_how_its_update_lies_to_the_momentum_before_it(folder: Path) -> None:
-    chosen = plan({"preset": "diloco"})
-    first, _ = merge(folder, chosen, [1.0, 1.0, 1.0])
-    assert first.heading is None
-    state = (folder / "out-1-False-state").rename(folder / "kept")
-    assert merge(folder, plan({"preset": "fedavg"}), [1.0, 1.0])[0].heading is None
-    again, _ = merge(folder, chosen, [1.0, 1.0, 1.0], state=state)
-    assert again.heading == pytest.approx(1.0, abs=0.1)  # of the median, not of the mean
-    (folder / "out-1-True-state").unlink()
-    mean, _ = merge(folder, chosen, [1.0, 1.0, 1.0], state=state, volunteers="aaa")
-    assert mean.heading == pytest.approx(1.0)
-    (folder / "out-1-True-state").unlink()
-    for index in range(3):
-        backwards = {name: -value for name, value in model(10 + index).items() if name != "seen"}
-        codec("float32").encode(
-            backwards | {"seen": np.array([3], np.int64)}, SCHEMA, folder / f"update-{index}"
-        )
-    back, _ = merge(folder, chosen, [1.0, 1.0, 1.0], state=state)
-    assert back.heading == pytest.approx(-1.0, abs=0.1)
-
-
-@given(st.data(), st.integers(1, 9))
-def test_a_heading_is_within_those_of_the_honest_whatever_a_minority_sends(
-    data: st.DataObject, count: int
-) -> None:
-    along = st.floats(-1, 1)
-    hostile = st.floats(-1e6, 1e6)
-    bad = (count - 1) // 2
-    products = [data.draw(hostile if index < bad else along) for index in range(count)]
-    turn = MomentumFigures(momentum=1.0, update=1.0, products=tuple(products))
-    found = heading_of([turn], [f"volunteer-{index}" for index in range(count)])
-    assert found is not None
-    assert min(products[bad:]) <= found <= max(products[bad:])
-
-
-def test_one_volunteer_in_three_does_not_turn_a_heading_whatever_it_sends(folder: Path) -> None:
-    """By the mean it would: a run lowered its outer rate by that."""
-    chosen = plan({"preset": "diloco"})
-    merge(folder, chosen, [1.0, 1.0, 1.0])
-    state = (folder / "out-1-False-state").rename(folder / "kept")
-    back = {name: -3 * value for name, value in model(10).items() if name != "seen"}
-    codec("float32").encode(back | {"seen": np.array([3], np.int64)}, SCHEMA, folder / "update-0")
-    hostile, _ = merge(folder, chosen, [1.0] * 3, state=state, volunteers="eab")
-    assert hostile.heading is not None
-    assert hostile.heading > 0.3
-    (folder / "out-1-True-state").unlink()
-    alone, _ = merge(folder, chosen, [1.0] * 3, state=state, volunteers="aaa")
-    assert alone.heading is not None
-    assert alone.heading < 0.05  # several contributions of one volunteer are one voice
 
 
 def test_the_bytes_do_not_depend_on_the_number_of_threads(folder: Path) -> None:

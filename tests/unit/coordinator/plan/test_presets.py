@@ -88,7 +88,7 @@ def test_each_key_of_a_preset_is_overridden_alone_or_refused_with_a_sentence(pre
             "gradient_every = 3\n[task]\nlocal_steps = 50",
             "local_steps = 50 is no multiple of gradient_every = 3, .*: set local_steps = 51,",
         ),
-        ("gradient_every = 7", "local_steps = 60 is no multiple of gradient_every"),
+        ("gradient_every = 7", "local_steps = 30 is no multiple of gradient_every"),
         ("[task]\nlocal_steps = 5000", "more than 1024 gradients: raise gradient_every"),
         (
             "[task]\ntarget_seconds = 60\nmax_steps = 2000",

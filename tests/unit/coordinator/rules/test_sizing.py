@@ -21,6 +21,7 @@ from coordinator.rules.sizing import (
     RunPace,
     allowance_s,
     clamped,
+    cooling,
     episodes_bytes_max,
     estimate_s,
     memory_bytes,
@@ -190,9 +191,9 @@ def _pace(transfer_s: float) -> RunPace:
         ({}, 10**10, 900.0, 1000),
         ({}, 10_000_000, 900.0, 190),
         ({}, 800_000, 900.0, 60),
-        ({}, 124_000_000, 1.0, 60),
-        ({"transfer_share": 0.0}, 124_000_000, 90.0, 60),
-        ({"preset": "sync-sgd"}, 124_000_000, 90.0, 60),  # a version of every mini-batch
+        ({}, 124_000_000, 1.0, 30),
+        ({"transfer_share": 0.0}, 124_000_000, 90.0, 30),
+        ({"preset": "sync-sgd"}, 124_000_000, 90.0, 30),  # a version of every mini-batch
     ],
 )
 def test_tasks_are_sized_so_that_transfers_take_their_share(
@@ -203,8 +204,8 @@ def test_tasks_are_sized_so_that_transfers_take_their_share(
 
 def test_tasks_have_the_least_steps_until_the_times_of_some_are_known() -> None:
     whole = plan({})
-    assert sized_steps(whole, 124_000_000, None) == 60
-    assert sized_steps(whole, 124_000_000, RunPace(step_s=3.0, flops=1e9)) == 60
+    assert sized_steps(whole, 124_000_000, None) == 30
+    assert sized_steps(whole, 124_000_000, RunPace(step_s=3.0, flops=1e9)) == 30
 
 
 def test_seeds_differ_and_never_change() -> None:
@@ -242,19 +243,19 @@ def test_a_run_of_unknown_units_counts_samples() -> None:
     ("tables", "samples", "steps"),
     [
         ({}, 1000, 0),
-        ({"stop": {"versions": 7}}, 1000, 420),
+        ({"stop": {"versions": 7}}, 1000, 210),
         (
             {"stop": {"passes": 2}},
             1000,
             63,
         ),  # 2,000 samples in batches of 16, two updates a version
         ({"stop": {"passes": 2}}, 0, 0),  # it makes its own data, without an end
-        ({"stop": {"passes": 2, "versions": 1}}, 1000, 60),
+        ({"stop": {"passes": 2, "versions": 1}}, 1000, 30),
         ({"stop": {"versions": 7}, "train": {"decay_steps": 90}}, 1000, 90),
         ({"stop": {"tokens": 24_000}}, 1000, 94),  # 3,000 samples of 8
         ({"stop": {"tokens": 24_000}}, 0, 0),
         ({"stop": {"versions": 7}, "task": {"local_steps": 20}}, 1000, 140),
-        ({"stop": {"versions": 7}, "plan": {"preset": "gradient-average"}}, 1000, 420),
+        ({"stop": {"versions": 7}, "plan": {"preset": "gradient-average"}}, 1000, 210),
         ({"stop": {"versions": 7}, "plan": {"preset": "async-sgd", "gradient_every": 5}}, 1000, 35),
     ],
 )
@@ -271,8 +272,8 @@ def test_how_long_a_run_will_be(tables: dict[str, Any], samples: int, steps: int
         (1, {}, 18_750),  # a lone worker does all of it
         (3, {}, 6850),  # more are faster, and the rate falls a little less: by 600 steps at most
         (16, {}, 1758),  # and the schedule is at most half as long again as the run
-        (16, {"versions": 7}, 420),
-        (1, {"versions": 7}, 420),
+        (16, {"versions": 7}, 210),
+        (1, {"versions": 7}, 210),
     ],
 )
 def test_a_run_is_as_long_as_the_workers_side_by_side_make_it(
@@ -321,3 +322,11 @@ def test_a_newcomer_is_sized_near_the_median(told: float, step_s: float, speed: 
     assert clamped(known, told, step_s) == pytest.approx(speed)
     assert clamped(run_of(pace=None), told, step_s) == 0.0  # nothing to compare with
     assert clamped(run_of(pace=RunPace(step_s=0.5, flops=0.0)), told, step_s) == 0.0
+
+
+def test_the_last_quarter_of_a_long_run_steps_by_less_and_less() -> None:
+    assert [cooling(done, round(200 * done)) for done in (0.0, 0.5, 0.75)] == [1.0] * 3
+    assert cooling(0.875, 175) == pytest.approx(0.55)
+    assert cooling(1.0, 200) == cooling(1.5, 300) == pytest.approx(0.1)
+    assert cooling(1.0, 159) == cooling(0.875, 100) == 1.0
+    assert cooling(0.0, 5000) == 1.0  # nobody knows its end

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coordinator.cli.main import app
-from coordinator.rules import steadiness
+from coordinator.rules import sizing
 from coordinator.simulate import loop
 from coordinator.simulate.prediction import Prediction, predict, told
 from coordinator.simulate.scenario import example, from_table, parse
@@ -267,8 +267,8 @@ def test_virtual_time_jumps_and_a_deadlock_is_an_error() -> None:
 def test_outer_momentum_steps_by_less_towards_the_end_of_a_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(steadiness, "LONG", 24)
-    plan = {"preset": "diloco", "quorum": 2, "steady": False, "shards": 2}
+    monkeypatch.setattr(sizing, "LONG", 24)
+    plan = {"preset": "diloco", "quorum": 2, "shards": 2}
     found: list[np.ndarray[Any, Any]] = []
 
     def see(head: MergedHead) -> None:

@@ -61,14 +61,6 @@ def test_merged_gradients_make_the_steps_of_adamw_on_the_union_of_the_batches(
     assert apart <= 1e-5 * moved
 
 
-@pytest.mark.slow
-def test_a_run_that_steps_too_far_lowers_its_outer_rate_by_itself(setup: Setup) -> None:
-    plan = {"preset": "diloco", "lr": 2.5}
-    kept = learn(setup, Run(plan=plan | {"steady": False}, steps=80, local_steps=5))
-    lowered = learn(setup, Run(plan=plan, steps=80, local_steps=5))
-    assert (kept.outer_scale, lowered.outer_scale) == (1.0, 0.5)
-
-
 def test_nobody_is_refused_for_what_he_trained_while_the_learning_rate_rose(setup: Setup) -> None:
     """Judged by steps alone, whatever came after the first eight contributions was refused for
     ever.
