@@ -28,7 +28,7 @@ CACHE_BYTES = 2 << 30
 T = TypeVar("T")
 
 
-class Seated(msgspec.Struct, frozen=True, kw_only=True):
+class SeatedOpponent(msgspec.Struct, frozen=True, kw_only=True):
     """Opponent that is ready to play, and the board's rules."""
 
     run: str
@@ -60,7 +60,7 @@ class Rival:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rival")
         self._opponent: Opponent | None = None
 
-    async def sit(self, version: int | None = None) -> Seated:
+    async def sit(self, version: int | None = None) -> SeatedOpponent:
         """Load a version as the opponent, by default the newest. Raises NotFound, BadRequest."""
         newest = checked(await self._api.query(endpoints.LATEST, run=self._run), self._public_key)
         manifest = newest
@@ -77,7 +77,7 @@ class Rival:
         path = await self._transfers.fetch(manifest.weights, lambda _: None)
         self._opponent = await self._on_thread(lambda: self._read(manifest, path))
         size, win = games.rules(manifest.config)
-        return Seated(
+        return SeatedOpponent(
             run=self._run, version=manifest.version, newest=newest.version, size=size, win=win
         )
 

@@ -14,7 +14,7 @@ from coordinator.accounts.authentication import Principal, Tokens
 from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.invites import Invites, NewCode
 from coordinator.accounts.leaderboard import Leaderboard
-from coordinator.accounts.registration import Registered
+from coordinator.accounts.registration import Registration
 from coordinator.accounts.reversals import Reversals
 from coordinator.database import invite_rows as code_rows
 from coordinator.database import recomputes, record, runs, standings, statistics, verdicts
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
-__all__ = ["Principal", "Shown", "Volunteers"]
+__all__ = ["Principal", "VolunteerDetails", "Volunteers"]
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class _AccountSums(msgspec.Struct, frozen=True, kw_only=True):
     today_micro: int
 
 
-class _Look(NamedTuple):
+class _ViewRequest(NamedTuple):
     """Request for a volunteer's own view."""
 
     who: str
@@ -86,7 +86,7 @@ class _Look(NamedTuple):
     since: int | None  # number after which verdicts of the worker are wanted
 
 
-class Shown(msgspec.Struct, frozen=True, kw_only=True):
+class VolunteerDetails(msgspec.Struct, frozen=True, kw_only=True):
     """Organiser's view of one volunteer and its machines."""
 
     person: VolunteerSummary
@@ -113,7 +113,7 @@ class Volunteers:
         self._counted: KeyedCache[tuple[str, float], _AccountSums] = KeyedCache(
             COUNTED_S, clock, rest=REST, most=WORK_MAX
         )
-        self._looking: Joiner[_Look, tuple[Me, Any]] = Joiner(self._look_all, JOINED_MAX)
+        self._looking: Joiner[_ViewRequest, tuple[Me, Any]] = Joiner(self._look_all, JOINED_MAX)
         self._entrance = entrance or Entrance(secrets.token_bytes(32), 0, clock)
         self.orders = PerMinute(clock.monotonic)
         self.invites = Invites(db, clock)
@@ -121,7 +121,7 @@ class Volunteers:
 
     # --- coming and going ---
 
-    async def register(self, request: RegisterRequest, address: str = "") -> Registered:
+    async def register(self, request: RegisterRequest, address: str = "") -> Registration:
         """Register a worker, or repeat an earlier reply. Raises like `registration`."""
         registration.check(request)
         now = self._clock.now()
@@ -258,15 +258,17 @@ class Volunteers:
 
         day = now - now % DAY_S
         old = await self._counted.get((who, day), lambda: self._db.read(partial(_count, who, day)))
-        question = _Look(who, day, old, rank, also, principal.worker_id, since)
+        question = _ViewRequest(who, day, old, rank, also, principal.worker_id, since)
         me, result = await self._looking.ask(question)
         return me, result
 
-    async def _look_all(self, questions: Sequence[_Look]) -> list[tuple[Me, Any] | Exception]:
+    async def _look_all(
+        self, questions: Sequence[_ViewRequest]
+    ) -> list[tuple[Me, Any] | Exception]:
         return await self._db.read(lambda conn: self._look(conn, questions))
 
     def _look(
-        self, conn: Connection, questions: Sequence[_Look]
+        self, conn: Connection, questions: Sequence[_ViewRequest]
     ) -> list[tuple[Me, Any] | Exception]:
         """Return the views of several accounts, each with the result of its `also`, or an error."""
         now = self._clock.now()
@@ -362,15 +364,15 @@ class Volunteers:
         now = self._clock.now()
         return await self._db.read(lambda conn: standings.report(conn, now))
 
-    async def show(self, who: str) -> Shown:
+    async def show(self, who: str) -> VolunteerDetails:
         """Return one account, by id or nickname, with its machines. Raises NotFound."""
         now = self._clock.now()
 
-        def read(conn: Connection) -> Shown:
+        def read(conn: Connection) -> VolunteerDetails:
             row = _find(conn, who)
             person = statistics.summed(conn, statistics.people(conn, [row.id]))[0]
             machines = statistics.machines(conn, [row.id], now)[row.id]
-            return Shown(person=person, machines=tuple(machines))
+            return VolunteerDetails(person=person, machines=tuple(machines))
 
         return await self._db.read(read)
 

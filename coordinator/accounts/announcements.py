@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CHARS_MAX = 300
 
 
-class _Kept(msgspec.Struct, frozen=True, kw_only=True):
+class _AnnouncementList(msgspec.Struct, frozen=True, kw_only=True):
     """Announcements that are still shown, oldest first, and the number of the next one."""
 
     next_id: int = 1
@@ -65,7 +65,9 @@ class Announcements:
             )
             self._put(
                 conn,
-                _Kept(next_id=announcements.next_id + 1, standing=(*announcements.standing, new)),
+                _AnnouncementList(
+                    next_id=announcements.next_id + 1, standing=(*announcements.standing, new)
+                ),
             )
             record.append(conn, "organiser", "announce", run, text, now)
             return new
@@ -92,14 +94,14 @@ class Announcements:
         """Return the announcements that are still shown, the oldest first."""
         return (await self._db.read(self._standing)).standing
 
-    def _standing(self, conn: Connection, *, lock: bool = False) -> _Kept:
+    def _standing(self, conn: Connection, *, lock: bool = False) -> _AnnouncementList:
         if lock:
             key_values.put_new(conn, key_values.ANNOUNCEMENTS, "{}")
         text = key_values.get(conn, key_values.ANNOUNCEMENTS, lock=lock)
-        announcements = decode(text.encode(), _Kept) if text else _Kept()
+        announcements = decode(text.encode(), _AnnouncementList) if text else _AnnouncementList()
         now = self._clock.now()
         current = (a for a in announcements.standing if a.until is None or a.until > now)
         return msgspec.structs.replace(announcements, standing=tuple(current))
 
-    def _put(self, conn: Connection, announcements: _Kept) -> None:
+    def _put(self, conn: Connection, announcements: _AnnouncementList) -> None:
         key_values.put(conn, key_values.ANNOUNCEMENTS, msgspec.json.encode(announcements).decode())

@@ -60,7 +60,7 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     runs: tuple[str, ...] = ()  # empty: every run
 
 
-class Granted(msgspec.Struct, frozen=True, kw_only=True):
+class GrantResult(msgspec.Struct, frozen=True, kw_only=True):
     """Confirmation of a grant."""
 
     name: str
@@ -196,19 +196,19 @@ class ApiKeys:
 
         return await self._db.write(move)
 
-    async def grant(self, name: str, amount_micro: int, reason: str) -> Granted:
+    async def grant(self, name: str, amount_micro: int, reason: str) -> GrantResult:
         """Give an account credits on behalf of the organiser. Raises NotFound, BadRequest."""
         why, gift = reason_of(reason), secrets.token_hex(16)
         now, to = self._clock.now(), nicknames.skeleton(name[:256])
 
-        def add(conn: Connection) -> Granted:
+        def add(conn: Connection) -> GrantResult:
             taker = store.find(conn, name[:256], to)
             stored_reason = record.reason(conn, taker.id, why)
             gifts.grant(conn, taker.id, gift, amount_micro, stored_reason, now)
             detail = {"reason": stored_reason, "amount_micro": amount_micro}
             record.append(conn, "organiser", "grant", taker.id, detail, now)
             left = payments.balances(conn, taker.id).earned_micro
-            return Granted(name=taker.nickname, amount_micro=amount_micro, earned_micro=left)
+            return GrantResult(name=taker.nickname, amount_micro=amount_micro, earned_micro=left)
 
         return await self._db.write(add)
 

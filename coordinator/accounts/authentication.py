@@ -40,7 +40,7 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     nickname: str
 
 
-class _Remembered(msgspec.Struct, frozen=True):
+class _VerifiedWorker(msgspec.Struct, frozen=True):
     """Worker with a recently verified secret."""
 
     principal: Principal
@@ -56,7 +56,7 @@ class Tokens:
         self._clock = clock
         # Workers by the SHA-256 of the header: no secret stays in memory, and the time of a look-up
         # reveals nothing about a secret.
-        self._known: dict[bytes, _Remembered] = {}
+        self._known: dict[bytes, _VerifiedWorker] = {}
         self._stamp = CachedValue(self._read_stamp, CACHE_S, clock)
 
     async def _read_stamp(self) -> str:
@@ -81,7 +81,7 @@ class Tokens:
             self._known.pop(next(iter(self._known)))
         key, until = sha256(header).digest(), self._clock.monotonic() + AGAIN_S
         self._known.pop(key, None)
-        self._known[key] = _Remembered(principal, stamp, until)
+        self._known[key] = _VerifiedWorker(principal, stamp, until)
         return principal
 
     async def _look(self, worker_id: str, secret: str) -> Principal:

@@ -41,7 +41,7 @@ ACCEPTS_MAX = 64  # runs whose licences one request may accept
 RETRY_S = HOUR_S  # wait of a network that made too many accounts today
 
 
-class Registered(msgspec.Struct, frozen=True):
+class Registration(msgspec.Struct, frozen=True):
     """Identity of a worker; `created` is False when it was registered before."""
 
     volunteer_id: str
@@ -72,7 +72,7 @@ def check(request: RegisterRequest) -> None:
 
 def register(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
-) -> Registered:
+) -> Registration:
     """Return this worker's account, or a new one. Raises the errors of a refused registration."""
     credentials = store.credentials(conn, request.worker_id)
     if credentials is None:
@@ -91,7 +91,7 @@ def register(
 
 def _admit(
     conn: Connection, request: RegisterRequest, admission: Admission, now: float
-) -> Registered | None:
+) -> Registration | None:
     """Register a new volunteer or machine; None if another request has registered it."""
     code = None
     if request.code:
@@ -116,7 +116,7 @@ def _admit(
         detail = {"worker": request.worker_id}
         record.append(conn, account.id, "volunteer.link", account.id, detail, now)
     _agree(conn, account.id, request.accepts, now)
-    return Registered(account.id, request.worker_id, account.nickname, True)
+    return Registration(account.id, request.worker_id, account.nickname, True)
 
 
 def _linked(conn: Connection, code: CodeRow) -> VolunteerRow:
@@ -229,14 +229,16 @@ def _told(request: RegisterRequest) -> dict[str, Any]:
 
 def _again(
     conn: Connection, credentials: Credentials, request: RegisterRequest, now: float
-) -> Registered:
+) -> Registration:
     """Repeat a known worker's registration: its report and consents are updated, it is online."""
     authorise(credentials, request.secret)
     store.set_worker(
         conn, credentials.worker_id, state="online", last_seen_at=now, **_told(request)
     )
     _agree(conn, credentials.volunteer_id, request.accepts, now)
-    return Registered(credentials.volunteer_id, credentials.worker_id, credentials.nickname, False)
+    return Registration(
+        credentials.volunteer_id, credentials.worker_id, credentials.nickname, False
+    )
 
 
 def authorise(credentials: Credentials | None, secret: str) -> Credentials:

@@ -23,30 +23,30 @@ class CommandRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Base of the requests; a misspelt field is an error."""
 
 
-class Nothing(CommandRequest, frozen=True, kw_only=True):
+class EmptyRequest(CommandRequest, frozen=True, kw_only=True):
     """Request without fields."""
 
 
-class Named(CommandRequest, frozen=True, kw_only=True):
+class NameRequest(CommandRequest, frozen=True, kw_only=True):
     """Request about one named thing."""
 
     name: str
 
 
-class Numbered(CommandRequest, frozen=True, kw_only=True):
+class NumberRequest(CommandRequest, frozen=True, kw_only=True):
     """Request about one thing with a number."""
 
     id: int
 
 
-class Reasoned(CommandRequest, frozen=True, kw_only=True):
+class ReasonedRequest(CommandRequest, frozen=True, kw_only=True):
     """Request about one named thing, with a reason for the record."""
 
     name: str
     reason: str = ""
 
 
-class Sure(CommandRequest, frozen=True, kw_only=True):
+class ConfirmedRequest(CommandRequest, frozen=True, kw_only=True):
     """Request that only previews its effect unless `yes`."""
 
     name: str

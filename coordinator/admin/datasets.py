@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from coordinator.admin.command import CommandRequest, Nothing, Sure, organiser_command
+from coordinator.admin.command import (
+    CommandRequest,
+    ConfirmedRequest,
+    EmptyRequest,
+    organiser_command,
+)
 from coordinator.runs.wind_down import Deed
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, why
@@ -107,7 +112,7 @@ def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetSho
     )
 
 
-class _Sent(Skipped):
+class _TransferSkips(Skipped):
     """Skipped files of a transfer, under the names that their owner gave them."""
 
     def __init__(self, folder: Path) -> None:
@@ -140,7 +145,7 @@ async def add(coordinator: Coordinator, ask: AddDataset) -> DatasetShown:
         "images": datasets.add_images,
         "suite": datasets.add_suite,
     }
-    sent = _Sent(coordinator.boxes.folder(ask.box)) if ask.box else None
+    sent = _TransferSkips(coordinator.boxes.folder(ask.box)) if ask.box else None
     skipped = sent or Skipped()
     try:
         paths, tokenizer = await asyncio.to_thread(_sources, coordinator, ask)
@@ -228,11 +233,11 @@ def _read(path: Path) -> bytes:
 
 
 @organiser_command("dataset.list", needs="database")
-async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[DatasetShown, ...]:
+async def listing(coordinator: Coordinator, ask: EmptyRequest) -> tuple[DatasetShown, ...]:
     rows = await coordinator.datasets.listing()
     return tuple([_shown(row.manifest, await coordinator.datasets.skipped(row.id)) for row in rows])
 
 
 @organiser_command("dataset.delete", needs="database")
-async def delete(coordinator: Coordinator, ask: Sure) -> Deed:
+async def delete(coordinator: Coordinator, ask: ConfirmedRequest) -> Deed:
     return await coordinator.wind_down.delete_dataset(ask.name, yes=ask.yes)

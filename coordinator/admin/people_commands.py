@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.accounts.accounts import Shown
-from coordinator.accounts.api_keys import Granted
+from coordinator.accounts.accounts import VolunteerDetails
+from coordinator.accounts.api_keys import GrantResult
 from coordinator.accounts.invites import InviteInfo, NewCode
 from coordinator.accounts.reversals import Reversal
 from coordinator.accounts.suspension import reason_of
 from coordinator.admin.command import (
     CommandRequest,
-    Named,
-    Nothing,
-    Numbered,
-    Reasoned,
+    EmptyRequest,
+    NameRequest,
+    NumberRequest,
+    ReasonedRequest,
     organiser_command,
 )
 from coordinator.database.standings import TrustReport
@@ -121,12 +121,12 @@ async def announce(coordinator: Coordinator, ask: Announce) -> Announcement:
 
 
 @organiser_command("announce.list")
-async def announce_list(coordinator: Coordinator, ask: Nothing) -> tuple[Announcement, ...]:
+async def announce_list(coordinator: Coordinator, ask: EmptyRequest) -> tuple[Announcement, ...]:
     return await coordinator.heartbeats.announcements.standing()
 
 
 @organiser_command("announce.withdraw")
-async def announce_withdraw(coordinator: Coordinator, ask: Numbered) -> Announcement:
+async def announce_withdraw(coordinator: Coordinator, ask: NumberRequest) -> Announcement:
     return await coordinator.heartbeats.announcements.withdraw(ask.id)
 
 
@@ -139,27 +139,29 @@ async def invite_create(coordinator: Coordinator, ask: CreateInvites) -> tuple[I
 
 
 @organiser_command("invite.list", needs="database")
-async def invite_list(coordinator: Coordinator, ask: Nothing) -> tuple[InviteInfo, ...]:
+async def invite_list(coordinator: Coordinator, ask: EmptyRequest) -> tuple[InviteInfo, ...]:
     return await coordinator.volunteers.invites.list()
 
 
 @organiser_command("invite.revoke", needs="database")
-async def invite_revoke(coordinator: Coordinator, ask: Numbered) -> InviteInfo:
+async def invite_revoke(coordinator: Coordinator, ask: NumberRequest) -> InviteInfo:
     return await coordinator.volunteers.invites.revoke(ask.id)
 
 
 @organiser_command("volunteer.list", needs="database")
-async def volunteer_list(coordinator: Coordinator, ask: Nothing) -> tuple[VolunteerSummary, ...]:
+async def volunteer_list(
+    coordinator: Coordinator, ask: EmptyRequest
+) -> tuple[VolunteerSummary, ...]:
     return await coordinator.volunteers.list()
 
 
 @organiser_command("volunteer.show", needs="database")
-async def show(coordinator: Coordinator, ask: Named) -> Shown:
+async def show(coordinator: Coordinator, ask: NameRequest) -> VolunteerDetails:
     return await coordinator.volunteers.show(ask.name)
 
 
 @organiser_command("trust", needs="database")
-async def trust(coordinator: Coordinator, ask: Nothing) -> TrustReport:
+async def trust(coordinator: Coordinator, ask: EmptyRequest) -> TrustReport:
     return await coordinator.volunteers.trust()
 
 
@@ -187,30 +189,30 @@ async def reverse_contribution(coordinator: Coordinator, ask: ReverseContributio
 
 
 @organiser_command("grant", needs="database")
-async def grant(coordinator: Coordinator, ask: CreditGrant) -> Granted:
+async def grant(coordinator: Coordinator, ask: CreditGrant) -> GrantResult:
     return await coordinator.api_keys.grant(ask.name, ask.amount_micro, ask.reason)
 
 
 @organiser_command("volunteer.unban", needs="database")
-async def unban(coordinator: Coordinator, ask: Named) -> ActionDone:
+async def unban(coordinator: Coordinator, ask: NameRequest) -> ActionDone:
     await coordinator.volunteers.unban(ask.name)
     return ActionDone(done="let in again", name=ask.name)
 
 
 @organiser_command("volunteer.suspend", needs="database")
-async def suspend(coordinator: Coordinator, ask: Reasoned) -> ActionDone:
+async def suspend(coordinator: Coordinator, ask: ReasonedRequest) -> ActionDone:
     name = await coordinator.volunteers.suspend(ask.name, ask.reason)
     return ActionDone(done="suspended", name=name)
 
 
 @organiser_command("volunteer.unsuspend", needs="database")
-async def unsuspend(coordinator: Coordinator, ask: Reasoned) -> ActionDone:
+async def unsuspend(coordinator: Coordinator, ask: ReasonedRequest) -> ActionDone:
     name = await coordinator.volunteers.unsuspend(ask.name, ask.reason)
     return ActionDone(done="no longer suspended", name=name)
 
 
 @organiser_command("volunteer.vouch", needs="database")
-async def vouch(coordinator: Coordinator, ask: Named) -> ActionDone:
+async def vouch(coordinator: Coordinator, ask: NameRequest) -> ActionDone:
     return ActionDone(done="vouched for", name=await coordinator.volunteers.vouch(ask.name))
 
 
@@ -221,10 +223,10 @@ async def rename(coordinator: Coordinator, ask: Rename) -> ActionDone:
 
 
 @organiser_command("volunteer.reissue")
-async def reissue(coordinator: Coordinator, ask: Named) -> InviteLink:
+async def reissue(coordinator: Coordinator, ask: NameRequest) -> InviteLink:
     return await _link(coordinator, await coordinator.volunteers.reissue(ask.name))
 
 
 @organiser_command("volunteer.forget", needs="database")
-async def forget(coordinator: Coordinator, ask: Named) -> ActionDone:
+async def forget(coordinator: Coordinator, ask: NameRequest) -> ActionDone:
     return ActionDone(done="forgotten", name=await coordinator.volunteers.forget(ask.name))

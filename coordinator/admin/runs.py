@@ -10,10 +10,10 @@ import msgspec
 
 from coordinator.admin.command import (
     CommandRequest,
-    Named,
-    Nothing,
-    Reasoned,
-    Sure,
+    ConfirmedRequest,
+    EmptyRequest,
+    NameRequest,
+    ReasonedRequest,
     organiser_command,
     reason,
 )
@@ -69,11 +69,11 @@ class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
     box: str = ""
 
 
-class ExtendRun(Sure, frozen=True, kw_only=True):
+class ExtendRun(ConfirmedRequest, frozen=True, kw_only=True):
     stop: StopSettings
 
 
-class ForkRun(Sure, frozen=True, kw_only=True):
+class ForkRun(ConfirmedRequest, frozen=True, kw_only=True):
     """Request for a fork. `source` is a version, like my-run@40; `name` is the draft's."""
 
     source: str
@@ -101,7 +101,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     leaders: tuple[LeaderRow, ...] = ()  # volunteers who agreed to be shown
 
 
-class Created(msgspec.Struct, frozen=True, kw_only=True):
+class CreatedRun(msgspec.Struct, frozen=True, kw_only=True):
     """Stored run, and advice on its file."""
 
     run: RunInfo
@@ -109,7 +109,7 @@ class Created(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @organiser_command("run.create", needs="nothing")
-async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
+async def create(coordinator: Coordinator, ask: CreateRun) -> CreatedRun:
     if ask.example and ask.text:
         raise BadRequest("give a run file, or --example")
     text = example() if ask.example else ask.text
@@ -117,21 +117,21 @@ async def create(coordinator: Coordinator, ask: CreateRun) -> Created:
         await coordinator.db.read(lambda conn: runs.check_free(conn, parse(text).name))
         await example_dataset(coordinator.datasets)
     run = await coordinator.runs.create(text)
-    return Created(run=run, advice=await coordinator.runs.queries.advice(run.name))
+    return CreatedRun(run=run, advice=await coordinator.runs.queries.advice(run.name))
 
 
 @organiser_command("run.start")
-async def start(coordinator: Coordinator, ask: Named) -> RunInfo:
+async def start(coordinator: Coordinator, ask: NameRequest) -> RunInfo:
     return await coordinator.runs.start(ask.name)
 
 
 @organiser_command("run.list", needs="database")
-async def listing(coordinator: Coordinator, ask: Nothing) -> tuple[RunInfo, ...]:
+async def listing(coordinator: Coordinator, ask: EmptyRequest) -> tuple[RunInfo, ...]:
     return await coordinator.runs.queries.listing()
 
 
 @organiser_command("run.show", needs="database")
-async def show(coordinator: Coordinator, ask: Named) -> RunShown:
+async def show(coordinator: Coordinator, ask: NameRequest) -> RunShown:
     run = await coordinator.runs.queries.info(ask.name)
     versions = await coordinator.runs.queries.versions(ask.name, after=run.version - SHOWN_VERSIONS)
     row = await coordinator.db.read(lambda conn: runs.by_name(conn, ask.name))
@@ -162,7 +162,7 @@ def _rule(plan: Plan) -> str:
 
 
 @organiser_command("run.delete", needs="database")
-async def delete(coordinator: Coordinator, ask: Sure) -> Deed:
+async def delete(coordinator: Coordinator, ask: ConfirmedRequest) -> Deed:
     return await coordinator.wind_down.delete_run(ask.name, yes=ask.yes)
 
 
@@ -182,17 +182,17 @@ async def diff(coordinator: Coordinator, ask: DiffRuns) -> tuple[Difference, ...
 
 
 @organiser_command("run.pause", needs="database")
-async def pause(coordinator: Coordinator, ask: Reasoned) -> RunInfo:
+async def pause(coordinator: Coordinator, ask: ReasonedRequest) -> RunInfo:
     return await coordinator.runs.pause(ask.name, reason(ask.reason))
 
 
 @organiser_command("run.resume", needs="database")
-async def resume(coordinator: Coordinator, ask: Reasoned) -> RunInfo:
+async def resume(coordinator: Coordinator, ask: ReasonedRequest) -> RunInfo:
     return await coordinator.runs.resume(ask.name, reason(ask.reason))
 
 
 @organiser_command("run.stop", needs="database")
-async def stop(coordinator: Coordinator, ask: Reasoned) -> RunInfo:
+async def stop(coordinator: Coordinator, ask: ReasonedRequest) -> RunInfo:
     why = reason(ask.reason)
     return await coordinator.runs.stop(ask.name, *([why] if why else []))
 
@@ -203,7 +203,7 @@ async def rollback(coordinator: Coordinator, ask: Rollback) -> RunInfo:
 
 
 @organiser_command("run.report", needs="database")
-async def report(coordinator: Coordinator, ask: Named) -> tuple[VolunteerSummary, ...]:
+async def report(coordinator: Coordinator, ask: NameRequest) -> tuple[VolunteerSummary, ...]:
     return await coordinator.volunteers.report(ask.name)
 
 

@@ -30,8 +30,8 @@ class Requeue(CommandRequest, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Requeued(msgspec.Struct, frozen=True, kw_only=True):
-    """Requeued tasks."""
+class RequeuedTasks(msgspec.Struct, frozen=True, kw_only=True):
+    """RequeuedTasks tasks."""
 
     ids: tuple[int, ...]
 
@@ -42,7 +42,7 @@ async def listing(coordinator: Coordinator, ask: ListTasks) -> tuple[TaskLine, .
 
 
 @organiser_command("task.requeue", needs="database")
-async def requeue(coordinator: Coordinator, ask: Requeue) -> Requeued:
+async def requeue(coordinator: Coordinator, ask: Requeue) -> RequeuedTasks:
     if bool(ask.ids) == ask.every:
         raise BadRequest("give the numbers of the tasks, or --all")
     ids = await coordinator.queue.requeue(ask.run or None, ask.ids or None, reason(ask.reason))
@@ -53,4 +53,4 @@ async def requeue(coordinator: Coordinator, ask: Requeue) -> Requeued:
             f"{again}no task that failed in a running or paused run has the number {numbers}:"
             " `coordinator task list --failed` shows all"
         )
-    return Requeued(ids=tuple(ids))
+    return RequeuedTasks(ids=tuple(ids))

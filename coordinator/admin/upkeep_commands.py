@@ -9,11 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from coordinator.accounts.transparency import RecordReport
-from coordinator.admin.command import CommandRequest, Nothing, organiser_command
+from coordinator.admin.command import CommandRequest, EmptyRequest, organiser_command
 from coordinator.database.record import LISTING_MAX, RecordLine
 from coordinator.rules.health import StandingAlert
 from coordinator.rules.overview import Overview
-from coordinator.upkeep.alerts import Delivered
+from coordinator.upkeep.alerts import TestDelivery
 from coordinator.upkeep.backup import BackupPlace, BackupSummary, FolderPlace
 from coordinator.upkeep.backup import backup as make_backup
 from coordinator.upkeep.full_check import CheckReport
@@ -52,7 +52,7 @@ class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @organiser_command("check")
-async def check(coordinator: Coordinator, ask: Nothing) -> CheckReport:
+async def check(coordinator: Coordinator, ask: EmptyRequest) -> CheckReport:
     return await coordinator.checks.run()
 
 
@@ -78,12 +78,12 @@ async def backup(coordinator: Coordinator, ask: Backup) -> BackupSummary:
 
 
 @organiser_command("alerts.test")
-async def alerts_test(coordinator: Coordinator, ask: Nothing) -> Delivered:
+async def alerts_test(coordinator: Coordinator, ask: EmptyRequest) -> TestDelivery:
     return await coordinator.alerts.test()
 
 
 @organiser_command("alerts.list", needs="database")
-async def alerts_list(coordinator: Coordinator, ask: Nothing) -> tuple[StandingAlert, ...]:
+async def alerts_list(coordinator: Coordinator, ask: EmptyRequest) -> tuple[StandingAlert, ...]:
     return await coordinator.alerts.list()
 
 
@@ -93,5 +93,5 @@ async def record_list(coordinator: Coordinator, ask: ListRecord) -> RecordPage:
 
 
 @organiser_command("record.verify", needs="database")
-async def record_verify(coordinator: Coordinator, ask: Nothing) -> RecordReport:
+async def record_verify(coordinator: Coordinator, ask: EmptyRequest) -> RecordReport:
     return await coordinator.transparency.verify()

@@ -56,7 +56,7 @@ class Mean(Aggregator):
 
 
 @dataclass(frozen=True, slots=True)
-class Clipped(Aggregator):
+class ClippedRule(Aggregator):
     """Wrapper of another rule: scales its update down to a norm of at most `norm`, like torch's
     clipping.
 
@@ -95,7 +95,7 @@ class Clipped(Aggregator):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merged:
+class MergedPiece:
     """One merged piece. `values` (N,) may be written to, and is reused for the next piece."""
 
     piece: TensorPiece
@@ -107,7 +107,7 @@ class Merged:
 def aggregator(plan: Plan, contributions: int, clip_norm: float = 0.0) -> Aggregator:
     """Return a plan's rule for this number of contributions; the mean below `aggregate_from`."""
     rule = _rule(plan, contributions)
-    return Clipped(rule, clip_norm) if clip_norm else rule
+    return ClippedRule(rule, clip_norm) if clip_norm else rule
 
 
 def _rule(plan: Plan, contributions: int) -> Aggregator:
@@ -169,7 +169,7 @@ def settle(rule: Aggregator, cohort: Cohort, parts: Iterable[Doubles | None]) ->
 
 def merge(
     rule: Aggregator, cohort: Cohort, factors: Floats, grid: Sequence[TensorPiece], threads: int = 1
-) -> Iterator[Merged]:
+) -> Iterator[MergedPiece]:
     """Yield the merged pieces, in the order of `grid`.
 
     The rule merges parameters. Buffers (sent as absolute values) take the median of each element,
@@ -177,7 +177,7 @@ def merge(
     rule. `merge_counters` handles counters. Raises NotFinite, naming contributions to leave out.
     """
 
-    def work(piece: TensorPiece, out: Floats) -> Merged:
+    def work(piece: TensorPiece, out: Floats) -> MergedPiece:
         if piece.spec.role == "counter":
             raise ValueError(f"{piece.spec.name} is a counter: merge_counters takes it")
         combiner, chosen_factors = (rule, factors) if piece.spec.role == "parameter" else buffers
@@ -187,7 +187,7 @@ def merge(
         # The norm doubles as the test for NaN; the piece is scanned only if its norm is not finite.
         if not math.isfinite(square) and not np.isfinite(out).all():
             raise NotFinite(cohort.culprits(piece) or cohort.positions, _where(piece))
-        return Merged(piece=piece, values=out, square=square, squares=squares)
+        return MergedPiece(piece=piece, values=out, square=square, squares=squares)
 
     middle: Aggregator = MEDIAN if len(cohort) > 2 else Mean()
     buffers = middle, middle.settle(cohort, None)
@@ -198,7 +198,7 @@ def merge(
             yield work(piece, room[: piece.size])
         return
     rooms = deque(aligned(largest) for _ in range(threads + 1))
-    waiting: deque[Future[Merged]] = deque()
+    waiting: deque[Future[MergedPiece]] = deque()
     pool = ThreadPoolExecutor(threads)
     try:
         for piece in grid:

@@ -20,7 +20,7 @@ from coordinator.aggregation.cohort import Floats, TensorPiece
 from coordinator.aggregation.server_optimizer import ServerOptimizer, Tick, state_schema
 from coordinator.aggregation.shards import Layout, file_name
 from shared.errors import InvalidFrame
-from shared.tensors.frame import Written, open_frame, schema_of_file
+from shared.tensors.frame import WrittenFile, open_frame, schema_of_file
 from shared.tensors.header import render_header
 
 
@@ -109,7 +109,7 @@ class NewState:
             for slot in self._optimizer.slots
         }
 
-    def close(self, tick: Tick) -> Written:
+    def close(self, tick: Tick) -> WrittenFile:
         """Write the counters, make the file durable and hash it."""
         for name, value in tick.counters.items():
             self._arrays[f"count/{name}"][0] = value
@@ -121,7 +121,7 @@ class NewState:
         self._file.seek(0)
         sha256 = hashlib.file_digest(self._file, "sha256").hexdigest()
         self._file.close()
-        return Written(sha256=sha256, size=size)
+        return WrittenFile(sha256=sha256, size=size)
 
     def _abort(self) -> None:
         """Delete the partial file; a no-op after `close`."""

@@ -40,7 +40,7 @@ from coordinator.aggregation.shards import (
 from coordinator.aggregation.state import NewState, OldState
 from coordinator.plan.plan_tables import Plan
 from shared.tensors.blocks import SPAN, sum_squares
-from shared.tensors.frame import Frame, FrameWriter, Written, open_frame, schema_of_file
+from shared.tensors.frame import Frame, FrameWriter, WrittenFile, open_frame, schema_of_file
 from shared.tensors.quantize import codec
 from shared.tensors.spec import Schema, TensorSpec, grid
 
@@ -86,8 +86,8 @@ class MergeOrder:
 class MergeOutput:
     """Files and figures that a merge, or a shard's part of one, produced."""
 
-    weights: Written
-    state: Written | None
+    weights: WrittenFile
+    state: WrittenFile | None
     squares: tuple[float, ...]  # squared norm of the update in each piece
 
     @property
@@ -116,7 +116,7 @@ def run(order: MergeOrder, weights: Path, state: Path) -> MergeOutput:
 # --- in shards ---
 
 
-def survey_shard(order: MergeOrder, shard: Shard, path: Path) -> Written:
+def survey_shard(order: MergeOrder, shard: Shard, path: Path) -> WrittenFile:
     """Write a shard's survey for the aggregation rule, a float64 tensor for each piece.
 
     Raises like `run`.
@@ -158,7 +158,7 @@ def assemble(
     parts: Mapping[int, Path],
     path: Path,
     metadata: Mapping[str, str],
-) -> Written:
+) -> WrittenFile:
     """Join all shards' weights into the file that `run` would have written. Raises InvalidFrame."""
     with ExitStack() as files:
         frames = {

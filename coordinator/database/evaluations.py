@@ -115,7 +115,7 @@ def measured(conn: sa.Connection, run_id: int, most: int) -> list[VersionLoss]:
     return [VersionLoss(version, loss, at or 0.0) for version, loss, at in conn.execute(selection)]
 
 
-class Sampled(NamedTuple):
+class VersionSample(NamedTuple):
     """Sample of a version: a picture by its hash, or a text."""
 
     version: int
@@ -153,11 +153,11 @@ def some_sampled(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> li
     return sorted(versions_sampled)
 
 
-def samples(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> list[Sampled]:
+def samples(conn: sa.Connection, run_id: int, numbers: Sequence[int]) -> list[VersionSample]:
     """Return the samples of these versions, oldest first."""
     query = sa.select(_E.version, _E.sample, _E.sample_sha256)
     query = query.where(_E.run_id == run_id, _E.version.in_(numbers))
-    return [Sampled(*row) for row in conn.execute(query.order_by(_E.version))]
+    return [VersionSample(*row) for row in conn.execute(query.order_by(_E.version))]
 
 
 def neighbours(conn: sa.Connection, run_id: int, version: int) -> tuple[int | None, int | None]:

@@ -21,7 +21,7 @@ from shared.errors import Conflict
 from shared.protocol.limits import RENEW_S
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class NewLease(msgspec.Struct, frozen=True, kw_only=True):
     """Assignment of a lease, with the other values of its row."""
 
     assignment: Assignment
@@ -34,7 +34,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     run_seed: int
 
 
-def take(conn: sa.Connection, items: Sequence[Taken], now: float) -> list[TaskRow]:
+def take(conn: sa.Connection, items: Sequence[NewLease], now: float) -> list[TaskRow]:
     """Write assignments as leases; return their rows in order. Raises Conflict for a taken task."""
     again = [item for item in items if item.assignment.task_id is not None]
     fresh = [item for item in items if item.assignment.task_id is None]
@@ -93,7 +93,7 @@ _REISSUE = Lines(
 )
 
 
-def _reissue(conn: sa.Connection, items: Sequence[Taken], now: float) -> list[TaskRow]:
+def _reissue(conn: sa.Connection, items: Sequence[NewLease], now: float) -> list[TaskRow]:
     if not items:
         return []
     for item in items:
@@ -103,7 +103,7 @@ def _reissue(conn: sa.Connection, items: Sequence[Taken], now: float) -> list[Ta
     return rows_of(result)
 
 
-def _line(item: Taken) -> tuple[Any, ...]:
+def _line(item: NewLease) -> tuple[Any, ...]:
     one, who = item.assignment, item.waiter
     return (
         one.task_id,
@@ -120,7 +120,7 @@ def _line(item: Taken) -> tuple[Any, ...]:
     )
 
 
-def _split(conn: sa.Connection, item: Taken, now: float) -> None:
+def _split(conn: sa.Connection, item: NewLease, now: float) -> None:
     """Store the rest of a split task as a new task, with the failures counted so far.
 
     The next claim of the rest sets its steps and price, as for every task of a pass.
@@ -187,14 +187,14 @@ _INSERT = Lines(
 )
 
 
-def _insert(conn: sa.Connection, items: Sequence[Taken], now: float) -> list[TaskRow]:
+def _insert(conn: sa.Connection, items: Sequence[NewLease], now: float) -> list[TaskRow]:
     if not items:
         return []
     result = _INSERT.execute(conn, [_fresh(item) for item in items], now=now)
     return rows_of(result)
 
 
-def _fresh(item: Taken) -> tuple[Any, ...]:
+def _fresh(item: NewLease) -> tuple[Any, ...]:
     one, who = item.assignment, item.waiter
     return (
         one.run_id,

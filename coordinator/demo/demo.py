@@ -21,7 +21,15 @@ from typing import Any
 
 import msgspec
 
-from coordinator.demo.demo_report import DemoPictures, Report, Said, drawn, keep, report, traffic_of
+from coordinator.demo.demo_report import (
+    DemoPictures,
+    Report,
+    ReportInputs,
+    drawn,
+    keep,
+    report,
+    traffic_of,
+)
 from coordinator.demo.runs import DemoRun, demo_run
 from shared.errors import InvalidRunFile, Unavailable
 from shared.programs.installation import lacking
@@ -104,7 +112,7 @@ async def _demo(
     traffic = [
         traffic_of(directory / f"volunteer-{n}.jsonl") for n in range(1, options.volunteers + 1)
     ]
-    inputs = Said(
+    inputs = ReportInputs(
         workload=options.workload,
         prompt=plan.prompt,
         seconds=time.monotonic() - started,

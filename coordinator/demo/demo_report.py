@@ -66,7 +66,7 @@ class DemoPictures(msgspec.Struct, frozen=True, kw_only=True):
     last: bytes
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class ReportInputs(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a report that come from the demo's processes, not from the coordinator."""
 
     workload: str
@@ -76,7 +76,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def report(
-    services: Any, name: str, inputs: Said, traffic: Sequence[ProcessTraffic]
+    services: Any, name: str, inputs: ReportInputs, traffic: Sequence[ProcessTraffic]
 ) -> Report:
     """Return the summary of a run whose volunteers have gone."""
     run: RunInfo = await services.runs.queries.info(name)

@@ -34,7 +34,7 @@ from shared.decoding import convert, decode
 from shared.errors import VolunteerError
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.elo import MatchScore, Meeting, Rating, ratings
-from shared.workloads.experience import Pacing, Sealed, warm_start
+from shared.workloads.experience import EpisodeChunk, Pacing, warm_start
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -60,7 +60,7 @@ class Replay(PlatformService):
         self,
         on: Platform,
         of_runs: RunQueries,
-        seal: Callable[[RunRow, Sequence[bytes]], Sealed] | None = None,
+        seal: Callable[[RunRow, Sequence[bytes]], EpisodeChunk] | None = None,
     ) -> None:
         super().__init__(on)
         self._sealed = seal or (lambda run, files: experience_of(run).seal(files))

@@ -176,7 +176,7 @@ def create_app(coordinator: Coordinator) -> Starlette:
     from starlette.middleware import Middleware
     from starlette.routing import Route
 
-    from coordinator.http.routes.endpoint_app import Served
+    from coordinator.http.routes.endpoint_app import EndpointApp
     from coordinator.http.routes.handlers import HANDLERS
     from coordinator.pages.app import routes as page_routes
     from coordinator.v1.app import routes as v1_routes
@@ -199,7 +199,7 @@ def create_app(coordinator: Coordinator) -> Starlette:
     routes: list[Any] = [
         Route(
             endpoint.full_path,
-            Served(endpoint, coordinator, HANDLERS[endpoint]),
+            EndpointApp(endpoint, coordinator, HANDLERS[endpoint]),
             methods=[endpoint.method],
         )
         for endpoint in ENDPOINTS

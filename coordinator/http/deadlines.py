@@ -192,13 +192,13 @@ def protocol(guard: ConnectionGuard) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol on httptools, with deadlines."""
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-    class Guarded(_Watched, HttpToolsProtocol):
+    class Guarded(_PhaseWatch, HttpToolsProtocol):
         _guard = guard
 
     return Guarded
 
 
-class _Watched:
+class _PhaseWatch:
     """Part of the protocol that learns the phase from the callbacks of the parser; placed before
     uvicorn's class in the order of inheritance.
     """

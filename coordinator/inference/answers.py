@@ -26,7 +26,7 @@ from coordinator.inference.inference_engine import (
     TokenPrompt,
     Turns,
 )
-from coordinator.inference.metering import Meter, Metered, MeteredRequest
+from coordinator.inference.metering import Meter, MeteredRequest, RunningRequest
 from coordinator.rate_limit import PerMinute
 from coordinator.rules import serving
 from coordinator.rules.run_file import ServeSettings, TierSettings
@@ -58,7 +58,7 @@ OWN = "chat: the run's own template"
 TOKENIZERS = "chat: the template of the model's tokenizer"
 
 
-class Wrong(BadRequest):
+class InvalidField(BadRequest):
     """Raised for an invalid field of a prompt."""
 
     def __init__(self, message: str, param: str, code: str | None = None) -> None:
@@ -109,7 +109,7 @@ class AnswerStream:
 
     def __init__(
         self,
-        metered: Metered,
+        metered: RunningRequest,
         prompt_tokens: int,
         sequences: Sequence[AsyncIterator[AnswerPiece]],
         count: Callable[[int, str], None],
@@ -242,10 +242,10 @@ class Answers:
     async def text(self, model: Servable, wish: TextPrompt) -> AsyncIterator[AnswerStream]:
         """Answer a prompt within the block; at its end, the generated tokens are settled.
 
-        Raises Wrong, Forbidden, InsufficientQuota, TooManyRequests, Unavailable without an engine.
+        Raises InvalidField, Forbidden, InsufficientQuota, TooManyRequests, Unavailable without an engine.
         """
         if why := refusal(model.output, "ask", model.name):
-            raise Wrong(why, "model")
+            raise InvalidField(why, "model")
         engine = self._working()
         least = 1 if wish.max_tokens is None else min(wish.max_tokens, model.tier.tokens)
         # before the engine loads the model to prepare the prompt
@@ -307,7 +307,7 @@ class Answers:
     async def images(self, model: Servable, count: int, seed: int) -> tuple[Sequence[bytes], int]:
         """Return PNG files and their price. Raises like `text`."""
         if why := refusal(model.output, "draw", model.name):
-            raise Wrong(why, "model")
+            raise InvalidField(why, "model")
         engine = self._working()
         metered = await self.meter.begin(_order(model, "image", 0, count))
         try:
@@ -333,7 +333,7 @@ async def _prepared(
     try:
         return await engine.prepare(model.version, wish.prompt, probe)
     except BadRequest as error:
-        raise Wrong(error.message, wish.field) from error
+        raise InvalidField(error.message, wish.field) from error
 
 
 def _order(model: Servable, kind: str, tokens_in: int, most: int) -> MeteredRequest:
@@ -353,18 +353,18 @@ def _order(model: Servable, kind: str, tokens_in: int, most: int) -> MeteredRequ
 
 
 def _room(model: Servable, wish: TextPrompt, prompt: int, context: int) -> int:
-    """Return how many tokens may be generated. Raises Wrong with the figures."""
+    """Return how many tokens may be generated. Raises InvalidField with the figures."""
     room, limit = context - prompt, model.tier.tokens
     if room < (1 if wish.max_tokens is None else wish.max_tokens):
         answer_room = f" and {wish.max_tokens} more" if wish.max_tokens and room > 0 else ""
-        raise Wrong(
+        raise InvalidField(
             f"the prompt has {prompt} tokens{answer_room}, and {context} fit, answer included: "
             "shorten it, or lower max_tokens",
             wish.field,
             "context_length_exceeded",
         )
     if wish.max_tokens is not None and wish.max_tokens > limit:
-        raise Wrong(
+        raise InvalidField(
             f"an answer for this account has at most {limit} tokens, not {wish.max_tokens}: "
             "training raises this limit",
             "max_tokens",
@@ -409,7 +409,7 @@ def _resolved(
     if asker.runs and run.name not in asker.runs:
         raise Forbidden(f'this key may not ask "{run.name}": {", ".join(asker.runs)} only')
     if why := refusal(definition(run).declaration.output, "generate", run.name):
-        raise Wrong(why, "model")
+        raise InvalidField(why, "model")
     if not _may_ask(run, asker, api_key_rows.helped(conn, asker.volunteer_id)):
         if definition(run).file.serve.who == "volunteers":
             raise Forbidden(

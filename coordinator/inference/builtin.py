@@ -126,7 +126,7 @@ class BuiltinEngine:
             ended=ended,
         )
         async with self._ordered(order) as events:
-            comparison = await _next(events, messages.Compared)
+            comparison = await _next(events, messages.Comparison)
         return comparison.looked, comparison.wrong
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:

@@ -91,7 +91,7 @@ class DrawnPictures(msgspec.Struct, frozen=True, kw_only=True, tag="drawn"):
     images: tuple[bytes, ...]
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True, tag="compared"):
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag="compared"):
     """Counts of compared tokens, and of tokens that this version would not choose."""
 
     id: str
@@ -108,7 +108,7 @@ class OrderFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     retry_after_s: float | None = None
 
 
-Event = TokenizedPrompt | GeneratedPiece | DrawnPictures | Compared | OrderFailed
+Event = TokenizedPrompt | GeneratedPiece | DrawnPictures | Comparison | OrderFailed
 
 ENCODE = msgspec.msgpack.Encoder()
 ORDERS = msgspec.msgpack.Decoder(Order)

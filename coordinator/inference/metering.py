@@ -20,7 +20,7 @@ import structlog
 from coordinator.accounts.api_keys import Asker
 from coordinator.database import volunteers as store
 from coordinator.database.inference import api_key_rows, request_rows
-from coordinator.database.inference.request_rows import Ending, OpenRow, Streamed, UnderWay
+from coordinator.database.inference.request_rows import Ending, OpenRow, StreamProgress, UnderWay
 from coordinator.database.ledger import answer_pay, payments
 from coordinator.database.ledger.postings import AMOUNT_MAX
 from coordinator.inference.draws import AnswerDraws
@@ -79,7 +79,7 @@ class MeteredRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.model.partition("@")[0]
 
 
-class Metered:
+class RunningRequest:
     """Running request with its token count."""
 
     def __init__(self, request_id: str, began: float, order: MeteredRequest) -> None:
@@ -93,8 +93,8 @@ class Metered:
         self.ended = False
 
     @property
-    def streamed(self) -> Streamed:
-        return Streamed(out=self.tokens, answered=dict(self.answered))
+    def streamed(self) -> StreamProgress:
+        return StreamProgress(out=self.tokens, answered=dict(self.answered))
 
 
 class Meter:
@@ -108,7 +108,7 @@ class Meter:
         self._folder = settings.directory / FOLDER
         self._log = StreamLog(self._folder)
         self.draws = AnswerDraws(db, clock)
-        self._live: dict[str, Metered] = {}
+        self._live: dict[str, RunningRequest] = {}
         self._beaten = clock.monotonic()
         self.requests: Counter[str] = Counter()  # counts by run, since the start
         self.tokens: Counter[str] = Counter()
@@ -124,9 +124,9 @@ class Meter:
         who, now = order.asker.volunteer_id, self._clock.now()
         await self._db.read(lambda conn: self._price(conn, order, store.existing(conn, who), now))
 
-    async def begin(self, order: MeteredRequest) -> Metered:
+    async def begin(self, order: MeteredRequest) -> RunningRequest:
         """Check a request's rights and limits, and hold its highest price. Raises the refusal."""
-        metered = Metered(secrets.token_hex(16), self._clock.monotonic(), order)
+        metered = RunningRequest(secrets.token_hex(16), self._clock.monotonic(), order)
         now = self._clock.now()
         self._live[metered.id] = metered
         # logged first, so that a killed process leaves no hold that nobody releases
@@ -142,7 +142,7 @@ class Meter:
         self.requests[order.run] += 1
         return metered
 
-    def count(self, metered: Metered, tokens: int, by: str = "") -> None:
+    def count(self, metered: RunningRequest, tokens: int, by: str = "") -> None:
         """Count tokens before they are streamed; `by` is the volunteer that computed them."""
         run = metered.order.run
         if not metered.tokens and tokens:
@@ -155,7 +155,7 @@ class Meter:
         if tokens:
             self._log.write(metered.id, metered.streamed)
 
-    async def end(self, metered: Metered) -> int:
+    async def end(self, metered: RunningRequest) -> int:
         """Settle the generated tokens and release the rest of the hold; return the price in
         micro-credits.
 
@@ -170,7 +170,7 @@ class Meter:
         self.draws.settled(metered.id, metered.answered)
         return cost
 
-    def _forget(self, metered: Metered) -> None:
+    def _forget(self, metered: RunningRequest) -> None:
         self._live.pop(metered.id, None)
         self._log.forget(metered.id)
 

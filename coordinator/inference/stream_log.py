@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from coordinator.database.engine.server_lock import locked
-from coordinator.database.inference.request_rows import Streamed
+from coordinator.database.inference.request_rows import StreamProgress
 from shared.decoding import decode
 
 FOLDER = "streams"  # folder in the data directory
@@ -32,7 +32,7 @@ class _StreamSlot(msgspec.Struct, frozen=True, kw_only=True):
     """Log slot of one request: its streamed tokens, as JSON and a newline at the slot's start."""
 
     id: str
-    streamed: Streamed
+    streamed: StreamProgress
 
 
 class StreamLog:
@@ -46,7 +46,7 @@ class StreamLog:
         self._free: list[int] = []
         self._failed = False
 
-    def write(self, request_id: str, streamed: Streamed) -> None:
+    def write(self, request_id: str, streamed: StreamProgress) -> None:
         """Log the streamed tokens of a request, including the piece that is sent next."""
         slot = self._slots.get(request_id)
         if slot is None:
@@ -99,7 +99,7 @@ class OrphanStreams:
     """Stream logs of dead processes, and their requests' streamed tokens."""
 
     def __init__(self) -> None:
-        self.streamed: dict[str, Streamed] = {}
+        self.streamed: dict[str, StreamProgress] = {}
         self._files: dict[Path, BinaryIO] = {}
 
     @classmethod
@@ -125,9 +125,9 @@ class OrphanStreams:
         self._files = {}
 
 
-def read_slots(file: BinaryIO) -> dict[str, Streamed]:
+def read_slots(file: BinaryIO) -> dict[str, StreamProgress]:
     """Return the logged tokens of each request in a file; damaged slots are left out."""
-    slots: dict[str, Streamed] = {}
+    slots: dict[str, StreamProgress] = {}
     for _ in range(SLOTS_MAX):
         slot = file.read(SLOT_BYTES)
         data, ended, _ = slot.partition(b"\n")

@@ -163,7 +163,7 @@ class Worker:
             self._tell(messages.TokenizedPrompt(id=order.id, prompt=_prepared(loaded, order)))
         elif isinstance(order, messages.Compare):
             looked, wrong = compared(loaded.reader, order)
-            self._tell(messages.Compared(id=order.id, looked=looked, wrong=wrong))
+            self._tell(messages.Comparison(id=order.id, looked=looked, wrong=wrong))
         else:
             loaded.texts.add(order.sequence)
             if order.sequence.logprobs is not None:

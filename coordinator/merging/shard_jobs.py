@@ -30,7 +30,7 @@ from coordinator.merging.recipe import MergeRecipe
 from coordinator.merging.shard_files import ShardFiles
 from coordinator.platform import Platform, PlatformService
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
-from shared.tensors.frame import Written
+from shared.tensors.frame import WrittenFile
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -49,19 +49,19 @@ log = structlog.get_logger("parts")
 class VersionDraft:
     """Unpublished version."""
 
-    weights: Written  # a scratch file
+    weights: WrittenFile  # a scratch file
     norm: float  # norm of the update
-    state: Written | None = None  # a scratch file
+    state: WrittenFile | None = None  # a scratch file
     states: tuple[StateFile, ...] = ()  # files in the store, one for each shard
     spent: tuple[str, ...] = ()  # blobs that are not needed once the version exists
 
-    async def store_state(self, blobs: BlobStore, path: Path) -> Written | None:
+    async def store_state(self, blobs: BlobStore, path: Path) -> WrittenFile | None:
         """Store a version's optimiser state; return the blob that refers to it: the file, or a list
         of files.
         """
         if self.states:
             listed = msgspec.json.encode([file._asdict() for file in self.states])
-            return Written(sha256=await blobs.put_bytes(listed), size=len(listed))
+            return WrittenFile(sha256=await blobs.put_bytes(listed), size=len(listed))
         if self.state is not None:
             await blobs.put_file(self.state.sha256, path)
         return self.state

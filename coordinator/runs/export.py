@@ -37,7 +37,7 @@ from coordinator.storage import folders
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, NotFound, StorageFull
 from shared.protocol.versions import SuiteCourse
-from shared.workloads.base import Converted, DatasetManifest, FormatWanted, load
+from shared.workloads.base import ConvertedModel, DatasetManifest, FormatWanted, load
 from shared.workloads.data.chat_template import TEMPLATE
 from shared.workloads.declaration import Measure
 
@@ -238,7 +238,7 @@ def _fill(source: ExportSource, files: ExportFiles, to: Path) -> Exported:
     )
 
 
-def _typed(model: Converted) -> dict[str, torch.Tensor]:
+def _typed(model: ConvertedModel) -> dict[str, torch.Tensor]:
     """Return tensors with the format's type of numbers."""
     import torch
 
@@ -249,7 +249,7 @@ def _typed(model: Converted) -> dict[str, torch.Tensor]:
     }
 
 
-def _converted(source: ExportSource, about: Definition, files: ExportFiles) -> Converted:
+def _converted(source: ExportSource, about: Definition, files: ExportFiles) -> ConvertedModel:
     """Return the tensors and files of the format."""
     tensors_read = read_weights(files.weights, about)
     weights = about.workload.whole(about.file.model, tensors_read, files.more)
@@ -263,7 +263,7 @@ def _converted(source: ExportSource, about: Definition, files: ExportFiles) -> C
         "workload_version": source.run.workload_version,
         **about.file.model,
     }
-    return Converted(
+    return ConvertedModel(
         tensors=about.workload.export(about.file.model, weights),
         files={
             "config.json": msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n",
@@ -314,7 +314,7 @@ def _data(name: str, *about: str) -> str:
 
 
 def _facts(
-    source: ExportSource, about: Definition, files: ExportFiles, model: Converted
+    source: ExportSource, about: Definition, files: ExportFiles, model: ConvertedModel
 ) -> CardFacts:
     data = source.dataset.manifest if source.dataset else None
     metrics = decode(source.measured.metrics, dict[str, float])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from coordinator.config import Settings
     from coordinator.database.engine.open_database import Database
-    from coordinator.database.evaluations import EvaluationRow, Sampled, VersionLoss
+    from coordinator.database.evaluations import EvaluationRow, VersionLoss, VersionSample
     from coordinator.database.runs import RunRow
     from coordinator.database.versions import VersionRow
     from shared.clock import Clock
@@ -125,7 +125,9 @@ class PublicRuns:
         self._work: KeyedCache[str, tuple[Stretch, ...]] = KeyedCache(
             FRESH_S, clock, rest=HISTORY_REST, most=WORK_MAX
         )
-        self._story: KeyedCache[int, tuple[Sampled, ...]] = KeyedCache(FRESH_S, clock, rest=REST)
+        self._story: KeyedCache[int, tuple[VersionSample, ...]] = KeyedCache(
+            FRESH_S, clock, rest=REST
+        )
 
     async def _read(self) -> tuple[tuple[RunRow, ...], bool]:
         rows = await self._db.read(runs.every)
@@ -172,10 +174,10 @@ class PublicRuns:
             return drawn
         raise NotFound(f"version {number} drew no picture")
 
-    async def story(self, run: RunRow) -> tuple[Sampled, ...]:
+    async def story(self, run: RunRow) -> tuple[VersionSample, ...]:
         """Return samples evenly spread over a run, including the first and the newest."""
 
-        def read(conn: Connection) -> tuple[Sampled, ...]:
+        def read(conn: Connection) -> tuple[VersionSample, ...]:
             file = run_file.decode(run.file).evaluation
             interval = max(1, file.every * file.sample_every)
             numbers = spread(runs.by_id(conn, run.id).head, interval, LOOKED_FOR)

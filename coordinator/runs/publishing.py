@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from coordinator.database.versions import VersionRow
     from coordinator.plan.plan_tables import Plan
     from coordinator.storage.blobs import BlobStore
-    from shared.tensors.frame import Written
+    from shared.tensors.frame import WrittenFile
     from shared.tensors.quantize import EncodedUpdate
     from shared.tensors.spec import Schema
 
@@ -57,11 +57,11 @@ class Publication:
     schema: Schema
     version: int
     master: Path  # scratch file; the names of other scratch files begin with its name
-    written: Written  # size and hash of the master file
+    written: WrittenFile  # size and hash of the master file
     base: PublishedBase | None  # None for the first version of a run
     mirrored: bool = False  # the manifest lists hashes of pieces
 
-    def ref(self, path: Path, written: Written | EncodedUpdate) -> BlobRef:
+    def ref(self, path: Path, written: WrittenFile | EncodedUpdate) -> BlobRef:
         """Return the reference to a file of the version."""
         size = written.size
         pieces = _piece_hashes(path) if self.mirrored and size > MIRROR_PIECE_BYTES else ()
@@ -132,7 +132,7 @@ def prepare(order: Publication) -> PreparedVersion:
     return PreparedVersion(content, published, files)
 
 
-def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Link | None]:
+def _published(order: Publication, path: Path, link: Path) -> tuple[WrittenFile, Link | None]:
     """Write the published weights and, from one version to the next, the link between them."""
     if order.base is None:
         return round_weights(order.master, order.schema, path), None
@@ -152,7 +152,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[Written, Lin
     return written, step
 
 
-def with_state(content: Content, state: Written | None) -> Content:
+def with_state(content: Content, state: WrittenFile | None) -> Content:
     """Return the content of a version with its server-optimiser state, if any."""
     if state is None:
         return content

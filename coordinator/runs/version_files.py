@@ -20,7 +20,7 @@ from shared.protocol.versions import (
     VersionManifest,
     chunks_digest,
 )
-from shared.tensors.frame import FrameWriter, Written, torch_tensors
+from shared.tensors.frame import FrameWriter, WrittenFile, torch_tensors
 from shared.units import DAY_S
 from shared.workloads.training.lr_schedule import warmup
 
@@ -81,7 +81,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_weights(
     path: Path, about: Definition, weights: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
-) -> Written:
+) -> WrittenFile:
     """Write tensors of the run's schema as one file. Raises InvalidFrame, StorageFull."""
     with FrameWriter(path, about.schema, dict(metadata)) as writer:
         for spec in about.schema:

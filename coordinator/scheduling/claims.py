@@ -20,7 +20,7 @@ from coordinator.accounts import suspension
 from coordinator.database import audits, claim_rows, leases, passes
 from coordinator.database.audits import AuditLease
 from coordinator.database.claim_rows import Abilities, ClaimView, Rights, StateLine
-from coordinator.database.leases import Taken
+from coordinator.database.leases import NewLease
 from coordinator.database.tasks import TaskRow
 from coordinator.joiner import Joiner
 from coordinator.plan.plan_tables import Plan
@@ -451,9 +451,9 @@ def _limited(waiter: Waiter, has: Rights | None, known: _Known, now: float) -> W
     )
 
 
-def _taken(one: Assignment, waiter: Waiter, spec: Spec, plan: Plan) -> Taken:
+def _taken(one: Assignment, waiter: Waiter, spec: Spec, plan: Plan) -> NewLease:
     parts = plan.gradient_every if plan.update == "gradient" else 0
-    return Taken(
+    return NewLease(
         assignment=one,
         waiter=waiter,
         kind=spec.kind,

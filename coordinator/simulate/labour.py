@@ -18,7 +18,7 @@ SETTLED = ("accepted", "merged")
 STEP_SHARE = 0.3  # share of the learning rate by which an element moves in a step
 
 
-class Handed(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """Finished update on the disk."""
 
     path: Path
@@ -31,12 +31,12 @@ class Handed(msgspec.Struct, frozen=True, kw_only=True):
 class Labour(Protocol):
     """One machine's work on tasks."""
 
-    def do(self, task: int, job: Job, weights: Path, codec_name: str) -> Handed:
+    def do(self, task: int, job: Job, weights: Path, codec_name: str) -> SimulatedUpdate:
         """Return the update of a task whose base lies in `weights`."""
 
 
-class Pretended:
-    """Pretended work: noise of the size of a real update, rotated at random for each task."""
+class SimulatedWork:
+    """SimulatedWork work: noise of the size of a real update, rotated at random for each task."""
 
     def __init__(self, about: Definition, scratch: Path, seed: int) -> None:
         self._about = about
@@ -44,7 +44,7 @@ class Pretended:
         self._rng = np.random.default_rng(seed)
         self._noise = np.random.default_rng(1).standard_normal(1 << 16).astype(np.float32)
 
-    def do(self, task: int, job: Job, weights: Path, codec_name: str) -> Handed:
+    def do(self, task: int, job: Job, weights: Path, codec_name: str) -> SimulatedUpdate:
         train = self._about.file.train
         moved = train.lr * STEP_SHARE * (job.steps**0.5 if job.update == "delta" else 1.0)
         turned = np.roll(self._noise, int(self._rng.integers(len(self._noise)))) * np.float32(moved)
@@ -57,4 +57,4 @@ class Pretended:
             }
             path = self._scratch / f"update-{secrets.token_hex(8)}"
             encoded = codec(codec_name).encode(tensors, self._about.schema, path, job.seed)
-        return Handed(path=path, sha256=encoded.sha256, size=encoded.size)
+        return SimulatedUpdate(path=path, sha256=encoded.sha256, size=encoded.size)

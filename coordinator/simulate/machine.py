@@ -20,7 +20,7 @@ import msgspec
 
 from coordinator.accounts.accounts import Principal
 from coordinator.database import contributions
-from coordinator.simulate.labour import SETTLED, Handed, Labour
+from coordinator.simulate.labour import SETTLED, Labour, SimulatedUpdate
 from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.scenario import Server, Workers
 from shared.decoding import decode
@@ -317,7 +317,9 @@ class SimulatedMachine:
         await self._request()
         await self._move("down", ref.size * scale)
 
-    async def _train(self, lease: Lease, start: Begun, manifest: VersionManifest) -> Handed:
+    async def _train(
+        self, lease: Lease, start: Begun, manifest: VersionManifest
+    ) -> SimulatedUpdate:
         """Wait for the virtual time of the task, then compute the result, which takes none."""
         plays, world = lease.job.kind in KINDS["play"], self._world
         self._enter("prepare")
@@ -352,7 +354,7 @@ class SimulatedMachine:
         return self.labour.do(lease.task, job, weights, lease.grant.codec)
 
     async def _hand_in(
-        self, lease: Lease, start: Begun, result: Handed, turn: LeasedUpdate | None = None
+        self, lease: Lease, start: Begun, result: SimulatedUpdate, turn: LeasedUpdate | None = None
     ) -> Verdict | None:
         """Upload and submit a result; return None if it was refused, as when the lease was lost."""
         whole, turn = turn is None, turn or LeasedUpdate()
@@ -375,7 +377,7 @@ class SimulatedMachine:
         return None
 
     async def _submit(
-        self, lease: Lease, start: Begun, result: Handed, turn: LeasedUpdate
+        self, lease: Lease, start: Begun, result: SimulatedUpdate, turn: LeasedUpdate
     ) -> Verdict:
         coordinator, who = self._world.coordinator, self._who
         await self._request()
@@ -412,7 +414,7 @@ class _Vanished(Exception):
     """Raised when a machine ends suddenly, as when it is unplugged."""
 
 
-async def _read(result: Handed) -> AsyncIterator[bytes]:
+async def _read(result: SimulatedUpdate) -> AsyncIterator[bytes]:
     with result.path.open("rb") as file:
         while data := file.read(READ_BYTES):
             yield data

@@ -24,12 +24,12 @@ from coordinator.experience.replay import Replay
 from coordinator.intake.intake import Examiners, Intake
 from coordinator.scheduling.claims import ClaimTerms
 from coordinator.services import Coordinator
-from coordinator.simulate.labour import Handed
+from coordinator.simulate.labour import SimulatedUpdate
 from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.scenario import Scenario
 from coordinator.upkeep.upkeep import Upkeep
 from shared.decoding import decode
-from shared.workloads.experience import Inspection, Pacing, Sealed, behind
+from shared.workloads.experience import EpisodeChunk, Inspection, Pacing, behind
 
 T = TypeVar("T")
 Start = tuple[int, float]
@@ -56,11 +56,11 @@ class PretendedPlay(Compute):
             upkeep=Upkeep(on, intake, on.uploads, on.store_marks),
         )
 
-    def hand_in(self, starts: Sequence[Start]) -> Handed:
+    def hand_in(self, starts: Sequence[Start]) -> SimulatedUpdate:
         """Write the file of a task."""
         path = self._folder / f"episodes-{secrets.token_hex(8)}"
         path.write_bytes(data := self._file(starts))
-        return Handed(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+        return SimulatedUpdate(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
 
     def behind(self, chunks: Sequence[Path], version: int) -> Counter[int]:
         """Return how many episodes of the chunks are how many versions behind a version."""
@@ -97,10 +97,10 @@ class PretendedPlay(Compute):
             draws=len(fresh) if case.match else 0,
         )
 
-    def _seal(self, files: Sequence[bytes]) -> Sealed:
+    def _seal(self, files: Sequence[bytes]) -> EpisodeChunk:
         parts = [_starts(data) for data in files]
         starts = [start for part in parts for start in part]
-        return Sealed(data=self._file(starts), samples=sum(map(self._samples, parts)))
+        return EpisodeChunk(data=self._file(starts), samples=sum(map(self._samples, parts)))
 
     def _samples(self, starts: Sequence[Start]) -> int:
         return round(len(starts) * self._data.episode_samples)

@@ -25,7 +25,7 @@ from coordinator.database.engine.memory import in_memory
 from coordinator.database.versions import VersionRow
 from coordinator.runs.definition import Definition, definition, with_downlink
 from coordinator.services import Coordinator
-from coordinator.simulate.labour import Labour, Pretended
+from coordinator.simulate.labour import Labour, SimulatedWork
 from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.machine import Net, SimulatedMachine, SimulatedWorld, Trace
 from coordinator.simulate.pretended_play import PretendedPlay
@@ -209,7 +209,7 @@ class _Simulation:
                 machine.labour = (
                     self._hooks.labour(about, self._scratch, data, index)
                     if self._hooks.labour
-                    else Pretended(about, self._scratch, self._scenario.seed * 1000 + index)
+                    else SimulatedWork(about, self._scratch, self._scenario.seed * 1000 + index)
                 )
                 self._machines.append(machine)
 

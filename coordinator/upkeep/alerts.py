@@ -89,7 +89,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True):
     letter: int = 0  # number of the newest letter
 
 
-class Delivered(msgspec.Struct, frozen=True, kw_only=True):
+class TestDelivery(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a test alert."""
 
     problem: str = ""  # "" = the test arrived
@@ -265,12 +265,12 @@ class Alerts:
 
     # --- for the organiser ---
 
-    async def test(self) -> Delivered:
+    async def test(self) -> TestDelivery:
         """Send a test to the webhook. Raises NotFound where none is set."""
         if not self._settings.alert_webhook:
             raise NotFound("alert_webhook is not set, see docs/monitoring.md")
         alert = self._alert("test", "a test: alerts of this server arrive here", self._clock.now())
-        return Delivered(problem=await deliver(self._settings.alert_webhook, alert))
+        return TestDelivery(problem=await deliver(self._settings.alert_webhook, alert))
 
     async def list(self) -> tuple[StandingAlert, ...]:
         """Return the sent alerts that are not over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from coordinator.inference.answers import TextPrompt, Wrong
+from coordinator.inference.answers import InvalidField, TextPrompt
 from coordinator.inference.inference_engine import AnswerPiece, TokenLogprob, TokenPrompt
 from coordinator.rules.run_file import ChatSettings
 from coordinator.rules.serving import transcript
@@ -22,11 +22,11 @@ END = TokenLogprob(text="", logprob=None)
 
 
 def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
-    """Return the prompt of a completion request. Raises Wrong."""
+    """Return the prompt of a completion request. Raises InvalidField."""
     if ask.max_tokens == 0 and not ask.echo:
-        raise Wrong("max_tokens: 0 needs echo = true", "max_tokens")
+        raise InvalidField("max_tokens: 0 needs echo = true", "max_tokens")
     if ask.max_tokens == 0 and ask.n and ask.n > 1:
-        raise Wrong(f"n: max_tokens = 0 has one answer, not {ask.n}", "n")
+        raise InvalidField(f"n: max_tokens = 0 has one answer, not {ask.n}", "n")
     return TextPrompt(
         kind="completion",
         prompt=ask.prompt if isinstance(ask.prompt, str) else TokenPrompt(tuple(ask.prompt)),
@@ -45,9 +45,9 @@ def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
 def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPrompt:
     """Return the prompt of a chat: a text written by `chat`, or the turns if that is None."""
     if ask.max_tokens and ask.max_completion_tokens:
-        raise Wrong("give max_completion_tokens or max_tokens, not both", "max_tokens")
+        raise InvalidField("give max_completion_tokens or max_tokens, not both", "max_tokens")
     if ask.top_logprobs and not ask.logprobs:
-        raise Wrong("top_logprobs needs logprobs = true", "top_logprobs")
+        raise InvalidField("top_logprobs needs logprobs = true", "top_logprobs")
     turns = tuple((turn.role, turn.text) for turn in ask.messages)
     return TextPrompt(
         kind="chat",
@@ -66,9 +66,9 @@ def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPro
 def _stops(stop: Stop) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else stop or ()
     if len(strings) > STOPS_MAX:
-        raise Wrong(f"at most {STOPS_MAX} stop strings, not {len(strings)}", "stop")
+        raise InvalidField(f"at most {STOPS_MAX} stop strings, not {len(strings)}", "stop")
     if any(not 0 < len(text) <= STOP_CHARS_MAX for text in strings):
-        raise Wrong(f"a stop string has 1 to {STOP_CHARS_MAX} characters", "stop")
+        raise InvalidField(f"a stop string has 1 to {STOP_CHARS_MAX} characters", "stop")
     return strings
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from coordinator.inference.answers import UnknownModel, Wrong
+from coordinator.inference.answers import InvalidField, UnknownModel
 from coordinator.request_body import (
     ClientGone,
     Receive,
@@ -57,7 +57,7 @@ _TYPES = {
 
 
 async def read(scope: Scope, receive: Receive, kind: type[T]) -> T:
-    """Read a JSON body strictly. Raises Wrong with the field, BadRequest, TooLarge, ClientGone."""
+    """Read a JSON body strictly. Raises InvalidField with the field, BadRequest, TooLarge, ClientGone."""
     try:
         raw = decode_body(await read_body(scope, receive), dict[str, Any])
         return convert(_plain(raw), kind)
@@ -77,7 +77,7 @@ def _plain(raw: dict[str, Any]) -> dict[str, Any]:
     prompts = fields.get("prompt")
     if isinstance(prompts, list) and prompts and isinstance(prompts[0], (str, list)):
         if len(prompts) > 1:
-            raise Wrong(f"prompt: one prompt a request, not {len(prompts)}", "prompt")
+            raise InvalidField(f"prompt: one prompt a request, not {len(prompts)}", "prompt")
         fields["prompt"] = prompts[0]
     if isinstance(turns := fields.get("messages"), list):
         fields["messages"] = [_turn(turn) for turn in turns]
@@ -114,7 +114,7 @@ def _same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
-def _wrong(error: msgspec.ValidationError) -> Wrong:
+def _wrong(error: msgspec.ValidationError) -> InvalidField:
     """Return the refusal of a field that is not supported or not valid."""
     match = _PLACE.fullmatch(str(error))
     failure, place = (match[1], match[2] or "") if match else (str(error), "")
@@ -122,9 +122,9 @@ def _wrong(error: msgspec.ValidationError) -> Wrong:
         field = named[1] or named[2]
         path = (f"{place}.{field}" if place else field)[:80]
         problem = "not supported here" if named[1] else "missing"
-        return Wrong(f'the field "{path}" is {problem}', path)
+        return InvalidField(f'the field "{path}" is {problem}', path)
     sentence = in_words(failure).replace("`", "")
-    return Wrong(f"{place or 'the body'}: {sentence}", place or "body")
+    return InvalidField(f"{place or 'the body'}: {sentence}", place or "body")
 
 
 def refusal(error: VolunteerError) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
@@ -133,7 +133,7 @@ def refusal(error: VolunteerError) -> tuple[int, list[tuple[bytes, bytes]], byte
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     code, param = None, None
     headers = [(b"content-type", b"application/json")]
-    if isinstance(error, Wrong):
+    if isinstance(error, InvalidField):
         code, param = error.reason, error.param
     elif isinstance(error, UnknownModel):
         code, param = "model_not_found", "model"

@@ -22,7 +22,7 @@ import numpy as np
 from shared.errors import InvalidFrame
 from shared.proofs.signing import canonical, digest
 from shared.tensors.blocks import SCALE, SPAN, refuse_nonfinite
-from shared.tensors.frame import NUMPY, FrameWriter, Written, open_frame, schema_of_file
+from shared.tensors.frame import NUMPY, FrameWriter, WrittenFile, open_frame, schema_of_file
 from shared.tensors.quantize import Codec, EncodedUpdate, telling
 from shared.tensors.slices import (
     F32,
@@ -48,7 +48,7 @@ class Following:
 
 def write_link(
     base: Path, master: Path, schema: Schema, files: tuple[Path, Path], how: Following
-) -> tuple[EncodedUpdate, Written]:
+) -> tuple[EncodedUpdate, WrittenFile]:
     """Write the link from the published weights `base` towards the master weights, and the
     resulting published weights.
 
@@ -59,7 +59,7 @@ def write_link(
         old = stack.enter_context(open_frame(base, schema))
         new = stack.enter_context(open_frame(master, schema))
         writer = stack.enter_context(FrameWriter(path, schema, sync=how.sync))
-        published = _Published(schema, writer, how.rounded)
+        published = _PublishedFile(schema, writer, how.rounded)
         before, after = ArrayReader(old, schema), ArrayReader(new, schema)
 
         def echo(spec: TensorSpec, start: int, decoded: F32) -> None:
@@ -71,13 +71,13 @@ def write_link(
         return encoded, writer.close()
 
 
-def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Following) -> Written:
+def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Following) -> WrittenFile:
     """Write a link's resulting published weights. Raises InvalidFrame, StorageFull, OSError."""
     with ExitStack() as files:
         old = ArrayReader(files.enter_context(open_frame(base, schema)), schema)
         step = files.enter_context(how.codec.decode(link, schema))
         writer = files.enter_context(FrameWriter(path, schema, sync=how.sync))
-        published = _Published(schema, writer, how.rounded)
+        published = _PublishedFile(schema, writer, how.rounded)
         room = aligned(SPAN)
         for spec in schema:
             if spec.role == "parameter":
@@ -89,7 +89,7 @@ def follow_link(base: Path, link: Path, schema: Schema, path: Path, how: Followi
         return writer.close()
 
 
-def round_weights(master: Path, schema: Schema, path: Path) -> Written:
+def round_weights(master: Path, schema: Schema, path: Path) -> WrittenFile:
     """Write the published weights of a version without a base: the master's, rounded to bfloat16.
 
     Raises InvalidFrame, StorageFull, OSError.
@@ -97,7 +97,7 @@ def round_weights(master: Path, schema: Schema, path: Path) -> Written:
     with ExitStack() as files:
         source = ArrayReader(files.enter_context(open_frame(master, schema)), schema)
         writer = files.enter_context(FrameWriter(path, schema, sync=False))
-        published = _Published(schema, writer, True)
+        published = _PublishedFile(schema, writer, True)
         for spec in schema:
             if spec.role == "parameter":
                 published.carry(source, until=spec.name)
@@ -128,7 +128,7 @@ def _with_role(spec: TensorSpec, scaled: Set[str]) -> TensorSpec:
     return TensorSpec(spec.name, spec.shape, spec.dtype, role)
 
 
-class _Published:
+class _PublishedFile:
     """Published weights being written to a file, in the order of the schema."""
 
     def __init__(self, schema: Schema, writer: FrameWriter, rounded: bool) -> None:

@@ -144,7 +144,7 @@ def _read_header(file: BinaryIO, size: int, limit: int) -> Header:
     return parse_header(file.read(length))
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
+class WrittenFile(msgspec.Struct, frozen=True, kw_only=True):
     """A finished file."""
 
     sha256: str
@@ -168,7 +168,7 @@ class FrameWriter:
         sync: bool = True,
     ) -> None:
         header = render_header(schema, metadata)
-        self.written: Written | None = None
+        self.written: WrittenFile | None = None
         self._path = path
         self._sync = sync
         self._schema = schema
@@ -200,7 +200,7 @@ class FrameWriter:
             room = self._sink.room(count * dtype.itemsize)
         return np.frombuffer(room, dtype)
 
-    def close(self) -> Written:
+    def close(self) -> WrittenFile:
         """Finish the file, which must have all tensors."""
         spec = self._current()
         if spec is not None:
@@ -210,7 +210,7 @@ class FrameWriter:
             self._temporary.replace(self._path)
             if self._sync:
                 sync_directory(self._path.parent)
-        self.written = Written(sha256=sha256, size=self._sink.size)
+        self.written = WrittenFile(sha256=sha256, size=self._sink.size)
         return self.written
 
     def abort(self) -> None:

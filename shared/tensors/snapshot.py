@@ -22,7 +22,7 @@ import numpy as np
 from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidFrame
 from shared.proofs.signing import canonical, digest
-from shared.tensors.frame import NUMPY, FrameWriter, Written
+from shared.tensors.frame import NUMPY, FrameWriter, WrittenFile
 from shared.tensors.header import HEADER_BYTES_MAX
 from shared.tensors.shuffle import (
     LENGTH,
@@ -39,7 +39,7 @@ MAGIC = b"VSNAP\x00\x00\x01"
 WHAT = "a snapshot"
 
 
-def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> Written:
+def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> WrittenFile:
     """Pack weights (arrays, or a `Frame`). Raises InvalidFrame if one is no bfloat16, OSError."""
     sha256, size = hashlib.sha256(), 0
     with path.open("xb") as file:
@@ -60,10 +60,10 @@ def write_snapshot(weights: Mapping[str, Array], schema: Schema, path: Path) -> 
             for start, stop in grid(spec.count):
                 for plane in byte_planes(_packed(spec, flat[start:stop])):
                     put(pack_bytes(plane))
-    return Written(sha256=sha256.hexdigest(), size=size)
+    return WrittenFile(sha256=sha256.hexdigest(), size=size)
 
 
-def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> Written:
+def unpack_snapshot(path: Path, schema_sha256: str, weights: Path) -> WrittenFile:
     """Write a snapshot's weights as a tensor file. Raises InvalidFrame, StorageFull, OSError."""
     with ExitStack() as files:
         file = files.enter_context(path.open("rb"))

@@ -293,7 +293,7 @@ class DatasetWanted(msgspec.Struct, frozen=True, kw_only=True):
     options: Mapping[str, str] = {}  # options of the workload
 
 
-class Converted(NamedTuple):
+class ConvertedModel(NamedTuple):
     """Version converted to the format of another library."""
 
     tensors: Weights  # tensors of a model.safetensors; empty: there is no such file
@@ -445,7 +445,7 @@ class Workload(Protocol):
         """Return the tensors of a published file, e.g. with a tied head written out."""
         return dict(weights)
 
-    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> Converted:
+    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         """Return a version in one of the `formats`. Raises Configuration if a library is absent."""
         raise NotImplementedError(f"{self.name} has no format {target.format}")
 

@@ -90,7 +90,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     losses: int = 0
 
 
-class Sealed(msgspec.Struct, frozen=True, kw_only=True):
+class EpisodeChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Many files of episodes, joined to one chunk."""
 
     data: bytes
@@ -125,7 +125,7 @@ class Experience(Protocol):
         """
         return False
 
-    def seal(self, files: Sequence[bytes]) -> Sealed:
+    def seal(self, files: Sequence[bytes]) -> EpisodeChunk:
         """Return one chunk for learners from the valid episodes of several files."""
 
 

@@ -56,7 +56,7 @@ async def serve(data_dir: Path) -> None:
     from coordinator.config import Settings
     from coordinator.http.app import create_app, opened
     from coordinator.http.deadlines import ConnectionGuard, protocol
-    from coordinator.http.routes.endpoint_app import Reply, Served, json_reply
+    from coordinator.http.routes.endpoint_app import EndpointApp, Reply, json_reply
     from coordinator.http.server import listen
     from coordinator.log import configure
     from shared.protocol.endpoint import NOTHING, Endpoint
@@ -88,7 +88,7 @@ async def serve(data_dir: Path) -> None:
         )
         # Beside the heartbeat, which is the first otherwise: a route further down is found later.
         app.router.routes[0:0] = [
-            Route(ENDPOINT, Served(noop, coordinator, endpoint), methods=["POST"])
+            Route(ENDPOINT, EndpointApp(noop, coordinator, endpoint), methods=["POST"])
         ]
         app.router.routes[2:2] = [Route(PLAIN, plain, methods=["POST"])]
         print(listener.getsockname()[1], flush=True)

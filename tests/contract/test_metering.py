@@ -21,7 +21,7 @@ from coordinator.database.engine.open_database import Database
 from coordinator.database.inference import request_rows
 from coordinator.database.ledger import answer_pay, gifts, payments
 from coordinator.database.tables.ledger import accounts, events
-from coordinator.inference.metering import GONE_S, Meter, Metered, MeteredRequest
+from coordinator.inference.metering import GONE_S, Meter, MeteredRequest, RunningRequest
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.rules.serving import cost_micro
 from shared.errors import (
@@ -376,7 +376,7 @@ async def _happens(path: Path, steps: list[tuple[str, int]]) -> None:
 
 async def _steps(bench: Bench, steps: list[tuple[str, int]]) -> None:
     meter, streamed = bench.meter(), 0
-    live: list[Metered] = []
+    live: list[RunningRequest] = []
     for step, number in steps:
         one = live[number % len(live)] if live else None
         if step == "begin":

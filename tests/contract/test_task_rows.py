@@ -144,14 +144,14 @@ def assignment(task: TaskRow | None, run: int, waiter: int, **values: Any) -> As
     )
 
 
-def taken(rows: Rows, task: TaskRow | None, number: int, **values: Any) -> leases.Taken:
+def taken(rows: Rows, task: TaskRow | None, number: int, **values: Any) -> leases.NewLease:
     waiter = Waiter(
         claim_id=f"claim-{number}",
         worker_id=rows.b.worker_id,
         volunteer_id=rows.b.volunteer_id,
         device=f"cuda:{number}",
     )
-    return leases.Taken(
+    return leases.NewLease(
         assignment=assignment(task, rows.run, number, **values),
         waiter=waiter,
         kind="selfplay",

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from coordinator.runs.definition import Definition
-from coordinator.simulate.labour import Handed
+from coordinator.simulate.labour import SimulatedUpdate
 from shared.tensors.frame import open_frame
 from shared.tensors.quantize import codec
 from shared.tensors.slices import ArrayReader
@@ -24,7 +24,7 @@ class TorchLabour:
         self._scratch = scratch
         self._data = data
 
-    def do(self, task: int, job: Job, weights: Path, codec_name: str) -> Handed:
+    def do(self, task: int, job: Job, weights: Path, codec_name: str) -> SimulatedUpdate:
         schema = self._about.schema
         frame = open_frame(weights, schema, copy_on_write=True)
         base = {name: torch.from_numpy(frame.array(name)) for name in frame}
@@ -41,7 +41,7 @@ class TorchLabour:
                 else ArrayReader(arrays, schema)
             )
             made = codec(codec_name).encode(update, schema, path, job.seed)
-        return Handed(
+        return SimulatedUpdate(
             path=path,
             sha256=made.sha256,
             size=made.size,

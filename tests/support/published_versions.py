@@ -12,7 +12,7 @@ from coordinator.runs.publishing import Publication, PublishedBase
 from coordinator.runs.version_files import Content
 from shared.proofs.signing import canonical, digest
 from shared.protocol.versions import BlobRef, VersionManifest
-from shared.tensors.frame import FrameWriter, Written
+from shared.tensors.frame import FrameWriter, WrittenFile
 from shared.tensors.slices import Array
 from shared.tensors.spec import Schema, TensorSpec
 
@@ -79,7 +79,7 @@ class Versions:
         self.contents.append(prepared.content)
         return prepared.content
 
-    def _write(self, path: Path, number: int) -> Written:
+    def _write(self, path: Path, number: int) -> WrittenFile:
         with FrameWriter(path, self.schema, {"version": str(number)}) as writer:
             for spec in self.schema:
                 writer.write(spec.name, self.weights[spec.name])

@@ -18,7 +18,7 @@ from shared.workloads.gomoku.rules import BoardRules
 from shared.workloads.gomoku.rules import Position as Game
 from tests.tui.engine import screen_text
 from tests.tui.pages import SMALL, Snapshot
-from volunteer.opponent import Seated
+from volunteer.opponent import SeatedOpponent
 from volunteer.tui.keys import shown
 from volunteer.tui.look import Look
 from volunteer.tui.play.app import PlayApp
@@ -40,14 +40,16 @@ class Friend:
         self.asked: list[tuple[tuple[int, ...], int]] = []
         self.refuses: Exception | None = None
 
-    async def sit(self, version: int | None = None) -> Seated:
+    async def sit(self, version: int | None = None) -> SeatedOpponent:
         if self.refuses is not None:
             raise self.refuses
         if version == 3:
             raise NotFound("version 3 is not kept")
         chosen = self.newest if version is None else version
         rules = self.rules
-        return Seated(run="six", version=chosen, newest=self.newest, size=rules.size, win=rules.win)
+        return SeatedOpponent(
+            run="six", version=chosen, newest=self.newest, size=rules.size, win=rules.win
+        )
 
     def look(self, moves: Sequence[int]) -> Position:
         game = Game(self.rules, moves)
@@ -242,7 +244,7 @@ async def test_what_is_fetched_is_said_on_the_board_and_the_keys_are_told() -> N
     friend, arrived = Friend(), asyncio.Event()
     sit = friend.sit
 
-    async def slowly(version: int | None = None) -> Seated:
+    async def slowly(version: int | None = None) -> SeatedOpponent:
         await arrived.wait()
         return await sit(version)
 

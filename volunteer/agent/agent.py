@@ -53,7 +53,7 @@ from volunteer.control.commands import How, Pause
 from volunteer.control.event_bus import EventBus
 from volunteer.machine import memory_limit
 from volunteer.machine.devices import choose, detect, hardware, ranked
-from volunteer.machine.policy_loop import PolicyGuard, Read, Watched
+from volunteer.machine.policy_loop import PolicyGuard, PolicyInputs, Read
 from volunteer.machine.sensors import Sense, Sensors, Watch
 from volunteer.machine.surroundings import Senses
 from volunteer.settings.settings import Settings
@@ -412,8 +412,8 @@ class Agent:
         await client.close()
         return code
 
-    def _watched(self) -> Watched:
-        return Watched(
+    def _watched(self) -> PolicyInputs:
+        return PolicyInputs(
             read=self._machine.read or Senses(self.store.cache.root).read,
             devices=lambda: self._lent,
             share=self._pauses.set_shares,

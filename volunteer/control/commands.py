@@ -232,14 +232,14 @@ def query_of(command: Query) -> Endpoint[Any]:
     return endpoint
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class CommandLine(msgspec.Struct, frozen=True, kw_only=True):
     """Line to the volunteer that carries a command."""
 
     id: int
     command: AnyCommand
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+class ReplyLine(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """Line from the volunteer that carries a command's result, or its error."""
 
     id: int

@@ -26,10 +26,10 @@ from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, Unreachable, VolunteerError, of_code
 from shared.sentences import Sentence, parts
 from volunteer.control.commands import (
-    Answered,
-    Asked,
     Command,
+    CommandLine,
     EventLine,
+    ReplyLine,
     StatusSnapshot,
     reply_type,
 )
@@ -126,7 +126,7 @@ class ControlServer:
         await _send(writer, StatusSnapshot(status=self._hub.status))
         telling = asyncio.create_task(self._tell(writer, events))
         try:
-            while (request := await _line(reader, Asked)) is not None:
+            while (request := await _line(reader, CommandLine)) is not None:
                 await _send(writer, await self._answer(request))
         finally:
             telling.cancel()
@@ -137,12 +137,12 @@ class ControlServer:
             await _send(writer, EventLine(event=event))
         writer.close()  # the volunteer has ended
 
-    async def _answer(self, request: Asked) -> Answered:
+    async def _answer(self, request: CommandLine) -> ReplyLine:
         try:
             value = await self._execute(request.command)
         except VolunteerError as error:
-            return Answered(id=request.id, code=error.code, message=error.message)
-        return Answered(
+            return ReplyLine(id=request.id, code=error.code, message=error.message)
+        return ReplyLine(
             id=request.id, value=msgspec.Raw(msgspec.json.encode(value, enc_hook=parts))
         )
 
@@ -169,7 +169,7 @@ class RemoteVolunteer:
         answer: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._waiting[self._last] = answer
         try:
-            await _send(self._writer, Asked(id=self._last, command=command))
+            await _send(self._writer, CommandLine(id=self._last, command=command))
             raw = await answer
         except ConnectionError as error:
             raise Unreachable(Sentence("the volunteer has ended")) from error
@@ -178,7 +178,7 @@ class RemoteVolunteer:
     async def read(self) -> None:
         """Read events and answers until the volunteer ends."""
         try:
-            while (line := await _line(self._reader, Answered | EventLine)) is not None:
+            while (line := await _line(self._reader, ReplyLine | EventLine)) is not None:
                 if isinstance(line, EventLine):
                     self._hub.emit(line.event)
                 elif waiting := self._waiting.pop(line.id, None):

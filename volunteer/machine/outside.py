@@ -23,7 +23,7 @@ import msgspec
 from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, Unreachable, VolunteerError, of_code
 from shared.sentences import Sentence, english, parts
-from volunteer.control.commands import Answered
+from volunteer.control.commands import ReplyLine
 from volunteer.machine import system_calls
 
 BYTES_MAX = 1 << 20
@@ -68,7 +68,7 @@ def do(job: Callable[..., T], *arguments: Any) -> T:
                 socket.send_fds(_helper, [_JOB], [far.fileno()])
             near.sendall(msgspec.json.encode([job.__name__, arguments], enc_hook=str))
             near.shutdown(socket.SHUT_WR)
-            reply = decode(_all(near), Answered)
+            reply = decode(_all(near), ReplyLine)
     except (OSError, *MALFORMED) as error:
         raise Unreachable(
             Sentence("the part of the program outside its sandbox has ended: start it again")
@@ -136,9 +136,9 @@ def _answer(peer: socket.socket, jobs: Mapping[str, Job]) -> None:
             if name not in jobs:
                 raise BadRequest(Sentence("nothing outside the sandbox does this"))
             value = msgspec.json.encode(jobs[name](*arguments), enc_hook=english)
-            reply = Answered(id=0, value=msgspec.Raw(value))
+            reply = ReplyLine(id=0, value=msgspec.Raw(value))
         except VolunteerError as error:
-            reply = Answered(id=0, code=error.code, message=error.message)
+            reply = ReplyLine(id=0, code=error.code, message=error.message)
         peer.sendall(msgspec.json.encode(reply, enc_hook=parts))
 
 

@@ -29,7 +29,7 @@ class Pausing(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class PolicyInputs:
     """Inputs of the policy loop, read again each time."""
 
     read: Read  # runs in a thread
@@ -43,7 +43,7 @@ class Watched:
 class PolicyGuard:
     """Applies the policy in a loop: reads facts, decides, pauses or resumes."""
 
-    def __init__(self, rules: WorkRules, watched: Watched, pausing: Pausing) -> None:
+    def __init__(self, rules: WorkRules, watched: PolicyInputs, pausing: Pausing) -> None:
         self.rules = rules
         self.decision = Decision()
         self._watched = watched

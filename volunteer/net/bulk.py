@@ -26,7 +26,7 @@ PACE_S = 0.1  # a slow connection passes its bytes on this often
 HEAD_BYTES_MAX = 64 << 10
 
 
-class Lost(Exception):
+class BulkFailure(Exception):
     """The connection failed before or during an answer; the cause is the original error."""
 
 
@@ -58,7 +58,7 @@ def direct(address: Address) -> bool:
 
 @asynccontextmanager
 async def got(question: Question) -> AsyncIterator[BulkReply | None]:
-    """Return the answer to a GET, or None for an unusual one. Raises Lost, also while the body is
+    """Return the answer to a GET, or None for an unusual one. Raises BulkFailure, also while the body is
     read.
     """
     reader, writer = await _connect(question)
@@ -81,7 +81,7 @@ async def _connect(question: Question) -> tuple[asyncio.StreamReader, asyncio.St
                 limit=PIECE_BYTES,
             )
     except OSError as error:  # includes TimeoutError and the errors of TLS
-        raise Lost from error
+        raise BulkFailure from error
 
 
 def _begun(writer: asyncio.StreamWriter, question: Question) -> h11.Connection:
@@ -112,7 +112,7 @@ async def _usual(wire: _Wire, http: h11.Connection) -> BulkReply | None:
 async def _head(wire: _Wire, http: h11.Connection) -> h11.Response:
     while not isinstance(event := await _event(wire, http), h11.Response):
         if event is None:
-            raise Lost from ConnectionError("no reply arrived")
+            raise BulkFailure from ConnectionError("no reply arrived")
     return event  # informational replies (1xx) are skipped
 
 
@@ -131,13 +131,13 @@ class _Wire:
         self._idle_s = idle_s
 
     async def body(self, first: bytes, size: int) -> AsyncIterator[bytes]:
-        """Yield `size` bytes; `first` holds the ones that came with the head. Raises Lost."""
+        """Yield `size` bytes; `first` holds the ones that came with the head. Raises BulkFailure."""
         left, piece = size, first
         while left:
             piece = piece or await self._piece(min(left, PIECE_BYTES))
             left -= len(piece)
             if left < 0 or (not left and await self._more()):
-                raise Lost from ConnectionError("more bytes arrived than announced")
+                raise BulkFailure from ConnectionError("more bytes arrived than announced")
             yield piece
             piece = b""
 
@@ -150,7 +150,7 @@ class _Wire:
             return False
 
     async def _piece(self, size: int) -> bytes:
-        """Return `size` bytes, or less after `PACE_S` and at the connection's end. Raises Lost."""
+        """Return `size` bytes, or less after `PACE_S` and at the connection's end. Raises BulkFailure."""
         try:
             async with asyncio.timeout(PACE_S):
                 return await self._reader.readexactly(size)
@@ -159,15 +159,15 @@ class _Wire:
         except asyncio.IncompleteReadError as error:
             return error.partial or await self.some(size)
         except OSError as error:
-            raise Lost from error
+            raise BulkFailure from error
 
     async def some(self, most: int) -> bytes:
-        """Return received bytes; wait for the first. Raises Lost."""
+        """Return received bytes; wait for the first. Raises BulkFailure."""
         try:
             async with asyncio.timeout(self._idle_s):
                 data = await self._reader.read(most)
         except OSError as error:  # includes TimeoutError
-            raise Lost from error
+            raise BulkFailure from error
         if not data:
-            raise Lost from ConnectionError("the coordinator closed the connection")
+            raise BulkFailure from ConnectionError("the coordinator closed the connection")
         return data

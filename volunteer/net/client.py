@@ -414,7 +414,7 @@ class Client:
             raise errors.Unreachable(
                 Sentence("{url} did not answer in time", url=self.address.url)
             ) from error
-        except (httpx.TransportError, bulk.Lost) as error:
+        except (httpx.TransportError, bulk.BulkFailure) as error:
             self._peer.forget()
             raise _unreachable(error, self.address, self._proxy) from error
         except httpx.HTTPError as error:

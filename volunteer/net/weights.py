@@ -19,7 +19,7 @@ from shared.network.download_plan import Route, routes
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
 from shared.tensors.downlink import Following, follow_link, schema_of_link
-from shared.tensors.frame import Written
+from shared.tensors.frame import WrittenFile
 from shared.tensors.quantize import codec
 from shared.tensors.snapshot import unpack_snapshot
 from volunteer.net.transfers import OnBytes, Transfers
@@ -102,7 +102,7 @@ class Weights:
             path = self._adopt(into, written, link.weights)
         return path
 
-    def _adopt(self, built: Path, written: Written, sha256: str) -> Path:
+    def _adopt(self, built: Path, written: WrittenFile, sha256: str) -> Path:
         if written.sha256 != sha256:
             built.unlink(missing_ok=True)
             raise InvalidFrame(Sentence("the result does not have the hash of the manifest"))

@@ -44,7 +44,7 @@ class KeptHead(msgspec.Struct, frozen=True, kw_only=True):
     signature: str
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class SignedHeads(msgspec.Struct, frozen=True, kw_only=True):
     """Heads that the coordinator signed so far."""
 
     heads: tuple[KeptHead, ...] = ()  # smallest first; each continues the previous one
@@ -64,16 +64,16 @@ class ReceiptBook:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._file = folder / "receipts.jsonl"
-        self._seen: Seen | None = None
+        self._seen: SignedHeads | None = None
         self._versions: Versions | None = None
         self.heard: KeptHead | None = None  # head in the newest manifest, not checked yet
         self._last: int | None = None
         self._count = 0
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> SignedHeads:
         if self._seen is None:
-            self._seen = _read(self.folder / "seen.json", Seen)
+            self._seen = _read(self.folder / "seen.json", SignedHeads)
         return self._seen
 
     @property
@@ -176,10 +176,10 @@ class ReceiptBook:
         aside = self.accept()
         self._versions = Versions(newest=newest)
         self._write("versions.json", self._versions)
-        self._remember(Seen(heads=stays, restored_at=to.tree.at))
+        self._remember(SignedHeads(heads=stays, restored_at=to.tree.at))
         return aside
 
-    def _remember(self, state: Seen) -> None:
+    def _remember(self, state: SignedHeads) -> None:
         self._seen = state
         self._write("seen.json", state)
 

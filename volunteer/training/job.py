@@ -30,7 +30,7 @@ class TrainingReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class TaskSeconds:
     """Seconds that a task has spent on this device."""
 
     train_s: float
@@ -44,7 +44,7 @@ class TrainingJob(Generic[T]):
     """
 
     begin: Callable[[], Work]
-    finish: Callable[[Work, Spent], T]
+    finish: Callable[[Work, TaskSeconds], T]
     samples: int  # in all
     report: Callable[[TrainingReport], None]
     halved: Callable[[int], None]
@@ -56,7 +56,7 @@ class TrainingJob(Generic[T]):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished(Generic[T]):
     value: T
-    spent: Spent
+    spent: TaskSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

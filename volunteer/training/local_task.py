@@ -37,7 +37,7 @@ from volunteer.machine.device_memory import OutOfMemory
 from volunteer.storage.leases import HeldLease
 from volunteer.storage.outbox import Outbox, QueuedResult
 from volunteer.storage.tensor_files import load, store
-from volunteer.training.job import Spent
+from volunteer.training.job import TaskSeconds
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,7 @@ class PartResult:
 
     result: Result
     tensors: Weights
-    spent: Spent
+    spent: TaskSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class LocalTask:
         need = nbytes(self._schema) * (CPU_COPIES + LEFT_COPIES)
         return files.held.device != "cpu" or not files.memory_bytes or need <= files.memory_bytes
 
-    def finish(self, work: Work, spent: Spent) -> PartResult:
+    def finish(self, work: Work, spent: TaskSeconds) -> PartResult:
         """Return the result of the part. Raises InvalidFrame when the training diverged."""
         result, tensors = work.result()
         _refuse_diverged(tensors)

@@ -32,7 +32,7 @@ from volunteer.machine.device_memory import (
 )
 from volunteer.machine.policy import rest_after
 from volunteer.machine.priority import lower_thread
-from volunteer.training.job import Finished, Interrupted, Spent, TrainingJob, TrainingReport
+from volunteer.training.job import Finished, Interrupted, TaskSeconds, TrainingJob, TrainingReport
 
 if TYPE_CHECKING:
     from shared.workloads.training.ranks import Ranks
@@ -435,9 +435,9 @@ class _Session(Generic[T]):
         self._handle.latest = report
         self._assignment.report(report)
 
-    def _spent(self) -> Spent:
+    def _spent(self) -> TaskSeconds:
         whole = self._clock.monotonic() - self._began
-        return Spent(train_s=max(0.0, whole - self._paused_s), paused_s=self._paused_s)
+        return TaskSeconds(train_s=max(0.0, whole - self._paused_s), paused_s=self._paused_s)
 
     def _save(self, work: Work) -> None:
         if self._assignment.save is None or self._assignment.save_every_s <= 0:

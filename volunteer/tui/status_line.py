@@ -54,14 +54,14 @@ LEAVING: dict[How, str] = {
 
 def activity(view: AgentView, now: float, glyphs: Glyphs, device: str = "") -> Activity:
     """Return the first state that applies to this machine, or to one of its devices."""
-    looked_at = Looked(view=view, now=now, glyphs=glyphs, device=device)
+    looked_at = StatusView(view=view, now=now, glyphs=glyphs, device=device)
     activities = (state(looked_at) for state in (_ended, _paused, _measured, _at_work, _idle))
     return next((candidate for candidate in activities if candidate is not None), None) or Activity(
         sign=glyphs.wait, word=_("starting"), role="dim", sentence=_("looking for work")
     )
 
 
-class Looked(NamedTuple):
+class StatusView(NamedTuple):
     """View to describe, with the present time, the glyphs and the device."""
 
     view: AgentView
@@ -70,7 +70,7 @@ class Looked(NamedTuple):
     device: str
 
 
-def _ended(at: Looked) -> Activity | None:
+def _ended(at: StatusView) -> Activity | None:
     end = at.view.ended
     if end is None and not at.view.status.stopped:
         return None
@@ -82,7 +82,7 @@ def _ended(at: Looked) -> Activity | None:
     return Activity(sign=sign, word=_("stopped"), role=role, sentence=sentence)
 
 
-def _paused(at: Looked) -> Activity | None:
+def _paused(at: StatusView) -> Activity | None:
     pause = at.view.status.paused(at.device)
     if pause is None:
         return None
@@ -91,7 +91,7 @@ def _paused(at: Looked) -> Activity | None:
     )
 
 
-def _measured(at: Looked) -> Activity | None:
+def _measured(at: StatusView) -> Activity | None:
     benchmark = at.view.benchmark
     if benchmark is None or at.device not in ("", benchmark.device):
         return None
@@ -99,7 +99,7 @@ def _measured(at: Looked) -> Activity | None:
     return Activity(sign=at.glyphs.run, word=_("measuring"), role="info", sentence=sentence)
 
 
-def _at_work(at: Looked) -> Activity | None:
+def _at_work(at: StatusView) -> Activity | None:
     status, task = at.view.status, at.view.task(at.device)
     if task is None:
         return None
@@ -118,7 +118,7 @@ def _at_work(at: Looked) -> Activity | None:
     )
 
 
-def _idle(at: Looked) -> Activity | None:
+def _idle(at: StatusView) -> Activity | None:
     status, glyphs = at.view.status, at.glyphs
     if status.finishing:
         sentence = _("no more tasks are taken")

@@ -163,7 +163,7 @@ class PostgresRunner:
                 with self._counted():
                     async with self._turn():
                         return await self._once(fn)
-            except _Lost as lost:
+            except _LostTransaction as lost:
                 if attempt == ATTEMPTS:
                     raise translate(lost.error) from lost.error
                 await asyncio.sleep(RETRY_S * 2**attempt * random.random())
@@ -206,7 +206,7 @@ class PostgresRunner:
             if committing:
                 raise Unavailable("the database did not confirm the commit") from error
             if _may_retry(error):
-                raise _Lost(error) from error
+                raise _LostTransaction(error) from error
             raise translate(error) from error
 
     async def read(self, fn: Callable[[Connection], T]) -> T:
@@ -343,7 +343,7 @@ def _tell(connection: Connection, topics: Sequence[str]) -> None:
     connection.execute(_TELL, {"channel": CHANNEL, "told": topics})
 
 
-class _Lost(Exception):
+class _LostTransaction(Exception):
     """Transaction that did not commit and may be repeated."""
 
     def __init__(self, error: BaseException) -> None:

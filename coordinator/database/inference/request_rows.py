@@ -67,8 +67,8 @@ def begin(conn: Connection, row: OpenRow, memo: str) -> None:
     conn.execute(_ADD, msgspec.structs.asdict(row) | zero)
 
 
-class Streamed(msgspec.Struct, frozen=True, kw_only=True):
-    """Streamed tokens of a request, and the number that each volunteer's account computed."""
+class StreamProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """StreamProgress tokens of a request, and the number that each volunteer's account computed."""
 
     out: int
     answered: Mapping[str, int] = {}
@@ -83,7 +83,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     replica: str = ""  # "": no process can compare them, since the answering one is gone
 
 
-def end(conn: Connection, request_id: str, streamed: Streamed, ending: Ending) -> int:
+def end(conn: Connection, request_id: str, streamed: StreamProgress, ending: Ending) -> int:
     """Settle a request for its generated tokens, release the rest of its hold, and put its
     volunteers' pay at stake; return the price. A repeated call changes nothing.
 
@@ -134,7 +134,7 @@ def shares(cost: int, out: int, answered: Mapping[str, int], house_share: float)
     return amounts
 
 
-def beat(conn: Connection, streamed: Mapping[str, Streamed], now: float) -> None:
+def beat(conn: Connection, streamed: Mapping[str, StreamProgress], now: float) -> None:
     """Store how many tokens each running request has streamed."""
     rows = [
         {
@@ -149,7 +149,9 @@ def beat(conn: Connection, streamed: Mapping[str, Streamed], now: float) -> None
         conn.execute(_BEAT, rows)
 
 
-def abandoned(conn: Connection, before: float, open_requests: Sequence[str]) -> dict[str, Streamed]:
+def abandoned(
+    conn: Connection, before: float, open_requests: Sequence[str]
+) -> dict[str, StreamProgress]:
     """Return open requests without a beat since an instant, with their stored tokens; the requests
     of this process are left out.
     """
@@ -162,15 +164,17 @@ def abandoned(conn: Connection, before: float, open_requests: Sequence[str]) -> 
     }
 
 
-def still_open(conn: Connection, ids: Sequence[str]) -> dict[str, Streamed]:
+def still_open(conn: Connection, ids: Sequence[str]) -> dict[str, StreamProgress]:
     """Return the open requests among `ids`, with the tokens stored for them."""
     query = select(_u.id, _u.tokens_out, _u.answered).where(_u.state == "open", _u.id.in_(ids))
     return _streamed(conn, query) if ids else {}
 
 
-def _streamed(conn: Connection, query: Select[object]) -> dict[str, Streamed]:
+def _streamed(conn: Connection, query: Select[object]) -> dict[str, StreamProgress]:
     return {
-        row.id: Streamed(out=int(row.tokens_out), answered=decode(row.answered, dict[str, int]))
+        row.id: StreamProgress(
+            out=int(row.tokens_out), answered=decode(row.answered, dict[str, int])
+        )
         for row in conn.execute(query)
     }
 

@@ -134,7 +134,7 @@ class Call(Generic[Body]):
 Handler = Callable[[Call[Any]], Awaitable[Any]]
 
 
-class Served:
+class EndpointApp:
     """Endpoint as an ASGI application."""
 
     def __init__(self, endpoint: Endpoint[Any], coordinator: Coordinator, handler: Handler) -> None:

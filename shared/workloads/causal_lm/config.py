@@ -240,7 +240,7 @@ def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[
     return {**raw, "config": architectures.written(shape), **more}
 
 
-def _check_licence(raw: Mapping[str, object], model: hub.Found) -> None:
+def _check_licence(raw: Mapping[str, object], model: hub.HubModel) -> None:
     """Refuse a model whose licence differs from the run file's."""
     licence = raw.get("licence")
     if licence and licence != model.licence:

@@ -28,7 +28,7 @@ def build(request: DatasetWanted, put: Put, skip: Callable[[str], None]) -> Data
     Raises InvalidRunFile, and BadRequest for dialogues without tokenizer or template.
     """
     check_keys(request.options, ("vocab_size",), "--set")
-    skipped = _Skipped(skip)
+    skipped = _AnnouncedSkips(skip)
     options: dict[str, Any] = {
         "licence": request.licence,
         "source": request.source,
@@ -48,7 +48,7 @@ def build(request: DatasetWanted, put: Put, skip: Callable[[str], None]) -> Data
     return build_chat(request.name, request.sources, put, skipped=skipped, **options)
 
 
-class _Skipped(Skipped):
+class _AnnouncedSkips(Skipped):
     """Skipped records of a build, announced as they are found."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:

@@ -59,7 +59,7 @@ class Reference(NamedTuple):
         return _COMMIT.fullmatch(self.revision) is not None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class HubModel(msgspec.Struct, frozen=True, kw_only=True):
     """One commit of a repository: its licence, and the size and hash of each file."""
 
     reference: Reference
@@ -79,7 +79,7 @@ def reference(source: str) -> Reference:
     return Reference(match[1], match[2] or "main")
 
 
-def resolved(source: str) -> Found:
+def resolved(source: str) -> HubModel:
     """Ask the hub for a revision's commit and its files.
 
     Raises InvalidRunFile for a wrong or missing model, Unavailable for an unreachable hub.
@@ -95,7 +95,7 @@ def resolved(source: str) -> Found:
         )
     if len(files) > _LISTED_MAX:
         raise InvalidRunFile(f"{target.text} has more than {_LISTED_MAX:,} files")
-    return Found(
+    return HubModel(
         reference=Reference(target.repository, commit),
         licence=_licence(info),
         sizes={file.rfilename: int(file.size or 0) for file in files},
@@ -103,7 +103,7 @@ def resolved(source: str) -> Found:
     )
 
 
-def fetched(model: Found) -> Path:
+def fetched(model: HubModel) -> Path:
     """Fetch a model into the library's cache; return the folder of its commit.
 
     Raises InvalidRunFile if the model cannot be trained here, before fetching its weights.
@@ -164,7 +164,7 @@ def path_on_hub(source: str, name: str) -> str:
     return f"{target.repository}/resolve/{target.revision}/{name}"
 
 
-def _weights(model: Found) -> list[str]:
+def _weights(model: HubModel) -> list[str]:
     """Return the names of the weights' files. Raises InvalidRunFile for refused formats."""
     whole = "model.safetensors"
     if INDEX in model.sizes:
@@ -186,7 +186,7 @@ def _weights(model: Found) -> list[str]:
     return names
 
 
-def _file(model: Found, name: str, bytes_max: int) -> Path:
+def _file(model: HubModel, name: str, bytes_max: int) -> Path:
     """Fetch one file of a commit; its size must be the listed one."""
     from huggingface_hub import hf_hub_download
 
@@ -211,7 +211,7 @@ def _file(model: Found, name: str, bytes_max: int) -> Path:
         return Path(fetch())
 
 
-def _check_size(model: Found, name: str, bytes_max: int) -> None:
+def _check_size(model: HubModel, name: str, bytes_max: int) -> None:
     listed = model.sizes.get(name, 0)
     if listed > bytes_max:
         raise InvalidRunFile(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shared.decoding import decode
 from shared.errors import BadRequest
-from shared.workloads.base import Converted, FormatWanted, Weights
+from shared.workloads.base import ConvertedModel, FormatWanted, Weights
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape, NeoxShape
 from shared.workloads.causal_lm.base_settings import GENERATION, TOKENS
@@ -23,7 +23,7 @@ from shared.workloads.generation.sample_text import DRAWN, SAMPLE_TOKENS
 from shared.workloads.training.onnx_file import language_model
 
 
-def as_model(config: CausalConfig, whole: Weights, target: FormatWanted) -> Converted:
+def as_model(config: CausalConfig, whole: Weights, target: FormatWanted) -> ConvertedModel:
     """Return the tensors and files of a folder that `AutoModelForCausalLM` loads."""
     kind, words = config.shape.model_type, _Words.of(config, target)
     dtype = target.dtype or config.base.dtype
@@ -34,7 +34,7 @@ def as_model(config: CausalConfig, whole: Weights, target: FormatWanted) -> Conv
         "dtype": dtype,
         **words.ids,
     }
-    return Converted(
+    return ConvertedModel(
         tensors=_merged(config, whole),
         files={
             "config.json": msgspec.json.encode(settings),
@@ -49,7 +49,7 @@ def as_model(config: CausalConfig, whole: Weights, target: FormatWanted) -> Conv
     )
 
 
-def as_adapter(config: CausalConfig, whole: Weights, target: FormatWanted) -> Converted:
+def as_adapter(config: CausalConfig, whole: Weights, target: FormatWanted) -> ConvertedModel:
     """Return a folder for `PeftModel`. Raises BadRequest for a run without adapters."""
     lora = config.lora
     if lora is None:
@@ -72,7 +72,7 @@ def as_adapter(config: CausalConfig, whole: Weights, target: FormatWanted) -> Co
             'model = AutoModelForCausalLM.from_pretrained("MODEL")  # trained beside it',
             'model = PeftModel.from_pretrained(model, ".")',
         ]
-    return Converted(
+    return ConvertedModel(
         tensors={},
         files={
             "adapter_model.safetensors": save(tensors),
@@ -84,7 +84,7 @@ def as_adapter(config: CausalConfig, whole: Weights, target: FormatWanted) -> Co
     )
 
 
-def as_onnx(config: CausalConfig, whole: Weights, target: FormatWanted) -> Converted:
+def as_onnx(config: CausalConfig, whole: Weights, target: FormatWanted) -> ConvertedModel:
     """Return a folder for onnxruntime: the scores of tokens, without a cache."""
     model = build(config, whole, whole, "cpu")
 

@@ -15,7 +15,7 @@ from shared.tensors.spec import Schema
 from shared.workloads.base import (
     ChunkRef,
     Config,
-    Converted,
+    ConvertedModel,
     Data,
     DatasetManifest,
     DatasetWanted,
@@ -146,7 +146,7 @@ class CausalWorkload(Workload):
         model = build(checked, weights, weights, device)
         return CausalDecoder(checked, model, tokenizer, slots, device)
 
-    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> Converted:
+    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         from shared.workloads.causal_lm.library_format import as_adapter, as_model, as_onnx
 
         checked = CausalConfig.from_dict(config)

@@ -25,7 +25,7 @@ from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.skipped import Skipped
 from shared.workloads.data.text_lengths import lengths
 from shared.workloads.data.tokenizer import (
-    Built,
+    BuiltParts,
     ChunkWriter,
     Put,
     TextSettings,
@@ -174,7 +174,7 @@ def _cut(part: _DocumentPart, limit: int, spool: BinaryIO) -> Iterator[_Document
         start += size
 
 
-def _build(corpus: _TextScratch, put: Put, settings: TextSettings, tell: Tell) -> Built:
+def _build(corpus: _TextScratch, put: Put, settings: TextSettings, tell: Tell) -> BuiltParts:
     by_digest, heldout = corpus.split(settings.heldout_share)
     shuffled = permutation(len(by_digest), settings.seed, 1)
     train = [by_digest[index] for index in shuffled]
@@ -207,7 +207,7 @@ def _build(corpus: _TextScratch, put: Put, settings: TextSettings, tell: Tell) -
     if end is not None:
         meta["end_of_text"] = end
     assets = {"tokenizer": ChunkRef(sha256=put(blob), size=len(blob), items=vocab_size)}
-    return Built(written.close(), heldout_writer.close(), assets, meta)
+    return BuiltParts(written.close(), heldout_writer.close(), assets, meta)
 
 
 def _learn(corpus: _TextScratch, train: list[_DocumentPart], vocab_size: int, tell: Tell) -> bytes:

@@ -82,7 +82,7 @@ class TextSettings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class Built(NamedTuple):
+class BuiltParts(NamedTuple):
     """Parts of a manifest that a build stored."""
 
     chunks: tuple[ChunkRef, ...]

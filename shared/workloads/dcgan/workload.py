@@ -14,7 +14,7 @@ from shared.errors import BadRequest
 from shared.tensors.spec import Schema, TensorSpec
 from shared.workloads.base import (
     Config,
-    Converted,
+    ConvertedModel,
     Data,
     DatasetManifest,
     FormatWanted,
@@ -106,7 +106,7 @@ class DcganWorkload(Workload):
 
         return sample(DcganConfig.from_dict(config), weights, prompt, seed)
 
-    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> Converted:
+    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         import torch
 
         from shared.workloads.dcgan.model import Generator, build
@@ -127,7 +127,7 @@ class DcganWorkload(Workload):
             f'Image.fromarray(pixels{grey}).save("sample.png")',
         ]
         needs = "onnxruntime pillow"
-        return Converted(tensors={}, files={NAME: written}, code=code, needs=needs)
+        return ConvertedModel(tensors={}, files={NAME: written}, code=code, needs=needs)
 
 
 def _initial(spec: TensorSpec, seed: int) -> np.ndarray:

@@ -31,7 +31,7 @@ class GamePlan(msgspec.Struct, frozen=True, kw_only=True):
     began_s: float = 0.0
 
 
-class Played(msgspec.Struct, frozen=True, kw_only=True):
+class FinishedGame(msgspec.Struct, frozen=True, kw_only=True):
     """Finished game."""
 
     plan: GamePlan
@@ -69,8 +69,8 @@ class Seat:
         """Return the key of the player to move."""
         return self.plan.players[len(self.position.moves) % 2]
 
-    def played(self) -> Played:
-        return Played(
+    def played(self) -> FinishedGame:
+        return FinishedGame(
             plan=self.plan,
             moves=tuple(self.position.moves),
             visits=tuple(self.visits),
@@ -100,9 +100,9 @@ class Arena:
         self._search = Search(rules, settings, slots)
         self._searching = False
 
-    def advance(self, limit_s: float) -> list[Played]:
+    def advance(self, limit_s: float) -> list[FinishedGame]:
         """Play for about this long, at least one batch; return the finished games."""
-        began, ended = perf_counter(), list[Played]()
+        began, ended = perf_counter(), list[FinishedGame]()
         while True:
             if not self._searching and not self._begin():
                 return ended
@@ -161,7 +161,7 @@ class Arena:
             )
         return logits, values
 
-    def _move(self) -> list[Played]:
+    def _move(self) -> list[FinishedGame]:
         """Make one move in every game; finished games leave their seats."""
         self._searching = False
         visits = self._search.visits()

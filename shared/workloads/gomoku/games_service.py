@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Config, Job, Weights
 from shared.workloads.elo import MatchScore
-from shared.workloads.experience import Inspection, KnownVersion, Pacing, Sealed, behind
+from shared.workloads.experience import EpisodeChunk, Inspection, KnownVersion, Pacing, behind
 from shared.workloads.games import Games, Opponent
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions, forward_flops, schema
 from shared.workloads.gomoku.records import GameRecord, InvalidGame, decode, encode, score
@@ -94,10 +94,10 @@ class GomokuGames(Games):
             losses=match_score.losses,
         )
 
-    def seal(self, files: Sequence[bytes]) -> Sealed:
+    def seal(self, files: Sequence[bytes]) -> EpisodeChunk:
         records = [record for data in files for record in decode(data)]
         positions = sum(len(record.visits) for record in records)
-        return Sealed(data=encode(records), samples=positions)
+        return EpisodeChunk(data=encode(records), samples=positions)
 
     def opponent(self, config: Config, weights: Weights) -> Opponent:
         from shared.workloads.gomoku.network_opponent import GomokuOpponent

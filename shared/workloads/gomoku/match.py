@@ -10,7 +10,7 @@ from shared.errors import InvalidFrame
 from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Data, Job, Sample, Weights
 from shared.workloads.games import cell_name
-from shared.workloads.gomoku.arena import Arena, GamePlan, Played
+from shared.workloads.gomoku.arena import Arena, FinishedGame, GamePlan
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions, schema
 from shared.workloads.gomoku.network import NetEvaluator
 from shared.workloads.gomoku.openings import fixed
@@ -46,7 +46,7 @@ class MatchWork(PlayWork):
     def _plan(self, game: int) -> GamePlan:
         return plan(self._config.rules, game, "one", "other")
 
-    def _record(self, played: Played) -> GameRecord:
+    def _record(self, played: FinishedGame) -> GameRecord:
         return played.record(
             self._job.base_version, self._job.base_sha256, self._kind, self._against
         )
@@ -67,7 +67,7 @@ def exhibition(config: GomokuConfig, weights: Held, seed: int) -> Sample:
     players = {"one": NetEvaluator(config, weights, "cpu")}
     plans = iter([plan(config.rules, 2 * (seed % 1000), "one", "one")])
     arena = Arena(config.rules, manner, 1, players, lambda: next(plans, None))
-    played: list[Played] = []
+    played: list[FinishedGame] = []
     while not played:
         played += arena.advance(ADVANCE_S)
     return Sample(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.errors import BadRequest
 from shared.workloads.base import Job, Progress, Result, Weights
-from shared.workloads.gomoku.arena import Arena, GamePlan, Played
+from shared.workloads.gomoku.arena import Arena, FinishedGame, GamePlan
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.network import NetEvaluator
 from shared.workloads.gomoku.records import GameRecord, Manner, encode
@@ -108,7 +108,7 @@ class PlayWork(ABC):
         """Return the players of a game, and its opening."""
 
     @abstractmethod
-    def _record(self, played: Played) -> GameRecord:
+    def _record(self, played: FinishedGame) -> GameRecord:
         """Return the record that is submitted."""
 
     @abstractmethod

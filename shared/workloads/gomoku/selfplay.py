@@ -12,7 +12,7 @@ from torch import Tensor
 from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Job, Progress, Weights
-from shared.workloads.gomoku.arena import GamePlan, Played, Seat
+from shared.workloads.gomoku.arena import FinishedGame, GamePlan, Seat
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions
 from shared.workloads.gomoku.network import NetEvaluator
 from shared.workloads.gomoku.openings import drawn
@@ -133,7 +133,7 @@ class SelfPlayWork(PlayWork):
             began_s=self._elapsed_s,
         )
 
-    def _record(self, played: Played) -> GameRecord:
+    def _record(self, played: FinishedGame) -> GameRecord:
         version = self._versions[played.plan.players[0]]
         return played.record(version.number, version.sha256, self._kind)
 

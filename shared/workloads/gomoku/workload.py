@@ -17,7 +17,7 @@ from shared.errors import BadRequest
 from shared.tensors.spec import Schema
 from shared.workloads.base import (
     Config,
-    Converted,
+    ConvertedModel,
     Data,
     DatasetManifest,
     FormatWanted,
@@ -122,7 +122,7 @@ class GomokuWorkload(Workload):
 
         return exhibition(GomokuConfig.from_dict(config), weights, seed)
 
-    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> Converted:
+    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         from shared.workloads.gomoku.network import build
         from shared.workloads.training.onnx_file import CODE, NAME, onnx_file
 
@@ -135,4 +135,4 @@ class GomokuWorkload(Workload):
             'logits, value = session.run(None, {"boards": boards})',
             f"print(divmod(int(logits[0].argmax()), {checked.size}), value[0])",
         ]
-        return Converted(tensors={}, files={NAME: written}, code=code, needs="onnxruntime")
+        return ConvertedModel(tensors={}, files={NAME: written}, code=code, needs="onnxruntime")

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from shared.workloads.base import Converted, FormatWanted, Weights
+from shared.workloads.base import ConvertedModel, FormatWanted, Weights
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.generation.sample_text import DRAWN
 from shared.workloads.gpt import gpt2, llama
@@ -18,7 +18,7 @@ from shared.workloads.gpt.config import GptConfig
 _ARCHITECTURES = {"gpt2": gpt2, "llama": llama}
 
 
-def converted(config: GptConfig, weights: Weights, target: FormatWanted) -> Converted:
+def converted(config: GptConfig, weights: Weights, target: FormatWanted) -> ConvertedModel:
     """Return the tensors and files of the folder."""
     tokenizer, dtype = target.tokenizer, target.dtype or "float32"
     architecture = _ARCHITECTURES[config.architecture]
@@ -32,7 +32,7 @@ def converted(config: GptConfig, weights: Weights, target: FormatWanted) -> Conv
     written = {
         name: msgspec.json.format(msgspec.json.encode(table)) for name, table in files.items()
     }
-    return Converted(
+    return ConvertedModel(
         tensors=dict(architecture.tensors(config, weights)),
         files=written if tokenizer is None else {**written, "tokenizer.json": tokenizer},
         code=_code(config, tokenizer),

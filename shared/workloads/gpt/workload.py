@@ -12,7 +12,7 @@ from shared.errors import BadRequest
 from shared.tensors.spec import Schema
 from shared.workloads.base import (
     Config,
-    Converted,
+    ConvertedModel,
     Data,
     DatasetManifest,
     Decoder,
@@ -114,7 +114,7 @@ class GptWorkload(Workload):
             tensors["head.weight"] = weights["tok_emb.weight"].clone()
         return tensors
 
-    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> Converted:
+    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         from shared.workloads.gpt.model import build
         from shared.workloads.gpt.transformers_folder import converted
         from shared.workloads.training.onnx_file import language_model

@@ -11,11 +11,11 @@ import msgspec
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Config, Job
 from shared.workloads.experience import (
+    EpisodeChunk,
     Experience,
     Inspection,
     KnownVersion,
     Pacing,
-    Sealed,
     behind,
 )
 from shared.workloads.rollouts.answer_proof import refuted
@@ -106,10 +106,10 @@ class RolloutExperience(Experience):
     def refuted(self, faults: int, read: int) -> bool:
         return refuted(faults, read)
 
-    def seal(self, files: Sequence[bytes]) -> Sealed:
+    def seal(self, files: Sequence[bytes]) -> EpisodeChunk:
         records = [record for data in files for record in judged(data)]
         samples = sum(len(record.lengths) for record in records)
-        return Sealed(data=encode(records), samples=samples)
+        return EpisodeChunk(data=encode(records), samples=samples)
 
 
 class _Task(NamedTuple):

@@ -35,7 +35,7 @@ LOGITS = 1 << 24  # most numbers of their scores
 TOKENS = 32  # least tokens read of each group: three faulty ones prove nothing
 
 
-class Reread(NamedTuple):
+class RereadResult(NamedTuple):
     """Result of reading answers again: faults by place, tokens read, and faulty tokens."""
 
     complaints: dict[int, str]
@@ -50,7 +50,7 @@ def differing(
     secret: int,
     *,
     whole: bool,
-) -> Reread:
+) -> RereadResult:
     """Read some answers again; return a complaint about each record that the version it names did
     not write. Once most of the records read are refuted, read no more, so that a forged file costs
     little; each record left unread gets a complaint too.
@@ -88,7 +88,7 @@ def differing(
         place: f"problem {records[place].problem}: not checked, since most before it were refused"
         for place in records.keys() - counts_of.keys()
     }
-    return Reread(complaints, read, faulty)
+    return RereadResult(complaints, read, faulty)
 
 
 def _mostly_refuted(counts_of: Mapping[int, Iterable[tuple[int, int]]]) -> bool:

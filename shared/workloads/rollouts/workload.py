@@ -18,7 +18,7 @@ from shared.tensors.spec import Schema
 from shared.workloads.base import (
     ChunkRef,
     Config,
-    Converted,
+    ConvertedModel,
     Data,
     DatasetManifest,
     DatasetWanted,
@@ -150,7 +150,7 @@ class RolloutsWorkload(Workload):
         text = sampled(RolloutsConfig.from_dict(config), weights, data, prompt)
         return Sample(kind="text", title=prompt or "held-out problems", text=text)
 
-    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> Converted:
+    def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         inner, model = _model(config)
         if target.format not in inner.formats:
             raise BadRequest(f"{target.format} is for runs of a model from a folder or a hub")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shared.errors import BadRequest
 from shared.programs.installation import lacking
-from shared.workloads.base import Converted
+from shared.workloads.base import ConvertedModel
 
 NAME = "model.onnx"
 CODE = (
@@ -68,7 +68,7 @@ def onnx_file(
 
 def language_model(
     module: nn.Module, scores: Callable[[Tensor], Tensor], context: int, tokenizer: bytes | None
-) -> Converted:
+) -> ConvertedModel:
     """Return a folder for onnxruntime: a module's scores of tokens, and the tokenizer.
 
     `scores` computes (B, T, V) from tokens (B, T) by the module. Raises like `onnx_file`.
@@ -91,7 +91,7 @@ def language_model(
         "    tokens.append(int(logits[0, -1].argmax()))",
         f"print({'tokenizer.decode(tokens)' if tokenizer else 'tokens'})",
     ]
-    return Converted(
+    return ConvertedModel(
         tensors={},
         files={NAME: written, **({"tokenizer.json": tokenizer} if tokenizer else {})},
         code=code,

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from coordinator.admin import runs as run_commands
-from coordinator.admin.command import Named
+from coordinator.admin.command import NameRequest
 from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.versions import VersionRow
 from coordinator.rules import run_file
@@ -127,7 +127,7 @@ async def test_how_versions_travel_is_settled_by_the_size_of_the_model_and_shown
     await home.coordinator.runs.create(text.replace("quorum = 2", f"quorum = 2\n{plan}"))
     row = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "other"))
     assert definition(row).file.plan["downlink"] == stored
-    shown = await run_commands.show.run(home.coordinator, Named(name="other"))
+    shown = await run_commands.show.run(home.coordinator, NameRequest(name="other"))
     assert (shown.codec, shown.downlink) == ("float32", stored)
 
 

@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load
 from sqlalchemy import Connection, update
 
-from coordinator.admin.command import Named
+from coordinator.admin.command import NameRequest
 from coordinator.admin.runs import show
 from coordinator.database import evaluations, runs, versions
 from coordinator.database.tables.contributions import contributions
@@ -59,7 +59,9 @@ async def test_a_run_is_shown_as_its_organiser_sees_it(tmp_path: Path) -> None:
             answer = await client.get(f"/runs/{run}")
         assert answer.status_code == 200
         said = text(answer)
-        shown = await show.run(home.coordinator, Named(name=run))  # what `run show --json` prints
+        shown = await show.run(
+            home.coordinator, NameRequest(name=run)
+        )  # what `run show --json` prints
         info = msgspec.to_builtins(shown.run)
         assert "Hillside school" in said
         assert f"Version {info['version']} " in said

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.admin.command import Named
+from coordinator.admin.command import NameRequest
 from coordinator.admin.runs import show
 from coordinator.checking.case import Case
 from coordinator.checking.drifts import Drifts
@@ -120,7 +120,7 @@ async def test_a_run_of_long_tasks_hands_out_what_it_can_prove(
         assert run.steps_provable == (most if most < PLANNED else 0)
         lease = await (await home.join("Ann")).claim()
         assert lease.job.steps <= most
-        advice = (await show.run(home.coordinator, Named(name="tiny"))).advice
+        advice = (await show.run(home.coordinator, NameRequest(name="tiny"))).advice
         assert any(f"at most {most} steps" in one for one in advice) is (most < PLANNED)
         again = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
         assert again.steps_provable == run.steps_provable

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, event, insert, update
 
 from coordinator.admin import runs as admin
-from coordinator.admin.command import Named
+from coordinator.admin.command import NameRequest
 from coordinator.cli.runs import _healed
 from coordinator.cli.target import HERE
 from coordinator.database import runs, versions
@@ -50,7 +50,7 @@ async def spoilt(home: LocalCoordinator) -> str:
 
 
 async def proposed(home: LocalCoordinator, run: str) -> Proposal | None:
-    shown: admin.RunShown = await admin.show.run(home.coordinator, Named(name=run))
+    shown: admin.RunShown = await admin.show.run(home.coordinator, NameRequest(name=run))
     return shown.heal
 
 

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from coordinator.admin import runs as admin
-from coordinator.admin.command import Named
+from coordinator.admin.command import NameRequest
 from coordinator.database import runs, versions
 from coordinator.runs.definition import Definition, definition
 from shared.protocol.contributions import Verdict
@@ -120,7 +120,9 @@ async def test_the_defaults_by_invitation_are_turned_round_by_it(tmp_path: Path)
 
 async def test_the_rule_is_settled_when_the_run_is_made_and_shown(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "coordinator", **OPEN) as home:
-        shown = await admin.show.run(home.coordinator, Named(name=await home.start_run(PLAIN)))
+        shown = await admin.show.run(
+            home.coordinator, NameRequest(name=await home.start_run(PLAIN))
+        )
         assert shown.rule == "centred-clip from 5 contributions on, mean of fewer"
         assert shown.gate
 
@@ -133,5 +135,7 @@ async def test_a_command_knows_what_the_last_server_was(tmp_path: Path, said: st
     async with local_coordinator(tmp_path / "coordinator", open=said == "yes") as home:
         await home.coordinator.server.set_address(ServerAddress(url="http://127.0.0.1:1"))
     async with local_coordinator(tmp_path / "coordinator") as home:
-        shown = await admin.show.run(home.coordinator, Named(name=await home.start_run(PLAIN)))
+        shown = await admin.show.run(
+            home.coordinator, NameRequest(name=await home.start_run(PLAIN))
+        )
         assert shown.gate is (said == "yes")

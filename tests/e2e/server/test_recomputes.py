@@ -15,7 +15,7 @@ import pytest
 import torch
 from sqlalchemy import Connection, select, update
 
-from coordinator.admin.command import Named
+from coordinator.admin.command import NameRequest
 from coordinator.admin.runs import show
 from coordinator.checking import recompute as checking
 from coordinator.checking.case import Case
@@ -132,7 +132,7 @@ async def test_honest_work_passes_whatever_its_codec(
                 assert await process.ended(120) == 0
                 found = await results(home, TASKS)
         assert {result for result, _ in found} == {"passed"}, found  # every part of a lease
-        cost = (await show.run(home.coordinator, Named(name="tiny"))).checks
+        cost = (await show.run(home.coordinator, NameRequest(name="tiny"))).checks
         assert cost is not None
         assert cost.drawn.passed >= TASKS
         assert cost.checked_s > 0

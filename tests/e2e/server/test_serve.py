@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from coordinator.accounts.server_identity import ServerAddress
-from coordinator.admin.command import Nothing
+from coordinator.admin.command import EmptyRequest
 from coordinator.admin.people_commands import CreateInvites
 from coordinator.admin.registry import COMMANDS
 from coordinator.admin.remote_server import RemoteServer
@@ -207,12 +207,12 @@ def test_beyond_loopback_it_encrypts_and_the_link_pins_the_certificate(
         assert len(link.tls_pin) == 64
         remote = RemoteServer.of(server.link, server.token_file)
         reply = COMMANDS["run.list"].reply
-        assert remote.call("run.list", Nothing(), reply) == ()
+        assert remote.call("run.list", EmptyRequest(), reply) == ()
         other = server.link.replace(link.tls_pin, "0" * 64)
         with pytest.raises(Unauthorized, match="another certificate"):
-            RemoteServer.of(other, server.token_file).call("run.list", Nothing(), reply)
+            RemoteServer.of(other, server.token_file).call("run.list", EmptyRequest(), reply)
         with pytest.raises(Configuration, match="whole join link"):
-            RemoteServer.of(link.url, server.token_file).call("run.list", Nothing(), reply)
+            RemoteServer.of(link.url, server.token_file).call("run.list", EmptyRequest(), reply)
         assert server.stop() == 0
     assert (tmp_path / "tls.key").stat().st_mode & 0o777 == 0o600
     with forked(tmp_path, "--host", "0.0.0.0", "--port", "0") as again:

@@ -30,13 +30,13 @@ from volunteer.tui.widgets.board import Board, BoardState, width_of
 from volunteer.tui.widgets.panel import Panel, Scene, panels
 
 if TYPE_CHECKING:
-    from volunteer.opponent import Seated
+    from volunteer.opponent import SeatedOpponent
 
 
 class Partner(Protocol):
     """Interface of an opponent, which `volunteer.opponent.Rival` implements."""
 
-    async def sit(self, version: int | None = None) -> Seated: ...
+    async def sit(self, version: int | None = None) -> SeatedOpponent: ...
 
     def look(self, moves: Sequence[int]) -> Position: ...
 

@@ -18,7 +18,7 @@ from coordinator.aggregation.step import (
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from shared.errors import InvalidFrame
-from shared.tensors.frame import FrameWriter, Written, open_frame, schema_of_file
+from shared.tensors.frame import FrameWriter, WrittenFile, open_frame, schema_of_file
 from shared.tensors.quantize import Codec, codec
 from shared.tensors.spec import TensorSpec
 
@@ -113,7 +113,7 @@ def test_nesterov_keeps_its_momentum_from_merge_to_merge(folder: Path) -> None:
     assert first.state is not None
     state = folder / "out-1-False-state"
     assert [spec.name for spec in schema_of_file(state)] == ["momentum/embed", "momentum/head"]
-    assert first.state == Written(
+    assert first.state == WrittenFile(
         sha256=hashlib.sha256(state.read_bytes()).hexdigest(), size=state.stat().st_size
     )
     (folder / "base").unlink()

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, select
 from coordinator.accounts.suspension import suspend, unsuspend
 from coordinator.database.engine.open_database import Database
 from coordinator.database.inference import api_key_rows, request_rows
-from coordinator.database.inference.request_rows import Ending, OpenRow, Streamed
+from coordinator.database.inference.request_rows import Ending, OpenRow, StreamProgress
 from coordinator.database.ledger import answer_pay, gifts, payments
 from coordinator.database.ledger.check import check_ledger
 from coordinator.database.tables.inference import answer_stakes, api_keys
@@ -123,7 +123,7 @@ class Books(RuleBasedStateMachine):
             tokens_max=cost, held_micro=cost, replica=replica, at=1.0, house_share=0.25,
         )  # fmt: skip
         self.runner.run(self.db.write(lambda conn: request_rows.begin(conn, row, "asked")))
-        sent = Streamed(out=cost, answered={self.id(name): tokens for name in whose})
+        sent = StreamProgress(out=cost, answered={self.id(name): tokens for name in whose})
         ending = Ending(now=2.0, roll=lambda: roll, replica=replica)
         self.write(lambda conn: request_rows.end(conn, request, sent, ending))
         self.paid[asker] += cost

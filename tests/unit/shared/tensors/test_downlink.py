@@ -24,7 +24,7 @@ from shared.tensors.downlink import (
     schema_of_link,
     write_link,
 )
-from shared.tensors.frame import NUMPY, FrameWriter, Written, frame_bytes, open_frame
+from shared.tensors.frame import NUMPY, FrameWriter, WrittenFile, frame_bytes, open_frame
 from shared.tensors.quantize import Codec, codec
 from shared.tensors.slices import Array, bf16_from_float, float_from_bf16, to_float32
 from shared.tensors.snapshot import MAGIC, unpack_snapshot, write_snapshot
@@ -280,7 +280,7 @@ def test_a_snapshot_keeps_zeros_and_signs(tmp_path: Path) -> None:
     weights["steps"] = np.array(7)
     weights["mean"] = np.array([1e-30, -0.0, 3.3, np.inf, 0, 1], "f4")
     weights["w"][0] = -0.0
-    assert isinstance(write_snapshot(weights, MODEL, tmp_path / "packed"), Written)
+    assert isinstance(write_snapshot(weights, MODEL, tmp_path / "packed"), WrittenFile)
     unpack_snapshot(tmp_path / "packed", NAME, tmp_path / "back")
     found = tensors(tmp_path / "back")
     assert all(found[name].tobytes() == weights[name].tobytes() for name in weights)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.virtual_clock import VirtualClock
 from volunteer.machine.policy import MachineFacts
-from volunteer.machine.policy_loop import LOOK_S, PolicyGuard, Watched
+from volunteer.machine.policy_loop import LOOK_S, PolicyGuard, PolicyInputs
 from volunteer.settings.work_rules import WorkRules
 
 NOON = datetime.fromisoformat("2026-03-02T12:00").timestamp()  # a Monday, wall clock of this place
@@ -25,7 +25,7 @@ class Machine:
         self.done: list[str] = []
         self.said: list[str] = []
         self.shares: list[Mapping[str, float]] = []
-        watched = Watched(
+        watched = PolicyInputs(
             read=self._read,
             devices=lambda: ("cuda:0", "cuda:1"),
             share=self.shares.append,

@@ -16,7 +16,7 @@ import pytest
 
 from shared.workloads.base import Progress, Result
 from volunteer.machine.device_memory import out_of_memory
-from volunteer.training.job import Finished, Interrupted, Spent, TrainingJob, TrainingReport
+from volunteer.training.job import Finished, Interrupted, TaskSeconds, TrainingJob, TrainingReport
 from volunteer.training.step_meter import StepFigures, StepMeter
 from volunteer.training.trainer import Handle, ThreadDied, Trainer
 
@@ -129,9 +129,9 @@ def outcome(handle: Handle[int]) -> Finished[int] | Interrupted:
 def test_a_task_runs_to_its_end() -> None:
     clock = Ticking()
     reports: list[TrainingReport] = []
-    spent: list[Spent] = []
+    spent: list[TaskSeconds] = []
 
-    def finish(work: Any, used: Spent) -> int:
+    def finish(work: Any, used: TaskSeconds) -> int:
         spent.append(used)
         return int(work.count)
 

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import Converted, FormatWanted, load
+from shared.workloads.base import ConvertedModel, FormatWanted, load
 from shared.workloads.data.chat_template import template_beside
 from tests.support.fake_hub import Repository, fake_hub
 from tests.support.workloads import tiny_causal
@@ -44,7 +44,7 @@ def wanted(format: str = "transformers", **more: Any) -> FormatWanted:
     return FormatWanted(format, chat_tokenizer(), template, **more)
 
 
-def exported(base: str, to: Path, how: FormatWanted, **table: Any) -> Converted:
+def exported(base: str, to: Path, how: FormatWanted, **table: Any) -> ConvertedModel:
     """A version of a run that has just begun, in a folder."""
     config = WORKLOAD.config({"from": base, "context": 64, **table}, None)
     files = WORKLOAD.sources(config)

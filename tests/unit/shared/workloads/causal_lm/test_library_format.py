@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import save_file
 
 from shared.errors import BadRequest
-from shared.workloads.base import Converted, FormatWanted, load
+from shared.workloads.base import ConvertedModel, FormatWanted, load
 from shared.workloads.causal_lm.base_model import frozen_in
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.library_format import as_adapter
@@ -47,7 +47,7 @@ def logits(config: CausalConfig, whole: dict[str, torch.Tensor]) -> torch.Tensor
         return model.logits(TOKENS)
 
 
-def written(made: Converted, folder: Path) -> None:
+def written(made: ConvertedModel, folder: Path) -> None:
     if made.tensors:
         tensors = {name: value.contiguous() for name, value in made.tensors.items()}
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})
