@@ -162,7 +162,8 @@ class WaitingLine:
     def looked(self, since: int, left: int, withheld: frozenset[int] | None, *, took: bool) -> None:
         """Wake as many of the next as a look at moment `since` has left, more if it took none.
 
-        Tasks that it `withheld` and that the whole line refused wake nobody, until others are there.
+        Tasks that it `withheld` and that the whole line refused wake nobody, until others are
+        there.
         """
         if withheld is None:  # it saw no work
             self._wake(STEP)

@@ -98,10 +98,10 @@ class Case(StoredCase, frozen=True, kw_only=True):
 
     @classmethod
     def _learner(cls, conn: Connection, run: RunRow, base: VersionRow, steps: int) -> Case | None:
-        stored = recomputes.newest_work(conn, run.id)
-        if stored is None:
+        text = recomputes.newest_work(conn, run.id)
+        if text is None:
             return None
-        case = cls.again(conn, stored, run)
+        case = cls.again(conn, text, run)
         stop = case.job.start + steps * case.job.batch_size
         job = msgspec.structs.replace(case.job, steps=steps, stop=stop)
         return msgspec.structs.replace(case, job=job, base_sha256=base.published_sha256)

@@ -93,8 +93,8 @@ def longest(run: RunRow) -> int:
 def _due(conn: Connection) -> list[RunRow]:
     """Return the running runs to measure. Gradients do not drift: all are taken at one base."""
     running = (run for run in runs.every(conn, ("running",)) if run.head >= 0)
-    due = [run for run in running if is_due(run.head, run.drift_version)]
-    return [run for run in due if definition(run).plan.update == "delta"]
+    runs_due = [run for run in running if is_due(run.head, run.drift_version)]
+    return [run for run in runs_due if definition(run).plan.update == "delta"]
 
 
 def measure_drift(stop: Stop, case: Case, weights: Path, data: LocalData) -> tuple[DriftPoint, ...]:

@@ -107,8 +107,8 @@ def _blame_run(conn: Connection, row: RecomputeRow, now: float) -> None:
 def end_without_verdict(
     conn: Connection, row: RecomputeRow, messages: tuple[str, str], now: float
 ) -> bool:
-    """End a draw that proves nothing through no fault of its account, whose standing and stake stay;
-    an update that waited for its proof is not merged. Return False if it had a result before.
+    """End a draw that proves nothing through no fault of its account, whose standing and stake
+    stay; an update that waited for its proof is not merged. Return False if it had a result before.
     """
     if not recomputes.end(conn, row.contribution_id, "unproven", messages, now):
         return False

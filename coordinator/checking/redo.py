@@ -64,13 +64,13 @@ class RecomputeFiles(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     @classmethod
-    async def of(cls, case: Case, given: SubmittedUpdate, blobs: Local) -> RecomputeFiles:
+    async def of(cls, case: Case, submitted: SubmittedUpdate, blobs: Local) -> RecomputeFiles:
         """Return the files of a case. Raises NotFound for a deleted file."""
         return cls(
             weights=await blobs.local(case.base_sha256),
-            update=await blobs.local(given.sha256),
-            codec=given.codec,
-            seed=given.seed,
+            update=await blobs.local(submitted.sha256),
+            codec=submitted.codec,
+            seed=submitted.seed,
         )
 
 
@@ -90,10 +90,10 @@ def machine_of(device: str) -> tuple[str, ComputeDevice]:
     if device == AUTO:
         device = next((one for one in ACCELERATORS if _is_here(one)), HERE)
     if device != HERE and not _is_here(device):
-        found = [one for one in ACCELERATORS if _is_here(one)]
+        accelerators = [one for one in ACCELERATORS if _is_here(one)]
         raise Configuration(
             f"this machine has no device {device} that PyTorch can use; it has "
-            f"{', '.join([HERE, *found])}"
+            f"{', '.join([HERE, *accelerators])}"
         )
     kind = device_kind(device)
     model = torch.cuda.get_device_name(device) if kind == "cuda" else ""
@@ -125,21 +125,24 @@ def redo(
     if this machine has too little memory.
     """
     about, bench = definition(case.run), Workbench(stop=stop, device=device, tell=tell)
-    report, ours = result_of(bench, case, files.weights, data)
+    report, own_update = result_of(bench, case, files.weights, data)
     try:
         base = ArrayReader(_arrays(read_weights(files.weights, about)), about.schema)
-        redone = _beside(case, files, ours, base)
+        redone = _beside(case, files, own_update, base)
     except (OSError, StorageFull, MemoryError) as error:  # a fault of this machine
         raise Unavailable(f"it could not be compared here: {error}") from error
     loss = report.loss_last if math.isfinite(report.loss_last) else None
     redone = msgspec.structs.replace(redone, loss=loss)
     here = machine_of(device)[1]
-    precision, alike = precision_of(case.job.train.precision, here.kind), case.comparable(here)
-    if within(redone, bound(redone, precision, comparable=alike)):
+    precision, is_comparable = (
+        precision_of(case.job.train.precision, here.kind),
+        case.comparable(here),
+    )
+    if within(redone, bound(redone, precision, comparable=is_comparable)):
         return redone
-    size = NUDGES[precision if alike else "bfloat16"]
+    size = NUDGES[precision if is_comparable else "bfloat16"]
     twin = update_of(bench, case, files.weights, data, nudge=size)
-    apart = _alike(ours, twin, about.schema)
+    apart = _alike(own_update, twin, about.schema)
     return msgspec.structs.replace(redone, drift=difference(apart.cosine, apart.norm_ratio))
 
 
@@ -205,10 +208,10 @@ def nudged(base: Tensors, schema: Schema, size: float) -> Tensors:
     import torch
 
     random = torch.Generator().manual_seed(0)
-    learnt = {spec.name for spec in schema if spec.role == "parameter"}
+    parameters = {spec.name for spec in schema if spec.role == "parameter"}
     return {
         name: value * (1.0 + size * torch.randn(value.shape, generator=random))
-        if name in learnt
+        if name in parameters
         else value
         for name, value in base.items()
     }
@@ -246,24 +249,24 @@ def missing_library(case: Case) -> str | None:
     return next((name for name in workload.libraries(case.job.config) if name not in here), None)
 
 
-def likeness(ours: bytes, theirs: bytes) -> Likeness:
+def likeness(own_sums: bytes, other_sums: bytes) -> Likeness:
     """Compare the sums of an audit's answer with the server's own: of parameters or of buffers,
     whichever differ more.
     """
     import numpy as np
 
-    pairs = (np.frombuffer(sums, np.float32).astype(np.float64) for sums in (ours, theirs))
+    pairs = (np.frombuffer(sums, np.float32).astype(np.float64) for sums in (own_sums, other_sums))
     halves = zip(*(np.split(numbers, 2) for numbers in pairs), strict=True)
-    found = [_beside_sums(mine, other) for mine, other in halves]
-    return max(found, key=lambda one: difference(one.cosine, one.norm_ratio))
+    likenesses = [_beside_sums(half, other) for half, other in halves]
+    return max(likenesses, key=lambda one: difference(one.cosine, one.norm_ratio))
 
 
-def _beside_sums(mine: NDArray[np.float64], other: NDArray[np.float64]) -> Likeness:
+def _beside_sums(half: NDArray[np.float64], other: NDArray[np.float64]) -> Likeness:
     import numpy as np
 
     with np.errstate(all="ignore"):
-        norms = float(np.linalg.norm(mine)), float(np.linalg.norm(other))
-        dot = float(mine @ other)
+        norms = float(np.linalg.norm(half)), float(np.linalg.norm(other))
+        dot = float(half @ other)
     return _likeness(dot, norms[0] ** 2, norms[1] ** 2)
 
 
@@ -282,21 +285,24 @@ def _arrays(tensors: Tensors) -> dict[str, NDArray[Any]]:
 
 
 def _beside(
-    case: Case, files: RecomputeFiles, ours: Delta | ArrayReader, base: SliceReader
+    case: Case, files: RecomputeFiles, own_update: Delta | ArrayReader, base: SliceReader
 ) -> Redone:
     """Compare the encoded updates; add the recompute's sums for an audit."""
     schema = definition(case.run).schema
     with (
-        _encoded(ours, schema, files.codec, case.job.seed) as own,
-        codec(files.codec).decode(files.update, schema) as theirs,
+        _encoded(own_update, schema, files.codec, case.job.seed) as own_decoded,
+        codec(files.codec).decode(files.update, schema) as submitted_decoded,
     ):
-        beside, rounded = _alike(own, theirs, schema), _alike(ours, own, schema)
+        beside, rounded = (
+            _alike(own_decoded, submitted_decoded, schema),
+            _alike(own_update, own_decoded, schema),
+        )
         return Redone(
             cosine=beside.cosine,
             norm_ratio=beside.norm_ratio,
             rounding=difference(rounded.cosine, rounded.norm_ratio),
-            buffers=_buffers(own, theirs, base, schema),
-            sums=sums(own, schema, files.seed).tobytes() if files.seed else b"",
+            buffers=_buffers(own_decoded, submitted_decoded, base, schema),
+            sums=sums(own_decoded, schema, files.seed).tobytes() if files.seed else b"",
         )
 
 
@@ -305,31 +311,31 @@ def _encoded(
     update: Delta | ArrayReader, schema: Schema, codec_name: str, seed: int
 ) -> Iterator[DecodedUpdate]:
     """Return an update as a worker would have sent it."""
-    chosen = codec(codec_name)
+    update_codec = codec(codec_name)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "update"
-        chosen.encode(update, schema, path, seed)
-        with chosen.decode(path, schema) as decoded:
+        update_codec.encode(update, schema, path, seed)
+        with update_codec.decode(path, schema) as decoded:
             yield decoded
 
 
-def _alike(ours: SliceReader, theirs: SliceReader, schema: Schema) -> Likeness:
+def _alike(first: SliceReader, second: SliceReader, schema: Schema) -> Likeness:
     """Compare the parameters of two updates."""
     dot = theirs_2 = ours_2 = 0.0
-    for mine, other in _pieces(ours, theirs, schema, "parameter"):
-        dot += float(mine @ other)
-        ours_2 += float(mine @ mine)
+    for piece, other in _pieces(first, second, schema, "parameter"):
+        dot += float(piece @ other)
+        ours_2 += float(piece @ piece)
         theirs_2 += float(other @ other)
     return _likeness(dot, ours_2, theirs_2)
 
 
-def _buffers(ours: SliceReader, theirs: SliceReader, base: SliceReader, schema: Schema) -> float:
+def _buffers(first: SliceReader, second: SliceReader, base: SliceReader, schema: Schema) -> float:
     """Return the length of the difference of two results' buffers, relative to the change of ours
     from the base; infinite where the counters differ.
     """
-    apart = sum(float(((a - b) ** 2).sum()) for a, b in _pieces(ours, theirs, schema, "buffer"))
-    moved = sum(float(((a - b) ** 2).sum()) for a, b in _pieces(ours, base, schema, "buffer"))
-    counted = all(bool((a == b).all()) for a, b in _pieces(ours, theirs, schema, "counter"))
+    apart = sum(float(((a - b) ** 2).sum()) for a, b in _pieces(first, second, schema, "buffer"))
+    moved = sum(float(((a - b) ** 2).sum()) for a, b in _pieces(first, base, schema, "buffer"))
+    counted = all(bool((a == b).all()) for a, b in _pieces(first, second, schema, "counter"))
     if not counted or not math.isfinite(apart):
         return math.inf
     return (apart / moved) ** 0.5 if moved else math.inf if apart else 0.0
@@ -342,7 +348,7 @@ def _pieces(
     for spec in schema:
         if spec.role == role:
             for start, stop in grid(spec.count):
-                a, b = (each.read(spec.name, start, stop) for each in (one, other))
+                a, b = (reader.read(spec.name, start, stop) for reader in (one, other))
                 yield a.astype("f8"), b.astype("f8")
 
 

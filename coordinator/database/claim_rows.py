@@ -96,10 +96,10 @@ def view(conn: Connection, waiters: Sequence[Waiter], todo_max: int) -> ClaimVie
     """Return the input of a claim decision, locked, with at most `todo_max` tasks a run."""
     lines = tuple(LiveRun(**row) for row in conn.execute(_RUNS).mappings())
     asking = sorted({waiter.volunteer_id for waiter in waiters})
-    mine = conn.execute(_MINE, {"volunteers": asking}).all()
-    asked = {waiter.claim_id for waiter in waiters}
-    again = [row.id for row in mine if row.claim_id in asked]
-    counts = Counter((row.volunteer_id, row.worker_id, row.device) for row in mine)
+    tasks_held = conn.execute(_MINE, {"volunteers": asking}).all()
+    claim_ids = {waiter.claim_id for waiter in waiters}
+    again = [row.id for row in tasks_held if row.claim_id in claim_ids]
+    counts = Counter((row.volunteer_id, row.worker_id, row.device) for row in tasks_held)
     loads = conn.execute(_LOADS).all()
     waiting = {load.run_id for load in loads if load.waiting}
     todo = _todo(conn, [line.id for line in lines if line.id in waiting], todo_max)
@@ -172,12 +172,12 @@ class Abilities(msgspec.Struct, frozen=True, kw_only=True):
 def abilities(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Abilities]:
     """Return workloads and devices of machines, as they registered and measured them."""
     able = conn.execute(_ABLE, {"workers": sorted(set(worker_ids))})
-    return {worker: _abilities(*stored) for worker, *stored in able}
+    return {worker: _abilities(*columns) for worker, *columns in able}
 
 
 def rights(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Rights]:
     """Return the current rights of accounts and machines, by the machine."""
-    found = conn.execute(_RIGHTS, {"workers": sorted(set(worker_ids))})
+    rows = conn.execute(_RIGHTS, {"workers": sorted(set(worker_ids))})
     return {
         row.id: Rights(
             banned=row.state != "active",
@@ -189,20 +189,20 @@ def rights(conn: Connection, worker_ids: Iterable[str]) -> dict[str, Rights]:
             unproven=row.unproven,
             rest_until=row.rest_until or 0.0,
         )
-        for row in found
+        for row in rows
     }
 
 
 @lru_cache(maxsize=1024)
-def _rests(stored: str) -> Mapping[int, float]:
-    return decode(stored, dict[int, float])
+def _rests(text: str) -> Mapping[int, float]:
+    return decode(text, dict[int, float])
 
 
 def rest(conn: Connection, worker_id: str, run_id: int, until: float, now: float) -> None:
     """Lease a worker no task of a run until a time."""
     where = workers.c.id == worker_id
-    stored = conn.execute(select(workers.c.rests).where(where)).scalar() or "{}"
-    rests = {run: time for run, time in _rests(stored).items() if time > now} | {run_id: until}
+    text = conn.execute(select(workers.c.rests).where(where)).scalar() or "{}"
+    rests = {run: time for run, time in _rests(text).items() if time > now} | {run_id: until}
     conn.execute(update(workers).where(where).values(rests=msgspec.json.encode(rests).decode()))
 
 
@@ -216,10 +216,10 @@ def past_speeds(conn: Connection, worker_id: str) -> dict[tuple[str, int], float
 
 @lru_cache(maxsize=1024)
 def _abilities(workloads: str, hardware: str, benchmark: str) -> Abilities:
-    found = [device.id for device in decode(hardware, Hardware).devices]
-    told = [*found, *(measured.device for measured in decode(benchmark, list[Benchmark]))]
+    device_ids = [device.id for device in decode(hardware, Hardware).devices]
+    ids = [*device_ids, *(measured.device for measured in decode(benchmark, list[Benchmark]))]
     names = frozenset(decode(workloads, list[str]))
-    return Abilities(workloads=names, devices=frozenset(told))
+    return Abilities(workloads=names, devices=frozenset(ids))
 
 
 def _holders(conn: Connection, run_id: int) -> frozenset[str]:
@@ -241,18 +241,18 @@ _TODO = (
 
 def _todo(conn: Connection, run_ids: Sequence[int], limit: int) -> tuple[Todo, ...]:
     """Return each run's waiting tasks in claim order: fewest failures first, then oldest first."""
-    found: list[dict[str, Any]] = []
+    rows_found: list[dict[str, Any]] = []
     for run_id in run_ids:
         rows = conn.execute(_TODO, {"its_run_id": run_id, "most": limit}).mappings()
-        found += [dict(row) for row in rows]
-    failed = [row["id"] for row in found if row.pop("failures")]
+        rows_found += [dict(row) for row in rows]
+    failed = [row["id"] for row in rows_found if row.pop("failures")]
     by: dict[int, set[str]] = {}
     if failed:
         who = select(failures.c.task_id, failures.c.worker_id).distinct()
         who = who.where(failures.c.task_id.in_(failed), failures.c.kind == "failure")
         for task_id, worker_id in conn.execute(who):
             by.setdefault(task_id, set()).add(worker_id)
-    return tuple(Todo(**row, failed_by=frozenset(by.get(row["id"], ()))) for row in found)
+    return tuple(Todo(**row, failed_by=frozenset(by.get(row["id"], ()))) for row in rows_found)
 
 
 def line(conn: Connection, run_id: int) -> LiveRun:

@@ -308,8 +308,8 @@ _ACCEPTED_SINCE = sa.select(sa.func.count()).where(
 
 def accepted_since(conn: sa.Connection, run_id: int, since: float) -> int:
     """Return how many updates of a run that were received since an instant were accepted."""
-    given = {"its_run_id": run_id, "since": since}
-    return int(conn.execute(_ACCEPTED_SINCE, given).scalar_one())
+    values = {"its_run_id": run_id, "since": since}
+    return int(conn.execute(_ACCEPTED_SINCE, values).scalar_one())
 
 
 _CHECKED = (

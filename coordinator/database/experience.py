@@ -105,10 +105,12 @@ def seal(conn: Connection, row: ChunkRow, contribution_ids: Sequence[int]) -> bo
     changed, if another process has sealed some.
     """
     h = harvests.c
-    mine = h.contribution_id.in_(contribution_ids) & h.chunk.is_(None)
-    if conn.execute(select(func.count()).where(mine)).scalar_one() < len(contribution_ids):
+    of_contributions = h.contribution_id.in_(contribution_ids) & h.chunk.is_(None)
+    if conn.execute(select(func.count()).where(of_contributions)).scalar_one() < len(
+        contribution_ids
+    ):
         return False
-    conn.execute(update(harvests).where(mine).values(chunk=row.number))
+    conn.execute(update(harvests).where(of_contributions).values(chunk=row.number))
     conn.execute(insert(chunks).values(**msgspec.structs.asdict(row)))
     return True
 
@@ -124,13 +126,16 @@ def window(conn: Connection, run_id: int, episodes: int, samples: int) -> list[C
     """
     query = select(chunks).where(chunks.c.run_id == run_id, chunks.c.retired_at.is_(None))
     query = query.order_by(chunks.c.number.desc()).limit(CHUNKS_MAX)
-    found: list[ChunkRow] = []
+    window_chunks: list[ChunkRow] = []
     for row in conn.execute(query).mappings():
         if episodes <= 0 and samples <= 0:
             break
-        found.append(ChunkRow(**row))
-        episodes, samples = episodes - found[-1].episodes, samples - found[-1].samples
-    return found[::-1]
+        window_chunks.append(ChunkRow(**row))
+        episodes, samples = (
+            episodes - window_chunks[-1].episodes,
+            samples - window_chunks[-1].samples,
+        )
+    return window_chunks[::-1]
 
 
 def retire(conn: Connection, run_id: int, below: int, now: float) -> None:
@@ -149,12 +154,12 @@ def blobs_in_use(conn: Connection, now: float) -> set[str]:
     """Return the files of unsealed harvests, and of chunks that may still be read; a deleted run
     keeps none.
     """
-    gone = select(runs.c.id).where(runs.c.state == "deleted")
-    kept = chunks.c.retired_at.is_(None) | (chunks.c.retired_at > now - KEPT_S)
+    deleted_runs = select(runs.c.id).where(runs.c.state == "deleted")
+    in_use = chunks.c.retired_at.is_(None) | (chunks.c.retired_at > now - KEPT_S)
     waiting = select(harvests.c.sha256).where(harvests.c.chunk.is_(None))
-    found = set(conn.execute(waiting.where(harvests.c.run_id.not_in(gone))).scalars())
-    sealed = select(chunks.c.sha256).where(kept, chunks.c.run_id.not_in(gone))
-    return found | set(conn.execute(sealed).scalars())
+    hashes = set(conn.execute(waiting.where(harvests.c.run_id.not_in(deleted_runs))).scalars())
+    chunk_hashes = select(chunks.c.sha256).where(in_use, chunks.c.run_id.not_in(deleted_runs))
+    return hashes | set(conn.execute(chunk_hashes).scalars())
 
 
 def per_hour(conn: Connection, run_id: int, now: float) -> float:
@@ -176,34 +181,37 @@ def reported(
     with `a_second` times the samples a second; None if none reports it.
     """
     c = contributions.c
-    ours = select(c.id, c.kind, c.state, c.report).where(c.run_id == run_id)
-    n = ours.order_by(c.id.desc()).limit(LOOKED_THROUGH).subquery().c
+    of_run = select(c.id, c.kind, c.state, c.report).where(c.run_id == run_id)
+    n = of_run.order_by(c.id.desc()).limit(LOOKED_THROUGH).subquery().c
     good = n.state.in_(("accepted", "merged", "superseded")) & n.kind.in_(kinds)
     newest = select(n.report).where(good).order_by(n.id.desc()).limit(LATELY)
-    told = [decode(report) for report in conn.execute(newest).scalars()]
-    found: list[float] = [
-        each["metrics"][name] * (each["samples"] / max(1e-3, each["train_s"]) if a_second else 1.0)
-        for each in told
-        if name in each.get("metrics", {})
+    reports = [decode(report) for report in conn.execute(newest).scalars()]
+    values: list[float] = [
+        report["metrics"][name]
+        * (report["samples"] / max(1e-3, report["train_s"]) if a_second else 1.0)
+        for report in reports
+        if name in report.get("metrics", {})
     ]
-    return median(found) if found else None
+    return median(values) if values else None
 
 
 def totals(conn: Connection, run_id: int) -> Totals:
     c, t = chunks.c, tasks.c
-    kept = select(func.coalesce(func.sum(c.episodes), 0), func.coalesce(func.sum(c.samples), 0))
-    sealed, samples = conn.execute(kept.where(c.run_id == run_id)).one()
+    harvest_sums = select(
+        func.coalesce(func.sum(c.episodes), 0), func.coalesce(func.sum(c.samples), 0)
+    )
+    episodes_sealed, samples = conn.execute(harvest_sums.where(c.run_id == run_id)).one()
     size = t.stop - t.start
     done = func.sum(case((t.state == "done", size), else_=0))
-    made = select(func.coalesce(func.sum(size), 0), func.coalesce(done, 0)).where(
+    learn_sums = select(func.coalesce(func.sum(size), 0), func.coalesce(done, 0)).where(
         _beside(run_id, "learn"), t.state.not_in(("discarded", "cancelled"))
     )
-    planned, learnt = conn.execute(made).one()
+    planned, episodes_learnt = conn.execute(learn_sums).one()
     return Totals(
-        sealed=int(sealed),
+        sealed=int(episodes_sealed),
         samples=int(samples),
         planned=int(planned),
-        learnt=int(learnt),
+        learnt=int(episodes_learnt),
         merging=_count(conn, run_id, "learn", WAITING),
         learning=_count(conn, run_id, "learn", OPEN),
         measuring=_count(conn, run_id, "evaluate", OPEN),
@@ -284,7 +292,7 @@ def measured(conn: Connection, run_id: int) -> dict[int, dict[str, float]]:
     """Return the figures of every version, by version and name."""
     m = metrics.c
     query = select(m.version, m.name, m.value).where(m.run_id == run_id, m.version.is_not(None))
-    found: dict[int, dict[str, float]] = {}
+    figures: dict[int, dict[str, float]] = {}
     for version, label, value in conn.execute(query.order_by(m.id)):
-        found.setdefault(version, {})[label] = value
-    return found
+        figures.setdefault(version, {})[label] = value
+    return figures

@@ -21,14 +21,14 @@ BREACHES_MAX = 1000  # enough to see the fault
 
 def breaches(conn: Connection) -> list[str]:
     """Return every breach found, at most `BREACHES_MAX` sentences."""
-    found: list[str] = []
+    sentences: list[str] = []
     patiently(conn)
     for check in (_pages, _passes, _holders, _done, _accepted, _versions, _merged):
         for sentence in check(conn):
-            found.append(sentence)
-            if len(found) == BREACHES_MAX:
-                return found
-    return found
+            sentences.append(sentence)
+            if len(sentences) == BREACHES_MAX:
+                return sentences
+    return sentences
 
 
 def counted(conn: Connection) -> dict[str, int]:
@@ -43,9 +43,9 @@ def counted(conn: Connection) -> dict[str, int]:
 def _pages(conn: Connection) -> Iterator[str]:
     """Yield a sentence for each damaged page of an SQLite file."""
     if conn.dialect.name == "sqlite":
-        for (said,) in conn.execute(text(f"PRAGMA integrity_check({BREACHES_MAX})")):
-            if said != "ok":
-                yield f"the database file is damaged: {said.splitlines()[-1]}"
+        for (row_text,) in conn.execute(text(f"PRAGMA integrity_check({BREACHES_MAX})")):
+            if row_text != "ok":
+                yield f"the database file is damaged: {row_text.splitlines()[-1]}"
 
 
 def _passes(conn: Connection) -> Iterator[str]:
@@ -54,21 +54,21 @@ def _passes(conn: Connection) -> Iterator[str]:
     query = select(tasks.c.run_id, tasks.c.pass_no, tasks.c.start, tasks.c.stop, tasks.c.id)
     query = query.where(tasks.c.kind.not_in(BESIDE))
     ordered = conn.execute(query.order_by(tasks.c.run_id, tasks.c.pass_no, tasks.c.start))
-    reached: dict[tuple[int, int], int] = {}
+    ends: dict[tuple[int, int], int] = {}
     for run_id, pass_no, start, stop, task_id in ordered:
         if run_id not in about:
             continue
-        at = reached.get((run_id, pass_no), 0)
+        at = ends.get((run_id, pass_no), 0)
         if start != at:
             word = "repeats" if start < at else "leaves out"
             yield (
                 f"task {task_id} {word} samples of pass {pass_no} of run {run_id}: {at} to {start}"
             )
-        reached[run_id, pass_no] = max(stop, at)
+        ends[run_id, pass_no] = max(stop, at)
     for run_id, row in about.items():
         for pass_no in range(1, row.pass_no + 1):
             until = row.cursor if pass_no == row.pass_no else row.samples_total
-            at = reached.get((run_id, pass_no), 0)
+            at = ends.get((run_id, pass_no), 0)
             if at != until:
                 yield f"pass {pass_no} of run {run_id} is cut up to {at}, not {until}"
 
@@ -111,16 +111,16 @@ def _versions(conn: Connection) -> Iterator[str]:
     """Check that versions are numbered without a gap up to the head of their run."""
     v = versions.c
     query = select(v.run_id, func.count(), func.min(v.version), func.max(v.version))
-    found = {row[0]: row[1:] for row in conn.execute(query.group_by(v.run_id))}
+    heads = {row[0]: row[1:] for row in conn.execute(query.group_by(v.run_id))}
     for run_id, head in conn.execute(select(runs.c.id, runs.c.head)):
         expected = None if head < 0 else (head + 1, 0, head)
-        if found.get(run_id) != expected:
+        if heads.get(run_id) != expected:
             yield f"the versions of run {run_id} are not 0 to {head}"
 
 
 def _merged(conn: Connection) -> Iterator[str]:
     """Check that contributions are merged exactly when a version lists them, and no task twice."""
-    said: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    merged_by_version: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
     per_task: defaultdict[int, int] = defaultdict(int)
     c, t = contributions.c, tasks.c
     own = func.coalesce(t.id, c.task_id)  # a split-off part has a task of its own
@@ -128,7 +128,7 @@ def _merged(conn: Connection) -> Iterator[str]:
         contributions.outerjoin(tasks, t.contribution_id == c.id)
     )
     for number, run_id, version, task_id in conn.execute(query.where(c.state == "merged")):
-        said[run_id, version].add(number)
+        merged_by_version[run_id, version].add(number)
         per_task[task_id] += 1
     for task_id, count in per_task.items():
         if count > 1:
@@ -138,9 +138,9 @@ def _merged(conn: Connection) -> Iterator[str]:
         listed = decode(encoded, list[int])
         if len(listed) != len(set(listed)):
             yield f"version {version} of run {run_id} lists a contribution twice"
-        if set(listed) != said.pop((run_id, version), set()):
+        if set(listed) != merged_by_version.pop((run_id, version), set()):
             yield f"version {version} of run {run_id} lists other contributions than say so"
-    for (run_id, version), numbers in said.items():
+    for (run_id, version), numbers in merged_by_version.items():
         yield (
             f"contributions {sorted(numbers)[:5]} are merged into version {version} of run "
             f"{run_id}, which is not there"

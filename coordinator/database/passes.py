@@ -62,9 +62,9 @@ def is_over(conn: Connection, run: RunRow, last: int) -> bool:
     """Return True if every sample of a run's passes up to `last` is merged or discarded."""
     if run.pass_no < last or (run.pass_no == last and run.cursor < run.samples_total):
         return False
-    given = {"its_run_id": run.id, "last": last}
+    values = {"its_run_id": run.id, "last": last}
     undone = ("todo", "doing", "accepted", "cancelled")
-    return not any(conn.execute(_UNDONE, given | {"its_state": state}).first() for state in undone)
+    return not any(conn.execute(_UNDONE, values | {"its_state": state}).first() for state in undone)
 
 
 def measure(conn: Connection, run_id: int) -> RunPace | None:

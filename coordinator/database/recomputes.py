@@ -383,8 +383,8 @@ def open_questions(conn: sa.Connection, run_id: int, volunteer_id: str) -> tuple
 
 def repeated_refusals(conn: sa.Connection, run_id: int, since: float) -> int:
     """Return how many refusals of a run's work since an instant a recompute repeated."""
-    given = {"its_run_id": run_id, "since": since}
-    return int(conn.execute(_REPEATED, given).scalar_one())
+    values = {"its_run_id": run_id, "since": since}
+    return int(conn.execute(_REPEATED, values).scalar_one())
 
 
 # --- reads for other services ---

@@ -61,8 +61,8 @@ def wanted(conn: sa.Connection, task: TaskRow) -> tuple[int, int]:
     """Return the part that this attempt submits next, and the number of its tries that came too
     late.
     """
-    mine = {"its_task_id": task.id, "its_attempt": task.attempt}
-    number, tries = conn.execute(_STANDS, mine).one()
+    values = {"its_task_id": task.id, "its_attempt": task.attempt}
+    number, tries = conn.execute(_STANDS, values).one()
     return int(number), int(tries)
 
 
@@ -78,28 +78,32 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     network: str
 
 
-def _arrivals(given: sa.CTE) -> sa.ClauseElement:
-    g, other = given.c, contributions.alias("other").c
-    mine = (_C.task_id == g.task_id) & (_C.attempt == g.attempt)
-    same = mine & (_C.part == g.part) & (_C.tries == g.tries)
-    theirs = (other.task_id == g.task_id) & (other.attempt == g.attempt)
-    good = sa.select(sa.func.count()).where(theirs, one_of(other.state, GOOD)).correlate(given)
-    late = mine & (_C.part == good.scalar_subquery()) & (_C.state == "rejected")
+def _arrivals(lines: sa.CTE) -> sa.ClauseElement:
+    g, other = lines.c, contributions.alias("other").c
+    of_attempt = (_C.task_id == g.task_id) & (_C.attempt == g.attempt)
+    same = of_attempt & (_C.part == g.part) & (_C.tries == g.tries)
+    others_of_attempt = (other.task_id == g.task_id) & (other.attempt == g.attempt)
+    good = (
+        sa.select(sa.func.count())
+        .where(others_of_attempt, one_of(other.state, GOOD))
+        .correlate(lines)
+    )
+    late = of_attempt & (_C.part == good.scalar_subquery()) & (_C.state == "rejected")
     upload = sa.select(sa.func.min(_U.id)).where(
         *(_U[name] == g[name] for name in ("task_id", "attempt", "worker_id", "sha256", "size")),
         _U.complete,
     )
-    checked = sa.exists().where(mine, one_of(_C.state, WAITING))
+    checked = sa.exists().where(of_attempt, one_of(_C.state, WAITING))
     return sa.select(
         g.number,
-        sa.select(_C.id).where(same).correlate(given).scalar_subquery().label("known"),
+        sa.select(_C.id).where(same).correlate(lines).scalar_subquery().label("known"),
         good.scalar_subquery().label("part"),
-        sa.select(sa.func.count()).where(late).correlate(given).scalar_subquery().label("tries"),
-        checked.correlate(given).label("checked"),
-        upload.correlate(given).scalar_subquery().label("upload"),
+        sa.select(sa.func.count()).where(late).correlate(lines).scalar_subquery().label("tries"),
+        checked.correlate(lines).label("checked"),
+        upload.correlate(lines).scalar_subquery().label("upload"),
         _V.standing,
         _V.network,
-    ).join_from(given, volunteers, _V.id == g.volunteer_id)
+    ).join_from(lines, volunteers, _V.id == g.volunteer_id)
 
 
 _ARRIVED: dict[str, TypeEngine[Any]] = {
@@ -110,24 +114,24 @@ _ARRIVALS = Lines("arrived", _ARRIVED, _arrivals, (0, 0, 0, 0, 0, 0, "", "", "")
 
 
 def arrivals(
-    conn: sa.Connection, asked: Sequence[tuple[str, str, int, SubmitRequest]]
+    conn: sa.Connection, requests: Sequence[tuple[str, str, int, SubmitRequest]]
 ) -> dict[int, Arrival]:
     """Return the stored facts needed to judge submissions for locked tasks, by the position in
-    `asked`, whose entries are volunteer, worker, task and request.
+    `requests`, whose entries are volunteer, worker, task and request.
     """
     lines = [
         (
             place,
             task,
-            said.attempt,
-            said.part,
-            said.tries,
-            said.size,
+            request.attempt,
+            request.part,
+            request.tries,
+            request.size,
             worker,
-            said.sha256,
+            request.sha256,
             volunteer,
         )
-        for place, (volunteer, worker, task, said) in enumerate(asked)
+        for place, (volunteer, worker, task, request) in enumerate(requests)
     ]
     names = Arrival.__struct_fields__
     return {
@@ -178,24 +182,24 @@ def backgrounds(conn: sa.Connection, rows: Sequence[ContributionRow]) -> dict[in
     for number in sorted({row.run_id for row in rows}):
         run = dict(conn.execute(_RUN, {"its_id": number, "its_run_id": number}).mappings().one())
         of_run[number] = {"loss": run.pop("loss"), "run": RunRow(**run)}
-    known: dict[int, dict[str, Any]] = {}
-    for each in conn.execute(_BACKGROUNDS, {"ids": [row.id for row in rows]}).mappings():
-        flags = {name: bool(each[name]) for name in ("replayed", "invited")}
-        known[each["id"]] = {name: each[name] for name in each if name != "id"} | flags
+    fields_by_id: dict[int, dict[str, Any]] = {}
+    for record in conn.execute(_BACKGROUNDS, {"ids": [row.id for row in rows]}).mappings():
+        flags = {name: bool(record[name]) for name in ("replayed", "invited")}
+        fields_by_id[record["id"]] = {name: record[name] for name in record if name != "id"} | flags
     for row in rows:
-        if row.id not in known:
+        if row.id not in fields_by_id:
             raise NotFound(f"this run has no version {row.base_version}")
-    return {row.id: Background(**known[row.id] | of_run[row.run_id]) for row in rows}
+    return {row.id: Background(**fields_by_id[row.id] | of_run[row.run_id]) for row in rows}
 
 
-def expect(task: TaskRow, request: SubmitRequest, found: Arrival) -> NextPart:
+def expect(task: TaskRow, request: SubmitRequest, arrival: Arrival) -> NextPart:
     """Return the next part, which this submission must match. Raises Conflict otherwise."""
-    if found.checked:
+    if arrival.checked:
         raise Conflict(f"another submission of task {task.id} is still being checked")
-    if (request.part, request.tries) != (found.part, found.tries):
+    if (request.part, request.tries) != (arrival.part, arrival.tries):
         raise Conflict(
             f"part {request.part}, try {request.tries} of task {task.id} is not wanted: "
-            f"its next is part {found.part}, try {found.tries}"
+            f"its next is part {arrival.part}, try {arrival.tries}"
         )
     steps, price = first_part(task.steps, task.price_micro, task.part_steps)
     last = steps == task.steps
@@ -212,11 +216,11 @@ def held(conn: sa.Connection, rows: Sequence[ContributionRow]) -> dict[int, Task
     """Lock and return the tasks of contributions, by the contributions' numbers; a task that is
     done, discarded or at another attempt is left out.
     """
-    known = holders(conn, [row.task_id for row in rows])
+    tasks_by_id = holders(conn, [row.task_id for row in rows])
     return {
         row.id: task
         for row in rows
-        if (task := known.get(row.task_id)) is not None
+        if (task := tasks_by_id.get(row.task_id)) is not None
         and task.attempt == row.attempt
         and task.state in ("doing", "todo", "cancelled")
     }
@@ -284,12 +288,12 @@ def once_more(conn: sa.Connection, row: ContributionRow, now: float) -> None:
 def goes_on(conn: sa.Connection, row: ContributionRow) -> bool:
     """Return True if the same lease may submit a refused part again."""
     task = holder(conn, row.task_id, for_update=False)
-    held = (task.state, task.attempt, task.worker_id) == ("doing", row.attempt, row.worker_id)
-    return held and wanted(conn, task) == (row.part, row.tries + 1)
+    is_held = (task.state, task.attempt, task.worker_id) == ("doing", row.attempt, row.worker_id)
+    return is_held and wanted(conn, task) == (row.part, row.tries + 1)
 
 
 def task_of(conn: sa.Connection, row: ContributionRow) -> int:
     """Return the task of a contribution's range: the one that names it, else its lease's."""
     query = sa.select(tasks.c.id).where(tasks.c.contribution_id == row.id)
-    found = conn.execute(query).scalar()
-    return row.task_id if found is None else int(found)
+    task_id = conn.execute(query).scalar()
+    return row.task_id if task_id is None else int(task_id)

@@ -204,22 +204,22 @@ _NEWS = (
 )
 
 
-def _newest(given: sa.CTE) -> sa.ClauseElement:
+def _newest(lines: sa.CTE) -> sa.ClauseElement:
     """Return the query of the verdicts of workers after a number, given for each."""
-    mine = (_V.worker_id == given.c.worker) & (_V.id > given.c.since)
+    newer = (_V.worker_id == lines.c.worker) & (_V.id > lines.c.since)
     return (
         _VERDICT.add_columns(_V.worker_id)
-        .join(given, mine)
+        .join(lines, newer)
         .where(_V.at > sa.bindparam("recent_at", type_=sa.Float()))
         .order_by(_V.id)
     )
 
 
-def _last(given: sa.CTE) -> sa.ClauseElement:
+def _last(lines: sa.CTE) -> sa.ClauseElement:
     """Return the query of the newest verdict of each worker."""
-    last = sa.select(sa.func.max(_V.id)).where(_V.worker_id == given.c.worker).correlate(given)
-    return sa.select(given.c.worker, _V.id, _V.at, given.c.since).join_from(
-        given, verdicts, _V.id == last.scalar_subquery()
+    last = sa.select(sa.func.max(_V.id)).where(_V.worker_id == lines.c.worker).correlate(lines)
+    return sa.select(lines.c.worker, _V.id, _V.at, lines.c.since).join_from(
+        lines, verdicts, _V.id == last.scalar_subquery()
     )
 
 
@@ -241,29 +241,29 @@ def news(
     since: int,
     recent_at: float,
     limit: int,
-    told: Counter[int],
+    sent_counts: Counter[int],
 ) -> tuple[list[Verdict], int]:
     """Return a worker's unseen verdicts, and the number to pass as `since` in the next call.
 
     Rows are numbered before their commit, so one may appear below `since`. If nothing unseen waits,
     verdicts younger than `recent_at` are sent again, and the client drops the known ones: first
-    those that were sent least often, by `told`, which is brought up to date.
+    those that were sent least often, by `sent_counts`, which is brought up to date.
     """
-    given = {"its_worker_id": worker_id, "since": since, "most": limit}
-    rows = list(conn.execute(_NEWS, given).mappings())
-    found = {row["id"]: _verdict(row) for row in rows}
-    until = rows[-1]["id"] if len(rows) == limit else max(since, *found, newest(conn)[0])
+    values = {"its_worker_id": worker_id, "since": since, "most": limit}
+    rows = list(conn.execute(_NEWS, values).mappings())
+    verdict_by_id = {row["id"]: _verdict(row) for row in rows}
+    until = rows[-1]["id"] if len(rows) == limit else max(since, *verdict_by_id, newest(conn)[0])
     if len(rows) < limit:
-        given |= {"until": since, "recent_at": recent_at}
-        recent = list(conn.execute(_RECENT, given).scalars())
-        for number in told.keys() - recent:
-            del told[number]
-        again = sorted(recent, key=told.__getitem__)[: limit - len(rows)]
-        these = conn.execute(_THESE, {"ids": again}).mappings() if again else ()
-        found |= {row["id"]: _verdict(row) for row in these}
-    told.update([*found])
+        values |= {"until": since, "recent_at": recent_at}
+        recent = list(conn.execute(_RECENT, values).scalars())
+        for number in sent_counts.keys() - recent:
+            del sent_counts[number]
+        again = sorted(recent, key=sent_counts.__getitem__)[: limit - len(rows)]
+        recent_rows = conn.execute(_THESE, {"ids": again}).mappings() if again else ()
+        verdict_by_id |= {row["id"]: _verdict(row) for row in recent_rows}
+    sent_counts.update([*verdict_by_id])
     # `until` also passes other workers' verdicts, so that the next call need not look at them.
-    return [found[number] for number in sorted(found)], until
+    return [verdict_by_id[number] for number in sorted(verdict_by_id)], until
 
 
 def newest_of(
@@ -272,11 +272,11 @@ def newest_of(
     """Return the verdicts of workers after a number, given for each, that are younger than
     `recent_at`, in order and with their numbers.
     """
-    found: dict[str, list[tuple[int, Verdict]]] = {worker: [] for worker in since}
+    by_worker: dict[str, list[tuple[int, Verdict]]] = {worker: [] for worker in since}
     if since:
         for row in _NEWEST.execute(conn, [*since.items()], recent_at=recent_at).mappings():
-            found[row["worker_id"]].append((row["id"], _verdict(row)))
-    return found
+            by_worker[row["worker_id"]].append((row["id"], _verdict(row)))
+    return by_worker
 
 
 def concerned(conn: sa.Connection, since: Mapping[str, int], recent_at: float) -> set[str]:
@@ -291,8 +291,8 @@ _LATEST_VERDICT = (
 
 
 def latest_verdict(conn: sa.Connection, contribution_id: int) -> Verdict | None:
-    given = {"its_contribution_id": contribution_id}
-    row = conn.execute(_LATEST_VERDICT, given).mappings().first()
+    values = {"its_contribution_id": contribution_id}
+    row = conn.execute(_LATEST_VERDICT, values).mappings().first()
     return None if row is None else _verdict(row)
 
 

@@ -144,7 +144,7 @@ class Replay(PlatformService):
         if run.state != "running":
             return False
         _, live = self._runs.readiness(conn, run)
-        found = _merged(experience.totals(conn, run.id), quorum_of(spec.plan, live))
+        totals = _merged(experience.totals(conn, run.id), quorum_of(spec.plan, live))
         batch = spec.file.task.batch_size
         window = experience.window(conn, run.id, pacing.window, batch)
         if window:
@@ -153,53 +153,57 @@ class Replay(PlatformService):
             since = versions.get(conn, run.id, max(0, run.head - pacing.fresh)).created_at
             window = [chunk for chunk in window if chunk.sealed_at >= since]
         warm = warm_start(spec.file.train, pacing.warm_steps) * batch
-        if found.learnt < warm or (warm and not run.head):
-            return self._add_warm(conn, spec, run, found)  # actors wait for the warm start
-        found = msgspec.structs.replace(
-            found, planned=found.planned - warm, learnt=found.learnt - warm
+        if totals.learnt < warm or (warm and not run.head):
+            return self._add_warm(conn, spec, run, totals)  # actors wait for the warm start
+        totals = msgspec.structs.replace(
+            totals, planned=totals.planned - warm, learnt=totals.learnt - warm
         )
-        due = self._learn_due(spec, pacing, found, window)
-        changed = self._allow(conn, run, pacing, found, starved=not due and not found.learning)
-        while self._learn_due(spec, pacing, found, window):
-            found = self._add_learn(conn, spec, run, found, window)
+        learn_due = self._learn_due(spec, pacing, totals, window)
+        changed = self._allow(
+            conn, run, pacing, totals, starved=not learn_due and not totals.learning
+        )
+        while self._learn_due(spec, pacing, totals, window):
+            totals = self._add_learn(conn, spec, run, totals, window)
             changed = True
-        return self._add_match(conn, spec, run, found) or changed
+        return self._add_match(conn, spec, run, totals) or changed
 
     def _allow(
-        self, conn: Connection, run: RunRow, pacing: Pacing, found: Totals, *, starved: bool
+        self, conn: Connection, run: RunRow, pacing: Pacing, totals: Totals, *, starved: bool
     ) -> bool:
         """Let actors begin at most `queue` episodes more than learners have used, or more than are
         sealed if the learners are `starved` of samples. Return True if the limit has risen.
         """
-        each = found.samples / max(1, found.sealed)
-        used = found.learnt / (pacing.reuse * each) if each else 0.0
-        used = found.sealed if starved else used
+        per_episode = totals.samples / max(1, totals.sealed)
+        used = totals.learnt / (pacing.reuse * per_episode) if per_episode else 0.0
+        used = totals.sealed if starved else used
         allowed = int(used) + pacing.queue
         if allowed <= run.samples_total:
             return False
         runs.set_values(conn, run.id, samples_total=allowed)
         return True
 
-    def _learn_due(self, spec: Spec, pacing: Pacing, found: Totals, window: list[ChunkRow]) -> bool:
+    def _learn_due(
+        self, spec: Spec, pacing: Pacing, totals: Totals, window: list[ChunkRow]
+    ) -> bool:
         task = spec.file.task
         positions = task.steps * task.batch_size
         return (
-            found.sealed >= pacing.window_min
-            and found.learning < pacing.learners
-            and found.planned + positions <= pacing.reuse * found.samples
+            totals.sealed >= pacing.window_min
+            and totals.learning < pacing.learners
+            and totals.planned + positions <= pacing.reuse * totals.samples
             and sum(chunk.samples for chunk in window) >= task.batch_size
         )
 
-    def _add_warm(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
+    def _add_warm(self, conn: Connection, spec: Spec, run: RunRow, totals: Totals) -> bool:
         """Add the learn tasks of the warm start, which read no episodes."""
         pacing, changed = spec.pacing, False
         assert pacing is not None  # `tend` has checked this
-        left = pacing.warm_steps - found.planned // spec.file.task.batch_size
-        if left <= 0 and not found.learning:  # what was learnt was lost, or no merge is due yet
+        left = pacing.warm_steps - totals.planned // spec.file.task.batch_size
+        if left <= 0 and not totals.learning:  # what was learnt was lost, or no merge is due yet
             left = min(WARM_STEPS, pacing.warm_steps)
-        while found.learning < pacing.learners and left > 0:
+        while totals.learning < pacing.learners and left > 0:
             steps = min(WARM_STEPS, left)
-            found = self._add_learn(conn, spec, run, found, [], steps)
+            totals = self._add_learn(conn, spec, run, totals, [], steps)
             left, changed = left - steps, True
         return changed
 
@@ -208,7 +212,7 @@ class Replay(PlatformService):
         conn: Connection,
         spec: Spec,
         run: RunRow,
-        found: Totals,
+        totals: Totals,
         window: list[ChunkRow],
         steps: int = 0,
     ) -> Totals:
@@ -237,13 +241,13 @@ class Replay(PlatformService):
         }
         tasks.add_beside(conn, values, self._clock.now())
         return msgspec.structs.replace(
-            found, planned=found.planned + positions, learning=found.learning + 1
+            totals, planned=totals.planned + positions, learning=totals.learning + 1
         )
 
-    def _add_match(self, conn: Connection, spec: Spec, run: RunRow, found: Totals) -> bool:
+    def _add_match(self, conn: Connection, spec: Spec, run: RunRow, totals: Totals) -> bool:
         """Add a match of the newest version against the best, if one is due and none runs."""
         pacing = spec.pacing
-        if pacing is None or not pacing.match_every or found.measuring:
+        if pacing is None or not pacing.match_every or totals.measuring:
             return False
         best = run.best or 0
         _, last = experience.count_matches(conn, run.id)
@@ -283,29 +287,29 @@ class Replay(PlatformService):
             return
         rows = await self._db.read(lambda conn: experience.matches_of(conn, run_id))
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, standing, rows)
-        await self._db.write(lambda conn: self._store_rating(conn, run_id, found))
+        table = await loop.run_in_executor(self._threads, standing, rows)
+        await self._db.write(lambda conn: self._store_rating(conn, run_id, table))
         self._rated[run_id] = len(rows)
-        log.info("rated", run=run_id, matches=len(rows), best=found.best)
+        log.info("rated", run=run_id, matches=len(rows), best=table.best)
         self._signals.notify(f"run:{run_id}")
 
-    def _store_rating(self, conn: Connection, run_id: int, found: RatingTable) -> None:
+    def _store_rating(self, conn: Connection, run_id: int, table: RatingTable) -> None:
         figures = {
             version: {"elo": rating.elo, "elo_error": rating.error}
-            for version, rating in found.ratings.items()
+            for version, rating in table.ratings.items()
         }
         experience.measure(conn, run_id, figures, self._clock.now())
-        runs.set_values(conn, run_id, best=found.best)
+        runs.set_values(conn, run_id, best=table.best)
 
 
 def opponents(conn: Connection, run_id: int) -> set[int]:
     """Return the opponents in running matches, whose files must stay."""
-    found = set()
-    for stored in experience.open_options(conn, run_id, "evaluate"):
-        data = decode(stored).get(DATA)
+    numbers = set()
+    for open_option in experience.open_options(conn, run_id, "evaluate"):
+        data = decode(open_option).get(DATA)
         if data is not None:
-            found.add(int(convert(data, DatasetManifest).meta[OPPONENT]))
-    return found
+            numbers.add(int(convert(data, DatasetManifest).meta[OPPONENT]))
+    return numbers
 
 
 def _due(rows: list[HarvestRow], chunk: int, now: float) -> list[HarvestRow]:
@@ -319,13 +323,13 @@ def _due(rows: list[HarvestRow], chunk: int, now: float) -> list[HarvestRow]:
     return rows if waited or len(rows) == FILES_MAX else []
 
 
-def _merged(found: Totals, quorum: int) -> Totals:
+def _merged(totals: Totals, quorum: int) -> Totals:
     """Return the totals with accepted learn tasks as unfinished while their merge is due, since an
     episode or a task begun now would use the version that the merge replaces.
     """
-    if found.merging < quorum:
-        return found
-    return msgspec.structs.replace(found, learning=found.learning + found.merging)
+    if totals.merging < quorum:
+        return totals
+    return msgspec.structs.replace(totals, learning=totals.learning + totals.merging)
 
 
 def _ref(chunk: ChunkRow) -> ChunkRef:
@@ -351,13 +355,13 @@ def standing(rows: Sequence[MatchRow]) -> RatingTable:
     best = ANCHOR
     for row in rows:
         before = met.get((row.version, row.against), MatchScore())
-        found = MatchScore(
+        score = MatchScore(
             wins=before.wins + row.wins,
             draws=before.draws + row.draws,
             losses=before.losses + row.losses,
         )
-        met[row.version, row.against] = found
-        if row.against == best and found.superiority >= CERTAIN:
+        met[row.version, row.against] = score
+        if row.against == best and score.superiority >= CERTAIN:
             best = row.version
-    meetings = [Meeting(one=one, other=other, score=found) for (one, other), found in met.items()]
+    meetings = [Meeting(one=one, other=other, score=score) for (one, other), score in met.items()]
     return RatingTable(ratings=ratings(meetings, ANCHOR), best=best)

@@ -242,7 +242,8 @@ class Answers:
     async def text(self, model: Servable, wish: TextPrompt) -> AsyncIterator[AnswerStream]:
         """Answer a prompt within the block; at its end, the generated tokens are settled.
 
-        Raises InvalidField, Forbidden, InsufficientQuota, TooManyRequests, Unavailable without an engine.
+        Raises InvalidField, Forbidden, InsufficientQuota, TooManyRequests, Unavailable without an
+        engine.
         """
         if why := refusal(model.output, "ask", model.name):
             raise InvalidField(why, "model")

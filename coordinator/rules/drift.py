@@ -1,8 +1,8 @@
 """Drift of a task: how far its result moves when its base is changed slightly, by the steps done.
 Pure rules.
 
-Tasks are as long as they can be proved: a task whose drift exceeds `DRIFT_SOUGHT` tells honest other
-arithmetic and left-out work poorly apart, and above `likeness.DRIFT_MAX` nothing is told.
+Tasks are as long as they can be proved: a task whose drift exceeds `DRIFT_SOUGHT` tells honest
+other arithmetic and left-out work poorly apart, and above `likeness.DRIFT_MAX` nothing is told.
 """
 
 from __future__ import annotations

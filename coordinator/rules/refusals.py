@@ -36,7 +36,7 @@ def is_question(reason: str) -> bool:
 
 
 def may_ask(of_run: int, of_account: int) -> bool:
-    """Return True if another refused task may be done again beside the open ones."""
+    """Return True if another refused task may be done again while some are open."""
     return of_run < OPEN_OF_RUN and of_account < OPEN_OF_ACCOUNT
 
 

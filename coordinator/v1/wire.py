@@ -57,7 +57,9 @@ _TYPES = {
 
 
 async def read(scope: Scope, receive: Receive, kind: type[T]) -> T:
-    """Read a JSON body strictly. Raises InvalidField with the field, BadRequest, TooLarge, ClientGone."""
+    """Read a JSON body strictly. Raises InvalidField with the field, BadRequest, TooLarge,
+    ClientGone.
+    """
     try:
         raw = decode_body(await read_body(scope, receive), dict[str, Any])
         return convert(_plain(raw), kind)

@@ -16,7 +16,7 @@ class ProgressLine:
     _outer: ClassVar[ProgressLine | None] = None  # the one that writes; steps within it are silent
 
     def __init__(self, out: TextIO, *, dots: bool = True, every_s: float = EVERY_S) -> None:
-        """Write to `out`; without `dots` nothing to what is no terminal."""
+        """Write to `out`; without `dots` nothing unless it is a terminal."""
         self._out, self._terminal, self._every_s = out, out.isatty(), every_s
         self._dots = dots
         self._share = ""

@@ -58,8 +58,8 @@ def direct(address: Address) -> bool:
 
 @asynccontextmanager
 async def got(question: Question) -> AsyncIterator[BulkReply | None]:
-    """Return the answer to a GET, or None for an unusual one. Raises BulkFailure, also while the body is
-    read.
+    """Return the answer to a GET, or None for an unusual one. Raises BulkFailure, also while the
+    body is read.
     """
     reader, writer = await _connect(question)
     try:
@@ -150,7 +150,9 @@ class _Wire:
             return False
 
     async def _piece(self, size: int) -> bytes:
-        """Return `size` bytes, or less after `PACE_S` and at the connection's end. Raises BulkFailure."""
+        """Return `size` bytes, or less after `PACE_S` and at the connection's end. Raises
+        BulkFailure.
+        """
         try:
             async with asyncio.timeout(PACE_S):
                 return await self._reader.readexactly(size)

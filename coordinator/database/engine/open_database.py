@@ -206,7 +206,9 @@ def check_revision(connection: Connection) -> None:
 
 
 def identity(connection: Connection) -> str:
-    """Return the mark that a copy of this database does not share; "" for an SQLite file, which may move."""
+    """Return the mark that a copy of this database does not share; "" for an SQLite file, which may
+    move.
+    """
     if connection.dialect.name == "sqlite":
         return ""
     query = "SELECT system_identifier::text || '/' || current_database() FROM pg_control_system()"

@@ -216,7 +216,7 @@ def _encoded(tokenizer: Any, template: ChatTemplate, read: Dialogue) -> Iterator
 
 
 def _written(dialogues: Iterable[_Dialogue], put: Put) -> tuple[tuple[ChunkRef, ...], str]:
-    """Store dialogues as chunks; return them, and the text of what they have to learn."""
+    """Store dialogues as chunks; return them, and the text that they teach."""
     bits: list[bytes] = []
 
     def noted(blob: bytes) -> str:
