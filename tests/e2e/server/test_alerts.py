@@ -332,7 +332,7 @@ async def test_what_ended_while_the_server_was_down_is_said_to_be_over(tmp_path:
         assert told(await home.coordinator.alerts.look()) == [("standstill", run, "on")]
         now = home.clock.now()
     async with webhook() as (address, heard):
-        async with local_coordinator(tmp_path, alert_webhook=address) as home:
+        async with local_coordinator(tmp_path, alert_webhook=address, alert_stalled_s=0.0) as home:
             await home.clock.advance(now + 7200.0 - home.clock.now())
             await (await home.join("Mia")).claim()
             assert told(await home.coordinator.alerts.look()) == [("standstill", run, "over")]
