@@ -104,6 +104,11 @@ def compared(
     return redo(lambda: False, comparable(case), files, data)
 
 
+def length(update: Mapping[str, np.ndarray]) -> float:
+    """Return the length of an update."""
+    return float(sum(float((value.astype("f8") ** 2).sum()) for value in update.values()) ** 0.5)
+
+
 def comparable(case: Case) -> Case:
     """Return a task that was done on a processor."""
     return msgspec.structs.replace(case, device="cpu")
@@ -149,10 +154,11 @@ async def test_honest_other_arithmetic_is_paid_and_cheats_fail_at_the_longest_al
         )
         fifth = await asyncio.to_thread(done, lazy, weights, data, 1)
         scaled = {name: value * (case.job.steps / part) for name, value in fifth.items()}
-        poison = {
-            name: value + 0.1 * np.sign(value) * np.abs(value).mean()
-            for name, value in honest.items()
+        noise = {
+            name: np.random.default_rng(1).standard_normal(v.shape) for name, v in honest.items()
         }
+        longer = 0.1 * length(honest) / length(noise)
+        poison = {name: (v + longer * noise[name]).astype("f4") for name, v in honest.items()}
         for cheat in (fifth, scaled, poison):
             redone = await asyncio.to_thread(compared, tmp_path, task, cheat, "int8")
             assert judge(redone, comparable=True) == "failed", redone
