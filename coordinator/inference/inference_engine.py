@@ -65,11 +65,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """Log-probability of a generated token, and of its likeliest alternatives (text, value)."""
+    """Log-probability of a token, and of its likeliest alternatives (bytes of text, value)."""
 
-    text: str
+    data: bytes  # a part of a character is no text
     logprob: float | None  # None for the first token of a prompt
-    top: tuple[tuple[str, float], ...] = ()
+    top: tuple[tuple[bytes, float], ...] = ()
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, kw_only=True):

@@ -378,7 +378,11 @@ def _logprobs(probabilities: _Probabilities | None) -> tuple[TokenLogprob, ...]:
         return ()
     tops = probabilities.top_logprobs or ({},) * len(probabilities.tokens)
     return tuple(
-        TokenLogprob(text=text, logprob=value, top=tuple((top or {}).items()))
+        TokenLogprob(
+            data=text.encode(),
+            logprob=value,
+            top=tuple((name.encode(), number) for name, number in (top or {}).items()),
+        )
         for text, value, top in zip(
             probabilities.tokens, probabilities.token_logprobs, tops, strict=False
         )

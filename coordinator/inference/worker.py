@@ -232,7 +232,7 @@ def _prepared(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt:
     if order.probe is None or not 1 < len(prompt.tokens) <= prompt.context:
         return prompt
     rows = loaded.reader.scores(prompt.tokens[:-1], range(len(prompt.tokens) - 1))
-    first = TokenLogprob(text=loaded.reader.decode(prompt.tokens[:1]), logprob=None)
+    first = TokenLogprob(data=loaded.reader.spelling(prompt.tokens[0]), logprob=None)
     more = [
         _probability(loaded, probed(row, token, order.probe))
         for row, token in zip(rows, prompt.tokens[1:], strict=True)
@@ -274,11 +274,11 @@ def _piece(loaded: LoadedVersion, token: NextToken) -> AnswerPiece:
 
 
 def _probability(loaded: LoadedVersion, sample: SampledToken) -> TokenLogprob:
-    decode = loaded.reader.decode
+    spelling = loaded.reader.spelling
     return TokenLogprob(
-        text=decode([sample.token]),
+        data=spelling(sample.token),
         logprob=sample.logprob,
-        top=tuple((decode([token]), value) for token, value in sample.top),
+        top=tuple((spelling(token), value) for token, value in sample.top),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 
 from coordinator.inference.answers import InvalidField, TextPrompt
@@ -18,7 +19,7 @@ from shared.protocol.inference import (
 
 STOP_CHARS_MAX = 200
 # Last entry of an echo's tokens, for clients that ask for one token more and cut it off.
-END = TokenLogprob(text="", logprob=None)
+END = TokenLogprob(data=b"", logprob=None)
 
 
 def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
@@ -88,6 +89,7 @@ class Form:
         self._finish: list[str | None] = [None] * wish.count
         self._said: list[list[TokenLogprob]] = [[] for _ in range(wish.count)]
         self._tokens = 0
+        self._places = [_Place() for _ in range(wish.count)]
         self._greeted: set[int] = set()
 
     def add(self, number: int, piece: AnswerPiece) -> None:
@@ -102,14 +104,13 @@ class Form:
 
     def chunks(self, number: int, piece: AnswerPiece) -> Iterator[dict[str, object]]:
         """Yield the chunks of a stream for a piece."""
-        before = len(self._text[number])
         self.add(number, piece)
         if self._chat and number not in self._greeted:
             self._greeted.add(number)
             first = {"role": "assistant", "content": ""}
             yield self._chunk({"index": number, "delta": first, "finish_reason": None})
         probabilities = (
-            self._probabilities(list(piece.logprobs), before) if self._logprobs else None
+            self._probabilities(number, list(piece.logprobs)) if self._logprobs else None
         )
         if piece.text or piece.logprobs:
             body: dict[str, object] = {
@@ -144,7 +145,9 @@ class Form:
             "index": number,
             "finish_reason": self._finish[number] or "stop",
         }
-        choice["logprobs"] = self._probabilities(self._said[number], 0) if self._logprobs else None
+        choice["logprobs"] = (
+            self._probabilities(number, self._said[number]) if self._logprobs else None
+        )
         if self._chat:
             return choice | {"message": {"role": "assistant", "content": text}}
         return choice | {"text": text}
@@ -161,24 +164,57 @@ class Form:
             cost_micro=cost_micro,
         )
 
-    def _probabilities(self, tokens: list[TokenLogprob], offset: int) -> dict[str, object]:
+    def _probabilities(self, number: int, tokens: list[TokenLogprob]) -> dict[str, object]:
         if self._chat:
             return {"content": [_chat_logprob(token) for token in tokens]}
-        offsets = []
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token.text)
+        place = self._places[number]
         return {
-            "tokens": [token.text for token in tokens],
+            "tokens": [_label(token.data) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [dict(token.top) for token in tokens],
-            "text_offset": offsets,
+            "top_logprobs": [_alternatives(token) for token in tokens],
+            "text_offset": [place.before(token.data) for token in tokens],
         }
 
 
+class _Place:
+    """Place in a text of which each token adds some bytes, in characters."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")(errors="replace")
+        self._characters = 0
+
+    def before(self, data: bytes) -> int:
+        """Return the place before a token, and go behind it."""
+        place = self._characters
+        self._characters += len(self._decoder.decode(data))
+        return place
+
+
+def _label(data: bytes) -> str:
+    """Return the text of a token; a part of a character is written by its bytes, as OpenAI does."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _alternatives(token: TokenLogprob) -> dict[str, float]:
+    """Return the likeliest tokens by their labels; of special tokens, which have none, the
+    likeliest.
+    """
+    values: dict[str, float] = {}
+    for data, value in token.top:
+        values.setdefault(_label(data), value)
+    return values
+
+
 def _chat_logprob(token: TokenLogprob) -> dict[str, object]:
-    top = [{"token": t, "logprob": p, "bytes": list(t.encode())} for t, p in token.top]
-    entry = {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode())}
+    top = [{"token": _label(t), "logprob": p, "bytes": list(t)} for t, p in token.top]
+    entry: dict[str, object] = {
+        "token": _label(token.data),
+        "logprob": token.logprob,
+        "bytes": list(token.data),
+    }
     return entry | {"top_logprobs": top}
 
 

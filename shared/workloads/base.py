@@ -235,6 +235,9 @@ class Reader(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str: ...
 
+    def spelling(self, token: int) -> bytes:
+        """Return the bytes of text that a token stands for; none for a special token."""
+
     def scores(self, tokens: Sequence[int], places: Sequence[int]) -> NDArray[np.float32]:
         """Return logits (len(places), V) after the tokens at these places, from one pass."""
 

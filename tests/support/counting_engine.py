@@ -28,7 +28,11 @@ def expected(prompt: str, seed: int, count: int) -> str:
 
 
 def _said(letter: str, at: int) -> TokenLogprob:
-    return TokenLogprob(text=letter, logprob=-0.5 if at else None, top=((letter, -0.5),) * bool(at))
+    return TokenLogprob(
+        data=letter.encode(),
+        logprob=-0.5 if at else None,
+        top=((letter.encode(), -0.5),) * bool(at),
+    )
 
 
 class CountingEngine:
@@ -73,7 +77,11 @@ class CountingEngine:
                     await asyncio.sleep(0)
                 self.generated += 1
                 written += letter
-                said = (TokenLogprob(text=letter, logprob=-0.5, top=((letter, -0.5),)),)
+                said = (
+                    TokenLogprob(
+                        data=letter.encode(), logprob=-0.5, top=((letter.encode(), -0.5),)
+                    ),
+                )
                 stopped = any(stop in written for stop in request.stop)
                 last = number == len(text) - 1
                 yield AnswerPiece(

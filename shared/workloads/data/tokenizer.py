@@ -46,6 +46,18 @@ LEARNT, FIRST = 1 << 31, 1 << 30  # marks: part of an answer; first token of a d
 TOKEN_BITS = FIRST - 1
 
 
+def _byte_signs() -> list[str]:
+    """Return the character with which a byte-level tokenizer writes each byte."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = (byte for byte in range(256) if byte not in plain)
+    signs = {byte: chr(byte) for byte in plain}
+    signs |= {byte: chr(0x100 + place) for place, byte in enumerate(hidden)}
+    return [signs[byte] for byte in range(256)]
+
+
+BYTE_OF_SIGN = {sign: byte for byte, sign in enumerate(_byte_signs())}
+
+
 def dtype_for(vocab_size: int) -> str:
     """Return the name of the stored type that holds every token below `vocab_size`."""
     return "uint16" if vocab_size <= 65535 else "uint32"
@@ -222,15 +234,6 @@ def byte_tokenizer() -> bytes:
     tokenizer.add_special_tokens([END_OF_TEXT])
     text: str = tokenizer.to_str()
     return text.encode()
-
-
-def _byte_signs() -> list[str]:
-    """Return the character with which a byte-level tokenizer writes each byte."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = (byte for byte in range(256) if byte not in plain)
-    signs = {byte: chr(byte) for byte in plain}
-    signs |= {byte: chr(0x100 + place) for place, byte in enumerate(hidden)}
-    return [signs[byte] for byte in range(256)]
 
 
 def vocab_of(tokenizer: Tokenizer) -> int:

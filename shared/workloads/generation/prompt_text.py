@@ -4,18 +4,27 @@ are its tokens.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Reader
-from shared.workloads.data.tokenizer import beginning, end_of_text, load_tokenizer
+from shared.workloads.data.tokenizer import (
+    BYTE_OF_SIGN,
+    beginning,
+    end_of_text,
+    load_tokenizer,
+)
+from shared.workloads.generation.text_stream import UNFINISHED
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DIGITS_MAX = 12
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a byte in tokenizers of the kind of SentencePiece
+_BLANK = "\u2581"  # their sign for a blank
 
 
 class PromptText:
@@ -60,6 +69,20 @@ class PromptText:
             text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
             return text
         return "".join(f"{token} " for token in tokens)
+
+    def spelling(self, token: int) -> bytes:
+        """Return the bytes of text that a token stands for; none for a special token."""
+        text = self.decode([token])
+        written = self._tokenizer.id_to_token(token) if self._tokenizer else None
+        if written is None or not text:
+            return text.encode()
+        if byte := _BYTE.fullmatch(written):
+            return bytes([int(byte[1], 16)])
+        if written.startswith(_BLANK):  # a decoder leaves out the blank before a first word
+            return written.replace(_BLANK, " ").encode()
+        if UNFINISHED in text and all(sign in BYTE_OF_SIGN for sign in written):
+            return bytes(BYTE_OF_SIGN[sign] for sign in written)
+        return text.encode()
 
     @cached_property
     def _marking(self) -> Tokenizer | None:

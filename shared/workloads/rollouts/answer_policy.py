@@ -35,6 +35,9 @@ class ByteDecoder(GptDecoder):
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
         return encoded(text) or [END]
 
+    def spelling(self, token: int) -> bytes:
+        return bytes([token] if token != END else [])
+
     def continuation(self, text: str) -> list[int]:
         return encoded(text)
 

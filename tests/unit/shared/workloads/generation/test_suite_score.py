@@ -29,6 +29,9 @@ class Bytes:
     def encode(self, text: str, *, marks: bool = False) -> list[int]:
         return list(text.encode()) or [END]
 
+    def spelling(self, token: int) -> bytes:
+        return bytes([token])
+
     def continuation(self, text: str) -> list[int]:
         return list(text.encode())
 
