@@ -134,7 +134,8 @@ class Books(RuleBasedStateMachine):
             one, stakes = Answer(request, asker, name, amount), self.stakes(name)
             before = [a.amount for a in self.answers if a.who == name]
             mean = sum(before) / len(before) if before else amount
-            share = amount / mean * max(0.1, 1 / (1 + self.agreed[name]))
+            share = amount / mean * max(0.1, 1 / max(1, self.agreed[name] - 1))
+            share = share if self.agreed[name] >= 3 else 1.0  # the first three draws are certain
             if roll < share or any(a.state == "untold" for a in stakes):
                 one.state = "drawn" if replica else "untold"
             self.answers.append(one)
