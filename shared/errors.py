@@ -12,6 +12,7 @@
     │   ├── Banned                 403  the organiser has banned this volunteer
     │   └── InvalidCode            403  the code of a join link admits nobody
     ├── NotFound                   404  no such thing, or not yours
+    │   └── UnknownTask            404  no such task or upload of yours: its work is dropped
     ├── Conflict                   409  the same key was used for something else
     │   └── OffsetMismatch         409  an upload must go on where the server says
     ├── Gone                       410  somebody else holds this task now
@@ -113,6 +114,12 @@ class NotFound(VolunteerError):
     """There is no such thing here."""
 
     code, status = "not_found", 404
+
+
+class UnknownTask(NotFound):
+    """There is no such task or upload of yours."""
+
+    code = "unknown_task"
 
 
 class Conflict(VolunteerError):

@@ -33,7 +33,7 @@ from coordinator.rules.audits import AUDIT
 from coordinator.rules.run_file import TaskSettings
 from coordinator.rules.sizing import episodes_bytes_max, upload_bytes_max
 from shared.decoding import decode
-from shared.errors import Cancelled, Gone, NotFound, Unavailable, VolunteerError
+from shared.errors import Cancelled, Gone, Unavailable, UnknownTask, VolunteerError
 from shared.protocol.base import TaskState
 from shared.protocol.limits import AUDIT_BYTES
 from shared.workloads.base import TaskKind, UpdateKind
@@ -142,7 +142,7 @@ def holder(conn: sa.Connection, task_id: int, *, for_update: bool = True) -> Tas
     query = _BY_ID_LOCKED if for_update else _BY_ID
     row = conn.execute(query, {"its_id": task_id}).mappings().first()
     if row is None:
-        raise NotFound(f"there is no task {task_id} of yours")
+        raise UnknownTask(f"there is no task {task_id} of yours")
     return row_of(row)
 
 
@@ -163,11 +163,11 @@ def in_order(*conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
 
 
 def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
-    """Check that an attempt may submit. Raises NotFound, Cancelled, Gone if its lease is lost."""
+    """Check that an attempt may submit. Raises UnknownTask, Cancelled, Gone if its lease is lost."""
     if row.worker_id != worker_id:
         if 0 < attempt < row.attempt:
             raise Gone(f"task {row.id} was given to somebody else")
-        raise NotFound(f"there is no task {row.id} of yours")
+        raise UnknownTask(f"there is no task {row.id} of yours")
     if row.state == "cancelled":
         why = (
             "the organiser did it, or its run has ended"
@@ -176,7 +176,7 @@ def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
         )
         raise Cancelled(f"task {row.id} was cancelled: {why}")
     if attempt > row.attempt or attempt < 1:
-        raise NotFound(f"task {row.id} was never given out with attempt {attempt}")
+        raise UnknownTask(f"task {row.id} was never given out with attempt {attempt}")
     if attempt < row.attempt or not (
         row.state == "doing" or (row.state == "todo" and row.returned)
     ):

@@ -52,7 +52,7 @@ from coordinator.scheduling.lease_message import UPDATES
 from coordinator.storage.blobs import DamagedBlob
 from coordinator.traffic import SLOW_S, Durations
 from shared.decoding import decode
-from shared.errors import BadRequest, Conflict, NotFound, OffsetMismatch, VolunteerError
+from shared.errors import BadRequest, Conflict, OffsetMismatch, UnknownTask, VolunteerError
 from shared.proofs.signing import canonical, digest
 from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitRequest, Verdict
@@ -135,7 +135,7 @@ class Intake(PlatformService):
     ) -> tuple[int, bool]:
         """Store and check one contribution; return its number, and whether it is new.
 
-        A submission with the same key and content is always the same contribution. Raises NotFound
+        A submission with the same key and content is always the same contribution. Raises UnknownTask
         for another account's task, Gone if another worker holds it by now, Cancelled if its run has
         ended, Conflict for other content, OffsetMismatch for missing bytes, BadRequest.
         """
@@ -176,7 +176,7 @@ class Intake(PlatformService):
             before = known.get(arrival.known or 0) if arrival is not None else None
             try:
                 if task is None or arrival is None:
-                    raise NotFound(f"there is no task {each.task_id} of yours")
+                    raise UnknownTask(f"there is no task {each.task_id} of yours")
                 if before is not None:
                     answers.append((each.same(before), False))
                     continue
@@ -492,9 +492,9 @@ class _Submission(NamedTuple):
         return digest(canonical(msgspec.to_builtins(self.request)))
 
     def same(self, known: ContributionRow) -> ContributionRow:
-        """Return the contribution that was submitted before. Raises NotFound, Conflict."""
+        """Return the contribution that was submitted before. Raises UnknownTask, Conflict."""
         if known.volunteer_id != self.principal.volunteer_id:
-            raise NotFound(f"there is no task {self.task_id} of yours")
+            raise UnknownTask(f"there is no task {self.task_id} of yours")
         if known.digest != self.digest:
             raise Conflict(f"task {self.task_id} was submitted before with other content")
         return known

@@ -34,12 +34,12 @@ from shared.errors import (
     Conflict,
     Gone,
     InvalidFrame,
-    NotFound,
     OffsetMismatch,
     StorageFull,
     TooLarge,
     TooManyRequests,
     Unavailable,
+    UnknownTask,
     VolunteerError,
 )
 from shared.programs.machine_limits import disk_bytes
@@ -211,7 +211,7 @@ class Uploads(PlatformService):
         for each in asked:
             try:
                 if (task := held.get(each.request.task)) is None:
-                    raise NotFound(f"there is no task {each.request.task} of yours")
+                    raise UnknownTask(f"there is no task {each.request.task} of yours")
                 said = each.request
                 key = (said.task, said.attempt, said.part, said.tries, said.sha256)
                 if (*key, each.principal.worker_id) in submitted:
@@ -293,7 +293,7 @@ class Uploads(PlatformService):
         row = await self._reading.ask(upload_id) if UPLOAD_ID.fullmatch(upload_id) else None
         mine = row is not None and row.worker_id == principal.worker_id
         if row is None or not mine or row.expires_at < self._clock.now():
-            raise NotFound("there is no such upload, or it was deleted: start it again")
+            raise UnknownTask("there is no such upload, or it was deleted: start it again")
         return row
 
     async def _read_all(self, asked: Sequence[str]) -> list[UploadRow | None]:
@@ -584,7 +584,7 @@ def _same(place: Sequence[UploadRow], row: UploadRow) -> UploadRow | None:
     """Return an earlier upload of these bytes for this part, or None. Raises NotFound, Conflict."""
     known = next((one for one in place if one.sha256 == row.sha256), None)
     if known is not None and known.worker_id != row.worker_id:
-        raise NotFound(f"there is no task {row.task_id} of yours")
+        raise UnknownTask(f"there is no task {row.task_id} of yours")
     if known is not None and known.size != row.size:
         raise Conflict("these bytes were announced before with another size")
     return known

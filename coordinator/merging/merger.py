@@ -53,7 +53,6 @@ from coordinator.traffic import SLOW_S, Durations
 from shared.errors import (
     Conflict,
     InvalidFrame,
-    NotFound,
     StorageFull,
     Unavailable,
     VolunteerError,
@@ -164,7 +163,7 @@ class Merger(PlatformService):
             content, draft = await self._build(job)
         except DamagedBlob as error:
             return await self._damaged(job, error)
-        except (StorageFull, Unavailable, NotFound) as error:  # not the fault of a contribution
+        except (StorageFull, Unavailable) as error:  # not the fault of a contribution
             await self._abandon(job, error.message)
             raise
         except Conflict as error:
@@ -430,7 +429,7 @@ class Merger(PlatformService):
             except DamagedBlob as error:
                 if error.sha256 == row.sha256:
                     found.append(Culprit(row, error))
-            except (OSError, Unavailable, NotFound) as error:
+            except (OSError, Unavailable) as error:
                 log.warning("merge not blamed on anybody", run=job.run.name, error=str(error))
             except (VolunteerError, ValueError) as error:
                 found.append(Culprit(row, error))

@@ -128,7 +128,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         self, blobs: BlobStore | ShardFiles, threads: int, part: str = ""
     ) -> step.MergeOrder:
         """Return the merge order with its files; `part` goes into the metadata of a shard's files.
-        Raises NotFound.
+        Raises MissingBlob.
         """
         return await self.order_on(
             blobs,
@@ -147,7 +147,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
         threads: int,
         part: str = "",
     ) -> step.MergeOrder:
-        """Return the merge order with these files as base and state. Raises NotFound."""
+        """Return the merge order with these files as base and state. Raises MissingBlob."""
         plan, train = self.plan, self.about.file.train
         inputs = [
             step.Input(

@@ -40,7 +40,7 @@ class ShardFiles:
         self._spans[recipe.base.master_sha256] = partial(_of_weights, shard)
 
     async def local(self, sha256: str) -> Path:
-        """Return the file of a blob, with at least the bytes of the shard. Raises NotFound."""
+        """Return the file of a blob, with at least the bytes of the shard. Raises MissingBlob."""
         into = self._beside.with_name(f"{self._beside.name}-{sha256}")
         self._copies.append(into)
         return await self._blobs.part(sha256, self._spans[sha256], into)

@@ -26,7 +26,7 @@ from coordinator.joiner import Joiner
 from coordinator.rules.audits import AUDIT
 from coordinator.rules.standing import REST_MAX_S, rest_s
 from shared.clock import Clock, pause
-from shared.errors import NotFound, VolunteerError
+from shared.errors import UnknownTask, VolunteerError
 from shared.protocol.leases import ReleaseRequest
 from shared.protocol.limits import LONG_POLL_S_MAX, RENEW_S
 
@@ -125,7 +125,7 @@ class Queue:
             row = rows_by_id.get(start.task_id)
             try:
                 if row is None:
-                    raise NotFound(f"there is no task {start.task_id} of yours")
+                    raise UnknownTask(f"there is no task {start.task_id} of yours")
                 tasks.may_submit(row, start.worker_id, start.attempt)
                 if row.begun_at is None:
                     fresh.append(start)

@@ -25,7 +25,7 @@ from uuid import uuid4
 
 import msgspec
 
-from shared.errors import BadRequest, NotFound, StorageFull, Unavailable
+from shared.errors import BadRequest, StorageFull, Unavailable
 from shared.files.cancel_safe_open import R, opened
 from shared.files.disk_writes import sync_directory, write_private
 
@@ -45,6 +45,14 @@ _BROKEN = {errno.EROFS, errno.EIO}  # errors after which a disk takes no more wr
 
 # A pool of its own, so that downloads never wait for a long merge in the default pool.
 _POOL = ThreadPoolExecutor(max_workers=8, thread_name_prefix="blob")
+
+
+class MissingBlob(Unavailable):
+    """The store does not give a blob that the database names."""
+
+    def __init__(self, sha256: str) -> None:
+        super().__init__(f"the blob {sha256} is not in the store", retry_after_s=30.0)
+        self.sha256 = sha256
 
 
 class DamagedBlob(Unavailable):
@@ -76,7 +84,7 @@ class Pieces(Protocol):
 class BlobStore(Protocol):
     """Interface of a blob store.
 
-    Every method raises NotFound for a missing blob, StorageFull when space ran out. `staging` holds
+    Every method raises MissingBlob for a missing blob, StorageFull when space ran out. `staging` holds
     running uploads if replicas share no files; volunteers can reach a `public` store too.
     """
 
@@ -336,7 +344,7 @@ class DiskBlobs:
     async def local(self, sha256: str) -> Path:
         path = self._path(sha256)
         if not await in_pool(path.is_file):
-            raise NotFound(f"the blob {sha256} is not in the store")
+            raise MissingBlob(sha256)
         return path
 
     async def part(self, sha256: str, spans: FindSpans, into: Path) -> Path:
@@ -359,7 +367,7 @@ class DiskBlobs:
         try:
             return self._path(sha256).stat()
         except FileNotFoundError as error:
-            raise NotFound(f"the blob {sha256} is not in the store") from error
+            raise MissingBlob(sha256) from error
 
     async def open_range(self, sha256: str, start: int, stop: int) -> Pieces:
         return FileStream(await open_in_pool(self._open, sha256), start, stop)
@@ -368,7 +376,7 @@ class DiskBlobs:
         try:
             return self._path(sha256).open("rb", buffering=0)
         except FileNotFoundError as error:
-            raise NotFound(f"the blob {sha256} is not in the store") from error
+            raise MissingBlob(sha256) from error
 
     async def url(self, sha256: str) -> str:
         return ""

@@ -25,6 +25,7 @@ from coordinator.storage.blobs import (
     DamagedBlob,
     FileStream,
     FindSpans,
+    MissingBlob,
     Pieces,
     check_name,
     in_pool,
@@ -188,8 +189,9 @@ class S3Blobs:
         path = self._cache / check_name(sha256)
         if await in_pool(path.is_file):
             return path
-        size = await self.object_size(self.key(sha256))
-        await in_pool(self._fill, self.key(sha256), size, spans, into)
+        with absence(sha256):
+            size = await self.object_size(self.key(sha256))
+            await in_pool(self._fill, self.key(sha256), size, spans, into)
         return into
 
     def _fill(self, key: str, size: int, spans: FindSpans, into: Path) -> None:
@@ -203,9 +205,7 @@ class S3Blobs:
 
     async def _download(self, sha256: str, part: Path) -> str:
         digest = hashlib.sha256()
-        stream = await self.object_range(
-            self.key(sha256), 0, await self.object_size(self.key(sha256))
-        )
+        stream = await self._whole(sha256)
         async with aclosing(stream):
             with part.open("wb") as file, storage_errors():
                 async for data in stream:
@@ -214,11 +214,14 @@ class S3Blobs:
         await in_pool(sync_file, part)
         return digest.hexdigest()
 
+    async def _whole(self, sha256: str) -> AsyncGenerator[bytes, None]:
+        with absence(sha256):
+            size = await self.object_size(self.key(sha256))
+            return await self.object_range(self.key(sha256), 0, size)
+
     async def hash(self, sha256: str) -> str:
         digest = hashlib.sha256()
-        stream = await self.object_range(
-            self.key(sha256), 0, await self.object_size(self.key(sha256))
-        )
+        stream = await self._whole(sha256)
         async with aclosing(stream):
             async for data in stream:
                 await in_pool(digest.update, data)
@@ -228,7 +231,8 @@ class S3Blobs:
         try:
             return (await in_pool((self._cache / check_name(sha256)).stat)).st_size
         except FileNotFoundError:
-            return await self.object_size(self.key(sha256))
+            with absence(sha256):
+                return await self.object_size(self.key(sha256))
 
     async def object_size(self, key: str) -> int:
         """Return the bytes of an object. Raises NotFound."""
@@ -240,7 +244,8 @@ class S3Blobs:
         try:
             file = await open_in_pool(lambda: path.open("rb", buffering=0))
         except FileNotFoundError:
-            return await self.object_range(self.key(sha256), start, stop)
+            with absence(sha256):
+                return await self.object_range(self.key(sha256), start, stop)
         return FileStream(file, start, stop)
 
     async def object_range(self, key: str, start: int, stop: int) -> AsyncGenerator[bytes, None]:
@@ -307,6 +312,15 @@ class S3Blobs:
 
 
 @contextmanager
+def absence(sha256: str) -> Iterator[None]:
+    """Turn the absence of a blob's object into MissingBlob."""
+    try:
+        yield
+    except NotFound as error:
+        raise MissingBlob(sha256) from error
+
+
+@contextmanager
 def _store_errors() -> Iterator[None]:
     from obstore.exceptions import BaseError, NotFoundError
 
@@ -318,7 +332,7 @@ def _store_errors() -> Iterator[None]:
         )
         missing = isinstance(error, NotFoundError | FileNotFoundError)
         if missing and not (call and call[1] == "PUT"):
-            raise NotFound("the blob is not in the object store") from error
+            raise NotFound("the object store does not have this object") from error
         if call and status:
             answer = f"{status[1]} ({reason[1]})" if reason else status[1]
             raise StoreRefused(

@@ -38,7 +38,7 @@ from coordinator.database.engine.open_database import (
 from coordinator.database.ledger import record_tree
 from coordinator.database.migrations.upgrade import REVISIONS
 from coordinator.storage import folders
-from coordinator.storage.blobs import BlobStore, in_pool, open_in_pool, storage_errors
+from coordinator.storage.blobs import BlobStore, MissingBlob, in_pool, open_in_pool, storage_errors
 from coordinator.storage.open import open_blobs
 from coordinator.upkeep.store_mark import StoreMarks, check_unused, stored_mark
 from shared.clock import SystemClock
@@ -240,7 +240,7 @@ async def copy_blob(blobs: BlobStore, sha256: str, target: Path) -> bool:
     """Copy one blob to a file and check its bytes; return False when it is missing or damaged."""
     try:
         stream = await blobs.open_range(sha256, 0, await blobs.size(sha256))
-    except NotFound:
+    except MissingBlob:
         return False
     digest = hashlib.sha256()
     part = target.with_suffix(".part")

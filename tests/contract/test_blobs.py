@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.storage.blobs import BlobStore, DiskBlobs, Pieces, check_name
+from coordinator.storage.blobs import BlobStore, DiskBlobs, MissingBlob, Pieces, check_name
 from coordinator.storage.open import open_blobs
 from coordinator.storage.s3 import S3Blobs, StoreRefused
-from shared.errors import BadRequest, Configuration, NotFound, Unavailable
+from shared.errors import BadRequest, Configuration, Unavailable
 from tests.support.wayward_store import PIECE_BYTES, WaywardStore
 
 ABSENT = "0" * 64
@@ -138,11 +138,11 @@ async def test_a_reader_may_leave_early(blobs: BlobStore) -> None:
 
 
 async def test_what_is_not_there(blobs: BlobStore) -> None:
-    with pytest.raises(NotFound):
+    with pytest.raises(MissingBlob):
         await blobs.local(ABSENT)
-    with pytest.raises(NotFound):
+    with pytest.raises(MissingBlob):
         await blobs.size(ABSENT)
-    with pytest.raises(NotFound):
+    with pytest.raises(MissingBlob):
         await whole(await blobs.open_range(ABSENT, 0, 1))
     await blobs.delete(ABSENT)
 
@@ -152,7 +152,7 @@ async def test_deleted_is_gone_but_a_mapped_file_stays_readable(blobs: BlobStore
     with (await blobs.local(sha)).open("rb") as mapped:
         await blobs.delete(sha)
         assert mapped.read() == b"going"
-    with pytest.raises(NotFound):
+    with pytest.raises(MissingBlob):
         await blobs.size(sha)
     assert [entry async for entry in blobs.entries()] == []
 
@@ -242,7 +242,7 @@ async def test_what_is_in_the_cache_is_served_while_the_store_is_away_and_checks
     assert len(await whole(await blobs.open_range(sha, 0, await blobs.size(sha)))) == 100_000
     assert wayward.seen == []
     await S3Blobs(s3_url, tmp_path / "other").delete(sha)
-    with pytest.raises(NotFound):
+    with pytest.raises(MissingBlob):
         await blobs.hash(sha)
 
 

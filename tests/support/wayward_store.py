@@ -31,6 +31,7 @@ class WaywardStore(ThreadingHTTPServer):
         self.refuse = False  # to store anything
         self.denied = re.compile("(?!)")  # "METHOD /path" of what is answered with 403
         self.absent = re.compile("(?!)")  # "METHOD /path" of what is answered with 404
+        self.absences = -1  # of these answers to come; -1 = without end
         self.seen: list[tuple[str, str]] = []  # method and path
         self._before: list[tuple[re.Pattern[str], Callable[[], None]]] = []
 
@@ -59,7 +60,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         store.seen.append((self.command, self.path))
         store.act(f"{self.command} {self.path}")
-        if store.absent.search(f"{self.command} {self.path}"):
+        if store.absences and store.absent.search(f"{self.command} {self.path}"):
+            store.absences -= store.absences > 0
             self.send_error(404)
             return
         if store.denied.search(f"{self.command} {self.path}"):

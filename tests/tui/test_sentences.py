@@ -152,7 +152,7 @@ STATES = {
 
 def refused(code: str, status: int = 400) -> VolunteerError:
     """Return the error of a reply of a coordinator."""
-    body = f'{{"code": "{code}", "message": "words of the coordinator"}}'
+    body = f'{{"code": "{code}", "message": "words of the coordinator", "request_id": "r"}}'
     return refusal("train.example.org", status, {}, body.encode())
 
 

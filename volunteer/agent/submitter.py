@@ -6,7 +6,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shared.errors import Cancelled, Gone, OffsetMismatch, Unreachable, VolunteerError
+from shared.errors import (
+    BadRequest,
+    Cancelled,
+    Conflict,
+    Forbidden,
+    Gone,
+    InvalidFrame,
+    OffsetMismatch,
+    TooLarge,
+    UnknownTask,
+    Unreachable,
+    VolunteerError,
+)
 from shared.protocol import endpoints
 from shared.protocol.contributions import SubmitReply, UploadRequest
 from shared.sentences import Sentence
@@ -18,6 +30,18 @@ from volunteer.control import events
 from volunteer.net.retry import passing
 from volunteer.storage.outbox import QueuedResult
 
+# Answers for which a result is dropped, each only from the coordinator itself and about this task.
+# Every other answer, or none, keeps the result, which is submitted again.
+REFUSALS: dict[type[VolunteerError], str] = {
+    Cancelled: "the run has ended, or the task was cancelled",
+    Gone: "another volunteer holds the task now",
+    UnknownTask: "the coordinator knows no such task of this machine",
+    Conflict: "another result of this task was submitted before",
+    BadRequest: "the coordinator does not understand this result",
+    InvalidFrame: "the file here is damaged",
+    TooLarge: "the result is larger than its task grants",
+    Forbidden: "this account may not submit it",
+}
 ONE_S = 120.0  # longest time for one result while others wait
 ODD_S = 60.0  # wait before the next try after an unexpected reply
 EVENT_S = 0.25
@@ -59,7 +83,7 @@ class Submitter:
         except VolunteerError as error:
             if passing(error):
                 return  # the result stays and is tried again
-            if type(error) is VolunteerError:
+            if type(error) not in REFUSALS:
                 self.place.hub.notice(
                     Sentence(
                         "task {task} could not be submitted yet: {error}",
@@ -125,12 +149,7 @@ class Submitter:
         self.verdicts.answered(entry.name, verdict)
 
     def _refused(self, entry: QueuedResult, error: VolunteerError) -> None:
-        """Drop a result that was refused for good, and its lease.
-
-        Reasons: another volunteer holds the task (Gone), the server does not know it (NotFound),
-        has another result of it (Conflict), or refuses this one (BadRequest, TooLarge, Forbidden;
-        InvalidFrame if the local file is damaged). A proxy's reply is no refusal.
-        """
+        """Drop a result that was refused for good (`REFUSALS`), and its lease."""
         how = "refused"
         if isinstance(error, Gone):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"

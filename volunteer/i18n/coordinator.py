@@ -25,6 +25,7 @@ REFUSED = {
     "forbidden": N_('the coordinator does not allow this ("{words}")'),
     "invalid_code": N_('the coordinator takes no more people by this link ("{words}")'),
     "banned": N_('the organiser has banned this account ("{words}")'),
+    "unknown_task": N_('the coordinator knows no such task of this machine ("{words}")'),
     "not_found": N_('the coordinator does not have this ("{words}")'),
     "conflict": N_('this conflicts with what the coordinator has ("{words}")'),
     "gone": N_("somebody else holds this task now"),

@@ -298,17 +298,17 @@ class Client:
                 await response.aclose()
         if response.status_code >= 300:
             error = refusal(self._host, response.status_code, response.headers, data)
-            raise error if passing(error) else errors.Unreachable(another(self.address))
+            away = response.status_code in (408, 429) or response.status_code >= 500
+            raise error if away else errors.Unreachable(another(self.address))
         try:
             return decode(data, _IdentityProof).proof
         except MALFORMED:
             return ""
 
-    async def _refusal(
-        self, status: int, headers: Mapping[str, str], body: bytes
-    ) -> VolunteerError:
+    async def _refusal(self, response: httpx.Response, body: bytes) -> VolunteerError:
         """Return an answer's error; a server that does not know the account must prove its key."""
-        error = refusal(self._host, status, headers, body)
+        v1 = API not in response.request.url.path
+        error = refusal(self._host, response.status_code, response.headers, body, v1=v1)
         if isinstance(error, errors.Unauthorized):
             self._peer.forget()
             await self._peer.recognise()
@@ -438,7 +438,7 @@ class Client:
                 )
             if response.status_code >= 300 and response.status_code != 304:
                 body = await self._read(response, ERROR_BYTES_MAX, limit)
-                raise await self._refusal(response.status_code, response.headers, body)
+                raise await self._refusal(response, body)
             yield response
         finally:
             await response.aclose()
@@ -452,7 +452,7 @@ class Client:
             self._received(len(piece), limit)
             data += piece
             if len(data) > bytes_max:
-                raise errors.TooLarge(
+                raise errors.Internal(
                     Sentence("the coordinator sent more than {n} bytes", n=figure(f"{bytes_max:,}"))
                 )
         return bytes(data)

@@ -23,22 +23,26 @@ SENTENCE_CHARS_MAX = 500
 T = TypeVar("T")
 
 
-def refusal(host: str, status: int, headers: Mapping[str, str], body: bytes) -> VolunteerError:
-    """Return the error sent by the coordinator or its proxy."""
+def refusal(
+    host: str, status: int, headers: Mapping[str, str], body: bytes, *, v1: bool = False
+) -> VolunteerError:
+    """Return the error that the coordinator sent, below /v1 in OpenAI's form. An answer that is
+    not the coordinator's, but of a proxy or portal, is no answer: Unreachable.
+    """
+    wait = _seconds(headers.get("retry-after"))
     try:
+        if v1:
+            error = openai_error(status, decode(body, OpenAiErrorBody).error)
+            error.retry_after_s = wait
+            return error
         error_body = decode(body, ErrorBody)
     except MALFORMED:
-        if (below := _of_v1(body)) is not None:
-            error = openai_error(status, below)
-            error.retry_after_s = _seconds(headers.get("retry-after"))
-            return error
+        error_body = ErrorBody(code="", message="")
+    if not _is_own(status, error_body):
         unsaid = Sentence(
             "{host} answered with HTTP status {status} and no reason", host=host, status=status
         )
-        wait = _seconds(headers.get("retry-after"))
-        if status in (408, 429, 502, 503, 504):
-            return errors.Unreachable(unsaid, retry_after_s=wait)
-        return errors.Internal(unsaid) if status >= 500 else VolunteerError(unsaid)
+        return errors.Unreachable(unsaid, retry_after_s=wait)
     wait = error_body.retry_after_s or _seconds(headers.get("retry-after"))
     message = printable(error_body.message, SENTENCE_CHARS_MAX)
     message = message or errors.from_wire(error_body.code, "", status=status).message
@@ -65,11 +69,13 @@ def openai_error(status: int, error: OpenAiError) -> VolunteerError:
     return kind(refused(kind.code, message))
 
 
-def _of_v1(body: bytes) -> OpenAiError | None:
-    try:
-        return decode(body, OpenAiErrorBody).error
-    except MALFORMED:
-        return None
+def _is_own(status: int, body: ErrorBody) -> bool:
+    """Return True for the answer of a coordinator: it names the request, and its code fits the
+    status. A code that is unknown here may be a newer coordinator's.
+    """
+    kind = errors.BY_CODE.get(body.code)
+    fits = kind is None or kind.status // 100 == status // 100
+    return bool(body.code and body.request_id) and status >= 400 and fits
 
 
 def _seconds(text: str | None) -> float | None:

@@ -16,9 +16,8 @@ import pytest
 
 from coordinator.database import contributions, versions
 from coordinator.intake import uploads
-from coordinator.storage.blobs import DamagedBlob
+from coordinator.storage.blobs import DamagedBlob, MissingBlob
 from coordinator.storage.s3 import S3Blobs
-from shared.errors import NotFound
 from shared.protocol.base import Cause
 from shared.protocol.contributions import UploadInfo, Verdict
 from tests.support.databases import Postgres
@@ -188,9 +187,9 @@ async def test_a_store_without_a_contributions_bytes_is_told_and_blames_nobody(
     await forget(home, shas[0])
     wayward.absent = re.compile(f"(GET|HEAD) .*{shas[0]}")
     for _ in range(4):
-        with pytest.raises(NotFound, match="not in the object store"):
+        with pytest.raises(MissingBlob):
             await home.coordinator.merger.merge_if_due(1)
-    assert "not in the object store" in await told(home)
+    assert "is not in the store" in await told(home)
     states = await home.coordinator.db.read(lambda conn: contributions.counts(conn, 1))
     assert states == {"accepted": 2}
     wayward.absent = re.compile("(?!)")

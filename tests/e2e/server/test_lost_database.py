@@ -141,6 +141,6 @@ async def test_a_failed_database_is_an_alert(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", ["configuration", "unreachable", "error", "made_up"])
 def test_local_errors_never_come_off_the_wire(code: str) -> None:
-    body = json.dumps({"code": code, "message": "no"}).encode()
+    body = json.dumps({"code": code, "message": "no", "request_id": "r"}).encode()
     assert isinstance(refusal("house", 500, {}, body), Internal)
     assert type(refusal("house", 400, {}, body)) is VolunteerError

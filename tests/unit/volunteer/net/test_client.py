@@ -89,7 +89,9 @@ def good(value: int = 7) -> Said:
 
 
 def refusal(status: int, code: str, message: str = "no", **more: object) -> Said:
-    return Said(status, msgspec.json.encode({"code": code, "message": message} | more))
+    return Said(
+        status, msgspec.json.encode({"code": code, "message": message, "request_id": "r-1"} | more)
+    )
 
 
 async def test_a_typed_answer() -> None:
@@ -122,13 +124,13 @@ async def test_a_redirect_is_not_followed() -> None:
     ("answer", "kind"),
     [
         (Said(200, headers={"Content-Encoding": "gzip"}), errors.Internal),
-        (Said(200, b'{"value":' + b"1" * 2000 + b"}"), errors.TooLarge),
+        (Said(200, b'{"value":' + b"1" * 2000 + b"}"), errors.Internal),
         (Said(200, b"<html>"), errors.Unreachable),
         (Said(200, b'{"value":"x"}'), errors.UpgradeRequired),
         (Said(200, b"\xff\xfe"), errors.Internal),
         (Said(200, b"[" * 900), errors.UpgradeRequired),
         (Said(502, b"<html>bad gateway"), errors.Unreachable),
-        (Said(404, b"nothing"), errors.VolunteerError),
+        (Said(404, b"nothing"), errors.Unreachable),
         (refusal(410, "gone"), errors.Gone),
         (refusal(403, "banned"), errors.Banned),
         (refusal(418, "teapot"), VolunteerError),

@@ -5,17 +5,20 @@ from __future__ import annotations
 import socket
 
 import httpx
+import msgspec
 import pytest
 
 from shared.clock import SystemClock
-from shared.errors import Conflict, Unreachable
+from shared.errors import BY_CODE, Conflict, Unreachable
 from shared.protocol import endpoints
 from shared.protocol.inference import OpenAiError
 from tests.e2e.conftest import free_port
+from volunteer.agent.submitter import REFUSALS
 from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
 from volunteer.net.api import Api
 from volunteer.net.client import Client
 from volunteer.net.reply_errors import openai_error, reason, refusal
+from volunteer.net.retry import passing
 from volunteer.net.tls import Address
 
 
@@ -58,19 +61,60 @@ async def test_nobody_listens() -> None:
 
 
 def test_a_refusal_without_words_is_said_by_its_code() -> None:
-    storage = b'{"code": "storage_full", "message": ""}'
+    storage = b'{"code": "storage_full", "message": "", "request_id": "r"}'
     quota = OpenAiError(message="", type="", code="insufficient_quota")
     use(choose("de"))
     try:
         full = refusal("lab", 507, {}, storage).message
         assert (full, shown(full)) == (
-            "No space is left on the disk.",
+            "No space is left on the disk. (request r)",
             "die Platte des Koordinators ist voll",
         )
-        other = refusal("lab", 409, {}, b'{"code": "conflict", "message": ""}')
+        other = refusal("lab", 409, {}, b'{"code": "conflict", "message": "", "request_id": "r"}')
         assert isinstance(other, Conflict)
         assert other.message == Conflict().message
         assert shown(other.message) != other.message
         assert shown(openai_error(429, quota).message) == "dafür reichen die Credits nicht"
     finally:
         use(LanguageChoice())
+
+
+FOREIGN = {
+    "nothing": b"",
+    "a page": b"<html><title>404 Not Found</title></html>",
+    "half a page": b"<html><ti",
+    "a store": b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>",
+    "half an answer": b'{"code": "unknown_task", "message": "there is no ta',
+    "a gateway": b'{"code": "not_found", "message": "no route"}',
+    "a gateway of our words": b'{"code": "unknown_task", "message": "no route"}',
+    "another gateway": b'{"message": "no route", "request_id": "1c"}',
+    "an API": b'{"error": {"message": "no", "type": "x", "param": null, "code": "not_found"}}',
+    "numbers": b'{"code": 404, "message": "no", "request_id": "1c"}',
+    "an array": b"[]",
+    "another status": b'{"code": "gone", "message": "no", "request_id": "1c"}',
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_no_answer_of_a_proxy_store_or_portal_drops_work(name: str) -> None:
+    """Whatever its status says, it is no answer of the coordinator: the same request is repeated."""
+    for status in range(300, 600):
+        if name == "another status" and status // 100 == 4:
+            continue
+        error = refusal("lab", status, {}, FOREIGN[name])
+        assert type(error) is Unreachable, (status, error)
+        assert type(error) not in REFUSALS
+        assert passing(error)
+
+
+def test_only_refusals_of_the_coordinator_itself_drop_work() -> None:
+    dropped = set()
+    for code, kind in BY_CODE.items():
+        body = msgspec.json.encode({"code": code, "message": "no", "request_id": "1c"})
+        error = refusal("lab", kind.status, {}, body)
+        if not passing(error) and type(error) in REFUSALS:
+            dropped.add(code)
+    assert dropped == {
+        "bad_request", "cancelled", "conflict", "forbidden", "gone", "invalid_frame", "too_large",
+        "unknown_task",
+    }  # fmt: skip

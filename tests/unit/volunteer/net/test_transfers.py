@@ -197,7 +197,7 @@ async def test_a_file_that_is_damaged_here_is_refused_for_good(tmp_path: Path) -
     (tmp_path / "update").write_bytes(b"other bytes")
     request = UploadRequest(task=1, attempt=1, part=0, tries=0, sha256="0" * 64, size=11)
     moving, _ = transfers(store, tmp_path / "cache")
-    said = msgspec.json.encode(ErrorBody(code="invalid_frame", message="no", request_id=""))
+    said = msgspec.json.encode(ErrorBody(code="invalid_frame", message="no", request_id="r"))
     store.refusals = [httpx.Response(422, stream=httpx.ByteStream(said))]
     with pytest.raises(errors.InvalidFrame):
         await moving.upload(request, tmp_path / "update", lambda done: None)
