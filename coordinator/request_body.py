@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.decoding import decode
-from shared.errors import BadRequest, TooLarge
+from shared.errors import BadRequest, TooLarge, UpgradeRequired
 from shared.protocol.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX
 
 Scope = MutableMapping[str, Any]
@@ -23,6 +23,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 T = TypeVar("T")
 
 INTEGER_DIGITS_MAX = 18  # digits that surely fit a 64-bit column
+_UNKNOWN_FIELD = "Object contains unknown field"  # begins such a complaint of msgspec
 
 _RANGE = re.compile(rf"bytes=([0-9]{{0,{INTEGER_DIGITS_MAX}}})-([0-9]{{0,{INTEGER_DIGITS_MAX}}})")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -113,8 +114,19 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int = JSON_BYTES_
 
 
 def read_json(body: bytes, kind: type[T]) -> T:
-    """Decode JSON strictly, with integers that a database can store. Raises BadRequest."""
-    decoded = decode_body(body, kind)
+    """Decode JSON strictly, with integers that a database can store. Raises BadRequest, or
+    UpgradeRequired for a field that a strict message does not have.
+    """
+    try:
+        decoded = decode_body(body, kind)
+    except BadRequest as error:
+        if (problem := str(error.__cause__)).startswith(_UNKNOWN_FIELD):
+            name = problem.removeprefix(_UNKNOWN_FIELD).strip(" `")[:64]
+            raise UpgradeRequired(
+                f'this coordinator does not know the field "{name}" of this request: update the '
+                "program, `volunteer update`"
+            ) from error
+        raise
     if _LONG_RUN.search(body) and _LONG_INTEGER.search(_STRING.sub(b"", body)):
         raise BadRequest(f"an integer has more than {INTEGER_DIGITS_MAX} digits")
     return decoded

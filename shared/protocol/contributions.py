@@ -35,8 +35,10 @@ class UploadInfo(Message):
     url: str = ""  # of the store, for a PUT of at most UPLOAD_PIECE_BYTES; "" = send it here
 
 
-class SubmitRequest(Message, kw_only=True):
-    """Submission, unique by (task, attempt, part, tries). Pay follows the task, not its figures."""
+class SubmitRequest(Message, kw_only=True, forbid_unknown_fields=True):
+    """Submission, unique by (task, attempt, part, tries). Pay follows the task, not its figures. A
+    program that sends more than these fields does not do the same task.
+    """
 
     attempt: Count
     part: Count = 0

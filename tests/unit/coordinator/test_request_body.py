@@ -16,7 +16,14 @@ from coordinator.config import Settings
 from coordinator.rate_limit import KEYS_MAX, Rates
 from coordinator.request_body import ClientGone, read_body, read_json
 from coordinator.storage.disk_space import Space
-from shared.errors import BadRequest, Configuration, StorageFull, TooLarge, TooManyRequests
+from shared.errors import (
+    BadRequest,
+    Configuration,
+    StorageFull,
+    TooLarge,
+    TooManyRequests,
+    UpgradeRequired,
+)
 from shared.protocol.contributions import SubmitRequest
 from shared.protocol.heartbeat import HeartbeatRequest
 from shared.protocol.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX
@@ -247,3 +254,11 @@ def test_replicas_share_a_rate() -> None:
     now = 30.0
     for each in replicas:
         each.hit("worker", "a")
+
+
+def test_a_submission_with_more_than_its_task_names_the_field_and_the_remedy() -> None:
+    body = b"""{"attempt": 1, "base_version": 0, "codec": "int8", "sha256": "", "size": 0,
+        "steps": 1, "samples": 1, "loss_first": 1, "loss_last": 1%s}"""
+    assert read_json(body % b"", SubmitRequest).steps == 1
+    with pytest.raises(UpgradeRequired, match='"commitment" of this request: update the program'):
+        read_json(body % b', "commitment": {"inner": "", "left": "ab"}', SubmitRequest)

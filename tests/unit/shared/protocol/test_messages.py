@@ -108,6 +108,10 @@ def test_what_a_newer_side_adds_is_ignored(name: str) -> None:
     pinned = golden()[name]
     newer = json.dumps(pinned | {"added_in_a_newer_version": [1]})
     decode = msgspec.json.Decoder(messages()[name]).decode
+    if name == "SubmitRequest":  # a task is what the coordinator published, and nothing more
+        with pytest.raises(msgspec.ValidationError, match="unknown field"):
+            decode(newer)
+        return
     assert decode(newer) == decode(json.dumps(pinned))
 
 
