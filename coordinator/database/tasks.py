@@ -163,7 +163,7 @@ def in_order(*conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
 
 
 def may_submit(row: TaskRow, worker_id: str, attempt: int) -> None:
-    """Check that an attempt may submit. Raises UnknownTask, Cancelled, Gone if its lease is lost."""
+    """Check that an attempt may submit. Raises UnknownTask, Cancelled, Gone for a lost lease."""
     if row.worker_id != worker_id:
         if 0 < attempt < row.attempt:
             raise Gone(f"task {row.id} was given to somebody else")

@@ -84,8 +84,8 @@ class Pieces(Protocol):
 class BlobStore(Protocol):
     """Interface of a blob store.
 
-    Every method raises MissingBlob for a missing blob, StorageFull when space ran out. `staging` holds
-    running uploads if replicas share no files; volunteers can reach a `public` store too.
+    Every method raises MissingBlob for a missing blob, StorageFull when space ran out. `staging`
+    holds running uploads if replicas share no files; volunteers can reach a `public` store too.
     """
 
     staging: Staging | None

@@ -1,5 +1,5 @@
-"""Matrix of workloads and subjects: each cell works from end to end, or is refused with the sentence
-of the workload's declaration; an empty cell fails.
+"""Matrix of workloads and subjects: each cell works, or is refused with the sentence
+of its declaration; an empty cell fails.
 
 A cell is a server on a real socket, a run with a measured version, and what somebody does with it:
 the organiser by commands, whoever asks by OpenAI's client and `volunteer`, a player at the board.

@@ -1,4 +1,4 @@
-"""Log-probabilities of /v1: bytes are a token's own, alternatives stay apart, offsets fit the text."""
+"""Log-probabilities of /v1: bytes of a token, alternatives apart, offsets in the text."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_no_answer_of_a_proxy_store_or_portal_drops_work(name: str) -> None:
-    """Whatever its status says, it is no answer of the coordinator: the same request is repeated."""
+    """It is no answer of the coordinator, whatever its status: the request is repeated."""
     for status in range(300, 600):
         if name == "another status" and status // 100 == 4:
             continue
