@@ -39,7 +39,8 @@ class Shelf(httpx.AsyncBaseTransport):
         self.asked.append(name)
         data = self.blobs.get(name)
         if data is None:
-            body = msgspec.json.encode(ErrorBody(code="not_found", message="there is no such blob"))
+            refusal = ErrorBody(code="not_found", message="there is no such blob", request_id="1")
+            body = msgspec.json.encode(refusal)
             return httpx.Response(404, stream=httpx.ByteStream(body))
         self.sent += len(data)
         return httpx.Response(200, stream=httpx.ByteStream(data))
