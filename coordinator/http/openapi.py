@@ -19,6 +19,13 @@ _REF = "#/components/schemas/{name}"
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
 
+def _any_json(kind: type) -> dict[str, object]:
+    """Return the schema of `object`: any JSON."""
+    if kind is not object:
+        raise NotImplementedError(kind)  # msgspec reports the type
+    return {}
+
+
 @lru_cache(maxsize=2)
 def document(endpoints: tuple[Endpoint[Any], ...]) -> dict[str, object]:
     """Return the OpenAPI 3.1 document of these endpoints."""
@@ -26,7 +33,7 @@ def document(endpoints: tuple[Endpoint[Any], ...]) -> dict[str, object]:
         kind for e in endpoints for kind in (e.request, e.reply) if kind not in (None, NOTHING)
     ]
     _, components = msgspec.json.schema_components(
-        [*types, ErrorBody, OpenAiErrorBody], ref_template=_REF
+        [*types, ErrorBody, OpenAiErrorBody], ref_template=_REF, schema_hook=_any_json
     )
     paths: dict[str, dict[str, object]] = {}
     for endpoint in endpoints:

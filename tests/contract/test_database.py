@@ -170,7 +170,7 @@ async def test_other_processes_are_heard_after_an_error_of_the_database(
     watch, tell = listening.watch("run:7"), postgres_engine._tell
     failed = asyncio.Event()
 
-    def fail(connection: Connection, told: Sequence[str]) -> None:
+    def fail(connection: Connection, topics: Sequence[str]) -> None:
         monkeypatch.setattr(postgres_engine, "_tell", tell)
         failed.set()
         connection.execute(text("SELECT 1 / 0"))

@@ -72,7 +72,7 @@ async def test_what_was_spent_is_owed_and_later_pay_settles_it_first(database: D
 
 async def test_what_vests_or_comes_back_from_a_hold_settles_a_debt(database: Database) -> None:
     run = await setting(database, standing="vetted")
-    for _ in range(3):
+    for _ in range(2):  # one task is the bond
         number = await database.write(lambda conn: merged(conn, run, NEW, 1.0))
     await database.write(lambda conn: settle(conn, draw(conn, number), "passed"))
     assert (await has(database, NEW)).earned_micro == PRICE
@@ -91,7 +91,7 @@ async def test_what_vests_or_comes_back_from_a_hold_settles_a_debt(database: Dat
     await database.write(
         lambda conn: spending.hold(conn, NEW, "i", 3, "", 4.0)
     )  # what was lent is gone
-    for _ in range(3):
+    for _ in range(2):
         number = await database.write(lambda conn: merged(conn, run, NEW, 5.0))
     await database.write(lambda conn: settle(conn, draw(conn, number), "passed"))
     now = await has(database, NEW)

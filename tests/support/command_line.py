@@ -68,7 +68,8 @@ def here(run: Run, tmp_path: Path) -> Run:
     def words(*words: str | Path) -> Said:
         said = run(*words, "--data-dir", tmp_path / "data")
         assert said.code == 0, said.err
-        assert said.err == ""
+        # a message to send beside the links
+        assert said.err == "" or words[:2] == ("invite", "create"), said.err
         return said
 
     return words

@@ -52,9 +52,9 @@ def test_a_run_shows_what_its_checks_found_and_cost(here: Run, busy: Path) -> No
         rows.execute("UPDATE contributions SET train_s = 50, checked_s = 1.25")
         rows.execute(
             "INSERT INTO recomputes (contribution_id, run_id, task_id, volunteer_id, worker_id,"
-            " state, wanted, work, flops, kind, result, measured, message, seed, asked_at, due_at)"
-            " SELECT id, run_id, task_id, volunteer_id, worker_id, 'done', '[]', '{}', 1, 'cpu',"
-            " 'passed', '{}', '', 0, 0, 0 FROM contributions"
+            " state, work, flops, kind, result, measured, message, seed, drawn_at)"
+            " SELECT id, run_id, task_id, volunteer_id, worker_id, 'done', '{}', 1, 'cpu',"
+            " 'passed', '{}', '', 0, 0 FROM contributions"
         )
     shown = here("run", "show", "tiny").out
     assert "done again: 2 passed; 2.5 s beside 100.0 s of accepted work (2.5%)" in shown
