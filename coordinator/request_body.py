@@ -114,22 +114,28 @@ async def read_body(scope: Scope, receive: Receive, bytes_max: int = JSON_BYTES_
 
 
 def read_json(body: bytes, kind: type[T]) -> T:
-    """Decode JSON strictly, with integers that a database can store. Raises BadRequest, or
-    UpgradeRequired for a field that a strict message does not have.
-    """
-    try:
-        decoded = decode_body(body, kind)
-    except BadRequest as error:
-        if (problem := str(error.__cause__)).startswith(_UNKNOWN_FIELD):
-            name = problem.removeprefix(_UNKNOWN_FIELD).strip(" `")[:64]
-            raise UpgradeRequired(
-                f'this coordinator does not know the field "{name}" of this request: update the '
-                "program, `volunteer update`"
-            ) from error
-        raise
+    """Decode JSON strictly, with integers that a database can store. Raises BadRequest."""
+    decoded = decode_body(body, kind)
     if _LONG_RUN.search(body) and _LONG_INTEGER.search(_STRING.sub(b"", body)):
         raise BadRequest(f"an integer has more than {INTEGER_DIGITS_MAX} digits")
     return decoded
+
+
+def read_message(body: bytes, kind: type[T]) -> T:
+    """Decode a volunteer's message. Raises BadRequest, or UpgradeRequired for a field that a strict
+    message does not have: an older program sends it.
+    """
+    try:
+        return read_json(body, kind)
+    except BadRequest as error:
+        problem = str(error.__cause__)
+        if not problem.startswith(_UNKNOWN_FIELD):
+            raise
+        name = problem.removeprefix(_UNKNOWN_FIELD).strip(" `")[:64]
+        raise UpgradeRequired(
+            f'this coordinator does not know the field "{name}" of this request: update the '
+            "program, `volunteer update`"
+        ) from error
 
 
 def decode_body(body: bytes, kind: type[T]) -> T:

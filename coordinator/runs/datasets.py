@@ -217,6 +217,10 @@ class Datasets(PlatformService):
 
         return await self._db.read(read)
 
+    async def is_stored(self, sha256: str) -> bool:
+        """Return True if the store has to hold this blob: it was registered, and not let go."""
+        return bool(await self._db.read(lambda conn: datasets.blob_sizes(conn, [sha256])))
+
 
 async def heldout(
     manifest: DatasetManifest, blobs: BlobStore, more: Mapping[str, ChunkRef]

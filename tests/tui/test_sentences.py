@@ -213,8 +213,8 @@ async def test_no_step_of_the_first_start_says_a_sentence_in_english(
 async def test_a_refusal_of_the_coordinator_is_said_by_its_code(
     engine: FakeEngine, code: str
 ) -> None:
-    engine.refuses = refused(code)
-    assert engine.refuses.message == "words of the coordinator"
+    engine.refuses = refused(code, errors.BY_CODE[code].status)
+    assert engine.refuses.message.startswith("words of the coordinator")
     async with opened(prepared(engine), scenes.filled(), size=(120, 36)) as (app, pilot):
         app.action_page("leaderboard")
         await settle(app, pilot)

@@ -20,7 +20,6 @@ from shared.errors import (
     Unauthorized,
     Unreachable,
     UpgradeRequired,
-    VolunteerError,
 )
 from shared.network.links import JoinLink, is_loopback
 from shared.proofs.proof_of_work import likely_done, solve
@@ -35,6 +34,7 @@ from volunteer.control.commands import Joined
 from volunteer.machine.devices import hardware
 from volunteer.net.api import Api
 from volunteer.net.client import Client
+from volunteer.net.reply_errors import ForeignReply
 from volunteer.net.retry import FOREVER
 from volunteer.net.tls import Address
 from volunteer.settings.settings import Settings
@@ -93,13 +93,7 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = 0.0) -> Se
     client = connect(address, "")
     try:
         server = await Api(client).call(endpoints.SERVER, patience_s=patience_s)
-    except Unreachable as error:
-        if is_loopback(address.host):
-            raise Unreachable(nobody_at(link.url)) from error
-        raise
-    except VolunteerError as error:
-        if type(error) is not VolunteerError:
-            raise
+    except ForeignReply as error:
         raise Configuration(
             Sentence(
                 "no coordinator answers at {url} ({error}): is the address that of your link?",
@@ -107,6 +101,10 @@ async def probe(link: JoinLink, connect: Connect, patience_s: float = 0.0) -> Se
                 error=error.message,
             )
         ) from error
+    except Unreachable as error:
+        if is_loopback(address.host):
+            raise Unreachable(nobody_at(link.url)) from error
+        raise
     finally:
         await client.close()
     check_server(server)

@@ -23,6 +23,10 @@ SENTENCE_CHARS_MAX = 500
 T = TypeVar("T")
 
 
+class ForeignReply(errors.Unreachable):
+    """Another program answers at the coordinator's address, for now or for good."""
+
+
 def refusal(
     host: str, status: int, headers: Mapping[str, str], body: bytes, *, v1: bool = False
 ) -> VolunteerError:
@@ -42,7 +46,8 @@ def refusal(
         unsaid = Sentence(
             "{host} answered with HTTP status {status} and no reason", host=host, status=status
         )
-        return errors.Unreachable(unsaid, retry_after_s=wait)
+        away = status in (408, 429, 502, 503, 504)
+        return (errors.Unreachable if away else ForeignReply)(unsaid, retry_after_s=wait)
     wait = error_body.retry_after_s or _seconds(headers.get("retry-after"))
     message = printable(error_body.message, SENTENCE_CHARS_MAX)
     message = message or errors.from_wire(error_body.code, "", status=status).message

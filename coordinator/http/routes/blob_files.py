@@ -42,6 +42,8 @@ async def _served(call: Call[None], name: str) -> Reply:
     ]
     if tag in call.header("if-none-match"):
         return Reply(status=304, headers=tuple(headers[:3]))
+    if not await coordinator.datasets.is_stored(name):
+        raise NotFound("there is no such blob, or it was let go")
     size = await coordinator.blobs.size(name)
     span = None
     if call.header("if-range") in ("", tag):

@@ -26,7 +26,7 @@ from coordinator.request_body import (
     header,
     raw_header,
     read_body,
-    read_json,
+    read_message,
     until_gone,
 )
 from coordinator.rules.networks import address_key
@@ -157,7 +157,7 @@ class EndpointApp:
             coordinator.space.check()
         body: Any = None
         if endpoint.request is not None:
-            body = read_json(await read_body(scope, receive), endpoint.request)
+            body = read_message(await read_body(scope, receive), endpoint.request)
         result = await self._handler(Call(coordinator, scope, receive, principal, body))
         if result is None:
             await respond(scope, receive, send, Reply(status=204))

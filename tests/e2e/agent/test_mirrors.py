@@ -18,7 +18,7 @@ from volunteer.control import events
 from volunteer.net import transfers
 
 PIECE = 4096
-WIDE = SHORT.replace("n_embd = 8", "n_embd = 64")
+WIDE = SHORT.replace("n_embd = 8", "n_embd = 64").replace("[plan]", '[plan]\ndownlink = "float32"')
 
 
 class Mirror(ThreadingHTTPServer):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from coordinator.config import Settings
 from coordinator.rate_limit import KEYS_MAX, Rates
-from coordinator.request_body import ClientGone, read_body, read_json
+from coordinator.request_body import ClientGone, read_body, read_json, read_message
 from coordinator.storage.disk_space import Space
 from shared.errors import (
     BadRequest,
@@ -259,6 +259,6 @@ def test_replicas_share_a_rate() -> None:
 def test_a_submission_with_more_than_its_task_names_the_field_and_the_remedy() -> None:
     body = b"""{"attempt": 1, "base_version": 0, "codec": "int8", "sha256": "", "size": 0,
         "steps": 1, "samples": 1, "loss_first": 1, "loss_last": 1%s}"""
-    assert read_json(body % b"", SubmitRequest).steps == 1
+    assert read_message(body % b"", SubmitRequest).steps == 1
     with pytest.raises(UpgradeRequired, match='"commitment" of this request: update the program'):
-        read_json(body % b', "commitment": {"inner": "", "left": "ab"}', SubmitRequest)
+        read_message(body % b', "commitment": {"inner": "", "left": "ab"}', SubmitRequest)

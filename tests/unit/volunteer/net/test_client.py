@@ -143,7 +143,7 @@ async def test_every_bad_answer_is_one_of_our_errors(
 ) -> None:
     with pytest.raises(VolunteerError) as caught:
         await client(Wire(answer)).call(ask())
-    assert type(caught.value) is kind
+    assert isinstance(caught.value, kind)
     assert caught.value.message
 
 

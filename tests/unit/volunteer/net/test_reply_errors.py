@@ -102,7 +102,7 @@ def test_no_answer_of_a_proxy_store_or_portal_drops_work(name: str) -> None:
         if name == "another status" and status // 100 == 4:
             continue
         error = refusal("lab", status, {}, FOREIGN[name])
-        assert type(error) is Unreachable, (status, error)
+        assert isinstance(error, Unreachable), (status, error)
         assert type(error) not in REFUSALS
         assert passing(error)
 
