@@ -71,6 +71,7 @@ GAMES = RunBeat(
     merge_in_s=192.0,
     workers=12,
     episodes_per_hour=5300.0,
+    measure="matches",
 )
 PROCESSOR: dict[str, Any] = {
     "memory_bytes": 2_000_000_000,

@@ -77,7 +77,7 @@ async def test_it_is_trained_measured_and_shown(tmp_path: Path) -> None:
         pixels = read_png((await home.coordinator.blobs.local(picture.sha256)).read_bytes())
         assert pixels.ndim == 2
         info = await home.coordinator.runs.queries.info("again")
-        assert (info.items, info.measure) == ("images", "squared error")
+        assert (info.items, info.measure) == ("images", "loss")
         assert (await home.coordinator.checks.run()).breaches == ()
         assert await home.coordinator.ledger.check() == ()
 
