@@ -50,6 +50,12 @@ NO_WORDS = {
     "of a checkout",  # diagnostics are for the organiser
     "you resume",  # values of the control, shown by no screen
     "you start",
+    "share solved",  # a measure, shown by its name
+    "Begin",  # titles of the help, which is English
+    "Watch",
+    "Steer",
+    "Use what you earned",
+    "Look after",
     "the priority could not be lowered",  # a log
     "Cache",  # a folder
     "Mbit/s",

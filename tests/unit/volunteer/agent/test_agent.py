@@ -151,7 +151,8 @@ async def test_a_lost_reply_to_a_claim_brings_the_same_lease(tmp_path: Path) -> 
         process.network.lose("/claims")
         assert await process.ended() == 0
         assert sum("/claims" in seen for seen in process.network.seen) == 2
-        assert [row["state"] for row in await tasks(machine)] == ["done"]
+        assert [row["attempt"] for row in await tasks(machine)] == [1]
+        assert len(await contributions(machine)) == 1
 
 
 async def test_a_lost_reply_to_a_submission_pays_once(tmp_path: Path) -> None:
