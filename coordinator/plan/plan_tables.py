@@ -37,8 +37,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     # weights either way.
     downlink: Literal["float32", "chain"] = "float32"
     snapshot_every: Count = 1  # versions
-    # of the chain's links; "topk-int8" sends the largest sixteenth, the rest with later links
-    link_codec: Literal["int8", "topk-int8"] = "int8"
     # Largest share of a round that transfers may take, where the server sizes tasks; 0 = tasks keep
     # their least steps.
     transfer_share: Share = 0.05

@@ -22,6 +22,7 @@ import msgspec
 from coordinator.database import datasets
 from coordinator.runs.version_files import Content
 from shared.decoding import decode
+from shared.network.download_plan import LINK_CODEC
 from shared.protocol.limits import MIRROR_PIECE_BYTES
 from shared.protocol.versions import BlobRef, Downlink, Link, Snapshot, VersionManifest
 from shared.tensors.downlink import Following, round_weights, write_link
@@ -137,7 +138,7 @@ def _published(order: Publication, path: Path, link: Path) -> tuple[WrittenFile,
     if order.base is None:
         return round_weights(order.master, order.schema, path), None
     rounded = order.version % order.plan.snapshot_every == 0
-    link_codec = codec(order.plan.link_codec)
+    link_codec = codec(LINK_CODEC)
     how = Following(codec=link_codec, rounded=rounded, sync=True)
     encoded, written = write_link(order.base.path, order.master, order.schema, (link, path), how)
     if written.sha256 == order.base.weights.sha256:  # volunteers would get the same weights again

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shared.protocol.versions import BlobRef, Link, Snapshot, VersionManifest
 
-LINK_CODECS = frozenset({"int8", "topk-int8"})  # codecs that a link may use
+LINK_CODEC = "int8"  # of the links that the coordinator writes and a volunteer follows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def routes(manifest: VersionManifest, cached: Collection[str]) -> list[Route]:
         if at in packed:
             ways.append(Route(snapshot=packed[at], links=steps))
         link = links.pop(at, None)
-        if link is None or link.codec not in LINK_CODECS:
+        if link is None or link.codec != LINK_CODEC:
             break
         at, steps = link.base, (link, *steps)
     return sorted((route for route in ways if route.size < size), key=lambda route: route.size)

@@ -29,7 +29,6 @@ from shared.tensors.blocks import (
 from shared.tensors.frame import Frame, FrameWriter, open_frame, read_header
 from shared.tensors.header import check_header, header_limit
 from shared.tensors.slices import F32, Array, ArrayReader, SliceReader
-from shared.tensors.sparse import TopK
 from shared.tensors.spec import (
     INTEGERS,
     WALK_ELEMENTS,
@@ -73,7 +72,7 @@ class DecodedUpdate(Mapping[str, Array]):
     def read(self, name: str, start: int, stop: int, room: F32 | None = None) -> Array:
         """Return elements [start, stop) of the flat tensor; `room` is optional scratch space.
 
-        Raises InvalidFrame if scales or positions are invalid.
+        Raises InvalidFrame if scales are invalid.
         """
         spec, wire = self._specs[name], self._flat(name)
         if spec.role != "parameter":
@@ -195,7 +194,7 @@ class Codec:
         echo: Echo | None,
     ) -> None:
         names = [part.name for part in self.kernel.parts(spec)]
-        # Scales and positions are small: they wait in memory until the codes are written.
+        # Scales are small: they wait in memory until the codes are written.
         behind: list[tuple[Array, ...]] = []
         for start, stop in grid(spec.count, WALK_ELEMENTS):
             numbers = source.read(spec.name, start, stop)
@@ -244,7 +243,6 @@ CODECS: Mapping[str, Codec] = {
         Codec("bf16", Bfloat16()),
         Codec("int8", Blocks(limit=127, block=256)),
         Codec("int4", Blocks(limit=7, block=64)),
-        Codec("topk-int8", TopK(keep=256)),
     )
 }
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NUMBERS = 256  # D
 STRETCH = 128  # elements that are read together
-AUDIT_STRETCHES = 128  # stretches for the sums of an audit; enough for sparse updates
+AUDIT_STRETCHES = 128  # stretches for the sums of an audit
 
 
 class Slices(Protocol):

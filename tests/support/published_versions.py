@@ -34,14 +34,12 @@ class Versions:
         downlink: str = "chain",
         snapshot_every: int = 1000,
         schema: Schema = SCHEMA,
-        link_codec: str = "int8",
     ) -> None:
         path.mkdir()
         self._path = path
         self.schema = schema
         self._rng = np.random.default_rng(5)
-        keys = {"downlink": downlink, "snapshot_every": snapshot_every, "link_codec": link_codec}
-        self._plan = plan(keys)
+        self._plan = plan({"downlink": downlink, "snapshot_every": snapshot_every})
         self.weights: dict[str, Array] = {
             spec.name: np.zeros(spec.shape, np.int64)
             if spec.role == "counter"

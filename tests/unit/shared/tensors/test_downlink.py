@@ -28,7 +28,6 @@ from shared.tensors.frame import NUMPY, FrameWriter, WrittenFile, frame_bytes, o
 from shared.tensors.quantize import Codec, codec
 from shared.tensors.slices import Array, bf16_from_float, float_from_bf16, to_float32
 from shared.tensors.snapshot import MAGIC, unpack_snapshot, write_snapshot
-from shared.tensors.sparse import TopK
 from shared.tensors.spec import WALK_ELEMENTS, Schema, TensorSpec
 from shared.tensors.update import Delta, inspect
 from tests.support.examples import examples
@@ -96,8 +95,8 @@ def tensors(path: Path) -> Mapping[str, Array]:
 
 @pytest.mark.parametrize(
     "kernel",
-    [Blocks(127, 256), Blocks(127, 32), Blocks(7, 64), Blocks(127, 4096), TopK(256)],
-    ids=["int8", "small blocks", "int4", "large blocks", "sparse"],
+    [Blocks(127, 256), Blocks(127, 32), Blocks(7, 64), Blocks(127, 4096)],
+    ids=["int8", "small blocks", "int4", "large blocks"],
 )
 def test_the_chain_and_the_snapshots_are_the_same_bits_over_200_versions(
     tmp_path: Path, kernel: Kernel

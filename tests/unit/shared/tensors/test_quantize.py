@@ -20,7 +20,6 @@ from tests.support.examples import examples
 from tests.support.sources import ROOT
 from tests.support.tensor_samples import EACH, MODEL, model, numbers, vector
 
-SPARSE = {"topk-int8": 256}  # of 4,096
 GOLDEN = ROOT / "tests" / "golden"
 
 
@@ -55,30 +54,6 @@ def test_no_number_moves_further_than_half_a_step(
     assert (np.abs(back.astype("f8") - x) <= bound(name, x)).all()
 
 
-@pytest.mark.parametrize("name", SPARSE)
-@settings(deadline=None, max_examples=examples(80))
-@given(x=numbers(), cut=st.tuples(st.floats(0, 1), st.floats(0, 1)))
-def test_top_k_sends_the_largest_of_each_chunk(
-    tmp_path_factory: pytest.TempPathFactory, name: str, x: np.ndarray, cut: tuple[float, float]
-) -> None:
-    path = tmp_path_factory.mktemp("u") / "u"
-    codec(name).encode({"w": x}, vector(x.size), path)
-    with codec(name).decode(path, vector(x.size)) as update:
-        back = update["w"].copy()
-        start, stop = sorted(int(edge * x.size) for edge in cut)
-        assert update.read("w", start, stop).tobytes() == back[start:stop].tobytes()
-    for begin in range(0, x.size, 4096):
-        part, got = x[begin : begin + 4096].astype("f8"), back[begin : begin + 4096]
-        size = np.sort(np.abs(part))[::-1]
-        kept = -(-part.size * SPARSE[name] // 4096)
-        assert np.count_nonzero(got) <= kept
-        largest = np.abs(part) > (size[kept] if kept < part.size else -1)  # without ties
-        error = np.abs(got - part) * (largest | (got != 0))
-        peak = size[0]
-        limit = max(peak / 127 * (0.5 + 2**-8) * (1 + 1e-5), peak * (peak / 127 < 1.2e-38))
-        assert (error <= limit).all()
-
-
 @EACH
 def test_slices_across_chunks_and_spans_agree_with_the_whole(tmp_path: Path, name: str) -> None:
     size = CHUNK_ELEMENTS + 4096 * 3 + 777
@@ -93,10 +68,7 @@ def test_slices_across_chunks_and_spans_agree_with_the_whole(tmp_path: Path, nam
             (size - 3, size),
         ]:
             assert update.read("w", start, stop).tobytes() == back[start:stop].tobytes()
-        if name not in SPARSE:
-            assert (np.abs(back - x) <= bound(name, x)).all()
-        else:
-            assert np.count_nonzero(back) > size // 70
+        assert (np.abs(back - x) <= bound(name, x)).all()
         del back
 
 
@@ -143,7 +115,6 @@ def test_bytes_a_parameter(tmp_path: Path) -> None:
         for name, found in CODECS.items()
     }
     reach = {"float32": 4.001, "bf16": 2.001, "int8": 1.02, "int4": 0.55}
-    reach |= {"topk-int8": 0.111}
     assert all(spent[name] <= reach[name] for name in reach), spent
 
 
@@ -201,7 +172,7 @@ def bf16(values: list[float]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0, -0.0])
-@pytest.mark.parametrize(("name", "blocks"), [("int8", 20), ("int4", 79), ("topk-int8", 2)])
+@pytest.mark.parametrize(("name", "blocks"), [("int8", 20), ("int4", 79)])
 def test_a_scale_that_is_no_positive_number_is_refused(
     tmp_path: Path, name: str, blocks: int, value: float
 ) -> None:
@@ -214,40 +185,7 @@ def test_a_scale_that_is_no_positive_number_is_refused(
             update.read("w", 0, 5000)
 
 
-@pytest.mark.parametrize(
-    ("at", "value"),
-    [
-        (0, 0b01111111),  # a position fewer
-        (40, 0b10000000),  # one more
-        (64, 0b00000000),  # one position twice
-        (64, 0b00010000),  # out of order
-        (235, 0b10000000),  # one behind the end of the short last chunk
-    ],
-)
-def test_positions_outside_their_chunk_or_out_of_order_are_refused(
-    tmp_path: Path, at: int, value: int
-) -> None:
-    """Of 5,000 elements 256 of the first chunk travel in 64 + 128 bytes, and of the 904 others 57
-    in 15 + 29: in order, a one for each position after a zero for each 16 elements before it.
-    """
-
-    def written(places: np.ndarray, width: int) -> np.ndarray:
-        bits = np.zeros(8 * -(-(places.size + -(-width // 16)) // 8), "u1")
-        bits[places // 16 + np.arange(places.size)] = 1
-        lowest = np.r_[places % 16, np.zeros(places.size % 2, int)].astype("u1")
-        return np.concatenate([np.packbits(bits), lowest[::2] << 4 | lowest[1::2]])
-
-    index = np.r_[written(np.arange(256), 4096), written(np.arange(904 - 57, 904), 904)]
-    sound = hostile(tmp_path / "sound", "topk-int8", {"w#index": index})
-    found = codec("topk-int8").decode(sound, vector(5000))["w"]
-    assert np.flatnonzero(found).tolist() == [*range(256), *range(5000 - 57, 5000)]
-    index[at] = value
-    path = hostile(tmp_path / "u", "topk-int8", {"w#index": index})
-    with pytest.raises(InvalidFrame, match="positions"):
-        codec("topk-int8").decode(path, vector(5000))["w"]
-
-
-@pytest.mark.parametrize("name", ["int8", "int4", *SPARSE])
+@pytest.mark.parametrize("name", ["int8", "int4"])
 @settings(deadline=None, max_examples=examples(60))
 @given(noise=st.binary(min_size=1, max_size=40), at=st.floats(0, 1))
 def test_noise_in_an_update_is_refused_or_harmless(
