@@ -58,6 +58,7 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
     volunteer_id: str
     key_id: int | None = None
     runs: tuple[str, ...] = ()  # empty: every run
+    organiser: bool = False  # asks every run, free and without a tier
 
 
 class GrantResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,21 +88,26 @@ class ApiKeys:
             raise Unauthorized(GONE_KEY)
         if not allowed:
             raise Forbidden("the account of this key is banned or suspended")
-        return Asker(volunteer_id=row.volunteer_id, key_id=row.id, runs=_runs(row))
+        return Asker(
+            volunteer_id=row.volunteer_id,
+            key_id=row.id,
+            runs=_runs(row),
+            organiser=row.organiser,
+        )
 
     async def create(self, principal: Principal, request: KeyRequest) -> NewKey:
         """Make a key and return it, the only time that it is shown. Raises Forbidden for an account
         that is suspended or has neither work nor credits, Conflict for too many keys,
         TooManyRequests, BadRequest, NotFound for a run.
         """
-        key, now = PREFIX + secrets.token_urlsafe(32), self._clock.now()
-        if request.expires_at is not None and not now < request.expires_at < now + 1e10:
-            raise BadRequest("a key must expire in the future")
+        key, now = _new_key(), self._clock.now()
+        _check_end(request, now)
 
         def make(conn: Connection) -> KeyRow:
             account = store.locked(conn, principal.volunteer_id)
             _check_standing(conn, account)
-            working_keys = [row for row in api_key_rows.of(conn, account.id) if row.works(now)]
+            rows = api_key_rows.of(conn, account.id)
+            working_keys = [row for row in rows if row.works(now) and not row.organiser]
             if len(working_keys) >= KEYS_MAX:
                 raise Conflict(
                     f"an account has at most {KEYS_MAX} keys: revoke one with `volunteer key "
@@ -114,21 +120,24 @@ class ApiKeys:
                 )
             for name in request.runs:
                 runs.by_name(conn, name)
-            return api_key_rows.add(
-                conn,
-                {
-                    "volunteer_id": account.id,
-                    "name": line(request.name, NAME_CHARS_MAX),
-                    "key_hash": _hash(key),
-                    "prefix": key[:SHOWN_CHARS],
-                    "cap_micro": request.cap_micro,
-                    "spent_micro": 0,
-                    "runs": msgspec.json.encode(request.runs).decode(),
-                    "created_at": now,
-                    "expires_at": request.expires_at,
-                    "revoked_at": None,
-                },
-            )
+            return api_key_rows.add(conn, _values(account.id, key, request, now))
+
+        return NewKey(key=key, info=_info(await self._db.write(make), now))
+
+    async def create_for_organiser(self, name: str, expires_at: float | None) -> NewKey:
+        """Make a key of an account that asks every run, free and without a tier, and return it, the
+        only time that it is shown. Raises NotFound, BadRequest.
+        """
+        key, now = _new_key(), self._clock.now()
+        request = KeyRequest(name="organiser", expires_at=expires_at)
+        _check_end(request, now)
+        skeleton = nicknames.skeleton(name[:256])
+
+        def make(conn: Connection) -> KeyRow:
+            account = store.find(conn, name[:256], skeleton)
+            record.append(conn, "organiser", "key.create", account.id, key[:SHOWN_CHARS], now)
+            values = _values(account.id, key, request, now) | {"organiser": True}
+            return api_key_rows.add(conn, values)
 
         return NewKey(key=key, info=_info(await self._db.write(make), now))
 
@@ -211,6 +220,32 @@ class ApiKeys:
             return GrantResult(name=taker.nickname, amount_micro=amount_micro, earned_micro=left)
 
         return await self._db.write(add)
+
+
+def _new_key() -> str:
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def _check_end(request: KeyRequest, now: float) -> None:
+    if request.expires_at is not None and not now < request.expires_at < now + 1e10:
+        raise BadRequest("a key must expire in the future")
+
+
+def _values(volunteer_id: str, key: str, request: KeyRequest, now: float) -> dict[str, object]:
+    """Return the columns of a new key."""
+    return {
+        "volunteer_id": volunteer_id,
+        "name": line(request.name, NAME_CHARS_MAX),
+        "key_hash": _hash(key),
+        "prefix": key[:SHOWN_CHARS],
+        "cap_micro": request.cap_micro,
+        "spent_micro": 0,
+        "runs": msgspec.json.encode(request.runs).decode(),
+        "organiser": False,
+        "created_at": now,
+        "expires_at": request.expires_at,
+        "revoked_at": None,
+    }
 
 
 def _hash(key: str) -> str:

@@ -23,6 +23,7 @@ from coordinator.database.standings import TrustReport
 from coordinator.database.statistics import VolunteerSummary
 from shared.network.links import format_link
 from shared.protocol.heartbeat import Announcement
+from shared.protocol.inference import NewKey
 
 if TYPE_CHECKING:
     from coordinator.services import Coordinator
@@ -34,6 +35,13 @@ class CreateInvites(CommandRequest, frozen=True, kw_only=True):
     names: tuple[str, ...] = ()
     count: int = 1
     uses: int = 1
+    expires_s: float | None = None
+
+
+class NewOrganiserKey(CommandRequest, frozen=True, kw_only=True):
+    """Request for a key of the organiser's, on the account of a volunteer."""
+
+    name: str
     expires_s: float | None = None
 
 
@@ -191,6 +199,13 @@ async def reverse_contribution(coordinator: Coordinator, ask: ReverseContributio
 @organiser_command("grant", needs="database")
 async def grant(coordinator: Coordinator, ask: CreditGrant) -> GrantResult:
     return await coordinator.api_keys.grant(ask.name, ask.amount_micro, ask.reason)
+
+
+@organiser_command("volunteer.key", needs="database")
+async def organiser_key(coordinator: Coordinator, ask: NewOrganiserKey) -> NewKey:
+    now = coordinator.clock.now()
+    expires_at = None if ask.expires_s is None else now + ask.expires_s
+    return await coordinator.api_keys.create_for_organiser(ask.name, expires_at)
 
 
 @organiser_command("volunteer.unban", needs="database")

@@ -290,6 +290,18 @@ def _taken(done: Any) -> str:
 
 
 @volunteers.command
+def key(
+    name: Who,
+    *,
+    days: Annotated[float | None, Parameter(help="Valid this long (default: no end).")] = None,
+    where: TargetOptions = HERE,
+) -> None:
+    """Make a key for your own programs: it asks every run, free and without limits by credits."""
+    expires_s = None if days is None else days * DAY_S
+    tell(where, "volunteer.key", lambda made: str(made.key), name=name, expires_s=expires_s)
+
+
+@volunteers.command
 def unban(name: Who, *, where: TargetOptions = HERE) -> None:
     """Let a banned account in again."""
     tell(where, "volunteer.unban", _done, name=name)

@@ -226,8 +226,8 @@ class Answers:
                 output=definition(run).declaration.output,
                 serve=serve,
                 template=_chat(run, datasets.of_run(conn, run), self._templates) == TOKENIZERS,
-                tier=serving.tier_of(serve, total),
-                unit_nano=_unit_nano(run),
+                tier=serving.ORGANISER if asker.organiser else serving.tier_of(serve, total),
+                unit_nano=0 if asker.organiser else _unit_nano(run),
                 asker=asker,
             )
 
@@ -278,7 +278,7 @@ class Answers:
                         max_tokens=most,
                         seed=wish.seed + number,
                         stop=(*wish.stop, *model.serve.stop, *prepared.stop),
-                        volunteers=model.serve.answered_by == "volunteers" and not wish.private,
+                        volunteers=_volunteers(model, wish),
                         asker=model.asker.volunteer_id,
                     )
                 )
@@ -337,6 +337,12 @@ async def _prepared(
         raise InvalidField(error.message, wish.field) from error
 
 
+def _volunteers(model: Servable, wish: TextPrompt) -> bool:
+    """Return True if volunteers' machines may answer. A free answer would not pay them."""
+    is_private = wish.private or model.asker.organiser
+    return model.serve.answered_by == "volunteers" and not is_private
+
+
 def _order(model: Servable, kind: str, tokens_in: int, most: int) -> MeteredRequest:
     return MeteredRequest(
         asker=model.asker,
@@ -386,7 +392,7 @@ def _may_ask(run: RunRow, asker: Asker, helped: bool) -> bool:
     if run.head < 0 or refusal(definition(run).declaration.output, "generate", run.name):
         return False
     who = definition(run).file.serve.who
-    allowed = who == "keys" or (who == "volunteers" and helped)
+    allowed = asker.organiser or who == "keys" or (who == "volunteers" and helped)
     return allowed and (not asker.runs or run.name in asker.runs)
 
 

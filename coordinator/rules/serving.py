@@ -19,6 +19,8 @@ WRONG_MIN, WRONG_SHARE = 3, 0.05
 # wrong
 ODD_SHARE = 0.01
 TOKEN_FLOPS = 2.0  # operations a parameter
+# limits of the organiser's own keys
+ORGANISER = TierSettings(requests_per_minute=100_000, tokens=1 << 20, tokens_waiting=1 << 30)
 DRAWN_SHARE = 0.1  # least probability of a draw, for an account that has often agreed
 
 

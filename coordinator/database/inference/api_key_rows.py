@@ -24,6 +24,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True):
     cap_micro: int | None
     spent_micro: int
     runs: str
+    organiser: bool
     created_at: float
     expires_at: float | None
     revoked_at: float | None

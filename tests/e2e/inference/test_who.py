@@ -60,3 +60,28 @@ async def test_each_of_two_replicas_answers_half_of_the_requests_of_a_minute(
                 await client.completions.create(model="tiny", prompt="a", max_tokens=1)
             assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
         await house.sound()
+
+
+async def test_the_organisers_key_asks_every_run_free_and_without_a_tier(tmp_path: Path) -> None:
+    run = RUN + '[serve]\nwho = "nobody"\n[[serve.tiers]]\nrequests_per_minute = 2\ntokens = 2\n'
+    async with answering(tmp_path, run) as house:
+        await house.home.join("Eve")
+        keys = house.coordinator.api_keys
+        key = (await keys.create_for_organiser("Eve", None)).key
+        async with house.client(key) as client:
+            assert [card.id async for card in client.models.list()]
+            for seed in range(4):
+                reply = await client.completions.create(
+                    model="tiny", prompt="a", max_tokens=9, seed=seed
+                )
+                assert reply.usage is not None
+                assert reply.usage.completion_tokens == 9
+                assert reply.usage.model_dump()["cost_micro"] == 0
+        async with house.client() as other:
+            with pytest.raises(openai.PermissionDeniedError, match="nobody may ask"):
+                await other.completions.create(model="tiny", prompt="a", max_tokens=1)
+        await house.coordinator.volunteers.ban("Eve", "")
+        async with house.client(key) as client:
+            with pytest.raises(openai.PermissionDeniedError, match="banned"):
+                await client.completions.create(model="tiny", prompt="a", max_tokens=1)
+        await house.sound()

@@ -99,7 +99,8 @@ class Books(RuleBasedStateMachine):
                 gifts.grant(conn, self.id(name), f"g-{self.id(name)}", CREDITS, "", 1.0)
                 key = {
                     "volunteer_id": self.id(name), "name": "k", "key_hash": self.id(name),
-                    "prefix": "k", "spent_micro": 0, "runs": "[]", "created_at": 1.0,
+                    "prefix": "k", "spent_micro": 0, "runs": "[]",
+                    "organiser": False, "created_at": 1.0,
                 }  # fmt: skip
                 made[name] = api_key_rows.add(conn, key).id
             return add_run(conn, f"run-{self.example}"), made
