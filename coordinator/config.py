@@ -36,7 +36,8 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """Figures that are constants in production; tests set others."""
 
     merge_threads: int = 0  # threads of a merge, besides those that write; 0 = half the cores
-    merge_lease_s: float = 15.0  # a merge is taken over if its coordinator is silent for this long
+    # a merge or an evaluation is taken over if its coordinator is silent for this long
+    job_lease_s: float = 15.0
     # most bytes that one volunteer may have uploaded and not yet submitted
     upload_quota_bytes: int = 16 * GIB
     # accounts that a network may make a day without a code; a network is an IPv4 /24 or IPv6 /48

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
+from coordinator.database.engine.leased_jobs import LeasedJobs
 from coordinator.database.engine.statements import its
 from coordinator.database.tables.versions import evaluations, suite_scores
 
@@ -20,6 +21,9 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True):
     run_id: int
     version: int
     state: Literal["waiting", "running", "done", "skipped", "failed"]
+    owner: str
+    attempt: int
+    lease_until: float
     loss: float | None
     metrics: str
     sample: str
@@ -30,21 +34,28 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _E = evaluations.c
-_NEXT_EVALUATION = (
-    sa.select(evaluations)
-    .where(_E.state == "waiting", ~_E.pruned)
-    .order_by((_E.version == 0).desc(), _E.version.desc())
-    .limit(1)
-)
+JOBS = LeasedJobs(evaluations, EvaluationRow, free="waiting", leased="running")
+_WAITING = sa.select(evaluations).where(~_E.pruned)
+_WAITING = _WAITING.order_by((_E.version == 0).desc(), _E.version.desc())
 _MEASURED = sa.select(_E.loss).where(its(_E.run_id), _E.state == "done", _E.loss.is_not(None))
 NEWEST_LOSS = _MEASURED.order_by(_E.version.desc()).limit(1)
 _FIRST_LOSS = _MEASURED.order_by(_E.version).limit(1)
 
 
-def next_evaluation(conn: sa.Connection) -> EvaluationRow | None:
-    """Return a waiting version 0, else the highest waiting one in any run; None without one."""
-    row = conn.execute(_NEXT_EVALUATION).mappings().first()
-    return None if row is None else EvaluationRow(**row)
+def waits(conn: sa.Connection, now: float) -> bool:
+    """Return True if a version waits for its evaluation, or its owner has been silent."""
+    query = sa.select(sa.exists().where(JOBS.ready(now), ~_E.pruned))
+    return conn.execute(query).scalar_one()
+
+
+def take(conn: sa.Connection, owner: str, now: float, lease_s: float) -> EvaluationRow | None:
+    """Lease a waiting version 0, else the highest waiting one in any run, and skip its older ones;
+    None without one.
+    """
+    row = JOBS.take(conn, _WAITING.where(JOBS.ready(now)), owner, now + lease_s)
+    if row is not None:
+        skip_older(conn, row.run_id, row.version)
+    return row
 
 
 def set_evaluation(conn: sa.Connection, run_id: int, version: int, **values: object) -> None:
@@ -71,13 +82,6 @@ def skip_older(conn: sa.Connection, run_id: int, version: int) -> None:
         sa.update(evaluations)
         .where(e.run_id == run_id, e.version < version, e.version > 0, e.state == "waiting")
         .values(state="skipped")
-    )
-
-
-def requeue_evaluations(conn: sa.Connection) -> None:
-    """Requeue the evaluations that a restart interrupted."""
-    conn.execute(
-        sa.update(evaluations).where(evaluations.c.state == "running").values(state="waiting")
     )
 
 

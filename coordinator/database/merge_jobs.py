@@ -1,4 +1,4 @@
-"""Parts of a merge: a leased, fenced job for each shard, done by a replica with a free thread."""
+"""Parts of a merge: a leased job for each shard, done by a replica with a free thread."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, exists, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, exists, insert, select
 
+from coordinator.database.engine.leased_jobs import LeasedJobs
 from coordinator.database.engine.statements import its
 from coordinator.database.tables.merges import merge_parts, merges, state_parts
 from shared.decoding import decode
@@ -25,11 +26,14 @@ class PartRow(msgspec.Struct, frozen=True, kw_only=True):
     shard: int
     state: Literal["todo", "leased", "done", "failed"]
     owner: str
-    fence: int
+    attempt: int
     lease_until: float
     failures: int
     message: str
     result: str
+
+
+JOBS = LeasedJobs(merge_parts, PartRow, free="todo", leased="leased")
 
 
 class MergedPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +59,7 @@ class StateFile(NamedTuple):
 def begin(conn: Connection, merge_id: int, phases: Sequence[Phase], shards: Sequence[int]) -> None:
     """Insert the parts of a newly leased merge; the parts of an earlier try are deleted."""
     drop(conn, merge_id)
-    blank = {"state": "todo", "owner": "", "fence": 0, "lease_until": 0.0, "failures": 0}
-    blank |= {"message": "", "result": ""}
+    blank = {"state": "todo", "failures": 0, "message": "", "result": ""}
     rows = [
         blank | {"merge_id": merge_id, "phase": phase, "shard": shard}
         for phase in phases
@@ -94,42 +97,19 @@ def take(
         .where(other.c.merge_id == p.merge_id, other.c.phase == "survey", other.c.state != "done")
         .exists()
     )
-    free = (p.state == "todo") | ((p.state == "leased") & (p.lease_until <= now))
-    conditions: list[ColumnElement[bool]] = [free, (p.phase == "survey") | ~surveying]
+    conditions: list[ColumnElement[bool]] = [JOBS.ready(now), (p.phase == "survey") | ~surveying]
     if merge_id is None:
         conditions.append(exists().where(merges.c.id == p.merge_id, merges.c.state == "leased"))
     else:
         conditions.append(p.merge_id == merge_id)
-    first = (
-        select(p.id).where(*conditions).order_by(p.id).limit(1).with_for_update(skip_locked=True)
-    )
-    lease = (
-        update(merge_parts)
-        .where(p.id == first.scalar_subquery())
-        .values(state="leased", owner=owner, fence=p.fence + 1, lease_until=now + lease_s)
-        .returning(*p)
-    )
-    row = conn.execute(lease).mappings().first()
-    return None if row is None else PartRow(**row)
-
-
-def _ours(part: PartRow) -> ColumnElement[bool]:
-    p = merge_parts.c
-    return (p.id == part.id) & (p.fence == part.fence) & (p.state == "leased")
-
-
-def renew(conn: Connection, part: PartRow, until: float) -> bool:
-    """Renew a part's lease; return False if another process has it, or the merge has ended."""
-    return (
-        conn.execute(update(merge_parts).where(_ours(part)).values(lease_until=until)).rowcount == 1
-    )
+    candidates = select(merge_parts).where(*conditions).order_by(p.id)
+    return JOBS.take(conn, candidates, owner, now + lease_s)
 
 
 def finish(conn: Connection, part: PartRow, result_part: MergedPart) -> bool:
     """Mark a part done; return False if another process has it, or the merge has ended."""
     result = msgspec.json.encode(result_part).decode()
-    done = update(merge_parts).where(_ours(part)).values(state="done", result=result)
-    return conn.execute(done).rowcount == 1
+    return JOBS.change(conn, part, state="done", result=result)
 
 
 def fail(conn: Connection, part: PartRow, message: str, *, content: bool) -> None:
@@ -137,13 +117,8 @@ def fail(conn: Connection, part: PartRow, message: str, *, content: bool) -> Non
     second try.
     """
     over = content or part.failures + 1 >= FAILURES_MAX
-    values = {"state": "failed" if over else "todo", "failures": part.failures + 1}
-    conn.execute(update(merge_parts).where(_ours(part)).values(message=message, **values))
-
-
-def release(conn: Connection, part: PartRow) -> None:
-    """Release a part's lease without counting a fault."""
-    conn.execute(update(merge_parts).where(_ours(part)).values(state="todo"))
+    state = "failed" if over else "todo"
+    JOBS.change(conn, part, state=state, failures=part.failures + 1, message=message)
 
 
 def made_by(part: PartRow) -> MergedPart:

@@ -1,4 +1,4 @@
-"""Merges: leases to make a version, fenced so that a slow owner cannot commit."""
+"""Merges: leased jobs that each make a version; a slow owner cannot commit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from sqlalchemy import (
     update,
 )
 
+from coordinator.database.engine.leased_jobs import LeasedJobs
 from coordinator.database.engine.statements import its
 from coordinator.database.tables.merges import merges
 
@@ -24,7 +25,7 @@ class MergeRow(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     contributions: str
     owner: str
-    fence: int
+    attempt: int
     lease_until: float
     failures: int
     message: str
@@ -54,7 +55,7 @@ _MERGE = select(merges).where(its(_M.run_id), its(_M.base), its(_M.shard))
 _MERGE_LOCKED = _MERGE.with_for_update()
 _ADD_MERGE = insert(merges).returning(*_M)
 _TAKE_OVER = update(merges).where(its(_M.run_id), its(_M.base), its(_M.shard)).returning(*_M)
-_END_MERGE = update(merges).where(its(_M.id), its(_M.fence), _M.state == "leased")
+JOBS = LeasedJobs(merges, MergeRow, free="abandoned", leased="leased")
 
 
 def take(conn: Connection, bid: Bid, now: float, *, fresh: bool = False) -> MergeRow | None:
@@ -67,11 +68,11 @@ def take(conn: Connection, bid: Bid, now: float, *, fresh: bool = False) -> Merg
     row = None if fresh else conn.execute(_MERGE_LOCKED, key).mappings().first()
     values = msgspec.structs.asdict(bid) | {"state": "leased", "ended_at": None}
     if row is None:
-        initial = {"fence": 1, "failures": 0, "message": "", "created_at": now}
+        initial = {"attempt": 1, "failures": 0, "message": "", "created_at": now}
         return MergeRow(**conn.execute(_ADD_MERGE, initial | values).mappings().one())
     if row["state"] == "committed" or MergeRow(**row).is_led(bid.owner, now):
         return None
-    takeover = {"fence": row["fence"] + 1} | values
+    takeover = {"attempt": row["attempt"] + 1} | values
     return MergeRow(**conn.execute(_TAKE_OVER, key | takeover).mappings().one())
 
 
@@ -87,23 +88,11 @@ def by_id(conn: Connection, merge_id: int) -> MergeRow:
     return MergeRow(**conn.execute(select(merges).where(merges.c.id == merge_id)).mappings().one())
 
 
-def renew(conn: Connection, merge: MergeRow, until: float) -> bool:
-    m = merges.c
-    query = (
-        update(merges)
-        .where(m.id == merge.id, m.fence == merge.fence, m.state == "leased")
-        .values(lease_until=until)
-    )
-    return conn.execute(query).rowcount == 1
-
-
 def end(conn: Connection, merge: MergeRow, state: str, now: float, **values: object) -> bool:
     """End a merge that this process still leases; return False if another process took it over."""
-    values_of_key = {"its_id": merge.id, "its_fence": merge.fence, "state": state, "ended_at": now}
-    return conn.execute(_END_MERGE, values_of_key | values).rowcount == 1
+    return JOBS.change(conn, merge, state=state, ended_at=now, **values)
 
 
 def abandon(conn: Connection, now: float) -> None:
     """Abandon every leased merge. Only for a server that is alone on the database."""
-    leased = update(merges).where(merges.c.state == "leased")
-    conn.execute(leased.values(state="abandoned", ended_at=now))
+    JOBS.end_all(conn, state="abandoned", ended_at=now)

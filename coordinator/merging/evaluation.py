@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +21,7 @@ from coordinator.database import datasets, evaluations, runs, versions
 from coordinator.database.evaluations import EvaluationRow, SuiteScoreRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
+from coordinator.merging.lease_keeper import LeaseKeeper
 from coordinator.merging.suites import SuiteFile, SuiteOutcome, due, measure_suites
 from coordinator.platform import Platform, PlatformService
 from coordinator.runs.datasets import heldout
@@ -71,6 +73,7 @@ class Evaluation(PlatformService):
     def __init__(self, on: Platform, compute: Compute) -> None:
         super().__init__(on)
         self._compute = compute
+        self._leases = LeaseKeeper(on)
         self.durations = Durations(SLOW_S)
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, "done" or "failed"
         # run and version of the measurements that `_left` has chosen since the start
@@ -79,7 +82,8 @@ class Evaluation(PlatformService):
     async def run(self, stop: asyncio.Event) -> None:
         """Evaluate waiting versions until `stop` is set."""
         watch = self._signals.watch("versions")
-        await self._db.write(evaluations.requeue_evaluations)
+        if self._db.dialect == "sqlite":  # one server: any lease is left from a dead process
+            await self._db.write(lambda conn: evaluations.JOBS.end_all(conn, state="waiting"))
         stopper = asyncio.ensure_future(stop.wait())
         stopper.add_done_callback(lambda _: self._compute.close())
         try:
@@ -97,10 +101,21 @@ class Evaluation(PlatformService):
             if left is not None:
                 await self._try_suites(*left)
             return left is not None
-        picked = await self._db.write(self._pick)
-        if picked is None:
+        row = await self._db.write(self._take)
+        if row is None:
             return False
-        run, version = picked
+        async with self._leases.renewing(evaluations.JOBS, row):
+            await self._evaluate(row)
+        return True
+
+    def _take(self, conn: Connection) -> EvaluationRow | None:
+        now, leases = self._clock.now(), self._leases
+        return evaluations.take(conn, leases.owner, now, leases.lease_s)
+
+    async def _evaluate(self, row: EvaluationRow) -> None:
+        """Measure a leased version and its due suites."""
+        run = await self._db.read(lambda conn: runs.by_id(conn, row.run_id))
+        version = await self._db.read(lambda conn: versions.get(conn, row.run_id, row.version))
         try:
             with self.durations.timed():
                 measured = await self._measure(run, version)
@@ -110,23 +125,14 @@ class Evaluation(PlatformService):
                 "evaluation failed", run=run.name, version=version.version, error=str(error)
             )
             values = {"state": "failed", "message": str(error)[:2000], "at": self._clock.now()}
-            await self._db.write(
-                lambda conn: evaluations.set_evaluation(conn, run.id, version.version, **values)
-            )
-            return True
-        if measured is not None:
-            await self._store(run, version, measured)
+            await self._db.write(lambda conn: evaluations.JOBS.change(conn, row, **values))
+            return
+        if measured is None:  # the server stops: another process may go on
+            await self._db.write(partial(evaluations.JOBS.release, job=row))
+            return
+        if await self._store(run, row, measured):
             self.outcomes[run.name, "done"] += 1
             await self._try_suites(run, version)
-        return True
-
-    def _pick(self, conn: Connection) -> tuple[RunRow, VersionRow] | None:
-        waiting: EvaluationRow | None = evaluations.next_evaluation(conn)
-        if waiting is None:
-            return None
-        evaluations.skip_older(conn, waiting.run_id, waiting.version)
-        evaluations.set_evaluation(conn, waiting.run_id, waiting.version, state="running")
-        return runs.by_id(conn, waiting.run_id), versions.get(conn, waiting.run_id, waiting.version)
 
     async def _measure(self, run: RunRow, version: VersionRow) -> EvaluatedVersion | None:
         interval = max(1, definition(run).file.evaluation.sample_every)
@@ -186,7 +192,7 @@ class Evaluation(PlatformService):
         """Return True if a version waits for its evaluation; otherwise False and a version that
         waits for suites, if any.
         """
-        if evaluations.next_evaluation(conn) is not None:
+        if evaluations.waits(conn, self._clock.now()):
             return True, None
         return False, self._left(conn)
 
@@ -214,24 +220,22 @@ class Evaluation(PlatformService):
         )
         return await self._compute.run(measure_suites, run, weights, data, here)
 
-    async def _store(self, run: RunRow, version: VersionRow, measured: EvaluatedVersion) -> None:
+    async def _store(self, run: RunRow, row: EvaluationRow, measured: EvaluatedVersion) -> bool:
+        """Store a measurement; return False if another process measures the version now."""
         sample_sha = (
             await self._blobs.put_bytes(measured.sample.data) if measured.sample.data else None
         )
         loss = measured.metrics.get("loss", math.nan)
         about = definition(run)
 
-        def write(conn: Connection) -> None:
+        def write(conn: Connection) -> bool:
             now = self._clock.now()
-            if sample_sha:
-                datasets.register(conn, [(sample_sha, len(measured.sample.data), "sample")], now)
             finite = {
                 name: value for name, value in measured.metrics.items() if math.isfinite(value)
             }
-            evaluations.set_evaluation(
+            is_current = evaluations.JOBS.change(
                 conn,
-                run.id,
-                version.version,
+                row,
                 state="done",
                 loss=loss if math.isfinite(loss) else None,
                 metrics=msgspec.json.encode(finite).decode(),
@@ -240,12 +244,20 @@ class Evaluation(PlatformService):
                 sample_sha256=sample_sha,
                 at=now,
             )
+            if not is_current:
+                return False
+            if sample_sha:
+                datasets.register(conn, [(sample_sha, len(measured.sample.data), "sample")], now)
             best = evaluations.best(conn, run.id)
             if about.matches_choose:  # 0 at first
                 best = 0 if run.best is None else None
             if best is not None:
                 runs.set_values(conn, run.id, best=best)
+            return True
 
-        await self._db.write(write)
-        log.info("evaluated", run=run.name, version=version.version, loss=round(loss, 4))
+        if not await self._db.write(write):
+            log.info("evaluation taken over", run=run.name, version=row.version)
+            return False
+        log.info("evaluated", run=run.name, version=row.version, loss=round(loss, 4))
         self._signals.notify(f"run:{run.id}")
+        return True

@@ -1,5 +1,4 @@
-"""Merger: turns accepted contributions into the next version; each merge is a leased and fenced
-job.
+"""Merger: turns accepted contributions into the next version; each merge is a leased job.
 
     due? ── lease: base head, contributions ──> files, in a thread ──> one transaction: version + head + merged + credits
                                            │    or in shards, each a job of its own (shard_jobs.py)
@@ -40,6 +39,7 @@ from coordinator.database.merge_jobs import PartRow
 from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
 from coordinator.merging import recipe as recipes
+from coordinator.merging.lease_keeper import LeaseKeeper
 from coordinator.merging.recipe import MergeRecipe, MergeTerms
 from coordinator.merging.shard_jobs import TOPIC, Parts, VersionDraft
 from coordinator.plan.plan_checks import BATCH_MAX
@@ -105,13 +105,12 @@ class Merger(PlatformService):
         self._evaluation = evaluation
         # One merge at a time in this process; `merge_threads` work within it.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="merge")
-        self._owner = secrets.token_hex(8)
-        self._parts = Parts(on, self._owner)
+        self._leases = LeaseKeeper(on)
+        self._parts = Parts(on, self._leases)
         self.durations = Durations(SLOW_S)  # duration of committed merges
         self.outcomes: Counter[tuple[str, str]] = Counter()  # run, merged or failed or overtaken
         constants = on.settings.constants
         self._merge_threads = self._parts.threads = constants.merge_threads or half_the_cores()
-        self.lease_s = self._parts.lease_s = constants.merge_lease_s  # time its owner may be silent
 
     async def run(self, stop: asyncio.Event) -> None:
         """Make due merges until `stop` is set."""
@@ -141,21 +140,8 @@ class Merger(PlatformService):
         job = await self._db.write(lambda conn: self._lease(conn, run_id))
         if job is None:
             return False
-        renewing = asyncio.ensure_future(self._renew(job))
-        try:
+        async with self._leases.renewing(merges.JOBS, job.merge):
             return await self._merge(job)
-        finally:
-            renewing.cancel()
-
-    async def _renew(self, job: MergeJob) -> None:
-        """Renew the lease during the merge; if the lease is lost, the commit fails."""
-        while True:
-            await self._clock.sleep(self.lease_s / 3)
-            until = self._clock.now() + self.lease_s
-            try:
-                await self._db.write(partial(merges.renew, merge=job.merge, until=until))
-            except VolunteerError as error:
-                log.warning("merge lease not renewed", run=job.run.name, error=error.message)
 
     async def _merge(self, job: MergeJob) -> bool:
         started = self._clock.monotonic()
@@ -222,7 +208,9 @@ class Merger(PlatformService):
         running, ready, now = runs.running(conn), self._runs.queries.readiness, self._clock.now()
         due = [run for run, waits in running if waits and ready(conn, run)[0].now]
         begun = [(run, merges.of_base(conn, run.id, run.head)) for run in due]
-        free = [run for run, merge in begun if not (merge and merge.is_led(self._owner, now))]
+        free = [
+            run for run, merge in begun if not (merge and merge.is_led(self._leases.owner, now))
+        ]
         return [run for run, _ in running], free
 
     def _lease(self, conn: Connection, run_id: int) -> MergeJob | None:
@@ -242,8 +230,8 @@ class Merger(PlatformService):
             base=run.head,
             contributions=_json([row.id for row in recipe.rows]),
             terms=_json(recipe.terms),
-            owner=self._owner,
-            lease_until=self._clock.now() + self.lease_s,
+            owner=self._leases.owner,
+            lease_until=self._clock.now() + self._leases.lease_s,
         )
         merge = merges.take(conn, bid, self._clock.now(), fresh=before is None)
         if merge is None:
@@ -359,7 +347,7 @@ class Merger(PlatformService):
         datasets.register(conn, [*content.blobs(), *draft.blobs()], now)
         if content.state_sha256:
             part_rows.add_state(conn, content.state_sha256, draft.states)
-        if job.merge.fence > 1 or job.recipe.terms.shards > 1:  # otherwise the merge had no parts
+        if job.merge.attempt > 1 or job.recipe.terms.shards > 1:  # otherwise the merge had no parts
             part_rows.drop(conn, job.merge.id)
         values = {
             "kind": "merge",

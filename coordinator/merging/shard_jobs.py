@@ -3,8 +3,8 @@
     leader    begin ── take, make, finish ──┬── all done: assemble ──> the merger commits
     others            take, make, finish ───┘
 
-A part is leased and fenced like the merge itself. The result of a job is a file in the blob store
-whose hashed bytes include the part's fence, so that two processes that made the same part, one of
+A part is leased like the merge itself. The result of a job is a file in the blob store
+whose hashed bytes include the part's attempt, so that two processes that made the same part, one of
 them too late, never share a file.
 """
 
@@ -26,6 +26,7 @@ from coordinator.aggregation.aggregate import aggregator
 from coordinator.database import merge_jobs, merges
 from coordinator.database.merge_jobs import MergedPart, PartRow, Phase, StateFile
 from coordinator.merging import recipe as recipes
+from coordinator.merging.lease_keeper import LeaseKeeper
 from coordinator.merging.recipe import MergeRecipe
 from coordinator.merging.shard_files import ShardFiles
 from coordinator.platform import Platform, PlatformService
@@ -78,12 +79,11 @@ class PartFailed(InvalidFrame):
 class Parts(PlatformService):
     """Makes parts of merges."""
 
-    def __init__(self, on: Platform, owner: str) -> None:
+    def __init__(self, on: Platform, leases: LeaseKeeper) -> None:
         super().__init__(on)
         self._pool = ThreadPoolExecutor(max_workers=THREADS_MAX, thread_name_prefix="part")
-        self._owner = owner
+        self._leases = leases
         self.threads = 1
-        self.lease_s = 15.0
 
     def begin(self, conn: Connection, merge: MergeRow, recipe: MergeRecipe) -> None:
         """Open the parts of a merge within the transaction that leases the merge."""
@@ -142,17 +142,22 @@ class Parts(PlatformService):
     async def _take(self, merge_id: int | None = None) -> PartRow | None:
         # Named, as the one in `_finish`: tests end the process before, amid and after them.
         def take_part(conn: Connection) -> PartRow | None:
-            return merge_jobs.take(conn, self._owner, self._clock.now(), self.lease_s, merge_id)
+            leases, now = self._leases, self._clock.now()
+            return merge_jobs.take(conn, leases.owner, now, leases.lease_s, merge_id)
 
         return await self._db.write(take_part)
 
     async def _make(self, part: PartRow) -> None:
         """Make one part and store its result. Raises StorageFull, after releasing the part."""
-        renewing = asyncio.ensure_future(self._renew(part))
+        async with self._leases.renewing(merge_jobs.JOBS, part):
+            await self._try(part)
+        self._signals.notify(TOPIC)
+
+    async def _try(self, part: PartRow) -> None:
         try:
             result = await self._made(part)
         except StorageFull:
-            await self._db.write(partial(merge_jobs.release, part=part))
+            await self._db.write(partial(merge_jobs.JOBS.release, job=part))
             raise
         except (OSError, Unavailable) as error:
             await self._failed(part, str(error), content=False)
@@ -160,9 +165,6 @@ class Parts(PlatformService):
             await self._failed(part, str(error), content=True)
         else:
             await self._finish(part, result)
-        finally:
-            renewing.cancel()
-        self._signals.notify(TOPIC)
 
     async def _finish(self, part: PartRow, result: MergedPart) -> None:
         def finish_part(conn: Connection) -> bool:
@@ -178,26 +180,17 @@ class Parts(PlatformService):
             partial(merge_jobs.fail, part=part, message=message[:2000], content=content)
         )
 
-    async def _renew(self, part: PartRow) -> None:
-        while True:
-            await self._clock.sleep(self.lease_s / 3)
-            until = self._clock.now() + self.lease_s
-            try:
-                await self._db.write(partial(merge_jobs.renew, part=part, until=until))
-            except VolunteerError as error:
-                log.warning("part lease not renewed", merge=part.merge_id, error=error.message)
-
     async def _made(self, part: PartRow) -> MergedPart:
         """Compute one part in a thread and store its files."""
         recipe = await self._db.read(
             lambda conn: recipes.read(conn, merges.by_id(conn, part.merge_id))
         )
-        path = self._blobs.scratch() / f"part-{part.id}-{part.fence}-{self._owner}"
+        path = self._blobs.scratch() / f"part-{part.id}-{part.attempt}-{self._leases.owner}"
         state = path.with_name(f"{path.name}-state")
         threads = max(1, self.threads // recipe.terms.shards)
         try:
             with ShardFiles(self._blobs, recipe, recipe.shards[part.shard], path) as files:
-                order = await recipe.order(files, threads, f"{part.id}.{part.fence}")
+                order = await recipe.order(files, threads, f"{part.id}.{part.attempt}")
                 return await self._computed(part, recipe, order, (path, state))
         finally:
             path.unlink(missing_ok=True)

@@ -81,11 +81,11 @@ async def test_a_part_of_somebody_silent_is_taken_over_and_comes_too_late(
     assert silent.id not in {part.id for part in others if part}
     again = await take(database, "bob", NOW + LEASE_S)
     assert again is not None
-    assert (again.id, again.owner, again.fence) == (silent.id, "bob", silent.fence + 1)
+    assert (again.id, again.owner, again.attempt) == (silent.id, "bob", silent.attempt + 1)
     assert not await finish(database, silent)
-    assert not await database.write(lambda conn: merge_jobs.renew(conn, silent, NOW + 99))
+    assert not await database.write(lambda conn: merge_jobs.JOBS.renew(conn, silent, NOW + 99))
     await database.write(lambda conn: merge_jobs.fail(conn, silent, "late", content=True))
-    assert await database.write(lambda conn: merge_jobs.renew(conn, again, NOW + 99))
+    assert await database.write(lambda conn: merge_jobs.JOBS.renew(conn, again, NOW + 99))
     assert await finish(database, again)
     assert not await finish(database, again)
 
@@ -111,7 +111,7 @@ async def test_a_disk_gets_a_second_try_and_content_none(
 async def test_a_part_that_is_given_back_is_as_before(database: Database, merge: MergeRow) -> None:
     part = await take(database)
     assert part is not None
-    await database.write(lambda conn: merge_jobs.release(conn, part))
+    await database.write(lambda conn: merge_jobs.JOBS.release(conn, part))
     again = await take(database, "bob")
     assert again is not None
     assert (again.id, again.failures) == (part.id, 0)

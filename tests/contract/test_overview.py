@@ -59,7 +59,7 @@ def lived(conn: Connection, run_id: int, count: int) -> None:
     seen = {"run_id": run_id, "state": "done", "loss": 2.0, "metrics": "{}", "sample": ""}
     merge = {
         "run_id": run_id, "shard": 0, "state": "committed", "contributions": "[1]", "owner": "",
-        "fence": 1, "lease_until": 0.0, "failures": 0, "message": "", "terms": "{}",
+        "attempt": 1, "lease_until": 0.0, "failures": 0, "message": "", "terms": "{}",
     }  # fmt: skip
     for table, made in (
         (tasks, [blank | task | {"id": 10 + n} for n in rows]),

@@ -173,7 +173,7 @@ async def shown_nothing(home: LocalCoordinator) -> None:
 def failed_merge(run_id: int, **other: Any) -> dict[str, Any]:
     return {
         "run_id": run_id, "base": 0, "shard": 0, "state": "failed", "contributions": "[1]",
-        "owner": "", "fence": 1, "lease_until": 0.0, "failures": 1, "message": "", "terms": "{}",
+        "owner": "", "attempt": 1, "lease_until": 0.0, "failures": 1, "message": "", "terms": "{}",
         "created_at": 0.0, "ended_at": 0.0, **other,
     }  # fmt: skip
 

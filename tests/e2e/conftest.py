@@ -146,7 +146,7 @@ def served(
         "port": free_port(),
         "space_floor_bytes": 0,
         "log_level": "warning",
-        "constants": {"merge_threads": 1, "merge_lease_s": 0.5},
+        "constants": {"merge_threads": 1, "job_lease_s": 0.5},
     }
     made = ServedCoordinator(fork_server, settings, tmp_path / "log")
     yield made

@@ -20,3 +20,12 @@ metadata = sa.MetaData(naming_convention=NAMING)
 
 # 64-bit keys that SQLite still numbers by itself.
 Key = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+
+
+def lease_columns() -> tuple[sa.Column[str], sa.Column[int], sa.Column[float]]:
+    """Return the columns of a lease: owner, attempt and end."""
+    return (
+        sa.Column("owner", sa.String(64), nullable=False, default=""),
+        sa.Column("attempt", sa.Integer, nullable=False, default=0),
+        sa.Column("lease_until", sa.Double, nullable=False, default=0.0),
+    )

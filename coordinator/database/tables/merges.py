@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from coordinator.database.tables.base import Key, metadata
+from coordinator.database.tables.base import Key, lease_columns, metadata
 
 merges = sa.Table(
     "merges",
@@ -15,9 +15,7 @@ merges = sa.Table(
     sa.Column("shard", sa.Integer, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),  # leased, committed, failed, abandoned
     sa.Column("contributions", sa.Text, nullable=False),  # JSON list of ids
-    sa.Column("owner", sa.String(64), nullable=False),
-    sa.Column("fence", sa.Integer, nullable=False),
-    sa.Column("lease_until", sa.Double, nullable=False),
+    *lease_columns(),
     sa.Column("failures", sa.Integer, nullable=False),
     sa.Column("message", sa.Text, nullable=False),
     # MergeTerms of merging/recipe.py, JSON
@@ -36,9 +34,7 @@ merge_parts = sa.Table(
     sa.Column("phase", sa.String(16), nullable=False),  # survey (rules that need distances), merge
     sa.Column("shard", sa.Integer, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),  # see PartRow
-    sa.Column("owner", sa.String(64), nullable=False),
-    sa.Column("fence", sa.Integer, nullable=False),
-    sa.Column("lease_until", sa.Double, nullable=False),
+    *lease_columns(),
     sa.Column(
         "failures", sa.Integer, nullable=False
     ),  # of disks and networks; bad content fails at once

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from coordinator.database.tables.base import metadata
+from coordinator.database.tables.base import lease_columns, metadata
 
 versions = sa.Table(
     "versions",
@@ -33,6 +33,7 @@ evaluations = sa.Table(
     sa.Column("run_id", sa.ForeignKey("runs.id"), primary_key=True),
     sa.Column("version", sa.Integer, primary_key=True),
     sa.Column("state", sa.String(16), nullable=False),  # waiting, running, done, skipped, failed
+    *lease_columns(),
     sa.Column("loss", sa.Double, nullable=True),
     sa.Column("metrics", sa.Text, nullable=False),
     sa.Column("sample", sa.Text, nullable=False),

@@ -486,7 +486,7 @@ async def test_three_coordinators_in_trouble_never_merge_a_step_twice(
 ) -> None:
     url = await postgres.fresh()
     given: dict[str, Any] = {"database": url, "blobs": s3_url}
-    constants = Constants(merge_threads=1, merge_lease_s=LEASE_S)
+    constants = Constants(merge_threads=1, job_lease_s=LEASE_S)
     async with local_coordinator(tmp_path / "home", **given, constants=constants) as home:
         await home.start_run(CHAOS)
         crew, seeds, acknowledged = await joined(home), itertools.count(), set[int]()

@@ -1,0 +1,127 @@
+"""Leased jobs: one owner at a time, whoever asks and whoever falls silent, on both databases."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+
+import pytest
+import sqlalchemy as sa
+
+from coordinator.database import evaluations
+from coordinator.database.engine.open_database import Database
+from coordinator.database.evaluations import JOBS, EvaluationRow
+from coordinator.database.tables.versions import evaluations as TABLE
+from tests.support.run_rows import add_run, add_versions
+
+LEASE_S = 15.0
+STEPS = 150
+
+
+@dataclass
+class ModelJob:
+    """One job as it should be."""
+
+    state: str = "waiting"
+    attempt: int = 0
+    until: float = 0.0
+
+
+async def jobs(database: Database, count: int) -> None:
+    def add(conn: sa.Connection) -> None:
+        run = add_run(conn)
+        add_versions(conn, run, count)
+        text = dict.fromkeys(("sample", "message"), "")
+        blank = {"run_id": run, "state": "waiting", "metrics": "{}", "pruned": False, **text}
+        conn.execute(sa.delete(TABLE))
+        conn.execute(sa.insert(TABLE), [blank | {"version": n} for n in range(count)])
+
+    await database.write(add)
+
+
+async def lease(database: Database, owner: str, now: float) -> EvaluationRow | None:
+    query = sa.select(TABLE).where(JOBS.ready(now))
+    query = query.order_by(TABLE.c.version)
+    return await database.write(lambda conn: JOBS.take(conn, query, owner, now + LEASE_S))
+
+
+async def change(database: Database, row: EvaluationRow, values: dict[str, object]) -> bool:
+    return await database.write(lambda conn: JOBS.change(conn, row, **values))
+
+
+async def states(database: Database) -> list[tuple[str, int, float]]:
+    c = TABLE.c
+    query = sa.select(c.state, c.attempt, c.lease_until).order_by(c.version)
+    return await database.read(lambda conn: [tuple(row) for row in conn.execute(query)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_jobs_are_as_the_model_says_after_every_step(database: Database, seed: int) -> None:
+    rng, now = random.Random(seed), 1000.0
+    model = [ModelJob() for _ in range(3)]
+    leases: list[EvaluationRow] = []  # of every owner so far, most of them over
+    await jobs(database, len(model))
+    for _ in range(STEPS):
+        act = rng.choice(("take", "take", "renew", "end", "release", "wait"))
+        if act == "wait":
+            now += rng.choice((1.0, LEASE_S))
+        elif act == "take":
+            row = await lease(database, rng.choice("ab"), now)
+            free = [
+                number
+                for number, job in enumerate(model)
+                if job.state == "waiting" or (job.state == "running" and job.until <= now)
+            ]
+            assert (row.version if row else None) == (free[0] if free else None)
+            if row is not None:
+                job = model[row.version]
+                model[row.version] = ModelJob("running", job.attempt + 1, now + LEASE_S)
+                assert row.attempt == job.attempt + 1
+                leases.append(row)
+        elif leases:
+            row = rng.choice(leases[-4:])
+            job = model[row.version]
+            is_owner = job.state == "running" and job.attempt == row.attempt
+            changes: dict[str, dict[str, object]] = {
+                "renew": {"lease_until": now + LEASE_S},
+                "end": {"state": "done"},
+                "release": {"state": "waiting"},
+            }
+            values = changes[act]
+            assert is_owner == await change(database, row, values)
+            if is_owner and act == "renew":
+                job.until = now + LEASE_S
+            elif is_owner:
+                job.state = "done" if act == "end" else "waiting"
+            if all(job.state == "done" for job in model):
+                break
+        assert await states(database) == [(job.state, job.attempt, job.until) for job in model]
+
+
+async def test_no_job_goes_to_two_owners_that_ask_at_once(database: Database) -> None:
+    await jobs(database, 6)
+    rows = await asyncio.gather(*(lease(database, f"owner-{n}", 1000.0) for n in range(12)))
+    versions = [row.version for row in rows if row is not None]
+    assert len(versions) == len(set(versions)) > 0
+    while (row := await lease(database, "last", 1000.0)) is not None:
+        versions.append(row.version)
+    assert sorted(versions) == list(range(6))
+
+
+async def test_a_taken_evaluation_skips_older_ones_but_never_the_first(database: Database) -> None:
+    await jobs(database, 4)
+
+    async def take(now: float) -> int | None:
+        row = await database.write(lambda conn: evaluations.take(conn, "me", now, LEASE_S))
+        return None if row is None else row.version
+
+    assert [await take(1000.0) for _ in range(3)] == [0, 3, None]
+    assert [state for state, *_ in await states(database)] == [
+        "running",
+        "skipped",
+        "skipped",
+        "running",
+    ]
+    assert not await database.read(lambda conn: evaluations.waits(conn, 1000.0))
+    assert await database.read(lambda conn: evaluations.waits(conn, 1000.0 + LEASE_S))
