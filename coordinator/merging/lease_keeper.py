@@ -11,11 +11,11 @@ from typing import TypeVar
 
 import structlog
 
-from coordinator.database.engine.leased_jobs import Job, LeasedJobs
+from coordinator.database.engine.leased_jobs import LeasedJob, LeasedJobs
 from coordinator.platform import Platform, PlatformService
 from shared.errors import VolunteerError
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=LeasedJob)
 
 log = structlog.get_logger("leases")
 

@@ -14,14 +14,14 @@ from sqlalchemy import ColumnElement, Connection, Select, Table, and_, or_, upda
 from coordinator.database.engine.statements import its
 
 
-class Job(Protocol):
+class LeasedJob(Protocol):
     """Row of a leased job; it has the columns of its table's primary key too."""
 
     @property
     def attempt(self) -> int: ...
 
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=LeasedJob)
 
 
 class LeasedJobs(Generic[J]):
