@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from textwrap import wrap
 from typing import Any
 
 from coordinator.rules.health import alive
@@ -19,6 +20,8 @@ MARKS: dict[Level, str] = {"good": "✓", "watch": "!", "bad": "✗"}
 WORDS: dict[Level, str] = {"good": "good", "watch": "look", "bad": "bad"}
 
 ROWS_MAX = 20  # rows of a table
+NARROWEST = 40  # columns below which lines are cut, not wrapped
+WIDE = 120  # columns from which a trouble and its remedy share a line
 PARTS = ("audits", "answered audits")  # names of two parts of the queue of recomputes
 
 
@@ -83,6 +86,12 @@ def _table(
         yield f"  {line}"
     if len(rows) > ROWS_MAX:
         yield f"  ... {len(rows) - ROWS_MAX} more"
+
+
+def _wrapped(text: str, width: int, first: str, next_lines: str) -> list[str]:
+    """Return a text in lines of the screen's width, the first and the next with their indents."""
+    width = max(width, NARROWEST)
+    return wrap(text, width, initial_indent=first, subsequent_indent=next_lines)
 
 
 def _marked(cells: list[str], level: Level) -> list[str]:
@@ -246,22 +255,31 @@ def _heard(replica: ReplicaLine, now: float) -> Level:
 
 
 def troubles(overview: Overview, width: int = 1000) -> Iterator[str]:
-    """Return the troubles behind the verdict."""
+    """Yield the troubles behind the verdict; on a narrow screen each remedy has its own lines."""
+    if width < WIDE:
+        yield "Health"
+        for trouble in overview.troubles[:ROWS_MAX]:
+            subject = f"{_text(trouble.subject, 24)}: " if trouble.subject else ""
+            text = f"{MARKS[trouble.level]} {subject}{_text(trouble.text, 160)}"
+            yield from _wrapped(text, width, "  ", "    ")
+            yield from _wrapped(_text(trouble.todo, 160), width, "    - ", "      ")
+        return
     columns = [
         MonitorColumn("", lambda t: WORDS[t.level]),
         MonitorColumn("about", lambda t: _text(t.subject, 24)),
         MonitorColumn("what is wrong", lambda t: _text(t.text, 160)),
-        MonitorColumn("what to do", lambda t: _text(t.todo, 160), False, 100),
+        MonitorColumn("what to do", lambda t: _text(t.todo, 160)),
     ]
     rows = [(one, one.level) for one in overview.troubles]
-    return _table("Health", columns, rows, "Nothing is wrong", width)
+    yield from _table("Health", columns, rows, "Nothing is wrong", width)
 
 
-def verdict_line(overview: Overview) -> str:
-    """Return the health verdict in one line, with its remedy."""
+def verdict_lines(overview: Overview, width: int = 1000) -> list[str]:
+    """Return the health verdict with its remedy, wrapped to the screen."""
     verdict = overview.verdict
     todo = f" - {verdict.todo}" if verdict.todo else ""
-    return f"{MARKS[verdict.level]} {_text(verdict.text + todo, 400)}"
+    text = f"{MARKS[verdict.level]} {_text(verdict.text + todo, 400)}"
+    return _wrapped(text, width, "", "  ")
 
 
 def facts(overview: Overview) -> Iterator[tuple[str, str]]:
@@ -358,18 +376,23 @@ def _answers(figures: Any) -> str:
 
 
 def lines(overview: Overview, width: int = 1000) -> Iterator[str]:
-    """Return the lines of the picture, the most important first: verdict, troubles, runs."""
+    """Yield the lines of the picture, the most important first: verdict, troubles, runs, refused
+    and failed work.
+    """
     at = datetime.fromtimestamp(overview.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     yield f"{printable(overview.server, 60)}  {at}"
-    yield verdict_line(overview)
-    yield ""
-    for table in (troubles, runs):
-        yield from table(overview, width)
+    yield from verdict_lines(overview, width)
+    first = [troubles, runs] if len(overview.troubles) > 1 else [runs]  # the verdict tells one
+    first += [refusals] if overview.refusals else []
+    first += [failed_tasks] if overview.failed else []
+    for table in first:
         yield ""
+        yield from table(overview, width)
+    yield ""
     pairs = [(name, value) for name, value in facts(overview) if value]
     room = max(len(name) for name, _ in pairs)
     for name, value in pairs:
-        yield f"{left(name, room)}  {value}"
-    for table in (workers, merges, refusals, task_counts, failed_tasks, replicas):
+        yield from _wrapped(value, width, f"{left(name, room)}  ", " " * (room + 2))
+    for table in (workers, merges, task_counts, replicas):
         yield ""
         yield from table(overview, width)

@@ -175,9 +175,9 @@ def test_the_text_says_what_the_overview_says() -> None:
 def test_a_verdict_is_the_worst_and_says_what_to_do() -> None:
     well = picture(runs=(msgspec.structs.replace(RUN, failed=0),))
     assert well.verdict.level == "good"
-    assert tables.verdict_line(well) == (
+    assert tables.verdict_lines(well) == [
         "✓ all is well: 4 workers on 1 running run, a version 1:05 min ago"
-    )
+    ]
     silent = msgspec.structs.replace(well.replicas[0], beat_at=NOW - 300)
     dead = picture(replicas=(silent,))
     assert dead.verdict.level == "bad"
@@ -277,6 +277,25 @@ def test_80_columns_show_who_is_at_work_and_what_waits_whatever_a_run_is_called(
         assert figure in row[:80]
     assert len(lines) == 24
     assert lines[-1] == "f forget servers that are gone   q quit"
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_refusals_failures_and_remedies_are_on_the_first_screen(width: int) -> None:
+    (replica,) = picture().replicas
+    silent = msgspec.structs.replace(replica, beat_at=NOW - 300)
+    many = tuple(msgspec.structs.replace(picture().merges[1], version=n) for n in range(16))
+    seen = picture(merges=many, replicas=(silent,))
+    screen = drawn(seen, "", width, 24).plain.splitlines()
+    text = " ".join(" ".join(line[:width] for line in screen).split())
+    for words in ("`coordinator serve`", "Refusals", "norm", "Failed tasks", "977"):
+        assert words in text, words
+    named = [line for line in screen if HOSTILE[:9] not in line]  # of a stranger's length
+    assert all(len(line) <= width for line in named), max(named, key=len)
+
+
+def test_a_single_trouble_is_told_once_on_a_narrow_screen() -> None:
+    text = drawn(picture(), "", 80).plain
+    assert text.count("task failed for good") == 1
 
 
 @pytest.mark.parametrize(
