@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from shared.protocol.contributions import Verdict
 from volunteer.tui.text import UNICODE
 from volunteer.tui.widgets.recent_work import verdict_lines
@@ -21,6 +23,23 @@ def test_a_rejection_has_its_reason_in_full_where_it_fits() -> None:
     assert len(lines) == 2
     assert "rejected" in text_of(lines[:1])
     assert "the update is far larger" in text_of(lines[1:])
+
+
+def test_work_that_brings_nothing_is_a_cross_with_its_reason() -> None:
+    why = "this account is suspended: its work is neither merged nor paid"
+    unpaid = Verdict(contribution=1, task=9, run="r", state="superseded", message=why)
+    for cells in (84, 46):
+        text = text_of(verdict_lines(unpaid, cells, UNICODE))
+        assert "✗ not paid" in text
+        assert "not needed" not in text
+        assert "✓" not in text
+        assert "this account is suspended" in text
+    message = "merged into version 7; not paid: it counts nothing in a merge"
+    text = text_of(verdict_lines(replace(unpaid, state="merged", message=message), 120, UNICODE))
+    assert "✗ not paid" in text
+    assert "it counts nothing" in text
+    paid = replace(unpaid, message="enough others were in time", credits_micro=1)
+    assert "✓ not needed" in text_of(verdict_lines(paid, 84, UNICODE))
 
 
 def test_a_contribution_names_its_run_and_the_version_it_is_in() -> None:

@@ -11,8 +11,9 @@ from textual.color import Color
 from tests.tui import scenes
 from tests.tui.engine import FakeEngine, open_app, opened, screen_text
 from tests.tui.pages import SMALL, Snapshot, picture, prepared, settle
+from volunteer.settings.display import Display
 from volunteer.tui import themes
-from volunteer.tui.look import Look
+from volunteer.tui.look import Look, look_of
 from volunteer.tui.text import ROLES
 
 PAGES = ("runs", "device", "history", "leaderboard", "settings", "log")
@@ -110,6 +111,13 @@ def test_picture_on_a_light_terminal(
 @pytest.mark.parametrize("page", PAGES)
 def test_picture_in_seven_bits(engine: FakeEngine, snap_compare: Snapshot, page: str) -> None:
     assert picture(engine, snap_compare, page, look=Look(ascii=True))
+
+
+@pytest.mark.parametrize("terminal", ["linux", "xterm-256color"])
+def test_a_text_console_gets_plain_characters(terminal: str) -> None:
+    look = look_of(Display(), {"TERM": terminal}, "dashboard")
+    assert look.ascii == (terminal == "linux")
+    assert look_of(Display(ascii=True), {"TERM": terminal}, "dashboard").ascii
 
 
 def test_picture_in_high_contrast(engine: FakeEngine, snap_compare: Snapshot) -> None:

@@ -289,15 +289,9 @@ def _new(profile: Profile) -> bool:
 
 def _look(settings: Settings, *, first: bool) -> Look:
     """Return the owner's display settings, and the page to open first."""
-    from volunteer.tui.look import Look
+    from volunteer.tui.look import look_of
 
-    return Look(
-        theme=settings.display.theme,
-        language=settings.display.language,
-        notice=choose(settings.display.language).problem,
-        ascii=settings.display.ascii,
-        page="onboarding" if first else "dashboard",
-    )
+    return look_of(settings.display, os.environ, "onboarding" if first else "dashboard")
 
 
 async def _with_screen(make: Callable[[], Engine], look: Look, low: bool) -> int:

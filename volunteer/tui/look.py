@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,6 +10,7 @@ from textual.app import App
 
 from volunteer.control import commands
 from volunteer.i18n.catalogue import AUTO, choose, use
+from volunteer.settings.display import Display
 from volunteer.tui import themes
 from volunteer.tui.setting_labels import named_choices
 from volunteer.tui.terminal.ascii import AsciiFilter
@@ -26,6 +28,19 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     notice: str = ""  # sentence to show at the start
     ascii: bool = False
     page: str = "dashboard"  # first page
+
+
+def look_of(display: Display, environment: Mapping[str, str], page: str) -> Look:
+    """Return the owner's display settings and the first page. The fonts of the kernel's console
+    (TERM=linux) have plain characters only.
+    """
+    return Look(
+        theme=display.theme,
+        language=display.language,
+        notice=choose(display.language).problem,
+        ascii=display.ascii or environment.get("TERM") == "linux",
+        page=page,
+    )
 
 
 def dress(app: App[Any], look: Look) -> None:

@@ -25,7 +25,7 @@ from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
 from volunteer.tui.text import Line, clock_time, fit, left, percent, when, wrap
 from volunteer.tui.widgets.choice_row import ChoiceRow
 from volunteer.tui.widgets.panel import FunctionPanel, Scene, aged
-from volunteer.tui.widgets.recent_work import VERDICTS, reason_of
+from volunteer.tui.widgets.recent_work import VERDICTS, outcome, reason_of
 from volunteer.tui.widgets.search_box import Finder
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
@@ -41,6 +41,7 @@ STEPS = {
     "paid": 3,
     "superseded": 3,
     "rejected": 0,
+    "unpaid": 0,
 }
 COLUMNS = (
     Column(title=N_("when"), cells=8),
@@ -217,33 +218,23 @@ class History(QueryPage):
         return aged(total_lines(scene, width, height), scene)
 
 
-def stage(verdict: Verdict, paid: Collection[int]) -> str:
-    """Return the state of a contribution, "paid" for accepted work that the ledger has paid.
-
-    Games are paid when accepted and keep this state, since no version merges them.
-    """
-    if verdict.state == "accepted" and verdict.contribution in paid:
-        return "paid"
-    return verdict.state
-
-
 def chosen_by(verdict: Verdict, kind: str, needle: str, paid: Collection[int] = ()) -> bool:
     """Return True if a contribution passes the filter and the search text."""
-    state = stage(verdict, paid)
+    state = outcome(verdict, paid)
     in_kind = {
         "all": True,
         "open": state in ("received", "checking", "accepted"),
         "paid": STEPS[state] == 3,
-        "rejected": state == "rejected",
+        "rejected": STEPS[state] == 0,
     }[kind]
-    outcome = f"{verdict.state} {verdict.reason} {verdict.message} {reason_of(verdict)}"
-    text = f"{verdict.run} {verdict.task} {outcome}"
+    reasons = f"{verdict.reason} {verdict.message} {reason_of(verdict)}"
+    text = f"{verdict.run} {verdict.task} {verdict.state} {reasons}"
     return in_kind and needle.casefold() in text.casefold()
 
 
 def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: bool) -> Row:
     """Return a contribution as a row of the table."""
-    state = stage(verdict, paid)
+    state = outcome(verdict, paid)
     sign, word, role = VERDICTS[state]
     pay = credit(verdict.credits_micro) if verdict.credits_micro else "-"
     why = reason_of(verdict, paid=state == "paid")
@@ -266,7 +257,7 @@ def verdict_row(verdict: Verdict, scene: Scene, paid: Collection[int], *, old: b
 def way(state: str, scene: Scene) -> Line:
     """Return the line "pending, checked, paid", bright up to the state, or "pending, not paid"."""
     glyphs = scene.glyphs
-    if state == "rejected":
+    if not STEPS[state]:
         return ((_("pending") + " ", "dim"), (f"{glyphs.right} ", "faint"), (_("not paid"), "bad"))
     progress = STEPS[state]
     spans: list[tuple[str, str]] = []
@@ -283,7 +274,7 @@ def detail_lines(
 ) -> list[Line]:
     """Return the details of one contribution: verdict, failed check, and postings."""
     paid = {row.contribution for row in rows if row.kind == "earned" and row.contribution}
-    state = stage(verdict, paid)
+    state = outcome(verdict, paid)
     sign, word, role = VERDICTS[state]
     lines: list[Line] = [((f"{getattr(scene.glyphs, sign)} {_(word)}", role),)]
     if verdict.reason:

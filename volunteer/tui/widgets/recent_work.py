@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import zip_longest
 
-from msgspec.structs import replace
 from rich.cells import cell_len
 
 from shared.protocol.contributions import Verdict
@@ -39,6 +38,7 @@ VERDICTS = {
     "paid": ("check", N_("paid"), "good"),  # games: paid at once, never merged
     "superseded": ("check", N_("not needed"), "dim"),
     "rejected": ("cross", N_("rejected"), "bad"),
+    "unpaid": ("cross", N_("not paid"), "bad"),
 }
 
 
@@ -67,16 +67,26 @@ class Contributions(Panel):
 def verdict_lines(
     verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool = False
 ) -> list[Line]:
-    """Return a verdict in lines, `named` with its run; a rejection's long reason gets its own."""
-    line = verdict_line(verdict, cells, glyphs, named=named)
+    """Return a verdict in lines, `named` with its run; a refusal's long reason gets its own."""
     why = reason_of(verdict)
-    if verdict.state != "rejected" or why in "".join(text for text, _ in line):
+    line = verdict_line(verdict, why, cells, glyphs, named=named)
+    if outcome(verdict) not in ("rejected", "unpaid") or why in "".join(text for text, _ in line):
         return [line]
     reason = fit(why, cells - 8, glyphs.ellipsis)
     return [
-        verdict_line(replace(verdict, message=""), cells, glyphs, named=named),
+        verdict_line(verdict, "", cells, glyphs, named=named),
         ((" " * 6, "text"), (f"{glyphs.corner} ", "faint"), (reason, "text")),
     ]
+
+
+def outcome(verdict: Verdict, paid: Collection[int] = ()) -> str:
+    """Return the state of a contribution: "paid" for accepted work that the ledger has paid (games,
+    which no version merges), "unpaid" for work that is decided and brings nothing.
+    """
+    if verdict.state == "accepted" and verdict.contribution in paid:
+        return "paid"
+    decided = verdict.state in ("merged", "superseded")
+    return "unpaid" if decided and not verdict.credits_micro and judged(verdict) else verdict.state
 
 
 def reason_of(verdict: Verdict, *, paid: bool = False) -> str:
@@ -86,9 +96,9 @@ def reason_of(verdict: Verdict, *, paid: bool = False) -> str:
     return shown(judged(verdict))
 
 
-def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -> Line:
+def verdict_line(verdict: Verdict, reason: str, cells: int, glyphs: Glyphs, *, named: bool) -> Line:
     """Return time, run or task or both, verdict, credits and reason, as far as there is room."""
-    name, word, role = VERDICTS[verdict.state]
+    name, word, role = VERDICTS[outcome(verdict)]
     sign: str = getattr(glyphs, name)
     paid = f"+{credit(verdict.credits_micro)}" if verdict.credits_micro else ""
     spans: list[tuple[str, str]] = []
@@ -101,7 +111,6 @@ def verdict_line(verdict: Verdict, cells: int, glyphs: Glyphs, *, named: bool) -
         spans.append((left(f"#{verdict.task}", 7), "dim"))
     spans.append((f"{sign} {left(_(word), WORD_CELLS)}", role))
     spans.append((right(paid, 6), "value"))
-    reason = reason_of(verdict)
     room = cells - width(spans) - 2
     if not reason and verdict.state == "merged" and verdict.version is not None:
         whole = _("version {version}", version=verdict.version)
