@@ -174,7 +174,7 @@ STAGES = {
     "reading": "Reading.",
     "tokenizer": "Learning a vocabulary.",
     "writing": "Storing.",
-    "judge": "Training the judge of samples.",
+    "judge": "Training the judge of samples: up to two minutes.",
 }
 
 

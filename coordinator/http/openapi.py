@@ -23,7 +23,7 @@ def _any_json(kind: type) -> dict[str, object]:
     """Return the schema of `object`: any JSON."""
     if kind is not object:
         raise NotImplementedError(kind)  # msgspec reports the type
-    return {}
+    return {"description": "Any JSON."}  # an empty schema is none to msgspec
 
 
 @lru_cache(maxsize=2)
@@ -58,7 +58,7 @@ def document(endpoints: tuple[Endpoint[Any], ...]) -> dict[str, object]:
 
 
 def _json(kind: object) -> dict[str, object]:
-    (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REF)
+    (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REF, schema_hook=_any_json)
     return {"application/json": {"schema": schema}}
 
 

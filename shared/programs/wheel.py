@@ -64,7 +64,7 @@ def own_wheel() -> Wheel:
 
 
 def _packages() -> dict[str, bytes]:
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     files = (path for package in PACKAGES for path in (root / package).rglob("*"))
     return {
         path.relative_to(root).as_posix(): path.read_bytes()

@@ -130,7 +130,10 @@ class Piped:
     def __enter__(self) -> Piped:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for its end; kill it if the test failed meanwhile, or it would wait for ever."""
+        if kind is not None:
+            self.kill()
         for stream in (self.stdout, self.stderr):
             if stream is not None:
                 stream.close()

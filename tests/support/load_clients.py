@@ -211,7 +211,7 @@ class Numbers:
         path = self._scratch / self.worker_id
         codec("float32").encode(tensors, self._schema, path)
         data = path.read_bytes()
-        return data[:-4] + np.float32(np.nan).tobytes() if broken else data
+        return data[:-4] if broken else data  # cut short: refused, and nobody is blamed for it
 
     async def _upload(self, lease: Lease, data: bytes) -> bool:
         body = {

@@ -84,7 +84,7 @@ async def test_honest_strangers_are_vetted_and_paid_and_made_up_work_is_neither(
             await settled(home)
             me = decode(await eve.get("/workers/me"), Me)
             assert (me.standing, me.escrow_micro, me.pending_micro, me.earned_micro) == (
-                "probation", 0, 0, 0,
+                "suspended", 0, 0, 0,
             )  # fmt: skip
             after = await head(home)
             assert after == before  # and it moved no version
