@@ -233,7 +233,7 @@ def test_training_goes_on_while_the_coordinator_is_away(
         (["join", "http://203.0.113.9:1/join"], 2, "without encryption"),
         (["join", "nonsense"], 2, '"nonsense" is not a link'),
         (["--no-ui", "--set", "thread=1"], 2, 'did you mean "threads"'),
-        (["--no-ui", "--max-tasks", "-1"], 2, "at least 0"),
+        (["--no-ui", "--max-tasks", "-1"], 2, "Must be >= 1"),
         (["--no-ui", "--set", "threads"], 2, "NAME=VALUE"),
         (["--no-ui", "--threads", "many"], 2, "many"),
         (["no-such-command"], 2, "no-such-command"),

@@ -214,7 +214,7 @@ async def test_nine_of_ten_answers_made_up_keep_nothing_and_their_askers_are_pai
 ) -> None:
     from volunteer.training import answer
 
-    real, honest = answer.AnswerModel.made, [True] + [False] * 9
+    real, honest = answer.AnswerModel.made, [True] * 3 + [False] * 9
 
     def lies(self: Any, version: Any, task: Any) -> Any:
         seed = task.seed if honest.pop(0) else task.seed + 1
@@ -223,30 +223,32 @@ async def test_nine_of_ten_answers_made_up_keep_nothing_and_their_askers_are_pai
     monkeypatch.setattr(answer.AnswerModel, "made", lies)
     run = SERVED.replace("[serve]", '[serve]\nwho = "keys"')
     async with house(tmp_path, run) as made, machine(tmp_path, made, "Cid"):
-        rolls = [0.0] + [0.999] * 8 + [0.0]  # the first is drawn, and the last
+        rolls = [0.0] * 3 + [0.999] * 8 + [0.0]  # the first three are drawn, and the last
         made.coordinator.answers.meter.draws.roll = lambda: rolls.pop(0)
         dee = await made.home.join("Dee")
         await made.coordinator.db.write(
             lambda c: gifts.grant(c, dee.volunteer_id, "dee", 10**9, "", 1.0)
         )
         key = decoding.decode((await dee.post("/me/keys", {"name": "x"})).content, NewKey)
-        prices = []
-        for number in range(10):
-            if number == 9:  # paid back all the same
+        prices: list[int] = []
+        for number in range(12):
+            if number == 11:  # paid back all the same
                 await dee.post(f"/me/keys/{key.info.id}/revoke")
-            said = await ask(made, 40, key=key.key if number in (1, 3, 5, 7) else "")
+            said = await ask(made, 40, key=key.key if number in (3, 5, 7, 9) else "")
             prices.append(said.usage.model_dump()["cost_micro"])
-            if not number:
+            if number < 3:
                 await checked(made)
-                assert (await balance(made, "Cid")).earned_micro == int(prices[0] * 0.75)
+                honestly = sum(int(price * 0.75) for price in prices)
+                assert (await balance(made, "Cid")).earned_micro == honestly
         await checked(made)
         assert (honest, rolls) == ([], [])
         assert await standing(made, "Cid") == "suspended"
         has = await balance(made, "Cid")
-        assert (has.total_micro, has.escrow_micro) == (int(prices[0] * 0.75), 0)  # the honest one
+        assert (has.total_micro, has.escrow_micro) == (honestly, 0)
         kept = [math.ceil(each * 0.25) for each in prices]  # by the house
-        assert (await balance(made, "Dee")).spent_micro == sum(kept[1:9:2])
-        assert (await balance(made, "Ann")).spent_micro == prices[0] + sum(kept[2::2]) + kept[9]
+        assert (await balance(made, "Dee")).spent_micro == sum(kept[3:11:2])
+        spent = sum(prices[:3]) + sum(kept[4::2]) + kept[11]
+        assert (await balance(made, "Ann")).spent_micro == spent
         await made.sound()
 
 
