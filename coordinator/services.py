@@ -66,6 +66,7 @@ from coordinator.storage.transfer_boxes import TransferBoxes
 from coordinator.traffic import TrafficCounter
 from coordinator.upkeep.alerts import Alerts
 from coordinator.upkeep.full_check import Checks
+from coordinator.upkeep.losses import Losses
 from coordinator.upkeep.overview_cache import Beats, Overviews
 from coordinator.upkeep.store_mark import StoreMarks, stored_mark
 from coordinator.upkeep.upkeep import Upkeep
@@ -218,6 +219,11 @@ class Coordinator(Platform):
         """Return the service of the organiser's checkers."""
         return Checkers(self, self.recomputes)
 
+    @cached_property
+    def losses(self) -> Losses:
+        """Return the watch over losses of transactions."""
+        return Losses(self)
+
     @property
     def audits(self) -> Audits:
         """Return the audits by volunteers."""
@@ -246,6 +252,7 @@ class Coordinator(Platform):
             "alerts": self.alerts.run,
             "replay": self.replay.run,
             "upkeep": self.upkeep.run,
+            "losses": self.losses.run,
             "metering": self.answers.meter.run,
             "record": self.transparency.run,
             "space": self.space.run,
@@ -355,7 +362,7 @@ class Coordinator(Platform):
             self.stopping.set()
             if engine is not None:
                 await engine.close()
-            for topic in ("queue", "contributions", "versions", "runs", "recomputes"):
+            for topic in ("queue", "contributions", "versions", "runs", "recomputes", "alerts"):
                 self.signals.deliver(topic)
             _, late = await asyncio.wait(tasks, timeout=STOP_S)
             for task in late:

@@ -2,7 +2,7 @@
 database.
 
 Topics: "run:<id>" (its newest version or its state changed), "runs" (the state of any changed),
-"versions", "contributions", "queue" (there may be work), "recomputes", "volunteers".
+"versions", "contributions", "queue" (there may be work), "recomputes", "volunteers", "alerts".
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from shared.programs.wheel import Wheel, own_wheel
 from shared.proofs.signing import SigningKey, fingerprint, identity_payload
 from shared.protocol.accounts import RunInfo, ServerInfo, SignedWheel
 from shared.protocol.limits import PROTOCOL, PROTOCOL_MIN
-from shared.protocol.transparency import SignedRestore
+from shared.protocol.transparency import RestorePayload, SignedRestore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ADMIN = "admin"  # name before the secret in the organiser's token
 NONCE_CHARS_MAX = 64
-RUNS_S = 1.0  # time for which a listing of the runs is reused
+RUNS_S = 1.0  # time for which the listing of the runs and the statement of a restore are reused
 
 
 class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,15 +56,13 @@ class ServerIdentity(PlatformService):
         super().__init__(on)
         self._listing = CachedValue(listing, RUNS_S, on.clock)
         self._admin_hash = self._metrics_hash = b""  # fits no token until `load_tokens`
-        self._restored: SignedRestore | None = None
+        self._restored = CachedValue(lambda: on.db.read(restore_statement), RUNS_S, on.clock)
         self.address = ServerAddress(url=on.settings.url or f"http://127.0.0.1:{on.settings.port}")
 
     async def load(self) -> None:
-        """Read the address of the last server of this database, and when it was restored."""
+        """Read the address of the last server of this database."""
         if text := await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS)):
             self.address = decode(text, ServerAddress)
-        if text := await self._db.read(lambda conn: key_values.get(conn, key_values.RESTORED)):
-            self._restored = decode(text, SignedRestore)
 
     async def load_tokens(self) -> None:
         """Derive tokens from the key, write missing files. Raises Configuration for a wrong one."""
@@ -190,7 +188,7 @@ class ServerIdentity(PlatformService):
             proof_of_work_bits=self._settings.proof_of_work_bits if self._settings.open else 0,
             contact=self._settings.contact,
             now=machine_time(self._clock),
-            restored=self._restored,
+            restored=await self._restored.get(),
             store=self._blobs.public,
             mirrors=self._settings.mirror_urls,
             runs=await self._listing.get(),
@@ -204,6 +202,18 @@ class ServerIdentity(PlatformService):
         if self._db.failed:
             raise Unavailable(self._db.failed, retry_after_s=60.0)
         await self._db.read(lambda conn: key_values.get(conn, key_values.ADDRESS))
+
+
+def restore_statement(conn: Connection) -> SignedRestore | None:
+    """Return the signed statement of the last restore; None without one."""
+    text = key_values.get(conn, key_values.RESTORED)
+    return decode(text, SignedRestore) if text else None
+
+
+def restored_at(conn: Connection) -> float:
+    """Return the time of the last signed statement of a restore; 0 without one."""
+    signed = restore_statement(conn)
+    return decode(signed.payload, RestorePayload).tree.at if signed else 0.0
 
 
 @lru_cache(maxsize=1)

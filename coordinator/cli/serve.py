@@ -173,10 +173,7 @@ def migrate(
     asyncio.run(bring(settings.database_url))
     if new_tokens:
         asyncio.run(_renew_tokens(settings))
-    if recovered:
-        from coordinator.upkeep.backup import state_recovery
-
-        asyncio.run(state_recovery(settings))
+    stated = asyncio.run(_state(settings)) if recovered else ""
     if take_over:
         asyncio.run(_take_over(settings))
     database = without_password(settings.database_url)
@@ -186,11 +183,26 @@ def migrate(
                 "database": database,
                 "new_tokens": new_tokens,
                 "recovered": recovered,
+                "stated": stated,
                 "take_over": take_over,
             }
         )
     else:
         print(f"{database} is up to date")
+        if stated:
+            print(stated)
+
+
+async def _state(settings: Settings) -> str:
+    """Sign the present state as recovered; return a sentence about the signed state."""
+    from coordinator.upkeep.backup import state_recovery
+
+    stated = await state_recovery(settings)
+    heads = ", ".join(f"{run} {version}" for run, version in sorted(stated.heads.items()))
+    return (
+        f"signed for the volunteers: {heads or 'no runs'}, {stated.tree.size:,} rows of the "
+        "record; running servers tell them within a minute"
+    )
 
 
 async def _take_over(settings: Settings) -> None:

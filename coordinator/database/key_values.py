@@ -12,6 +12,7 @@ KEY = "key"  # fingerprint of the key that signs for this database
 STORE = "store"  # random mark, which the blob store of this database carries, too
 STORE_TURNS = "store.turns"  # newest turns at the blob store, JSON
 STORE_TROUBLE = "store.trouble"  # why the blob store is not this database's alone; "" = it is
+LOST = "lost"  # what the database lost since its last signed statement; "" = nothing
 TOKENS = "tokens"  # number of times that the tokens were made anew
 INVITE = "invite"  # counts the server's invites; the join link has the newest
 RESTORED = "restored"  # signed statement of the last restore, JSON

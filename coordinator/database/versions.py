@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from coordinator.database.engine.statements import its
 from coordinator.database.evaluations import EvaluationRow
+from coordinator.database.tables.runs import runs
 from coordinator.database.tables.versions import evaluations, version_blobs, versions
 from shared.errors import NotFound
 
@@ -74,6 +75,27 @@ def get(conn: sa.Connection, run_id: int, version: int) -> VersionRow:
     if row is None:
         raise NotFound(f"this run has no version {version}")
     return VersionRow(**row)
+
+
+class HeadRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Newest version of a run, with the signature of its manifest."""
+
+    name: str
+    version: int
+    signature: str
+
+
+_HEADS = sa.select(runs.c.id, runs.c.name, versions.c.version, versions.c.signature).join(
+    versions, (versions.c.run_id == runs.c.id) & (versions.c.version == runs.c.head)
+)
+
+
+def heads(conn: sa.Connection) -> dict[int, HeadRow]:
+    """Return the newest version of each run that has one; no row of `versions` is ever deleted."""
+    return {
+        row.id: HeadRow(name=row.name, version=row.version, signature=row.signature)
+        for row in conn.execute(_HEADS)
+    }
 
 
 _EVALUATED = versions.join(

@@ -13,7 +13,7 @@ address        the public address does not lead here: its proxy answers 502
 backup         the newest backup is old, or there is none
 certificate    the TLS certificate ends soon
 database       its file is damaged, was removed, or its disk failed: nothing is written any more;
-               or a run's stored file cannot be read
+               or a run's stored file cannot be read; or it lost its newest transactions
 store          the blob store is another database's, or also another's: nothing is deleted
 """
 
@@ -184,6 +184,7 @@ def in_database(
     sent alerts that are not over, `answers` the standstills by run.
     """
     yield from _of_servers(conn, now)
+    yield from _of_losses(conn)
     yield from _of_store(conn)
     yield from _of_backup(conn, settings.alert_backup_days, now)
     yield from _of_work(conn, now, open_now)
@@ -261,6 +262,17 @@ def _of_servers(conn: Connection, now: float) -> Iterator[Condition]:
                 todo="look at its log, and start it again",
                 level="bad" if silent_s < STOPPED_S else "watch",
             )
+
+
+def _of_losses(conn: Connection) -> Iterator[Condition]:
+    if lost := key_values.get(conn, key_values.LOST):
+        yield Condition(
+            kind="database",
+            about="losses",
+            message=f"the database lost its newest transactions: {lost}",
+            todo="put a newer copy in its place, or let the volunteers go on with this one by "
+            "`coordinator migrate --recovered`; nothing is deleted meanwhile",
+        )
 
 
 def _of_store(conn: Connection) -> Iterator[Condition]:

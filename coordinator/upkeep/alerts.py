@@ -31,7 +31,6 @@ from coordinator.upkeep.alert_conditions import (
     here,
     in_database,
 )
-from shared.clock import pause
 from shared.decoding import decode
 from shared.errors import NotFound, VolunteerError, why
 from shared.text import printable
@@ -102,6 +101,7 @@ class Alerts:
         settings = on.settings
         self._db = on.db
         self._clock = on.clock
+        self._signals = on.signals
         self._settings = settings
         self._space = on.space
         self._traffic = traffic
@@ -121,9 +121,10 @@ class Alerts:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Check until `stop` is set."""
+        watch = self._signals.watch("alerts")
         while not stop.is_set():
             await self.look()
-            await pause(self._clock, LOOK_S, stop)
+            await watch.wait(LOOK_S)
 
     async def look(self) -> tuple[Alert, ...]:
         """Raise due alerts and deliver waiting ones; return the raised ones."""

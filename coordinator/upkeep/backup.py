@@ -428,28 +428,36 @@ def _load(conn: Connection, folder: Path, listed: BackupList) -> None:
     dump.reset_sequences(conn)
 
 
-async def state_recovery(settings: Settings) -> None:
-    """Sign the state after a recovery by PostgreSQL, as `restore` signs the state of a backup."""
+async def state_recovery(settings: Settings) -> RestorePayload:
+    """Sign the state after a recovery by PostgreSQL, as `restore` signs the state of a backup, and
+    return it. Running replicas pass it on.
+    """
     db = await Database.open(settings.database_url, exclusive=True)
     try:
         key, now = await own_key(db, settings.signing_key_file), SystemClock().now()
-        await db.write(lambda conn: _state_restore(conn, key, highest_instant(conn), now))
+        stated = await db.write(lambda conn: _state_restore(conn, key, highest_instant(conn), now))
         blobs = open_blobs(settings.blobs_url, settings.directory / "cache")
         marks = StoreMarks(settings, db, blobs, key, SystemClock())
         await marks.take_over(recovered=True)
     finally:
         await db.close()
+    return stated
 
 
-def _state_restore(conn: Connection, key: SigningKey, saved_at: float, now: float) -> None:
+def _state_restore(
+    conn: Connection, key: SigningKey, saved_at: float, now: float
+) -> RestorePayload:
     """Sign the present state of runs and record as restored, since volunteers have seen a later
     one.
     """
     heads = {run.name: run.head for run in runs.every(conn)}
     tree = record_tree.tree_head(conn, now)
-    payload = canonical(RestorePayload(heads=heads, tree=tree, saved_at=saved_at))
+    stated = RestorePayload(heads=heads, tree=tree, saved_at=saved_at)
+    payload = canonical(stated)
     signed = SignedRestore(payload=payload.decode(), signature=key.sign(payload).hex())
     key_values.put(conn, key_values.RESTORED, msgspec.json.encode(signed).decode())
+    key_values.remove(conn, key_values.LOST)
+    return stated
 
 
 def _batches(path: Path) -> Iterator[list[dict[str, Any]]]:

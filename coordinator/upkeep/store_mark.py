@@ -63,6 +63,7 @@ class _Memory(msgspec.Struct, frozen=True, kw_only=True):
     mark: str
     turns: tuple[str, ...]
     database: str
+    lost: str  # what the database lost: nothing is deleted meanwhile
 
 
 class StoreMarks:
@@ -87,7 +88,7 @@ class StoreMarks:
 
     async def renew(self) -> bool:
         """Take a turn of a server when it is time; return False where the store is not this
-        database's alone, and store the reason for the alerts.
+        database's alone, and store the reason for the alerts, or where transactions were lost.
         """
         if not (await self._db.read(_memory)).mark:
             await self.claim()
@@ -107,7 +108,7 @@ class StoreMarks:
             return False
         if mark.until - self._clock.now() < LEASE_S - RENEW_S / 2:
             await self._mark(memory.mark, LEASE_S)
-        return True
+        return not memory.lost
 
     async def release(self) -> None:
         """End the lease of a server that stops; its replicas take another turn."""
@@ -212,6 +213,7 @@ def _memory(conn: Connection) -> _Memory:
         mark=key_values.get(conn, key_values.STORE) or "",
         turns=decode(turns, tuple[str, ...]) if turns else (),
         database=identity(conn),
+        lost=key_values.get(conn, key_values.LOST) or "",
     )
 
 

@@ -154,6 +154,19 @@ class Postgres:
         await self.admin(f"CREATE DATABASE copy_{self.count} TEMPLATE {name}")
         return self.url(f"copy_{self.count}")
 
+    async def replace(self, url: str, by: str) -> None:
+        """Put another database in the place of one, under open connections."""
+        name, other = (address.split("@/")[1].split("?")[0] for address in (url, by))
+        await self.admin(
+            f"ALTER DATABASE {name} ALLOW_CONNECTIONS false",
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+            f"AND datname = '{name}'",
+        )
+        await self.admin(
+            f"ALTER DATABASE {name} RENAME TO lost_{name}",
+            f"ALTER DATABASE {other} RENAME TO {name}",
+        )
+
     async def recycle(self, url: str) -> None:
         """Empty a database for the next test, which takes a fraction of the time of making one."""
         tables = ",".join(table.name for table in metadata.sorted_tables)

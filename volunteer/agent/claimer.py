@@ -22,6 +22,7 @@ from volunteer.storage.leases import HeldLease
 
 WAIT_S = 30.0  # longest wait of one claim at the coordinator
 REFUSED_WAIT_S = 60.0
+OLDER_WAIT_S = 30.0  # short, since a restored coordinator signs that it was restored
 DISK_WAIT_S = 60.0
 SHORT_WAIT_S = 60.0  # short, since the list of runs may have changed
 

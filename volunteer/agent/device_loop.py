@@ -8,12 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.errors import Cancelled, Gone, NotFound, StorageFull, VolunteerError
+from shared.errors import (
+    Cancelled,
+    Gone,
+    NotFound,
+    StorageFull,
+    UnknownTask,
+    VolunteerError,
+)
 from shared.sentences import Sentence
 from volunteer.agent.claimer import (
     AT_ONCE,
     DISK_WAIT_S,
-    REFUSED_WAIT_S,
+    OLDER_WAIT_S,
     UNWANTED,
     Claimer,
     IdleReason,
@@ -286,7 +293,7 @@ class DeviceLoop:
                 device=self.device.id,
                 error=error,
             )
-        if isinstance(error, Gone):
+        if isinstance(error, Gone | UnknownTask):
             how = "cancelled" if isinstance(error, Cancelled) else "gone"
             await ends.without_result(work, how, message)
         elif isinstance(error, StorageFull):
@@ -298,9 +305,9 @@ class DeviceLoop:
             with self._rest():
                 await ends.without_result(work, "released", message)
                 if not await self.pipeline.downloads.restored():
-                    idle = IdleReason(reason="refused", message=message, wait_s=REFUSED_WAIT_S)
+                    idle = IdleReason(reason="refused", message=message, wait_s=OLDER_WAIT_S)
                     self.news.idle(idle)
-                    await self._wait(REFUSED_WAIT_S)
+                    await self._wait(OLDER_WAIT_S)
         elif isinstance(error, OutOfMemory):  # other runs may fit
             self.choice.does_not_fit(work.lease.run, self.device.id, error.needed_bytes)
             await ends.without_result(work, "released", message)

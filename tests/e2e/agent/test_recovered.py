@@ -119,3 +119,36 @@ async def test_a_moment_of_the_database_comes_back_and_volunteers_go_on(
             (said,) = await gone_on(machine, home)
         assert "was restored on" in said
         assert (await home.coordinator.checks.run()).breaches == ()
+
+
+async def test_servers_that_never_stopped_tell_volunteers_of_the_recovery(
+    tmp_path: Path, postgres: Postgres
+) -> None:
+    url = await postgres.fresh()
+    settings = Settings(data_dir=str(tmp_path / "one"), database=url, space_floor_bytes=0)
+    async with local_coordinator(tmp_path / "one", database=url) as home:
+        await home.start_run(SHORT)
+        machine = LocalMachine(tmp_path / "machine", home)
+        async with home.coordinator.working():
+            await machine.join()
+            await at_work([machine], home, 1)
+    earlier = await postgres.copy(url)
+    async with local_coordinator(tmp_path / "one", database=url) as home:
+        async with home.coordinator.working():
+            await at_work([machine], home, await head(home) + 2)
+            await home.coordinator.transparency.seal()
+            await home.coordinator.losses.look()
+            await postgres.replace(url, earlier)
+            assert await home.coordinator.losses.look()
+            machine.home = home
+            async with machine.working() as process:
+                await process.until(events.Idle, lambda each: each.reason == "refused")
+                await state_recovery(settings)
+                await home.clock.advance(2.0)
+                await process.until(events.Judged)
+                assert not failures(process)
+                await process.kill()
+                notices = [each.message for each in process.all(events.Notice)]
+            assert any("was restored on" in notice for notice in notices)
+            assert await home.coordinator.losses.look() == ""
+        assert (await home.coordinator.checks.run()).breaches == ()

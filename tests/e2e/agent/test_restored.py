@@ -6,7 +6,6 @@ import asyncio
 import os
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from coordinator.config import Settings
@@ -103,7 +102,7 @@ async def test_an_older_version_without_a_word_is_idleness_and_no_failure(tmp_pa
 def failures(process: Process) -> list[str]:
     ended = process.all(events.TaskEnded)
     return [each.message for each in ended if each.how == "failed"] + [
-        msgspec.json.encode(each).decode()
+        f"{each.reason}: {each.message}"
         for each in process.all(events.Idle)
         if each.reason == "failing"
     ]

@@ -243,6 +243,12 @@ def test_every_command_of_the_registry_is_typed() -> None:
         assert command.request.__struct_config__.forbid_unknown_fields
 
 
+def test_migrate_says_what_it_signed_after_a_recovery(here: Run) -> None:
+    here("migrate")
+    assert "signed for the volunteers: no runs, 0 rows" in here("migrate", "--recovered").out
+    assert "signed" not in here("migrate").out
+
+
 def test_migrate_refuses_a_server_and_leaves_this_machine_as_it_is(
     run: Run, tmp_path: Path
 ) -> None:

@@ -1,0 +1,107 @@
+"""Loss of transactions under running servers: a standby that was behind was promoted, or an earlier
+state was put in the database's place.
+
+Versions and the record only grow. A server remembers the newest ones that it read, and knows of a
+loss when the database has less, until the organiser signs the present state (`coordinator migrate
+--recovered`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+
+from coordinator.accounts import authentication
+from coordinator.accounts.server_identity import restored_at
+from coordinator.database import key_values, versions
+from coordinator.database.ledger import record_tree
+from coordinator.platform import PlatformService
+from shared.clock import pause
+from shared.errors import VolunteerError
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+LOOK_S = 5.0
+REST_S = 1.0  # shortest time between two comparisons
+
+log = structlog.get_logger("losses")
+
+
+class NewestState(msgspec.Struct, frozen=True, kw_only=True):
+    """Newest state of the database that this process read."""
+
+    restored_at: float  # time of the last signed statement of a restore
+    record: int  # leaves of the record's tree
+    heads: Mapping[int, versions.HeadRow]  # by run
+
+
+class Losses(PlatformService):
+    """Compares the database with its newest state that this process has read."""
+
+    _former: NewestState | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Compare after each new version and every few seconds, until `stop`."""
+        watch = self._signals.watch("versions")
+        while not stop.is_set():
+            with suppress(VolunteerError):  # a database that is away is compared when it is back
+                await self.look()
+            await watch.wait(LOOK_S)
+            await pause(self._clock, REST_S, stop)
+
+    async def look(self) -> str:
+        """Store and return the losses since the last look; "" = none."""
+        former = self._former
+        state, lost = await self._db.read(lambda conn: _compared(conn, former))
+        if lost:
+            await self._db.write(lambda conn: _note(conn, lost))
+            log.error("the database lost its newest transactions", lost=lost)
+            self._signals.deliver(None)
+            self._signals.notify("alerts")
+        self._former = state
+        return lost
+
+
+def _compared(conn: Connection, former: NewestState | None) -> tuple[NewestState, str]:
+    """Return the present state, and a sentence about the missing part of the former state."""
+    state = NewestState(
+        restored_at=restored_at(conn),
+        record=record_tree.head(conn).size,
+        heads=versions.heads(conn),
+    )
+    if former is None or state.restored_at > former.restored_at:
+        return state, ""
+    return state, ", ".join(_lost(conn, former, state))
+
+
+def _lost(conn: Connection, former: NewestState, state: NewestState) -> Iterator[str]:
+    for run_id, head in former.heads.items():
+        present = state.heads.get(run_id)
+        if present is None:
+            yield f"{head.name} is gone"
+        elif present.version < head.version:
+            yield f"{head.name} is at version {present.version} and was at {head.version}"
+        elif _signature(conn, run_id, head.version, present) != head.signature:
+            yield f"{head.name} has another version {head.version} than before"
+    if state.record < former.record:
+        yield f"the record has {state.record:,} rows and had {former.record:,}"
+    if state.restored_at < former.restored_at:
+        yield "the statement of the last restore is gone"
+
+
+def _signature(conn: Connection, run_id: int, version: int, head: versions.HeadRow) -> str:
+    """Return the signature of a version of a run with this head."""
+    if version == head.version:
+        return head.signature
+    return versions.get(conn, run_id, version).signature
+
+
+def _note(conn: Connection, lost: str) -> None:
+    key_values.put(conn, key_values.LOST, lost)
+    authentication.changed(conn)  # no process goes on with an account that was lost
