@@ -21,6 +21,7 @@ CHAOS_KILLS ?= 1000
 MINUTES ?= 10
 FUZZ_ARGS ?=
 MODULE ?=
+BASE ?=
 MUTANTS_ARGS ?=
 EXPERIMENT ?= *
 LANGUAGE ?=
@@ -45,8 +46,8 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup format format-check lint types imports check test test-quick test-slow test-all demo bench gpu-check chaos fuzz mutants experiments \
-	constraints release words clean
+.PHONY: help setup format format-check lint types imports check test test-quick test-changed test-slow test-all demo bench gpu-check chaos fuzz mutants experiments \
+	docs constraints release words clean
 
 help: ## say what there is
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -98,6 +99,10 @@ test: $(READY) ## format, lint, types, import rules, the quick tests
 test-quick: $(READY) ## the quick tests alone
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
+test-changed: $(READY) ## the quick tests nearest to what is changed, by imports; BASE=main since a commit
+	@files=$$($(BIN)/python -m tests.support.changed $(BASE)); \
+	  if [ -n "$$files" ]; then $(PYTEST) -m "not slow" $(PYTEST_ARGS) $$files; fi
+
 # tests of properties are in both: quickly among the others, with all their examples here
 test-slow: $(READY) ## the slow tests: kills, real processes, learning, properties with many examples
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -m "slow or hypothesis" $(PYTEST_ARGS)
@@ -132,6 +137,12 @@ experiments: $(READY) ## long learning experiments; go on where they were stoppe
 	@set -e; for file in tests/experiments/exp_$(EXPERIMENT).py; do \
 	  test -e $$file || { echo "make: there is no $$file" >&2; exit 1; }; name=$$(basename $$file .py); echo "== $$name"; \
 	  PYTHONPATH=. $(BIN)/python $$file --out build/experiments/$$name $(EXPERIMENT_ARGS); done
+
+docs: ## make the site of the documentation in build/site, with search, to be read without a network
+	@test -x build/site-env/bin/sphinx-build || { $(PYTHON) -m venv build/site-env && \
+	  build/site-env/bin/python -m pip install --quiet --disable-pip-version-check -r packaging/site/requirements.txt; }
+	@build/site-env/bin/sphinx-build --quiet --fail-on-warning --keep-going -b html -c packaging/site . build/site
+	@echo "build/site/docs/index.html"
 
 constraints: $(READY) ## freeze the versions in VENV into packaging/constraints.txt
 	$(BIN)/python packaging/freeze.py > $(CONSTRAINTS).new

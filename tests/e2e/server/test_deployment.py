@@ -4,7 +4,9 @@ machine, with haproxy, PostgreSQL and an S3 store.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -52,6 +54,36 @@ def test_the_files_have_their_schemas() -> None:
     schema = "--builtin-schema=vendor.compose-spec"
     accepted(str(tool / "check-jsonschema"), schema, "compose.yaml")
     accepted(str(tool / "kubernetes-validate"), "--strict", "kubernetes.yaml")
+
+
+def test_what_the_hosts_of_the_code_run_exists() -> None:
+    """Workflows have their schema; they, the hooks and the container run targets of the Makefile
+    with its variables.
+    """
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    tool = str(Path(sys.executable).parent / "check-jsonschema")
+    schema = "--builtin-schema=vendor.github-workflows"
+    accepted(tool, schema, *map(str, workflows))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    variables = set(re.findall(r"^([A-Z_]+) \?=", makefile, re.MULTILINE))
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    night = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    commands = [
+        f"make {words}" for words in night["jobs"]["night"]["strategy"]["matrix"]["command"]
+    ]
+    commands += [hook["entry"] for hook in hooks["repos"][0]["hooks"]]
+    commands += [container["postCreateCommand"]]
+    for workflow in workflows:
+        commands += re.findall(r"run: (make [^$\n]+)", workflow.read_text(encoding="utf-8"))
+    for command in commands:
+        make, *words = shlex.split(command)
+        assert make == "make"
+        names = [word for word in words if not word.startswith("--")]
+        for name in names:
+            variable, equals, _ = name.partition("=")
+            assert variable in (variables if equals else targets), command
 
 
 def test_every_setting_that_is_named_exists() -> None:
