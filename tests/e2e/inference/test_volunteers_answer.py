@@ -230,7 +230,7 @@ async def test_nine_of_ten_answers_made_up_keep_nothing_and_their_askers_are_pai
             lambda c: gifts.grant(c, dee.volunteer_id, "dee", 10**9, "", 1.0)
         )
         key = decoding.decode((await dee.post("/me/keys", {"name": "x"})).content, NewKey)
-        prices: list[int] = []
+        prices, honestly = list[int](), 0
         for number in range(12):
             if number == 11:  # paid back all the same
                 await dee.post(f"/me/keys/{key.info.id}/revoke")
