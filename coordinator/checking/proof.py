@@ -78,8 +78,6 @@ def settle(
         if not account.invited:
             _charge(conn, account, contribution, share, now)
         release(conn, account, now)
-        if contribution.unproven and contribution.state == "accepted":
-            _admit(conn, contribution, now)
     return True
 
 
@@ -107,24 +105,33 @@ def _blame_run(conn: Connection, row: RecomputeRow, now: float) -> None:
 def end_without_verdict(
     conn: Connection, row: RecomputeRow, messages: tuple[str, str], now: float
 ) -> bool:
-    """End a draw that proves nothing through no fault of its account, whose standing and stake
-    stay; an update that waited for its proof is not merged. Return False if it had a result before.
+    """End a draw that proves nothing through no fault of its account, whose standing stays. What is
+    at stake is given up unless the organiser vouched for the account: otherwise whoever fakes in
+    such tasks has the pay of all of them. Return False if it had a result before.
     """
     if not recomputes.end(conn, row.contribution_id, "unproven", messages, now):
         return False
-    contribution = contributions.by_id(conn, row.contribution_id, lock=True)
-    if contribution.unproven and contribution.state == "accepted":
-        verdicts.decide(conn, contribution, "superseded", now=now, message=messages[0])
-        escrow.pay(conn, [contribution], now)
+    account = accounts.locked(conn, row.volunteer_id)
+    if row.refusal or account.standing == "suspended":
+        return True
+    if account.invited:
+        release(conn, account, now)
+        return True
+    give_up(conn, account.id, f"task {row.task_id} could not be proved: {messages[0]}", now)
+    accounts.set_volunteer(conn, account.id, proofs=account.proofs)
     return True
 
 
 def release(conn: Connection, account: VolunteerRow, now: float) -> None:
-    """Free the pay that the passed draws of an account prove."""
+    """Free the pay that the passed draws of an account prove, and let its updates before the oldest
+    open draw be merged.
+    """
     proven = recomputes.proven_to(conn, account.id, account.lost_to)
     waiting = len(recomputes.open_of(conn, account.id))
     bond_micro = bond_of(account, waiting) + payments.balances(conn, account.id).debt_micro
     escrow.free(conn, account.id, proven, bond_micro, now)
+    for row in contributions.unproven_of(conn, account.id, proven[1]):
+        _admit(conn, row, now)
 
 
 def bond_of(account: VolunteerRow, waiting: int = 0) -> int:

@@ -178,6 +178,20 @@ def proved(conn: sa.Connection, contribution_id: int, weight: float) -> None:
     conn.execute(_PROVED, {"its_id": contribution_id, "now_weighs": weight})
 
 
+_UNPROVEN_OF = (
+    sa.select(contributions)
+    .where(its(_C.volunteer_id), _C.state == "accepted", _C.unproven.is_(True))
+    .where(_C.id < sa.bindparam("before"))
+    .order_by(_C.id)
+)
+
+
+def unproven_of(conn: sa.Connection, volunteer_id: str, before: int) -> list[ContributionRow]:
+    """Return an account's updates below a number that wait for their proof."""
+    values = {"its_volunteer_id": volunteer_id, "before": before}
+    return [_row(row) for row in conn.execute(_UNPROVEN_OF, values).mappings()]
+
+
 def left_behind(conn: sa.Connection, run_id: int, base: int, kind: str) -> list[ContributionRow]:
     """Return accepted updates that began below version `base`, or are of another kind."""
     values = {"its_run_id": run_id, "base": base, "kind": kind}

@@ -330,6 +330,19 @@ def open_counts(conn: sa.Connection, volunteer_ids: Iterable[str]) -> dict[str, 
     return {who: int(count) for who, count in rows}
 
 
+_OLDEST_OPEN = (
+    sa.select(_R.volunteer_id, sa.func.min(_R.contribution_id))
+    .where(among(_R.volunteer_id, "volunteers"), _OPEN, _IS_DRAW)
+    .group_by(_R.volunteer_id)
+)
+
+
+def oldest_open(conn: sa.Connection, volunteer_ids: Iterable[str]) -> dict[str, int]:
+    """Return the oldest draw without a result of each account that has one."""
+    rows = conn.execute(_OLDEST_OPEN, {"volunteers": [*volunteer_ids]})
+    return {who: int(number) for who, number in rows}
+
+
 def open_of(conn: sa.Connection, volunteer_id: str) -> list[int]:
     """Return the draws of an account without a result, by their contributions."""
     return list(conn.execute(_OPEN_OF, {"its_volunteer_id": volunteer_id}).scalars())

@@ -26,6 +26,7 @@ from coordinator.checking.recompute import Drawn, Recomputes
 from coordinator.compute import Compute
 from coordinator.database import (
     contributions,
+    recomputes,
     runs,
     submissions,
     tasks,
@@ -324,12 +325,15 @@ class Intake(PlatformService):
         payments.post_step(conn, "pending", [payments.Payment.of(each.row) for each in taken], now)
         withheld: dict[str, list[ContributionRow]] = {}
         paid: list[ContributionRow] = []
+        strangers = {each.row.volunteer_id for each in taken if not each.row.vetted}
+        open_draws = recomputes.oldest_open(conn, strangers) if strangers else {}
         for each in taken:
             row = each.row
             if each.judgement is validation.SUSPENDED:
                 withheld.setdefault("", []).append(row)
                 continue
-            if each.drawn and each.accepted and not row.vetted:
+            is_behind_draw = open_draws.get(row.volunteer_id, row.id + 1) <= row.id
+            if (each.drawn or is_behind_draw) and each.accepted and not row.vetted:
                 contributions.wait_for_proof(conn, row.id)
             if each.drawn == "never" and not each.found.invited:
                 withheld.setdefault(NEVER, []).append(row)

@@ -17,7 +17,7 @@ from coordinator.rules.checks import Result
 from coordinator.rules.standing import proof_rest_s
 from shared.protocol.base import Reason
 from tests.contract import test_escrow
-from tests.contract.test_escrow import FRIEND, NEW, PRICE, draw, have, merged
+from tests.contract.test_escrow import FRIEND, NEW, PRICE, accepted, draw, have, merged
 from tests.support.account_rows import add_contribution, breaches
 from tests.support.run_rows import add_version
 
@@ -111,6 +111,36 @@ async def test_an_open_question_holds_up_no_pay_and_is_no_draw(database: Databas
     await database.write(lambda conn: ended(conn, question, "passed"))
     _, person = await of(database, run)
     assert (person.draws, person.proofs) == (2, 2)  # a refused task proves no work
+
+
+async def test_a_draw_without_a_verdict_moves_no_standing_and_earns_nothing(
+    database: Database,
+) -> None:
+    """Whoever faked in tasks that drift too far had all of it free with its next honest draw."""
+    run = await setting(database)
+
+    def drift(conn: Connection, who: str) -> None:
+        ended(conn, draw(conn, merged(conn, run, who, 1.0)), "passed")
+        for _ in range(3):
+            merged(conn, run, who, 2.0)
+        row = draw(conn, merged(conn, run, who, 3.0))
+        waiting = accepted(conn, run, who, 3.0)
+        contributions.wait_for_proof(conn, waiting)
+        assert proof.end_without_verdict(conn, row, ("", "{}"), 5.0)
+        assert not proof.end_without_verdict(conn, row, ("", "{}"), 6.0)
+
+    await database.write(partial(drift, who=NEW))
+    _, person = await of(database, run)
+    assert (person.standing, person.proofs, person.draws) == ("probation", 1, 0)
+    assert (person.unproven, person.rest_until) == (0, None)
+    assert await have(database) == (0, 0, 0)
+    await database.write(partial(drift, who=FRIEND))
+    _, person = await of(database, run, FRIEND)
+    assert (person.standing, person.draws) == ("vetted", 2)
+    assert await have(database, FRIEND) == (PRICE, 0, 5 * PRICE)
+    waiting = await database.read(lambda conn: contributions.unproven_of(conn, FRIEND, 1 << 40))
+    assert waiting == []  # the update of an account that the organiser vouches for is merged
+    assert await breaches(database) == []
 
 
 @pytest.mark.parametrize("result", ["passed", "failed", "unproven"])

@@ -36,10 +36,11 @@ When = Literal[
     "no draw is open",
     "rarely drawn",
     "vetted",
+    "a verdict is out of reach",
 ]
 WHENS: tuple[When, ...] = (
     "by chance", "right behind a draw", "little at stake", "much at stake", "cheap", "dear",
-    "a draw is open", "no draw is open", "rarely drawn", "vetted",
+    "a draw is open", "no draw is open", "rarely drawn", "vetted", "a verdict is out of reach",
 )  # fmt: skip
 
 
@@ -63,7 +64,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     sleep: float = 0.0  # seconds without work before each task where `sleeps` holds
     sleeps: tuple[When, float] = ("by chance", 0.5)
     busy: float = 1.0  # time that the server takes by that of the work
-    drift: float = 0.0  # drift of its tasks, which it asks to be as long as they may be
+    drift: float = 0.0  # drift of its first tasks, which it asks to be as long as they may be
     junk: float = 0.0  # share of fakes that are refused at once: copies, NaN, norms
     liar: float = 0.0  # share of honest tasks with a reported loss that is refused
 
@@ -83,10 +84,11 @@ def elsewhere(rounding: float) -> Policy:
 
 
 class Score(msgspec.Struct, frozen=True):
-    """Seconds of computing, and freed pay in the same unit."""
+    """Seconds of computing; freed pay and merged ranges in the same unit."""
 
     freed: float
     spent: float
+    merged: float = 0.0
 
 
 def some(rng: random.Random) -> Policy:
@@ -109,7 +111,7 @@ def some(rng: random.Random) -> Policy:
         sleep=rng.choice((0.0, 0.0, 0.0, 300.0, 5000.0, 100_000.0)),
         sleeps=(rng.choice(WHENS), rng.random()),
         busy=rng.choice((1.0, 1.0, 10.0, 100.0)),
-        drift=rng.choice((0.0, 0.0, 0.02, 0.05, 0.15, 0.3)),
+        drift=rng.choice((0.0, 0.0, 0.02, 0.05, 0.15, 0.3, 1.5, 50.0)),
         junk=rng.choice((0.0, 0.0, 0.0, 0.1, 1.0)),
         liar=rng.choice((0.0, 0.0, 0.0, 0.1, 0.5)),
     )
@@ -155,8 +157,9 @@ class Life:
         self.by: dict[int, tuple[str, int]] = {}  # (auditor, answer) of a draw that is compared
         self.audits: dict[str, int] = {}
         self.slept: dict[str, int] = {}
-        self.merged = 0  # tasks whose ranges count, since their updates were merged
-        self.computed: set[int] = set()  # tasks that were done, whole or in part
+        self.merged = 0  # pay of the ranges that count, since their updates were merged
+        self.drift = policy.drift  # of the tasks that are handed out
+        self.drifts: dict[int, float] = {}  # of the tasks that were drawn
         self.resting: dict[str, tuple[int, float]] = {}  # recomputes that proved nothing, and rest
         self.questions: list[tuple[str, bool]] = []  # refused tasks: account, whether it was done
         self.slots: list[tuple[float, int, int, str]] = []
@@ -187,7 +190,7 @@ class Life:
         while self._server(float("inf")):  # what is in the line is done, whoever left
             pass
         freed = sum(account.freed for account in self.books.accounts.values())
-        return Score(freed / MICRO, self.spent)
+        return Score(freed / MICRO, self.spent, self.merged / MICRO)
 
     # --- machines ---
 
@@ -237,8 +240,6 @@ class Life:
         self.number, self.done = self.number + 1, self.done + 1
         self.since[name] += 1
         number, chance = self.number, account.chance(price)
-        if took:
-            self.computed.add(number)
         if name != self.auditor and self.rng.random() < (policy.junk if fake else policy.liar):
             self.questions.append((name, not fake))  # its range goes back to the queue
             return max(took, LEAST_S)
@@ -246,12 +247,11 @@ class Life:
         if checks.drawn(SECRET, "recompute", number, str(self.seed), chance):
             flops = min(checks.RECOMPUTE_FLOPS_MAX, seconds * SPEED)
             draw = Draw(number=number, who=name, flops=flops, drawn_at=self.now)
+            self.drifts[number] = self.drift
         if fake:
             self.faked.add(number)
-        vetted = account.vetted
         self.books.submit(name, number, price, draw)
-        if draw is None or vetted:
-            self._merge(name, number)
+        self._merge(name)
         if draw is not None and fake and self._audited(name):
             self._audit(draw, price)
         return max(took, LEAST_S)
@@ -276,12 +276,16 @@ class Life:
             "no draw is open": lambda: not account.is_open,
             "rarely drawn": lambda: account.chance(price) < x,
             "vetted": lambda: account.vetted,
+            "a verdict is out of reach": lambda: self.drift > likeness.DRIFT_MAX,
         }
         return bool(holds[when]())
 
-    def _merge(self, name: str, number: int) -> None:
-        self.merged += number in self.books.accounts[name].pending
-        self.books.merge(name, number)
+    def _merge(self, name: str) -> None:
+        """Merge what waits for no proof."""
+        account = self.books.accounts[name]
+        for number in account.pending.keys() - account.waiting:
+            self.merged += account.pending[number]
+            self.books.merge(name, number)
 
     def _answer_questions(self) -> None:
         """Do the refused tasks again: who made one up is suspended, and a lie proves nothing."""
@@ -334,7 +338,11 @@ class Life:
         assert self.serving is not None
         self.now, number = max(self.now, ends), self.serving[1]
         self.serving = None
-        if number in self.books.open:
+        if number not in self.books.open:
+            return True
+        if number in self.faked and likeness.drifts_too_far(self._redone(number)):
+            self._end_without_verdict(number)
+        else:
             self._settle(number, self._judged(number), self._share(number), computed=True)
         return True
 
@@ -345,21 +353,29 @@ class Life:
         self.serving = self.now + draw.flops / SPEED * self.policy.busy, draw.number
         return True
 
+    def _redone(self, number: int) -> Redone:
+        return redone(self.policy.trained, self.policy.rounding, self.drifts[number])
+
     def _judged(self, number: int) -> Result:
-        policy = self.policy
-        if policy.drift > likeness.DRIFT_MAX:
-            return "unproven"
         if number not in self.faked:
             return "passed"
-        found = redone(policy.trained, policy.rounding, policy.drift)
-        return likeness.judge(found, comparable=policy.compared)
+        return likeness.judge(self._redone(number), comparable=self.policy.compared)
 
     def _share(self, number: int) -> float:
-        policy = self.policy
         if number not in self.faked:
             return 1.0
-        figures = redone(policy.trained, policy.rounding, policy.drift)
-        return likeness.share(figures, comparable=policy.compared)
+        return likeness.share(self._redone(number), comparable=self.policy.compared)
+
+    def _end_without_verdict(self, number: int) -> None:
+        """End a draw of a task that drifts too far; later tasks are half as long."""
+        draw = self.books.open[number]
+        self.drift = min(self.drift, self.drifts[number] / 2)
+        self.books.end_without_verdict(number, self.now)
+        self._merge(draw.who)
+        if number in self.by:
+            who, answer = self.by.pop(number)
+            self.books.accounts[who].answers.discard(answer)
+            self.books.release(self.books.accounts[who])
 
     def _settle(self, number: int, result: Result, share: float = 1.0, *, computed: bool) -> None:
         draw = self.books.open[number]
@@ -369,14 +385,14 @@ class Life:
         elif result == "unproven":
             self._rest(draw.who)
         self.books.settle(number, result, self.now, share, computed=computed)
-        if result == "passed":
-            self._merge(draw.who, number)
+        self._merge(draw.who)
         if number in self.by:
             who, answer = self.by.pop(number)
             auditor = self.books.accounts[who]
             auditor.answers.discard(answer)
             if result == "passed":
                 self.books.release(auditor)
+                self._merge(who)
             else:
                 self.books.suspend(auditor, self.now)
 

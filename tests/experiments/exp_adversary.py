@@ -9,7 +9,8 @@ A strategy is a policy of one person with accounts, machines, and auditors of it
 freed pay per second of computing, by that of the full price of honest work; registering is two
 seconds, and what is free counts at once, so who spends it or gives it away has no more. Each search
 draws strategies at random, then varies the best; what it finds is played again on fresh seeds, for
-the best of many is lucky. "jam" is the time to an honest newcomer's first freed pay beside eight
+the best of many is lucky. "ranges" searches for the most merged ranges by computing: the data that
+is used up. "idle" is the most pay and ranges of who computes nothing. "jam" is the time to an honest newcomer's first freed pay beside eight
 accounts that fill the line, by that beside none.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -49,32 +50,45 @@ BEST = 12
 ROUNDING = (1e-6, 0.006, 0.02)  # between classes: float32, TF32, bfloat16, in the median
 
 
-def score(policy: Policy, seeds: Sequence[int]) -> tuple[float, float]:
-    """Return freed pay by computing over some episodes, and its standard error."""
+Gain = Callable[[Score], float]
+
+
+def freed(score: Score) -> float:
+    """Return the pay that a person may spend."""
+    return score.freed
+
+
+def merged(score: Score) -> float:
+    """Return the pay of the ranges that count."""
+    return score.merged
+
+
+def by_computing(policy: Policy, seeds: Sequence[int], gain: Gain) -> tuple[float, float]:
+    """Return a gain by computing over some episodes, and its standard error."""
     scores = [play(policy, seed) for seed in seeds]
-    spent = statistics.fmean(one.spent for one in scores)
-    ratio = statistics.fmean(one.freed for one in scores) / spent
-    off = [one.freed - ratio * one.spent for one in scores]
+    spent = statistics.fmean(score.spent for score in scores)
+    ratio = statistics.fmean(gain(score) for score in scores) / spent
+    off = [gain(score) - ratio * score.spent for score in scores]
     return ratio, statistics.pstdev(off) / spent / max(1, len(seeds) - 1) ** 0.5
 
 
-def search(number: int, size: Size) -> Row:
+def search(number: int, size: Size, gain: Gain = freed) -> Row:
     """Return the best that one search found, each played again."""
     rng = random.Random(number)
     seeds = [1000 * number + n for n in range(size.episodes)]
     pool = [some(rng) for _ in range(size.drawn)]
-    scored = [(score(policy, seeds)[0], policy) for policy in pool]
+    scored = [(by_computing(policy, seeds, gain)[0], policy) for policy in pool]
     played = len(scored) * size.episodes
     for generation in range(size.generations):
         scored = sorted(scored, key=lambda pair: -pair[0])[:BEST]
         seeds = [1000 * number + 50 * (generation + 1) + n for n in range(size.episodes)]
         pool = [policy for _, policy in scored]
         pool += [varied(rng.choice(pool), rng.choice(pool), rng) for _ in range(size.children)]
-        scored = [(score(policy, seeds)[0], policy) for policy in pool]
+        scored = [(by_computing(policy, seeds, gain)[0], policy) for policy in pool]
         played += len(scored) * size.episodes
     best = sorted(scored, key=lambda pair: -pair[0])[:BEST]
     again = [FRESH + n for n in range(size.again)]
-    found = [(score(policy, again), seen, policy) for seen, policy in best]
+    found = [(by_computing(policy, again, gain), seen, policy) for seen, policy in best]
     found.sort(key=lambda one: -one[0][0])
     (ratio, error), seen, policy = found[0]
     return {
@@ -88,20 +102,25 @@ def search(number: int, size: Size) -> Row:
 
 
 def idle(number: int, size: Size) -> Row:
-    """Return what those free who compute nothing, the most in any episode."""
+    """Return what those free or use up who compute nothing, the most in any episode."""
     rng = random.Random(number)
     most, count = 0.0, size.drawn
     for episode in range(count):
-        policy = msgspec.structs.replace(some(rng), trained=0.0, when=(), honest=0, auditor=False)
-        most = max(most, play(policy, episode).freed)
+        score = play(without_work(some(rng)), episode)
+        most = max(most, score.freed, score.merged)
     return {"best": most, "episodes": count, "seed": number}
+
+
+def without_work(policy: Policy) -> Policy:
+    """Return a policy of who computes nothing."""
+    return msgspec.structs.replace(policy, trained=0.0, when=(), honest=0, auditor=False)
 
 
 def fair(policy: Policy, size: Size) -> Row:
     """Return what an honest account has free of its pay; the rest is at stake."""
-    found: list[Score] = [play(policy, seed) for seed in range(size.again)]
-    freed = sum(one.freed for one in found) / sum(one.spent for one in found)
-    return {"best": round(freed, 3), "episodes": len(found), "seed": 0}
+    scores = [play(policy, seed) for seed in range(size.again)]
+    share = sum(score.freed for score in scores) / sum(score.spent for score in scores)
+    return {"best": round(share, 3), "episodes": len(scores), "seed": 0}
 
 
 def jam(one: Jam, size: Size) -> Row:
@@ -127,6 +146,7 @@ def cells(size: Size) -> Iterator[tuple[str, Any]]:
         yield f"honest, {rounding:g} off", lambda other=other: fair(other, size)
     for number in range(1, SEARCHES + 1):
         yield f"search {number}", lambda number=number: search(number, size)
+    yield "ranges", lambda: search(SEARCHES + 1, size, merged)
     yield "idle", lambda: idle(9, size)
     for name, one in JAMS.items():
         yield f"jam: {name}", lambda one=one: jam(one, size)
@@ -138,10 +158,8 @@ def table(rows: Mapping[str, Row]) -> list[str]:
         error = row.get("error", "")
         lines.append(f"| {name} | {row['best']} | {error} | {row['episodes']} | {row['seed']} |")
     total = sum(row["episodes"] for row in rows.values())
-    policies = [(row["best"], row["policy"]) for row in rows.values() if "policy" in row]
     lines.append(f"\nEpisodes in all: {total}.")
-    if policies:
-        lines.append(f"Best policy: {max(policies, key=lambda pair: float(pair[0]))[1]}")
+    lines += [f"{name}: {row['policy']}" for name, row in rows.items() if "policy" in row]
     return lines
 
 

@@ -35,9 +35,13 @@ def newcomer(name: str, machine: int = 1, **other: object) -> RegisterRequest:
     return RegisterRequest(**{**values, **other})  # type: ignore[arg-type]
 
 
+TINY = {"vocab_size": 64, "block_size": 8, "n_layer": 1, "n_head": 1, "n_embd": 8}
+
+
 def add_run(conn: Connection, name: str = "alpha", licence: str = "CC0-1.0") -> int:
-    """A running run of an empty model."""
-    file = run_file.from_table({"name": name, "workload": "gpt", "licence": licence})
+    """A running run of a tiny model."""
+    table = {"name": name, "workload": "gpt", "licence": licence, "model": TINY}
+    file = run_file.from_table(table)
     numbers = dict.fromkeys(("seed", "global_step", "tokens", "parameters", "pass_no"), 0)
     numbers |= dict.fromkeys(("cursor", "samples_total", "sample_size"), 0)
     row = insert(runs).values(

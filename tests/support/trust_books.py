@@ -41,6 +41,7 @@ class Account:
     newest: int = 0
     prices: dict[int, int] = field(default_factory=dict)  # of what is drawn
     pending: dict[int, int] = field(default_factory=dict)  # what waits for a merge
+    waiting: set[int] = field(default_factory=set)  # of these, for a proof before it
     stake: dict[int, int] = field(default_factory=dict)
     freed: int = 0
     debt: int = 0  # what draws did not prove; later pay settles it
@@ -69,6 +70,14 @@ class Account:
     def is_open(self) -> bool:
         """Return True if one of its draws has no result."""
         return any(draw.result is None for draw in self.drawn.values())
+
+    @property
+    def proven_to(self) -> tuple[int, int]:
+        """Return the newest passed draw before every open one, or 0; and the oldest open one."""
+        ended = {number: draw.result for number, draw in self.drawn.items()}
+        first = min([*(n for n, result in ended.items() if result is None), *self.answers, NEVER])
+        passed = [n for n, result in ended.items() if result == "passed"]
+        return max((n for n in passed if self.lost_to < n < first), default=0), first
 
     @property
     def at_stake(self) -> int:
@@ -104,11 +113,14 @@ class Books:
         account.accepted, account.newest = account.accepted + 1, number
         account.accepted_micro += price
         account.pending[number] = price
+        if account.is_open and not account.vetted:
+            account.waiting.add(number)
         return number, price
 
     def merge(self, who: str, number: int) -> None:
         """Put the pay of a contribution at stake."""
         account = self.accounts[who]
+        account.waiting.discard(number)
         price = account.pending.pop(number, None)
         if price is not None:
             account.stake[number] = price
@@ -150,6 +162,18 @@ class Books:
             self.give_up(account, now)
         return True
 
+    def end_without_verdict(self, number: int, now: float) -> bool:
+        """End a draw that proves nothing through no fault of its account, whose standing stays;
+        False where it has ended before.
+        """
+        draw = self.open.pop(number, None)
+        if draw is None:
+            return False
+        draw.result, draw.ended_at, draw.computed = "unproven", now, True
+        self._done.append(draw)
+        self.give_up(self.accounts[draw.who], now)
+        return True
+
     def charge(self, account: Account, number: int, share: float) -> None:
         """Charge an account for what a draw did not show."""
         stake = account.at_stake + sum(account.pending.values()) - account.debt
@@ -170,6 +194,7 @@ class Books:
     def give_up(self, account: Account, now: float) -> None:
         """Take all that is at stake, and end the open draws."""
         account.pending.clear()
+        account.waiting.clear()
         account.stake.clear()
         for draw in account.drawn.values():
             if draw.result is None:
@@ -178,19 +203,13 @@ class Books:
         account.draws, account.lost_to = 0, account.newest
 
     def release(self, account: Account) -> None:
-        """Free the pay that draws prove, the oldest first, up to the bond."""
-        waiting = [draw.number for draw in account.drawn.values() if draw.result is None]
-        first = min(waiting + sorted(account.answers), default=NEVER)
-        last = max(
-            (
-                draw.number
-                for draw in account.drawn.values()
-                if draw.result == "passed" and account.lost_to < draw.number < first
-            ),
-            default=0,
-        )
+        """Free the pay that draws prove, the oldest first, up to the bond; updates before every
+        open draw may be merged.
+        """
+        last, first = account.proven_to
+        open_draws = sum(draw.result is None for draw in account.drawn.values())
         left = sum(pay for number, pay in account.stake.items() if number < first) - account.debt
-        left -= checks.bond(account.draws - len(waiting), account.mean)
+        left -= checks.bond(account.draws - open_draws, account.mean)
         before = account.freed
         for number in sorted(account.stake):
             left -= account.stake[number]
@@ -198,6 +217,7 @@ class Books:
                 break
             account.freed += account.stake.pop(number)
         self._repay(account, account.freed - before)
+        account.waiting = {number for number in account.waiting if number >= first}
 
     # --- the line ---
 

@@ -151,6 +151,27 @@ async def test_who_submits_the_bytes_of_another_is_suspended_by_the_first_of_the
             assert (await account(home, ann)).standing == "probation"
 
 
+async def test_made_up_work_that_is_faster_than_its_proof_makes_no_version(tmp_path: Path) -> None:
+    """Its first three tasks are drawn, and what it sends while they wait is merged no sooner."""
+    async with local_coordinator(tmp_path / "c", open=True, proof_of_work_bits=1) as home:
+        await home.start_run(ONE_PASS)
+        eve = await home.stranger("Eve")
+        for number in range(12):
+            lease = await eve.claim()
+            verdict = await handed_in(
+                eve, lease, await eve.update(lease.job.run, number, scale=0.05), 2.0
+            )
+            assert verdict.state == "accepted"
+        run = await run_of(home)
+        assert not await home.coordinator.merger.merge_if_due(run.id)
+        async with home.coordinator.working():
+            await settled(home)
+            run, person = await run_of(home), await account(home, eve)
+            assert (run.head, person.standing) == (0, "suspended")
+            assert await merged_samples(home) == (0, 0)
+            assert (await home.coordinator.checks.run()).breaches == ()
+
+
 async def test_made_up_work_neither_uses_up_the_data_nor_ends_the_run(tmp_path: Path) -> None:
     """One account at no cost ended a run of one pass in ten seconds, as a card that the server
     cannot compare.

@@ -88,15 +88,18 @@ class Histories(RuleBasedStateMachine):
                 volunteers.count_draw(conn, row.volunteer_id)
             volunteers.count_accepted(conn, [(row.volunteer_id, price)])
             payments.post_step(conn, "pending", [Payment.of(row)], self.now)
+            if waits:
+                contributions.wait_for_proof(conn, number)
             return number
 
+        waits = not account.vetted and (drawn or account.is_open)
         number = self.write(change)
         draw = Draw(number=number, who=self.id(name), flops=flops, drawn_at=self.now)
         self.books.submit(self.id(name), number, price, draw if drawn else None)
 
     @rule()
     def merge(self) -> None:
-        due = [n for account in self.books.accounts.values() for n in account.pending]
+        due = [n for one in self.books.accounts.values() for n in one.pending.keys() - one.waiting]
 
         def change(conn: Connection) -> None:
             merged = contributions.by_ids(conn, due)
@@ -105,7 +108,7 @@ class Histories(RuleBasedStateMachine):
 
         self.write(change)
         for name, account in self.books.accounts.items():
-            for number in list(account.pending):
+            for number in account.pending.keys() - account.waiting:
                 self.books.merge(name, number)
 
     @rule(name=who, result=results)
@@ -169,6 +172,42 @@ class Histories(RuleBasedStateMachine):
         self.write(change)
         self.books.settle(number, result, self.now, share, computed=computed)
 
+    @rule(which=st.integers(0, 30))
+    def drift(self, which: int) -> None:
+        """A recompute says nothing, since its task drifts too far: that is nobody's fault."""
+        if not self.books.open:
+            return
+        number = sorted(self.books.open)[which % len(self.books.open)]
+
+        def change(conn: Connection) -> None:
+            row = recomputes.get(conn, number)
+            assert row is not None
+            figures = ("", '{"cosine":1.0,"norm_ratio":1.0,"drift":0.3}')
+            assert proof.end_without_verdict(conn, row, figures, self.now)
+
+        self.write(change)
+        self.books.end_without_verdict(number, self.now)
+
+    @rule(which=st.integers(0, 30), result=results, judged=st.booleans())
+    def die(self, which: int, result: Result, judged: bool) -> None:
+        """The coordinator is killed when a result is written, but not committed."""
+        if not self.books.open:
+            return
+        number = sorted(self.books.open)[which % len(self.books.open)]
+
+        def change(conn: Connection) -> None:
+            row = recomputes.get(conn, number)
+            assert row is not None
+            told = ("", "{}")
+            if judged:
+                assert proof.settle(conn, row, result, told, self.now)
+            else:
+                assert proof.end_without_verdict(conn, row, told, self.now)
+            raise KeyError(number)
+
+        with pytest.raises(KeyError):
+            self.write(change)
+
     @rule(seconds=st.sampled_from([1.0, 600.0, 50_000.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -188,6 +227,15 @@ class Histories(RuleBasedStateMachine):
             assert found.pending_micro == sum(account.pending.values())
             assert found.escrow_micro == account.at_stake
             assert (found.earned_micro, found.debt_micro) == (account.freed, account.debt)
+
+    @invariant()
+    def what_waits_for_a_proof_is_what_waits_in_the_model(self) -> None:
+        def read(conn: Connection) -> set[int]:
+            query = select(rows.c.id).where(rows.c.unproven, rows.c.state == "accepted")
+            return set(conn.execute(query.where(rows.c.run_id == self.run)).scalars())
+
+        ours = set[int]().union(*(account.waiting for account in self.books.accounts.values()))
+        assert self.runner.run(self.db.read(read)) == ours
 
     @invariant()
     def samples_that_count_are_samples_that_were_merged(self) -> None:
