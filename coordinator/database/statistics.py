@@ -63,8 +63,8 @@ class LeaderboardStanding(msgspec.Struct, frozen=True, kw_only=True):
 class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     """Work decided within one stretch of time."""
 
-    place: int  # number of the stretch, from 0
     at: float  # beginning of the stretch
+    seconds: float  # its length
     contributions: int
     volunteers: int
     device_s: float
@@ -201,8 +201,8 @@ def stretches(
     )
     return [
         Stretch(
-            place=int(index),
             at=since + index * width_s,
+            seconds=width_s,
             contributions=int(count),
             volunteers=int(people),
             device_s=float(seconds or 0.0),

@@ -65,6 +65,9 @@ class Site:
     async def home(self, scope: Scope) -> FinishedPage:
         return await self.views.home()
 
+    async def figures(self, scope: Scope) -> FinishedPage:
+        return await self.views.figures()
+
     async def join(self, scope: Scope) -> FinishedPage:
         return await self.views.join(visitor_system(raw_header(scope, b"user-agent")))
 
@@ -181,6 +184,7 @@ def routes(coordinator: Coordinator) -> list[Route]:
     }
     public: dict[str, Handle | Stream] = {
         "/": site.home,
+        "/figures.json": site.figures,
         "/leaderboard": site.leaderboard,
         "/volunteers/{name}": site.volunteer,
         "/runs/{run}": site.run,

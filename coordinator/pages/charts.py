@@ -59,12 +59,13 @@ def thinned(points: Sequence[Point], most: int = POINTS_MAX) -> list[Point]:
     return [points[n * last // (most - 1)] for n in range(most)]
 
 
-def line(points: Sequence[Point]) -> Line | None:
-    """Draw a line of values over versions; None without a value."""
+def line(points: Sequence[Point], most: float = math.inf) -> Line | None:
+    """Draw a line of values, none above `most`, over versions; None without a value."""
     drawn = thinned([p for p in points if math.isfinite(p.y)])
     if not drawn:
         return None
-    ticks = _ticks(min(p.y - p.error for p in drawn), max(p.y + p.error for p in drawn))
+    low, high = min(p.y - p.error for p in drawn), max(p.y + p.error for p in drawn)
+    ticks = _ticks(low, high, most)
     low, high = ticks[0], ticks[-1]
     first, last = drawn[0].x, drawn[-1].x
     span = (last - first) or 1.0
@@ -92,10 +93,14 @@ def line(points: Sequence[Point]) -> Line | None:
     )
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Return round values, evenly spread, from below the lowest to above the highest."""
+def _ticks(low: float, high: float, most: float) -> list[float]:
+    """Return round values, evenly spread, from below the lowest to above the highest, but none
+    above `most` and none below zero of values that are not.
+    """
     if high - low < 1e-9 * max(1.0, abs(high)):
-        low, high = low - 0.5 * (abs(low) or 1.0), high + 0.5 * (abs(high) or 1.0)
+        least = 0.0 if low >= 0 else -math.inf
+        margin = 0.5 * (abs(low) or 1.0)
+        low, high = max(least, low - margin), min(most, high + margin)
     rough = (high - low) / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(s * power for s in STEPS if s * power >= rough * 0.999)
@@ -112,16 +117,25 @@ class ChartColumn(msgspec.Struct, frozen=True, kw_only=True):
     title: str
 
 
-def columns(values: Sequence[tuple[int, float, str]], places: int) -> list[ChartColumn]:
-    """Draw columns from (place, value, title), at one of `places` places each."""
-    most = max((value for _, value, _ in values), default=0.0) or 1.0
-    width = WIDTH / max(1, places)
+class Period(msgspec.Struct, frozen=True, kw_only=True):
+    """Value of a period of time."""
+
+    start: float
+    seconds: float
+    value: float
+    title: str
+
+
+def columns(periods: Sequence[Period], start: float, end: float) -> list[ChartColumn]:
+    """Draw periods over an axis of time from `start` to `end`, within which each begins."""
+    most = max((period.value for period in periods), default=0.0) or 1.0
+    span = max(end - start, 1.0)
     return [
         ChartColumn(
-            x=round(place * width, 1),
-            width=round(width * 0.8, 1),
-            top=round(100 - max(2.0, 100 * value / most), 1),
-            title=title,
+            x=round(WIDTH * (period.start - start) / span, 1),
+            width=round(WIDTH * min(0.8 * period.seconds, max(1.0, end - period.start)) / span, 1),
+            top=round(100 - max(2.0, 100 * period.value / most), 1),
+            title=period.title,
         )
-        for place, value, title in values
+        for period in periods
     ]

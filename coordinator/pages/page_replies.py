@@ -20,8 +20,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
 HTML = "text/html; charset=utf-8"
+JSON = "application/json"
 ZIPPED_BYTES_MIN = 600
-ZIPPED = ("text/", "image/svg")
+ZIPPED = ("text/", "image/svg", "application/json")
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -44,6 +45,7 @@ class FinishedPage(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     keep: str = "no-cache"  # browsers ask again each time, by the tag
     varies: str = "accept-encoding"  # request headers that the document depends on
+    anywhere: bool = False  # scripts of other sites may read it
 
 
 def made(kind: str, content: str | bytes, **fields: Any) -> FinishedPage:
@@ -120,6 +122,8 @@ async def reply(scope: Scope, send: Send, document: FinishedPage) -> None:
     """Send a document, or 304 to a client that has it."""
     headers = head(scope, document.kind, document.keep)
     headers.append((b"vary", document.varies.encode()))
+    if document.anywhere:
+        headers.append((b"access-control-allow-origin", b"*"))
     status, body = document.status, document.body
     zipped = document.zipped and b"gzip" in raw_header(scope, b"accept-encoding")
     if status == 200:

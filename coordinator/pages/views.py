@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,9 @@ import msgspec
 
 from coordinator.accounts.accounts import not_shown
 from coordinator.pages import charts, templates
-from coordinator.pages.charts import ChartColumn, Line, Point
-from coordinator.pages.page_replies import HTML, FinishedPage, made
+from coordinator.pages.charts import ChartColumn, Line, Period, Point
+from coordinator.pages.page_replies import HTML, JSON, FinishedPage, made
+from coordinator.pages.public_figures import ServerFigures, run_figures
 from coordinator.pages.templates import render
 from coordinator.rules.install_lines import PATH_LINE, System, installations
 from coordinator.runs.definition import definition
@@ -20,7 +22,7 @@ from shared.errors import NotFound, VolunteerError
 from shared.network.links import format_link
 from shared.protocol.base import Cause
 from shared.protocol.limits import process_on
-from shared.text import counted, whole_percent
+from shared.text import counted, duration, whole_percent
 from shared.workloads.declaration import Measure
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ FRESH_S = 1.0
 PAGES_MAX = 256  # finished pages in memory
 VERSIONS = 10  # newest versions that a run's page lists
 LEADERS = 10
-PLACES_MIN = 12  # fewest columns, so that those of a young run are not too wide
+QUICK_S = 60.0  # versions that are made faster than one in this time share a line
 RUNS = 20  # runs that the first page shows in full, live ones first
 QUIET = 4  # width of the light margin around a QR code, in its modules
 WINDOWS = {"day": 1, "week": 7, "month": 30, "ever": None}
@@ -72,8 +74,10 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     strength: Line | None
     columns: Sequence[ChartColumn]
     crowd: int  # volunteers in the highest column
-    began_at: float | None  # time of the first column
+    began_at: float | None  # ends of the columns' axis of time
+    until: float
     versions: Sequence[VersionInfo]  # the newest first
+    hurried: str  # sentence on those that share a line; "" where each has its own
     leaders: Sequence[LeaderRow]
     story: Sequence[object]  # samples, the oldest first
     first: object
@@ -127,16 +131,39 @@ class Views:
         """Return the page of all public runs."""
 
         async def make() -> FinishedPage:
-            rows = await self._public.listing()
-            live = [row.name for row in rows if row.state in ("running", "paused")]
-            over = [row.name for row in rows if row.name not in live]
-            runs = [await self.model(name) for name in (*live, *over)[:RUNS]]
-            runs.sort(key=lambda run: (run.info.state != "running", -run.info.workers))
-            rest = (*live, *over)[RUNS:]
-            body = self._page("home.html", runs=runs, others=rest, invited=self._invited)
+            runs, others = await self._listed_runs()
+            dated = [run for run in runs if run.last_at is not None and run.info.version > 0]
+            newest = max(dated, key=lambda run: run.last_at or 0.0, default=None)
+            body = self._page(
+                "home.html", runs=runs, others=others, newest=newest, invited=self._invited
+            )
             return made(HTML, body)
 
         return await self._once("/", make)
+
+    async def figures(self) -> FinishedPage:
+        """Return the figures of the public runs that the first page shows, as JSON."""
+
+        async def make() -> FinishedPage:
+            runs, _ = await self._listed_runs()
+            base = self._coordinator.server.address.url
+            figures = ServerFigures(
+                server=self._coordinator.settings.name,
+                at=self._coordinator.clock.now(),
+                runs=[run_figures(run, base) for run in runs],
+            )
+            return made(JSON, msgspec.json.encode(figures), anywhere=True)
+
+        return await self._once("figures", make)
+
+    async def _listed_runs(self) -> tuple[list[RunPage], Sequence[str]]:
+        """Return the runs that the first page shows, those at work first, and the others' names."""
+        rows = await self._public.listing()
+        live = [row.name for row in rows if row.state in ("running", "paused")]
+        over = [row.name for row in rows if row.name not in live]
+        runs = [await self.model(name) for name in (*live, *over)[:RUNS]]
+        runs.sort(key=lambda run: (run.info.state != "running", -run.info.workers))
+        return runs, (*live, *over)[RUNS:]
 
     @property
     def _invited(self) -> bool:
@@ -216,7 +243,12 @@ class Views:
                 nickname=nickname,
                 rows=rows_of_name,
                 first_at=work[0].at if work else None,
-                columns=_columns(work, lambda stretch: stretch.contributions),
+                columns=_columns(
+                    work,
+                    lambda stretch: stretch.contributions,
+                    work[0].at if work else 0.0,
+                    self._coordinator.clock.now(),
+                ),
                 most=max((stretch.contributions for stretch in work), default=0),
             )
             return made(HTML, body)
@@ -281,18 +313,24 @@ class Views:
         board = self._coordinator.volunteers.leaderboard
         leaders = await board(name, seldom=True)
         rated = await self._public.strength(row)
+        now = self._coordinator.clock.now()
+        until = row.ended_at or now
         return RunPage(
             figures=sums.figures,
             checks=sums.checks,
             news=sums.news,
             info=info,
             live=live(info, sums.figures, sums.checks.work_s),
-            curve=charts.line([_point(loss, info.measure) for loss in losses]),
+            curve=_curve(losses, info.measure),
             strength=charts.line([Point(*rating) for rating in rated]),
-            columns=_columns(stretches, lambda stretch: stretch.volunteers),
+            columns=_columns(
+                stretches, lambda stretch: stretch.volunteers, row.started_at or now, until
+            ),
             crowd=max((stretch.volunteers for stretch in stretches), default=0),
             began_at=row.started_at,
-            versions=newest[::-1][:VERSIONS],
+            until=until,
+            versions=_listed(newest[::-1][:VERSIONS]),
+            hurried=_hurried(newest[::-1][:VERSIONS]),
             leaders=leaders[:LEADERS],
             story=story,
             first=story[0] if story else None,
@@ -313,18 +351,55 @@ class Views:
         return made(HTML, self._page("error.html", error=error), status=error.status)
 
 
-def _columns(stretches: Sequence[Stretch], height: Callable[[Stretch], int]) -> list[ChartColumn]:
-    places = max((stretch.place + 1 for stretch in stretches), default=0)
-    values = [
-        (stretch.place, float(height(stretch)), _column_title(stretch)) for stretch in stretches
+def _columns(
+    stretches: Sequence[Stretch], height: Callable[[Stretch], int], start: float, end: float
+) -> list[ChartColumn]:
+    """Draw stretches over an axis of time from `start` to `end`."""
+    periods = [
+        Period(
+            start=stretch.at,
+            seconds=stretch.seconds,
+            value=float(height(stretch)),
+            title=_column_title(stretch),
+        )
+        for stretch in stretches
     ]
-    return charts.columns(values, max(PLACES_MIN, places))
+    return charts.columns(periods, start, end)
+
+
+def _hurry(versions: Sequence[VersionInfo]) -> bool:
+    """Return True if versions follow each other too fast for a line each."""
+    if len(versions) < VERSIONS:
+        return False
+    return versions[0].created_at - versions[-1].created_at < QUICK_S * len(versions)
+
+
+def _listed(versions: Sequence[VersionInfo]) -> Sequence[VersionInfo]:
+    """Return the versions with a line of their own: all, or in a hurry those that stand out."""
+    if not _hurry(versions):
+        return versions
+    newest = versions[0].version
+    return [v for v in versions if v.version == newest or v.best or v.kind == "rollback"]
+
+
+def _hurried(versions: Sequence[VersionInfo]) -> str:
+    """Return the sentence on versions that follow each other fast; "" for slower ones."""
+    if not _hurry(versions):
+        return ""
+    took = duration(versions[0].created_at - versions[-1].created_at)
+    last = versions[-1].version
+    return f"{len(versions)} versions in {took}, from {last} to {versions[0].version}."
 
 
 def _column_title(stretch: Stretch) -> str:
     people = counted(stretch.volunteers, "volunteer")
     work = counted(stretch.contributions, "contribution")
     return f"{templates.day(stretch.at)} UTC: {people}, {work}, {templates.hours(stretch.device_s)}"
+
+
+def _curve(losses: Sequence[VersionLoss], measure: Measure) -> Line | None:
+    most = 100.0 if measure == "share solved" else math.inf
+    return charts.line([_point(loss, measure) for loss in losses], most)
 
 
 def _point(loss: VersionLoss, measure: Measure) -> Point:

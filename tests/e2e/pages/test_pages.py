@@ -167,6 +167,35 @@ async def test_a_link_to_any_page_unfurls_and_robots_find_their_rules(tmp_path: 
             assert "Disallow: /api/" in (await client.get("/robots.txt")).text
 
 
+async def test_other_sites_may_read_the_figures_of_public_runs_alone(tmp_path: Path) -> None:
+    hidden = RUN.replace('"tiny"', '"secret"') + "[page]\nvisible = false\n"
+    async with local_coordinator(tmp_path, name="Hillside school") as home:
+        run = await merged(home)
+        await home.coordinator.runs.create(hidden)
+        async with home.client() as client:
+            answer = await client.get("/figures.json")
+            page = await client.get("/")
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert "access-control-allow-origin" not in page.headers
+        figures = answer.json()
+        assert figures["server"] == "Hillside school"
+        (row,) = figures["runs"]
+        assert (row["name"], row["state"], row["version"]) == (run, "running", 2)
+        assert (row["accepted"], row["refused"], row["standstill"]) == (4, 0, "")
+        assert row["url"].endswith(f"/runs/{run}")
+
+
+async def test_versions_that_are_made_fast_share_a_line(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await merged(home, 12)
+        async with home.client() as client:
+            page = await client.get(f"/runs/{run}")
+            first = await client.get("/")
+        assert re.search(r"10 versions in \d+:?\d* \w+, from 3 to 12\.", text(page))
+        assert page.text.count('scope="row"><a href="/runs/tiny/versions/') <= 2
+        assert "Newest result: version 12 of tiny" in text(first)
+
+
 async def test_only_a_run_that_needs_somebody_asks_for_it(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home:
         run = await home.start_run()
