@@ -36,6 +36,7 @@ from shared.nearest import nearest
 from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
 from shared.workloads.data.chat_template import TEMPLATE
 from shared.workloads.declaration import Output, refusal
+from shared.workloads.generation.sampling import Shaping
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -84,16 +85,17 @@ class Servable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompt to continue, and its sampling options."""
+    """Prompts to continue, and their sampling options."""
 
     kind: str
-    prompt: str | TokenPrompt | Turns
+    prompts: tuple[str | TokenPrompt | Turns, ...]
     echo: bool = False  # the answer begins with the prompt
     max_tokens: int | None
     seed: int
-    count: int = 1
+    count: int = 1  # answers to each prompt
     temperature: float = 1.0
     top_p: float = 1.0
+    shaping: Shaping | None = None
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     private: bool = False  # only the organiser's machines may read the prompt
@@ -102,6 +104,11 @@ class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
     def field(self) -> str:
         """Return the name of the request's field that holds the text."""
         return "prompt" if self.kind == "completion" else "messages"
+
+    @property
+    def choices(self) -> int:
+        """Return the number of answers to all prompts."""
+        return self.count * len(self.prompts)
 
 
 class AnswerStream:
@@ -118,7 +125,7 @@ class AnswerStream:
         self.metered = metered
         self.prompt_tokens = prompt_tokens
         self.cost_micro = 0
-        self.echo: AnswerPiece | None = None  # the prompt, if each sequence begins with it
+        self.echoes: tuple[AnswerPiece, ...] = ()  # the prompts, if sequences begin with them
         self._sequences = sequences
         self._count = count
 
@@ -240,7 +247,7 @@ class Answers:
 
     @asynccontextmanager
     async def text(self, model: Servable, wish: TextPrompt) -> AsyncIterator[AnswerStream]:
-        """Answer a prompt within the block; at its end, the generated tokens are settled.
+        """Answer prompts within the block; at its end, the generated tokens are settled.
 
         Raises InvalidField, Forbidden, InsufficientQuota, TooManyRequests, Unavailable without an
         engine.
@@ -249,47 +256,27 @@ class Answers:
             raise InvalidField(why, "model")
         engine = self._working()
         least = 1 if wish.max_tokens is None else min(wish.max_tokens, model.tier.tokens)
-        # before the engine loads the model to prepare the prompt
-        await self.meter.check(_order(model, wish.kind, 1, least * wish.count))
-        prepared = await _prepared(engine, model, wish)
-        size = len(prepared.tokens)
-        most = _room(model, wish, size, prepared.context)
-        # the prompt's tokens are paid as they are scored
+        # before the engine loads the model to prepare the prompts
+        await self.meter.check(_order(model, wish.kind, 1, least * wish.choices))
+        prepared = [await _prepared(engine, model, wish, prompt) for prompt in wish.prompts]
+        _check_bias(wish, prepared[0].vocabulary)
+        size = sum(len(prompt.tokens) for prompt in prepared)
+        most = [_room(model, wish, len(prompt.tokens), prompt.context) for prompt in prepared]
+        # the prompts' tokens are paid as they are scored
         scored = size if wish.echo and wish.logprobs is not None else 0
-        order = _order(model, wish.kind, size - scored, scored + most * wish.count)
+        order = _order(model, wish.kind, size - scored, scored + sum(most) * wish.count)
         metered = await self.meter.begin(msgspec.structs.replace(order, scored=scored))
         count = partial(self.meter.count, metered)
         try:
             if scored:
-                prepared = await _prepared(engine, model, wish, wish.logprobs)
-                count(scored)
-            sequences = [
-                engine.generate(
-                    Generation(
-                        temperature=wish.temperature,
-                        top_p=wish.top_p,
-                        ends=prepared.ends,
-                        logprobs=wish.logprobs,
-                        vocabulary=prepared.vocabulary,
-                        id=f"{metered.id}-{number}",
-                        model=model.version,
-                        prompt=prepared.tokens,
-                        text=wish.prompt if isinstance(wish.prompt, str) else "",
-                        max_tokens=most,
-                        seed=wish.seed + number,
-                        stop=(*wish.stop, *model.serve.stop, *prepared.stop),
-                        volunteers=_volunteers(model, wish),
-                        asker=model.asker.volunteer_id,
-                    )
-                )
-                for number in range(wish.count)
-                if most
-            ]
+                for number, prompt in enumerate(wish.prompts):
+                    prepared[number] = await _prepared(engine, model, wish, prompt, wish.logprobs)
+                    count(len(prepared[number].tokens))
+            generations = _generations(model, wish, prepared, most, metered.id)
+            sequences = [engine.generate(generation) for generation in generations]
             answer = AnswerStream(metered, size, sequences, count)
             if wish.echo:
-                text = wish.prompt if isinstance(wish.prompt, str) else prepared.text
-                end: FinishReason | None = None if most else "length"
-                answer.echo = AnswerPiece(text=text, logprobs=prepared.said, finish=end)
+                answer.echoes = _echoes(wish, prepared, most)
         except BaseException:
             await self.meter.end(metered)
             raise
@@ -329,12 +316,70 @@ class Answers:
 
 
 async def _prepared(
-    engine: InferenceEngine, model: Servable, wish: TextPrompt, probe: int | None = None
+    engine: InferenceEngine,
+    model: Servable,
+    wish: TextPrompt,
+    prompt: str | TokenPrompt | Turns,
+    probe: int | None = None,
 ) -> PreparedPrompt:
     try:
-        return await engine.prepare(model.version, wish.prompt, probe)
+        return await engine.prepare(model.version, prompt, probe)
     except BadRequest as error:
         raise InvalidField(error.message, wish.field) from error
+
+
+def _generations(
+    model: Servable,
+    wish: TextPrompt,
+    prepared: Sequence[PreparedPrompt],
+    most: Sequence[int],
+    request_id: str,
+) -> list[Generation]:
+    """Return the sequences to generate, prompt by prompt; none for a prompt that is only scored."""
+    generations: list[Generation] = []
+    for place, prompt in enumerate(prepared):
+        text = wish.prompts[place]
+        for number in range(place * wish.count, (place + 1) * wish.count):
+            generation = Generation(
+                temperature=wish.temperature,
+                top_p=wish.top_p,
+                shaping=wish.shaping,
+                ends=prompt.ends,
+                logprobs=wish.logprobs,
+                vocabulary=prompt.vocabulary,
+                id=f"{request_id}-{number}",
+                model=model.version,
+                prompt=prompt.tokens,
+                text=text if isinstance(text, str) else "",
+                max_tokens=most[place],
+                seed=wish.seed + number,
+                stop=(*wish.stop, *model.serve.stop, *prompt.stop),
+                volunteers=_volunteers(model, wish),
+                asker=model.asker.volunteer_id,
+            )
+            generations += [generation] if most[place] else []
+    return generations
+
+
+def _echoes(
+    wish: TextPrompt, prepared: Sequence[PreparedPrompt], most: Sequence[int]
+) -> tuple[AnswerPiece, ...]:
+    """Return the prompts as beginnings of their answers; without room an answer ends there."""
+    echoes: list[AnswerPiece] = []
+    for words, prompt, room in zip(wish.prompts, prepared, most, strict=True):
+        text = words if isinstance(words, str) else prompt.text
+        end: FinishReason | None = None if room else "length"
+        echoes += [AnswerPiece(text=text, logprobs=prompt.said, finish=end)] * wish.count
+    return tuple(echoes)
+
+
+def _check_bias(wish: TextPrompt, vocabulary: int) -> None:
+    """Raise InvalidField for a biased token that the model does not have."""
+    largest = max((token for token, _ in wish.shaping.bias), default=0) if wish.shaping else 0
+    if largest >= vocabulary > 0:
+        raise InvalidField(
+            f"logit_bias has the token {largest}, and the model {vocabulary}", "logit_bias"
+        )
 
 
 def _volunteers(model: Servable, wish: TextPrompt) -> bool:

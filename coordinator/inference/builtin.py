@@ -244,7 +244,7 @@ class BuiltinEngine:
             key=weights,
             file=run.file,
             weights=str(await self._blobs.local(weights)),
-            tokenizer=await self._local({**more, **assets}.get("tokenizer")),
+            tokenizer=await self._local(about.tokenizer(assets)),
             template=await self._local(assets.get(TEMPLATE)),
             files={name: str(await self._blobs.local(ref.sha256)) for name, ref in more.items()},
         )
@@ -263,6 +263,7 @@ def _sequence(request: Generation) -> Wanted:
         seed=request.seed,
         temperature=request.temperature,
         top_p=request.top_p,
+        shaping=request.shaping,
         stop=request.stop,
         ends=request.ends,
         logprobs=request.logprobs,

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 import msgspec
 
 from shared.errors import BadRequest
+from shared.workloads.generation.sampling import Shaping
 
 Turns = tuple[tuple[str, str], ...]  # role and text of each turn of a conversation
 CHARACTERS_MAX = 64  # longest prompt: characters for each token that fits
@@ -55,6 +56,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     temperature: float = 1.0  # 0 = the likeliest token
     top_p: float = 1.0
+    shaping: Shaping | None = None
     stop: tuple[str, ...] = ()
     ends: tuple[int, ...] = ()  # tokens that end the text, besides the model's own
     logprobs: int | None = None  # alternatives for each token; None = no probabilities at all

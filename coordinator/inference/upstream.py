@@ -31,18 +31,21 @@ from coordinator.inference.inference_engine import (
     Turns,
     check_length,
 )
+from coordinator.runs.definition import definition
 from coordinator.storage.secret_file import read_secret
 from shared.decoding import decoder
 from shared.errors import BadRequest, NotFound, Unavailable
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
+from shared.workloads.generation.sampling import Shaping
 from shared.workloads.generation.text_stream import StopStrings
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.database.engine.open_database import Database
+    from coordinator.runs.definition import definition
     from coordinator.storage.blobs import BlobStore
-    from shared.clock import Clock
+from shared.clock import Clock
 
 CONNECT_S = 5.0
 SILENT_S = 60.0  # longest wait for a token, or for a whole reply that is not streamed
@@ -238,7 +241,7 @@ class UpstreamEngine:
 
         def look(conn: Connection) -> tuple[int, str | None]:
             run = runs.by_id(conn, model.run_id)
-            asset = datasets.assets_of(conn, run).get("tokenizer")
+            asset = definition(run).tokenizer(datasets.assets_of(conn, run))
             return run.sample_size, asset.sha256 if asset else None
 
         context, tokenizer = await self._db.read(look)
@@ -328,6 +331,19 @@ def _body(request: Generation) -> dict[str, object]:
         body["stop"] = request.stop[:STOPS_MAX]
     if request.logprobs is not None:
         body["logprobs"] = request.logprobs
+    return body | _shaping(request.shaping)
+
+
+def _shaping(shaping: Shaping | None) -> dict[str, object]:
+    """Return the fields of options that differ from their defaults."""
+    if shaping is None:
+        return {}
+    fields = msgspec.structs.asdict(shaping)
+    bias = fields.pop("bias")
+    plain = msgspec.structs.asdict(Shaping())
+    body = {name: value for name, value in fields.items() if value != plain[name]}
+    if bias:
+        body["logit_bias"] = {str(token): value for token, value in bias}
     return body
 
 

@@ -27,6 +27,7 @@ from coordinator.inference.inference_engine import (
     TokenPrompt,
     Turns,
 )
+from coordinator.runs.definition import definition
 from shared.protocol.inference import AnswerTask
 from shared.workloads.generation.prompt_text import PromptText
 from shared.workloads.generation.text_stream import TextStream
@@ -63,7 +64,7 @@ class VolunteerEngine:
         self._manifest = manifest
         self._draws = draws
         draws.connect(engine.compare)
-        self._texts: dict[int, PromptText] = {}  # keyed by dataset
+        self._texts: dict[str, PromptText] = {}  # keyed by hash of the tokenizer
 
     @property
     def templates(self) -> bool:
@@ -83,8 +84,9 @@ class VolunteerEngine:
         await self._own.close()
 
     async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
-        # The protocol carries no probabilities: the local engine answers requests for them.
-        if not request.volunteers or request.logprobs is not None or not self._answerers.waiting:
+        # the protocol carries neither probabilities nor shaped logits
+        is_plain = request.logprobs is None and request.shaping is None
+        if not (request.volunteers and is_plain and self._answerers.waiting):
             async with aclosing(self._own.generate(request)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -145,20 +147,20 @@ class VolunteerEngine:
     async def _text(self, model: ModelVersion) -> PromptText:
         """Return the decoder from a run's tokens to text."""
 
-        def look(conn: Connection) -> tuple[int, str | None]:
+        def look(conn: Connection) -> str:
             run = runs.by_id(conn, model.run_id)
-            asset = datasets.assets_of(conn, run).get("tokenizer")
-            return run.dataset_id or 0, asset.sha256 if asset else None
+            asset = definition(run).tokenizer(datasets.assets_of(conn, run))
+            return asset.sha256 if asset else ""
 
-        dataset, tokenizer = await self._db.read(look)
-        text = self._texts.get(dataset)
+        tokenizer = await self._db.read(look)
+        text = self._texts.get(tokenizer)
         if text is None:
-            path = None if tokenizer is None else await self._blobs.local(tokenizer)
+            path = await self._blobs.local(tokenizer) if tokenizer else None
             data = None if path is None else await asyncio.to_thread(path.read_bytes)
             text = await asyncio.to_thread(PromptText, data, 0)
             while len(self._texts) >= TEXTS_MAX:
                 del self._texts[next(iter(self._texts))]
-            self._texts[dataset] = text
+            self._texts[tokenizer] = text
         return text
 
 

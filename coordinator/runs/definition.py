@@ -25,10 +25,12 @@ from shared.workloads.declaration import Declaration
 
 if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
+    from shared.workloads.base import ChunkRef
     from shared.workloads.experience import Pacing
 
 # Three times the size in float32: the file's content, the model built from it, and the evaluation.
 BYTES_A_PARAMETER = 12
+TOKENIZER = "tokenizer"  # name of the asset, and of the file
 GB = 1e9
 
 # operations of one credit by default, so that equal device time earns alike on every workload
@@ -79,6 +81,11 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def declaration(self) -> Declaration:
         return self.workload.declaration
+
+    def tokenizer(self, assets: Mapping[str, ChunkRef]) -> ChunkRef | None:
+        """Return the tokenizer: of the dataset, by its assets, else among the run's own files."""
+        files = self.workload.files(self.file.model)
+        return assets.get(TOKENIZER) or files.get(TOKENIZER)
 
     @property
     def pacing(self) -> Pacing | None:

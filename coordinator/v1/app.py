@@ -101,13 +101,13 @@ class V1Api:
             created = int(self._coordinator.clock.now())
             form = Form(answer.id, model.name, created, wish)
             if not ask.stream:
-                async for number, piece in self._pieces(answer, wish.count, out):
+                async for number, piece in self._pieces(answer, out):
                     form.add(number, piece)
                 cost = await self._answers.close(answer)
                 await out.whole(form.whole(answer.prompt_tokens, cost))
                 return
             await out.comment()
-            async for number, piece in self._pieces(answer, wish.count, out):
+            async for number, piece in self._pieces(answer, out):
                 for chunk in form.chunks(number, piece):
                     await out.event(chunk)
             cost = await self._answers.close(answer)
@@ -116,13 +116,12 @@ class V1Api:
             await out.done()
 
     async def _pieces(
-        self, answer: AnswerStream, count: int, out: Out
+        self, answer: AnswerStream, out: Out
     ) -> AsyncIterator[tuple[int, AnswerPiece]]:
         """Yield pieces as they arrive. Raises ClientGone as soon as the client leaves."""
         disconnect = out.gone()
-        if answer.echo is not None:
-            for number in range(count):
-                yield number, answer.echo
+        for number, echo in enumerate(answer.echoes):
+            yield number, echo
         async with aclosing(answer.pieces(disconnect)) as pieces:
             async for piece in pieces:
                 yield piece

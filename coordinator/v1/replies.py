@@ -16,6 +16,7 @@ from shared.protocol.inference import (
     Stop,
     Usage,
 )
+from shared.workloads.generation.sampling import Shaping
 
 STOP_CHARS_MAX = 200
 # Last entry of an echo's tokens, for clients that ask for one token more and cut it off.
@@ -28,15 +29,17 @@ def completion_wish(ask: CompletionRequest, seed: int) -> TextPrompt:
         raise InvalidField("max_tokens: 0 needs echo = true", "max_tokens")
     if ask.max_tokens == 0 and ask.n and ask.n > 1:
         raise InvalidField(f"n: max_tokens = 0 has one answer, not {ask.n}", "n")
+    prompts = [text if isinstance(text, str) else TokenPrompt(text) for text in ask.prompt]
     return TextPrompt(
         kind="completion",
-        prompt=ask.prompt if isinstance(ask.prompt, str) else TokenPrompt(tuple(ask.prompt)),
+        prompts=tuple(prompts),
         echo=ask.echo,
         max_tokens=ask.max_tokens,
         seed=seed,
         count=ask.n or 1,
         temperature=1.0 if ask.temperature is None else ask.temperature,
         top_p=ask.top_p or 1.0,
+        shaping=_shaping(ask),
         stop=_stops(ask.stop),
         logprobs=ask.logprobs,
         private=ask.answered_by is not None,
@@ -52,16 +55,31 @@ def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPro
     turns = tuple((turn.role, turn.text) for turn in ask.messages)
     return TextPrompt(
         kind="chat",
-        prompt=turns if chat is None else transcript(chat, turns),
+        prompts=(turns if chat is None else transcript(chat, turns),),
         max_tokens=ask.max_completion_tokens or ask.max_tokens,
         seed=seed,
         count=ask.n or 1,
         temperature=1.0 if ask.temperature is None else ask.temperature,
         top_p=ask.top_p or 1.0,
+        shaping=_shaping(ask),
         stop=(*_stops(ask.stop), *(() if chat is None else chat.stop)),
         logprobs=(ask.top_logprobs or 0) if ask.logprobs else None,
         private=ask.answered_by is not None,
     )
+
+
+def _shaping(ask: CompletionRequest | ChatRequest) -> Shaping | None:
+    """Return the options that shape logits; None if no option changes anything."""
+    bias = ((int(token), value) for token, value in (ask.logit_bias or {}).items() if value)
+    shaping = Shaping(
+        top_k=max(0, ask.top_k or 0),
+        min_p=ask.min_p or 0.0,
+        presence_penalty=ask.presence_penalty or 0.0,
+        frequency_penalty=ask.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if ask.repetition_penalty is None else ask.repetition_penalty,
+        bias=tuple(bias),
+    )
+    return None if shaping == Shaping() else shaping
 
 
 def _stops(stop: Stop) -> tuple[str, ...]:
@@ -85,11 +103,11 @@ class Form:
         }
         self._logprobs = wish.logprobs is not None
         self._echo = wish.echo
-        self._text = [""] * wish.count
-        self._finish: list[str | None] = [None] * wish.count
-        self._said: list[list[TokenLogprob]] = [[] for _ in range(wish.count)]
+        self._text = [""] * wish.choices
+        self._finish: list[str | None] = [None] * wish.choices
+        self._said: list[list[TokenLogprob]] = [[] for _ in range(wish.choices)]
         self._tokens = 0
-        self._places = [_Place() for _ in range(wish.count)]
+        self._places = [_Place() for _ in range(wish.choices)]
         self._greeted: set[int] = set()
 
     def add(self, number: int, piece: AnswerPiece) -> None:

@@ -29,7 +29,13 @@ from shared.errors import (
     InsufficientQuota,
     VolunteerError,
 )
-from shared.protocol.inference import IDLE, LABELS, OpenAiError, OpenAiErrorBody
+from shared.protocol.inference import (
+    IDLE,
+    LABELS,
+    CompletionRequest,
+    OpenAiError,
+    OpenAiErrorBody,
+)
 from shared.sentences import english
 
 T = TypeVar("T")
@@ -45,7 +51,7 @@ FOR_PAGES = (
 )
 
 _FIELD = re.compile(r"unknown field `([^`]*)`|missing required field `([^`]*)`")
-_PLACE = re.compile(r"(.*?)(?: - at `\$\.?([^`]*)`)?", re.DOTALL)
+_PLACE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$\.?([^`]*?)(?:\[[^\]`]*\])?`)?", re.DOTALL)
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -62,7 +68,10 @@ async def read(scope: Scope, receive: Receive, kind: type[T]) -> T:
     """
     try:
         raw = decode_body(await read_body(scope, receive), dict[str, Any])
-        return convert(_plain(raw), kind)
+        fields = _plain(raw)
+        if kind is CompletionRequest and "prompt" in fields:
+            fields["prompt"] = _prompts(fields["prompt"])
+        return convert(fields, kind)
     except msgspec.ValidationError as error:
         raise _wrong(error) from error
     except BadRequest as error:
@@ -72,20 +81,19 @@ async def read(scope: Scope, receive: Receive, kind: type[T]) -> T:
 
 
 def _plain(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a request without the fields that change nothing; a list of one prompt becomes that
-    prompt.
-    """
+    """Return a request without the fields that change nothing."""
     fields = _telling(raw)
-    prompts = fields.get("prompt")
-    if isinstance(prompts, list) and prompts and isinstance(prompts[0], (str, list)):
-        if len(prompts) > 1:
-            raise InvalidField(f"prompt: one prompt a request, not {len(prompts)}", "prompt")
-        fields["prompt"] = prompts[0]
     if isinstance(turns := fields.get("messages"), list):
         fields["messages"] = [_turn(turn) for turn in turns]
     if isinstance(options := fields.get("stream_options"), dict):
         fields["stream_options"] = _telling(options)
     return fields
+
+
+def _prompts(prompt: Any) -> Any:
+    """Return a list of prompts: the given one, or one of the single prompt, a text or tokens."""
+    is_list = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], (str, list))
+    return prompt if is_list else [prompt]
 
 
 def _telling(raw: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from shared.workloads.declaration import Output
 KEYS_MAX = 5  # most keys of one account
 STOPS_MAX = 4
 CHOICES_MAX = 8
+PROMPTS_MAX = 64  # prompts of one request
+BIASED_MAX = 1024  # tokens of one `logit_bias`
 IMAGES_MAX = 16
 DEFAULT_TOKENS = 128  # tokens of a request that names no maximum
 
@@ -138,12 +140,14 @@ Tokens: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 20)]
 Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)]
 Temperature: TypeAlias = Annotated[float, Meta(ge=0, le=2)]
 TopP: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2, le=2)] | None
+LogitBias: TypeAlias = Annotated[
+    dict[Annotated[str, Meta(pattern="^[0-9]{1,9}$")], Annotated[float, Meta(ge=-100, le=100)]],
+    Meta(max_length=BIASED_MAX),
+]
 # Fields that are accepted at the values that change nothing and refused at others; null changes
 # nothing in any field. Labels are accepted at any value: only the caller uses them.
 IDLE: dict[str, tuple[object, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -159,9 +163,6 @@ IDLE: dict[str, tuple[object, ...]] = {
     "include_obfuscation": (False,),
     **dict.fromkeys(("size", "quality", "background", "moderation"), ("auto",)),
     "output_format": ("png",),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "repetition_penalty": (1,),
 }
 LABELS = ("user", "safety_identifier", "prompt_cache_key")
 # Addition to OpenAI's fields: "organiser" keeps a prompt off the machines of volunteers.
@@ -179,12 +180,27 @@ class StreamOptions(_Strict, frozen=True, kw_only=True):
     include_usage: bool = False
 
 
-class CompletionRequest(_Strict, frozen=True, kw_only=True):
-    """Text to continue."""
+class _Sampled(_Strict, frozen=True, kw_only=True):
+    """Options of OpenAI, and of other servers, that shape the choice of a token."""
+
+    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = None
+    logit_bias: LogitBias | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 30)] | None = None  # 0 and -1: all tokens
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+
+
+# a text, or its tokens
+Prompt: TypeAlias = str | Annotated[tuple[Number, ...], Meta(max_length=1 << 20)]
+
+
+class CompletionRequest(_Sampled, frozen=True, kw_only=True):
+    """Texts to continue."""
 
     model: str
     answered_by: AnsweredBy = None
-    prompt: str | Annotated[tuple[Number, ...], Meta(max_length=1 << 20)]  # the text or its tokens
+    prompt: Annotated[tuple[Prompt, ...], Meta(min_length=1, max_length=PROMPTS_MAX)]
     echo: bool = False
     # 0 with `echo`: the prompt's probabilities only
     max_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] | None = None
@@ -219,7 +235,7 @@ class ChatMessage(_Strict, frozen=True, kw_only=True):
         return "".join(part.text for part in self.content)
 
 
-class ChatRequest(_Strict, frozen=True, kw_only=True):
+class ChatRequest(_Sampled, frozen=True, kw_only=True):
     """Conversation to continue."""
 
     model: str

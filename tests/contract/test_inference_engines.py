@@ -30,6 +30,7 @@ from shared.clock import SystemClock
 from shared.errors import BadRequest, NotFound, Unavailable
 from shared.workloads.base import Decoder
 from shared.workloads.generation.batch import Batch, Sequence
+from shared.workloads.generation.sampling import Shaping
 from tests.support.answering import Answering, answering
 from tests.support.local_coordinator import RUN
 
@@ -155,6 +156,24 @@ async def test_a_seed_is_a_text_alone_and_among_others(
     assert [text(each) for each in found] == wanted
     assert text(await ask(engine, seed=7, **how)) == wanted[7]
     assert len(set(wanted)) > 10
+
+
+SHAPINGS = (
+    Shaping(top_k=3),
+    Shaping(min_p=0.3, presence_penalty=1.0),
+    Shaping(repetition_penalty=1.5, frequency_penalty=0.5, bias=((5, 3.0), (9, -100.0))),
+)
+
+
+async def test_shaped_choices_are_those_of_a_plain_loop(
+    engine: InferenceEngine, engines: Engines
+) -> None:
+    how: dict[str, Any] = {"temperature": 1.3}
+    plain = text(engines.expected(**how))
+    for shaping in SHAPINGS:
+        expected = text(engines.expected(shaping=shaping, **how))
+        assert text(await ask(engine, shaping=shaping, **how)) == expected
+        assert expected != plain
 
 
 async def test_it_ends_at_the_most_tokens_and_at_a_stop_string(

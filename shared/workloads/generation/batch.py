@@ -6,7 +6,7 @@ a long prompt delays no other sequence for long. One thread runs it.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shared.errors import TooManyRequests
 from shared.workloads.base import Decoder, Reader
-from shared.workloads.generation.sampling import SampledToken, choose, uniform
+from shared.workloads.generation.sampling import SampledToken, Shaping, choose, probed, uniform
 from shared.workloads.generation.text_stream import TextStream
 
 CHUNK = 256  # prompt tokens read between two decoding steps
@@ -36,6 +36,7 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     temperature: float = 1.0
     top_p: float = 1.0
+    shaping: Shaping | None = None
     stop: tuple[str, ...] = ()
     ends: tuple[int, ...] = ()  # tokens that end it, besides the decoder's own
     logprobs: int | None = None
@@ -61,17 +62,30 @@ class Continuation:
         self.made = 0
         self._end, self._context = reader.end, reader.context
         self._stream = TextStream(reader.decode, sequence.stop)
+        self._counts: Counter[int] = Counter()  # tokens of the answer
 
     def draw(self, logits: NDArray[np.floating], number: int) -> SampledToken:
         """Choose token `number` of the answer from logits (V,)."""
         sequence = self.sequence
-        return choose(
-            logits / sequence.divisor,
-            uniform(sequence.seed, sequence.place + number),
+        quotient = logits / sequence.divisor
+        random = uniform(sequence.seed, sequence.place + number)
+        if sequence.shaping is None:
+            shaped, logprobs = quotient, sequence.logprobs
+        else:
+            counts, temperature = self._counts, sequence.temperature
+            shaped = sequence.shaping.logits(quotient, sequence.prompt, counts, temperature)
+            logprobs = None
+        sample = choose(
+            shaped,
+            random,
             temperature=sequence.temperature,
             top_p=sequence.top_p,
-            logprobs=sequence.logprobs,
+            logprobs=logprobs,
         )
+        if sequence.shaping is None or sequence.logprobs is None:
+            return sample
+        # probabilities are the model's, whatever shaped the choice
+        return probed(quotient, sample.token, sequence.logprobs)
 
     def add(self, sample: SampledToken) -> NextToken:
         """Append the next token; return the text that it adds."""
@@ -79,6 +93,7 @@ class Continuation:
         if sample.token == self._end or sample.token in sequence.ends:
             return NextToken(id=sequence.id, text=self._stream.end(), end=sample, finish="stop")
         self.made += 1
+        self._counts[sample.token] += 1
         text = self._stream.add(sample.token)
         finish: Finish | None = None
         full = len(sequence.prompt) + self.made >= self._context

@@ -8,6 +8,7 @@ alone in the last bits of float32, which changes a token only if its choice is t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from hashlib import sha256
 
 import msgspec
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from shared.errors import BadRequest
 
 Floats = NDArray[np.float64]
+LEFT_OUT = -1e30  # logit of a token that may not be chosen
 SLACK = 0.02  # nats by which logits of the same weights may differ on other hardware
 
 
@@ -26,6 +28,44 @@ class SampledToken(msgspec.Struct, frozen=True, kw_only=True):
     token: int
     logprob: float = 0.0
     top: tuple[tuple[int, float], ...] = ()
+
+
+class Shaping(msgspec.Struct, frozen=True, kw_only=True):
+    """Options that change the model's logits before a token is chosen; none by default."""
+
+    top_k: int = 0  # only this many of the likeliest tokens; 0 = all
+    min_p: float = 0.0  # only tokens at least this share as likely as the likeliest
+    presence_penalty: float = 0.0  # taken from tokens that the answer has
+    frequency_penalty: float = 0.0  # taken from them once for each time
+    repetition_penalty: float = 1.0  # divides logits of tokens in prompt or answer; above 1: fewer
+    bias: tuple[tuple[int, float], ...] = ()  # tokens, and what is added to their logits
+
+    def logits(
+        self,
+        logits: NDArray[np.floating],
+        prompt: tuple[int, ...],
+        counts: Mapping[int, int],
+        temperature: float,
+    ) -> Floats:
+        """Return the logits (V,) to choose from; `counts` has the tokens of the answer so far."""
+        scores = _finite(logits)
+        if self.repetition_penalty != 1:
+            tokens = np.array(sorted({*prompt, *counts}), np.int64)
+            values = scores[tokens]
+            scores[tokens] = np.where(
+                values > 0, values / self.repetition_penalty, values * self.repetition_penalty
+            )
+        for token, count in counts.items():
+            scores[token] -= self.presence_penalty + self.frequency_penalty * count
+        for token, value in self.bias:
+            scores[token] += value
+        least = LEFT_OUT
+        if 0 < self.top_k < len(scores):
+            least = float(np.partition(scores, -self.top_k)[-self.top_k])
+        if self.min_p > 0 and temperature > 0:
+            least = max(least, float(scores.max()) + temperature * math.log(self.min_p))
+        scores[scores < least] = LEFT_OUT
+        return scores
 
 
 def uniform(seed: int, place: int) -> float:

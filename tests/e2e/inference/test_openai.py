@@ -142,10 +142,16 @@ async def test_a_client_that_leaves_pays_for_what_was_generated(tmp_path: Path) 
 
 REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
     ({"model": "tiny", "prompt": "x", "best_of": 3}, 400, "best_of", "not supported"),
-    ({"model": "tiny", "prompt": "x", "logit_bias": {"5": 1}}, 400, "logit_bias", "not supported"),
+    ({"model": "tiny", "prompt": "x", "logit_bias": {"5": 101}}, 400, "logit_bias", "at most 100"),
+    ({"model": "tiny", "prompt": "x", "logit_bias": {"x": 1}}, 400, "logit_bias", "expected"),
+    ({"model": "tiny", "prompt": "x", "presence_penalty": 3}, 400, "presence_penalty", "at most 2"),
+    ({"model": "tiny", "prompt": "x", "min_p": 2}, 400, "min_p", "at most 1"),
+    ({"model": "tiny", "prompt": "x", "top_k": -2}, 400, "top_k", "at least -1"),
     ({"model": "tiny", "prompt": "x", "tool_choice": "required"}, 400, "tool_choice", "not supp"),
     ({"model": "tiny", "prompt": "x", "store": 0}, 400, "store", "not supported"),
-    ({"model": "tiny", "prompt": ["x", "y"]}, 400, "prompt", "one prompt a request, not 2"),
+    ({"model": "tiny", "prompt": ["x"] * 65}, 400, "prompt", "at most 64"),
+    ({"model": "tiny", "prompt": ["x", 5]}, 400, "prompt", "expected"),
+    ({"model": "tiny", "prompt": ["x", "y" * 1001]}, 400, "prompt", "1001 tokens, and 1000 fit"),
     ({"model": "tiny", "prompt": 5}, 400, "prompt", "expected"),
     ({"prompt": "x"}, 400, "model", "missing"),
     (
@@ -243,6 +249,42 @@ async def test_an_echo_begins_with_the_prompt(house: Answering) -> None:
                 c async for c in await client.completions.create(prompt=prompt, stream=True, **wish)
             ]
             assert "".join(c.choices[0].text for c in parts) == said.choices[0].text
+
+
+@pytest.mark.parametrize("given", [["one", "two"], [list(b"one"), list(b"two")]])
+async def test_several_prompts_are_answered_in_their_order(
+    house: Answering, given: list[Any]
+) -> None:
+    wish: dict[str, Any] = {"model": "tiny", "prompt": given, "max_tokens": 3, "seed": 4, "n": 2}
+    texts = [expected(text, 4 + n, 3) for n, text in enumerate(("one", "one", "two", "two"))]
+    before = await house.balances()
+    async with house.client() as client:
+        whole = await client.completions.create(**wish)
+        parts = [c async for c in await client.completions.create(**wish, stream=True)]
+        echo = await client.completions.create(**wish, echo=True)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2, 3]
+    assert [choice.text for choice in whole.choices] == texts
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (6, 12)
+    for number, text in enumerate(texts):
+        streamed = [c.choices[0] for c in parts if c.choices and c.choices[0].index == number]
+        assert "".join(choice.text for choice in streamed) == text
+        assert echo.choices[number].text == ("one", "two")[number // 2] + text
+    spent = (await house.balances()).spent_micro - before.spent_micro
+    assert spent == 3 * whole.usage.model_dump()["cost_micro"]
+    await house.sound()
+
+
+async def test_prompts_are_scored_together_as_harnesses_ask(house: Answering) -> None:
+    wish: dict[str, Any] = {"model": "tiny", "echo": True, "max_tokens": 0, "logprobs": 1}
+    async with house.client() as client:
+        reply = await client.completions.create(**wish, prompt=["one", "three"])
+    assert [choice.text for choice in reply.choices] == ["one", "three"]
+    for choice in reply.choices:
+        assert choice.logprobs is not None
+        assert choice.logprobs.tokens == list(choice.text)
+        assert choice.logprobs.text_offset == list(range(len(choice.text)))
+    await house.sound()
 
 
 async def test_a_prompt_is_scored_without_an_answer(house: Answering) -> None:

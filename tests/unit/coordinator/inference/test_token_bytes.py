@@ -25,7 +25,7 @@ def test_the_bytes_of_a_text_are_those_of_its_tokens(tokenizer: bytes) -> None:
 
 
 def form(kind: str) -> Form:
-    wish = TextPrompt(kind=kind, prompt="", max_tokens=9, seed=0, logprobs=2)
+    wish = TextPrompt(kind=kind, prompts=("",), max_tokens=9, seed=0, logprobs=2)
     return Form("a", "tiny", 0, wish)
 
 
