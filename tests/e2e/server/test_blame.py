@@ -9,6 +9,7 @@ import secrets
 from pathlib import Path
 
 import msgspec
+import pytest
 from sqlalchemy import Connection, func, select
 
 from coordinator.database import datasets, evaluations, runs, versions, volunteers
@@ -29,7 +30,17 @@ from tests.e2e.server.test_open_run import LEARNING
 from tests.e2e.server.test_recomputes import settled
 from tests.support.local_coordinator import LocalCoordinator, Worker, decode, local_coordinator
 
-DIVERGING = LEARNING.replace("lr = 0.01", "lr = 30.0\nclip_norm = 0.0")
+WRONG = {
+    "a rate too high": (
+        LEARNING.replace("lr = 0.01", "lr = 30.0\nclip_norm = 0.0"), Reason.LOSS, "`[train] lr`",
+    ),
+    "a rate that changes nothing": (
+        LEARNING.replace("lr = 0.01", "lr = 1e-30"), Reason.EMPTY, "`[train] lr`",
+    ),
+    "a limit that no loss keeps": (
+        LEARNING + "[validation]\nloss_limit = 0.01\n", Reason.LOSS, "`[validation] loss_limit`",
+    ),
+}  # fmt: skip
 ONE_PASS = LEARNING + "[stop]\npasses = 1\n"
 LOUD = 1e4  # a loss that is refused wherever the model has a usual one
 
@@ -103,21 +114,25 @@ async def merged_samples(home: LocalCoordinator) -> tuple[int, int]:
     return await home.coordinator.db.read(read)
 
 
-async def test_a_run_with_a_wrong_rate_pauses_itself_and_blames_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mistake", WRONG)
+async def test_a_run_of_a_wrong_file_pauses_itself_and_blames_nobody(
+    tmp_path: Path, mistake: str
+) -> None:
+    text, refusal, setting = WRONG[mistake]
     async with local_coordinator(tmp_path / "c", open=True, proof_of_work_bits=1) as home:
-        await home.start_run(DIVERGING)
+        await home.start_run(text)
         async with home.coordinator.working():
             await measured(home)
             ann = await home.stranger("Ann")
             async with asyncio.timeout(120):
                 while (await run_of(home)).state == "running":
                     lease = await ann.claim()
-                    assert (await honest(ann, lease))[0].reason == Reason.LOSS
+                    assert (await honest(ann, lease))[0].reason == refusal
                     await settled(home)
             run, person = await run_of(home), await account(home, ann)
             assert (run.state_actor, run.head) == ("run", 0)
             assert "with the same result" in run.state_reason
-            assert "`[train] lr`" in run.state_reason
+            assert setting in run.state_reason
             assert (person.standing, person.state, person.unproven) == ("probation", "active", 0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,22 @@ class Folder:
 def sums(path: Path, documents: int = 40) -> Folder:
     """Documents of simple sums, built into `path`."""
 
-    def put(blob: bytes) -> str:
-        name = hashlib.sha256(blob).hexdigest()
-        (path / name).write_bytes(blob)
-        return name
-
     def text(n: int) -> str:
         return "".join(
             f"{a} plus {n} is {a + n}, and {n} less is {a - n};\n" for a in range(n, 40 + n)
         )
 
-    texts = [Document(str(n), text(n)) for n in range(documents)]
+    return built(path, [Document(str(n), text(n)) for n in range(documents)])
+
+
+def built(path: Path, texts: Sequence[Document]) -> Folder:
+    """Dataset of documents in `path`."""
+
+    def put(blob: bytes) -> str:
+        name = hashlib.sha256(blob).hexdigest()
+        (path / name).write_bytes(blob)
+        return name
+
     manifest = build_text("sums", texts, put, vocab_size=300, chunk_tokens=2048)
     return Folder(manifest, path)
 
