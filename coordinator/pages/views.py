@@ -77,7 +77,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     began_at: float | None  # ends of the columns' axis of time
     until: float
     versions: Sequence[VersionInfo]  # the newest first
-    hurried: str  # sentence on those that share a line; "" where each has its own
+    hurry: str  # sentence on those that share a line; "" where each has its own
     leaders: Sequence[LeaderRow]
     story: Sequence[object]  # samples, the oldest first
     first: object
@@ -131,11 +131,11 @@ class Views:
         """Return the page of all public runs."""
 
         async def make() -> FinishedPage:
-            runs, others = await self._listed_runs()
+            runs, more_names = await self._front_runs()
             dated = [run for run in runs if run.last_at is not None and run.info.version > 0]
             newest = max(dated, key=lambda run: run.last_at or 0.0, default=None)
             body = self._page(
-                "home.html", runs=runs, others=others, newest=newest, invited=self._invited
+                "home.html", runs=runs, others=more_names, newest=newest, invited=self._invited
             )
             return made(HTML, body)
 
@@ -145,7 +145,7 @@ class Views:
         """Return the figures of the public runs that the first page shows, as JSON."""
 
         async def make() -> FinishedPage:
-            runs, _ = await self._listed_runs()
+            runs, _ = await self._front_runs()
             base = self._coordinator.server.address.url
             figures = ServerFigures(
                 server=self._coordinator.settings.name,
@@ -156,8 +156,8 @@ class Views:
 
         return await self._once("figures", make)
 
-    async def _listed_runs(self) -> tuple[list[RunPage], Sequence[str]]:
-        """Return the runs that the first page shows, those at work first, and the others' names."""
+    async def _front_runs(self) -> tuple[list[RunPage], Sequence[str]]:
+        """Return the runs of the first page, running ones first, and the names of all others."""
         rows = await self._public.listing()
         live = [row.name for row in rows if row.state in ("running", "paused")]
         over = [row.name for row in rows if row.name not in live]
@@ -329,8 +329,8 @@ class Views:
             crowd=max((stretch.volunteers for stretch in stretches), default=0),
             began_at=row.started_at,
             until=until,
-            versions=_listed(newest[::-1][:VERSIONS]),
-            hurried=_hurried(newest[::-1][:VERSIONS]),
+            versions=_version_rows(newest[::-1][:VERSIONS]),
+            hurry=_hurry_sentence(newest[::-1][:VERSIONS]),
             leaders=leaders[:LEADERS],
             story=story,
             first=story[0] if story else None,
@@ -374,15 +374,15 @@ def _hurry(versions: Sequence[VersionInfo]) -> bool:
     return versions[0].created_at - versions[-1].created_at < QUICK_S * len(versions)
 
 
-def _listed(versions: Sequence[VersionInfo]) -> Sequence[VersionInfo]:
-    """Return the versions with a line of their own: all, or in a hurry those that stand out."""
+def _version_rows(versions: Sequence[VersionInfo]) -> Sequence[VersionInfo]:
+    """Return the rows of the table of versions: all; in a hurry the newest, best and rollbacks."""
     if not _hurry(versions):
         return versions
     newest = versions[0].version
     return [v for v in versions if v.version == newest or v.best or v.kind == "rollback"]
 
 
-def _hurried(versions: Sequence[VersionInfo]) -> str:
+def _hurry_sentence(versions: Sequence[VersionInfo]) -> str:
     """Return the sentence on versions that follow each other fast; "" for slower ones."""
     if not _hurry(versions):
         return ""

@@ -88,7 +88,7 @@ def _table(
         yield f"  ... {len(rows) - ROWS_MAX} more"
 
 
-def _wrapped(text: str, width: int, first: str, next_lines: str) -> list[str]:
+def _wrap(text: str, width: int, first: str, next_lines: str) -> list[str]:
     """Return a text in lines of the screen's width, the first and the next with their indents."""
     width = max(width, NARROWEST)
     return wrap(text, width, initial_indent=first, subsequent_indent=next_lines)
@@ -261,8 +261,8 @@ def troubles(overview: Overview, width: int = 1000) -> Iterator[str]:
         for trouble in overview.troubles[:ROWS_MAX]:
             subject = f"{_text(trouble.subject, 24)}: " if trouble.subject else ""
             text = f"{MARKS[trouble.level]} {subject}{_text(trouble.text, 160)}"
-            yield from _wrapped(text, width, "  ", "    ")
-            yield from _wrapped(_text(trouble.todo, 160), width, "    - ", "      ")
+            yield from _wrap(text, width, "  ", "    ")
+            yield from _wrap(_text(trouble.todo, 160), width, "    - ", "      ")
         return
     columns = [
         MonitorColumn("", lambda t: WORDS[t.level]),
@@ -279,7 +279,7 @@ def verdict_lines(overview: Overview, width: int = 1000) -> list[str]:
     verdict = overview.verdict
     todo = f" - {verdict.todo}" if verdict.todo else ""
     text = f"{MARKS[verdict.level]} {_text(verdict.text + todo, 400)}"
-    return _wrapped(text, width, "", "  ")
+    return _wrap(text, width, "", "  ")
 
 
 def facts(overview: Overview) -> Iterator[tuple[str, str]]:
@@ -392,7 +392,7 @@ def lines(overview: Overview, width: int = 1000) -> Iterator[str]:
     pairs = [(name, value) for name, value in facts(overview) if value]
     room = max(len(name) for name, _ in pairs)
     for name, value in pairs:
-        yield from _wrapped(value, width, f"{left(name, room)}  ", " " * (room + 2))
+        yield from _wrap(value, width, f"{left(name, room)}  ", " " * (room + 2))
     for table in (workers, merges, task_counts, replicas):
         yield ""
         yield from table(overview, width)
