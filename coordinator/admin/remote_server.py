@@ -6,17 +6,14 @@ the pin of its join link.
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import http.client
-import shutil
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from urllib.parse import SplitResult, unquote, urlsplit
+from typing import Any, BinaryIO
 
+import httpx
 import msgspec
 
 from shared.decoding import MALFORMED, decode
@@ -52,12 +49,22 @@ class RemoteServer:
     def __init__(self, link: JoinLink, token: str, timeout_s: float = TIMEOUT_S) -> None:
         self._link = link
         self._token = token
-        self._timeout_s = timeout_s
         self._proxy = proxy_of(link.url)
-        if self._proxy and not self._proxy.startswith("http://"):
-            raise Configuration(
-                f"the proxy {named(self._proxy)} cannot be used here: only one of http:// can"
+        pin = link.tls_pin  # a pin replaces the certificate authority
+        try:
+            self._http = httpx.Client(
+                base_url=link.url + API,
+                verify=pinned_context(pin) if pin else ssl.create_default_context(),
+                proxy=self._proxy or None,
+                trust_env=False,
+                headers={"Authorization": f"Bearer admin.{token}", "Accept-Encoding": "identity"},
+                timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
+                limits=httpx.Limits(max_keepalive_connections=0),  # nothing stays open
             )
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise Configuration(
+                f"the proxy {named(self._proxy)} cannot be used: {error}"
+            ) from error
 
     @classmethod
     def of(cls, server: str, token_file: Path | None) -> RemoteServer:
@@ -94,23 +101,24 @@ class RemoteServer:
     def call(self, command: str, request: msgspec.Struct, reply: Any) -> Any:
         """Run a command on the server. Raises the server's errors."""
         body = msgspec.json.encode(request, enc_hook=english)
-        response, data = self._send("POST", f"/admin/{command}", body, len(body))
-        return decode(_good(response, data), reply)
+        with self._reply("POST", f"/admin/{command}", body) as response:
+            return decode(_good(response), reply)
 
     def put(self, box: str, name: str, path: Path) -> None:
         """Send one file to a box."""
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            response, data = self._send("PUT", f"/admin/files/{box}/{name}", file, size)
-        _good(response, data)
+        with (
+            path.open("rb") as file,
+            self._reply("PUT", f"/admin/files/{box}/{name}", file) as response,
+        ):
+            _good(response)
 
     def get(self, box: str, name: str, path: Path) -> None:
         """Fetch one file from a box."""
         with self._reply("GET", f"/admin/files/{box}/{name}") as response:
-            if response.status != 200:
-                _good(response, response.read(REPLY_BYTES_MAX))
+            if response.status_code != 200:
+                _good(response)
             with path.open("xb") as file:
-                shutil.copyfileobj(response, file, COPY_BYTES)
+                _copy(response, file)
 
     def blob(self, sha256: str, path: Path) -> None:
         """Fetch a blob into a file, resuming a partial one. Raises the server's errors, and
@@ -118,103 +126,77 @@ class RemoteServer:
         """
         offset = path.stat().st_size if path.exists() else 0
         part = {"Range": f"bytes={offset}-"} if offset else {}
-        with self._reply("GET", f"/admin/blobs/{sha256}", **part) as response:
-            if response.status == 416:  # the whole file was here already
-                response.read(REPLY_BYTES_MAX)
-            elif response.status not in (200, 206):
-                _good(response, response.read(REPLY_BYTES_MAX))
-            else:
-                with path.open("ab" if response.status == 206 else "wb") as file:
-                    shutil.copyfileobj(response, file, COPY_BYTES)
-                if response.length:
-                    raise ConnectionError("the connection ended in the middle of a file")
+        with self._reply("GET", f"/admin/blobs/{sha256}", headers=part) as response:
+            if response.status_code in (200, 206):
+                with path.open("ab" if response.status_code == 206 else "wb") as file:
+                    _copy(response, file)
+            elif response.status_code != 416:  # the whole file was here already
+                _good(response)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != sha256:
             path.unlink()
             raise Internal(f"the server sent other bytes than those of {sha256[:12]}...")
 
-    def _send(
-        self, method: str, path: str, body: object, size: int
-    ) -> tuple[http.client.HTTPResponse, bytes]:
-        with self._reply(method, path, body, **{"Content-Length": str(size)}) as response:
-            data = response.read(REPLY_BYTES_MAX + 1)
-        if len(data) > REPLY_BYTES_MAX:
-            raise Internal("the server's reply is too large")
-        return response, data
-
     @contextmanager
     def _reply(
-        self, method: str, path: str, body: Any = None, **headers: str
-    ) -> Iterator[http.client.HTTPResponse]:
-        """Send a request; yield its reply, readable until the block ends. Raises Unreachable."""
-        connection = self._connect()
+        self,
+        method: str,
+        path: str,
+        body: bytes | BinaryIO | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Iterator[httpx.Response]:
+        """Send a request; yield its reply, readable until the block ends. Raises Unreachable,
+        Unauthorized or Configuration.
+        """
         try:
-            connection.request(method, API + path, body=body, headers=self._headers() | headers)
-            yield connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
-        finally:
-            connection.close()
-
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer admin.{self._token}", "Accept-Encoding": "identity"}
-
-    def _connect(self) -> http.client.HTTPConnection:
-        """Connect to the server and verify it. Raises Unreachable, Unauthorized, Configuration."""
-        parts = urlsplit(self._link.url)
-        host, port = parts.hostname or "", parts.port
-        if parts.scheme == "http":
-            plain = http.client.HTTPConnection(host, port or 80, timeout=self._timeout_s)
-            self._open(plain)
-            return plain
-        pin = self._link.tls_pin  # a pin replaces the certificate authority
-        context = pinned_context(pin) if pin else ssl.create_default_context()
-        before = urlsplit(self._proxy)
-        where = (before.hostname or "", before.port or 3128) if self._proxy else (host, port or 443)
-        secure = http.client.HTTPSConnection(*where, timeout=self._timeout_s, context=context)
-        if self._proxy:
-            secure.set_tunnel(host, port or 443, headers=_authorization(before))
-        self._open(secure)
-        return secure
-
-    def _open(self, connection: http.client.HTTPConnection) -> None:
-        try:
-            connection.timeout = min(CONNECT_S, self._timeout_s)
-            connection.connect()
-            connection.sock.settimeout(self._timeout_s)
-        except OSError as error:
-            connection.close()
+            with self._http.stream(method, path, content=body, headers=headers) as response:
+                yield response
+        except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
-    def _unreachable(self, error: Exception) -> VolunteerError:
-        if isinstance(error, WrongCertificate):
+    def _unreachable(self, error: httpx.HTTPError) -> VolunteerError:
+        causes = tuple(_causes(error))
+        if any(isinstance(cause, WrongCertificate) for cause in causes):
             return Unauthorized(
                 f"{self._link.url} presents another certificate than the link names"
             )
-        if isinstance(error, ssl.SSLCertVerificationError):
+        if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
             return Configuration(
                 f"the certificate of {self._link.url} is not trusted: give the whole join link "
                 "to --server"
             )
+        cause = next((cause for cause in causes if isinstance(cause, OSError)), error)
         through = f" through the proxy {named(self._proxy)}" if self._proxy else ""
-        return Unreachable(f"{self._link.url} cannot be reached{through}: {why(error)}")
+        return Unreachable(f"{self._link.url} cannot be reached{through}: {why(cause)}")
 
 
-def _authorization(proxy: SplitResult) -> dict[str, str]:
-    if proxy.username is None:
-        return {}
-    credentials = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
-    return {"Proxy-Authorization": f"Basic {base64.b64encode(credentials).decode()}"}
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes; httpx keeps the one of the system behind two of its own."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__ or cause.__context__
 
 
-def _good(response: http.client.HTTPResponse, data: bytes) -> bytes:
-    if response.status < 300:
-        return data
+def _copy(response: httpx.Response, file: BinaryIO) -> None:
+    for piece in response.iter_raw(COPY_BYTES):
+        file.write(piece)
+
+
+def _good(response: httpx.Response) -> bytes:
+    """Return the whole of a good reply. Raises the error of any other."""
+    data = bytearray()
+    for piece in response.iter_raw(COPY_BYTES):
+        data += piece
+        if len(data) > REPLY_BYTES_MAX:
+            raise Internal("the server's reply is too large")
+    if response.status_code < 300:
+        return bytes(data)
     try:
-        body = decode(data, ErrorBody)
+        body = decode(bytes(data), ErrorBody)
     except MALFORMED:
-        raise Internal(f"the server answered with HTTP status {response.status}") from None
+        raise Internal(f"the server answered with HTTP status {response.status_code}") from None
     raise from_wire(body.code, body.message, body.retry_after_s)
 
 

@@ -112,6 +112,6 @@ async def test_volunteer_and_organiser_go_through_a_proxy_with_a_password(
             remote = RemoteServer.of(f"{URL}/join#key={key}+pin={pin}", server.token_file)
             with pytest.raises(Unreachable, match=f"through the proxy http://{place}: .*407"):
                 remote.call("run.list", EmptyRequest(), COMMANDS["run.list"].reply)
-    monkeypatch.setenv("HTTPS_PROXY", "socks5://127.0.0.1:9")
-    with pytest.raises(Configuration, match="only one of http://"):
+    monkeypatch.setenv("HTTPS_PROXY", "socks4://127.0.0.1:9")
+    with pytest.raises(Configuration, match=r"the proxy socks4://127.0.0.1:9 cannot be used"):
         RemoteServer.of(f"{URL}/join#key={key}+pin={pin}", server.token_file)
