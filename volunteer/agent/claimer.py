@@ -39,6 +39,7 @@ class IdleReason:
     wait_s: float | None = None
 
 
+ENOUGH = Sentence("enough tasks were taken")
 AT_ONCE = IdleReason(wait_s=0.0)
 UNWANTED = IdleReason()  # the claim was cancelled
 
@@ -141,7 +142,7 @@ class Claimer:
             await self.ends.give_back(work, error.message, failed=False)
             return IdleReason(reason="disk_full", message=error.message, wait_s=DISK_WAIT_S)
         if holding.exhausted:  # another device took the last one
-            await self.ends.give_back(work, Sentence("enough tasks were taken"), failed=False)
+            await self.ends.give_back(work, ENOUGH, failed=False)
             return UNWANTED
         holding.take(work)
         return work

@@ -20,6 +20,7 @@ from shared.sentences import Sentence
 from volunteer.agent.claimer import (
     AT_ONCE,
     DISK_WAIT_S,
+    ENOUGH,
     OLDER_WAIT_S,
     UNWANTED,
     Claimer,
@@ -70,11 +71,9 @@ class DeviceLoop:
         """Work until the agent ends, or all requested tasks are done."""
         ahead: asyncio.Task[LeaseInWork | None] | None = None
         try:
-            for stored_lease in revived:
+            for work in await self._take_over(revived):
                 if self.life.ending:
                     break
-                work = LeaseInWork(stored_lease)
-                self.claimer.place.held.take(work)
                 self.news.claimed(work)
                 await self._perform(work)
             while not self.life.ending:
@@ -94,6 +93,21 @@ class DeviceLoop:
                 await _cancelled(left.work)
                 await self._given_up(left)
             self.pipeline.close()
+
+    async def _take_over(self, revived: Sequence[HeldLease]) -> list[LeaseInWork]:
+        """Take the leases of an earlier process at once, since heartbeats renew them from then on.
+
+        Leases beyond `max_tasks`, which that process had claimed ahead, are given back.
+        """
+        holding, ends = self.claimer.place.held, self.claimer.ends
+        leases: list[LeaseInWork] = []
+        for work in map(LeaseInWork, revived):
+            if holding.exhausted:
+                await ends.without_result(work, "released", ENOUGH)
+            else:
+                holding.take(work)
+                leases.append(work)
+        return leases
 
     async def _take_ahead(self) -> LeaseInWork | None:
         """Claim the next task near the end of this one; fetch its data and weights meanwhile."""

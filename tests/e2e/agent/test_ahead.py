@@ -96,3 +96,19 @@ async def test_stop_ends_a_fetch_that_gets_no_answer(tmp_path: Path) -> None:
             assert [(e.task, e.how) for e in process.all(events.TaskEnded)] == [
                 (given_back, "released")
             ]
+
+
+async def test_what_a_killed_process_claimed_ahead_is_given_back_if_one_task_is_wanted(
+    tmp_path: Path,
+) -> None:
+    async with local_machine(tmp_path, STEP) as machine:
+        machine.speed = SPEED
+        async with machine.working() as process:
+            first = (await process.until(events.Claimed)).task
+            ahead = (await process.until(events.Claimed, lambda event: event.task != first)).task
+        async with machine.working(max_tasks=1) as process:
+            assert await process.ended() == 0
+            assert {event.task for event in process.all(events.Training)} == {first}
+            assert [event.task for event in process.all(events.Submitted)] == [first]
+            ends = [(event.task, event.how) for event in process.all(events.TaskEnded)]
+            assert ends == [(ahead, "released")]
