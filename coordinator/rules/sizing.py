@@ -313,8 +313,8 @@ def price_micro(run: Run, samples: int) -> int:
 
 
 def split_at(run: Run, start: int, stop: int, flops: float) -> int:
-    """Return where a returned range is split, so that its first part suits a worker of this speed;
-    `stop` if it is not split.
+    """Return where a returned range is split, so that its first part suits a worker of this speed
+    and can be proved; `stop` if it is not split.
     """
     settings = run.settings
     steps = steps_in(stop - start, settings.batch_size)
@@ -322,6 +322,7 @@ def split_at(run: Run, start: int, stop: int, flops: float) -> int:
     expected = estimate_s(run, steps, flops)
     limit_s = SPLIT_FACTOR * target_s(run)
     slow = limit_s > 0 and expected is not None and expected > limit_s
-    if not (slow or steps > settings.max_steps) or fitting >= steps:
+    most = min(settings.max_steps, run.steps_provable or steps)
+    if not (slow or steps > most) or fitting >= steps:
         return stop
     return start + fitting * settings.batch_size

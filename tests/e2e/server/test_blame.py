@@ -19,6 +19,7 @@ from coordinator.database.tables.tasks import tasks
 from coordinator.database.volunteers import VolunteerRow
 from coordinator.runs.definition import definition
 from coordinator.runs.version_files import read_weights
+from shared.protocol.accounts import Me
 from shared.protocol.base import Reason
 from shared.protocol.contributions import Verdict
 from shared.protocol.leases import ClaimReply, Lease
@@ -42,6 +43,7 @@ WRONG = {
     ),
 }  # fmt: skip
 ONE_PASS = LEARNING + "[stop]\npasses = 1\n"
+CHAOTIC = LEARNING.replace("lr = 0.01", "lr = 0.3").replace("local_steps = 8", "local_steps = 64")
 LOUD = 1e4  # a loss that is refused wherever the model has a usual one
 
 
@@ -164,6 +166,33 @@ async def test_who_submits_the_bytes_of_another_is_suspended_by_the_first_of_the
             await settled(home)
             assert (await account(home, eve)).standing == "suspended"
             assert (await account(home, ann)).standing == "probation"
+
+
+async def test_a_task_that_drifts_too_far_for_a_verdict_blames_nobody_and_the_next_is_shorter(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path / "c", open=True, proof_of_work_bits=1) as home:
+        await home.start_run(CHAOTIC)
+        ann, eve = await home.stranger("Ann"), await home.stranger("Eve")
+        assert (await honest(ann, await ann.claim()))[0].state == "accepted"
+        lease = await eve.claim()
+        made_up = await eve.update(lease.job.run, 1, scale=0.5)
+        assert (await handed_in(eve, lease, made_up, 2.0)).state == "accepted"
+        assert [await home.coordinator.recomputes.next() for _ in range(2)] == [True, True]
+        for worker, proofs, stake in ((ann, 1, 1), (eve, 0, 0)):
+            person = await account(home, worker)
+            assert (person.standing, person.proofs) == ("probation", proofs)
+            assert (person.unproven, person.rest_until) == (0, None)
+            has = decode(await worker.get("/workers/me"), Me)
+            assert bool(has.pending_micro + has.escrow_micro) is bool(stake)
+            assert has.earned_micro == 0
+        run = await run_of(home)
+        assert (run.state, run.steps_provable) == ("running", 32)
+        assert (await ann.claim()).job.steps <= 32
+        assert await home.coordinator.merger.merge_if_due(run.id)
+        done, merged = await merged_samples(home)
+        assert done == merged == lease.job.stop - lease.job.start  # Ann's alone
+        assert (await home.coordinator.checks.run()).breaches == ()
 
 
 async def test_made_up_work_that_is_faster_than_its_proof_makes_no_version(tmp_path: Path) -> None:

@@ -178,6 +178,12 @@ def test_numbers_stay_within_their_limits(
         assert (estimate_s(run, 10, flops) or 0) >= 0
 
 
+def test_a_returned_range_longer_than_can_be_proved_is_split() -> None:
+    run = msgspec.structs.replace(run_of(task={"batch_size": 4}), steps_provable=7)
+    assert split_at(run, 50, 50 + 4 * 20, 1e9) == 50 + 4 * 7
+    assert split_at(run, 50, 50 + 4 * 7, 1e9) == 50 + 4 * 7
+
+
 def _pace(transfer_s: float) -> RunPace:
     return RunPace(step_s=3.0, flops=1e9, train_step_s=2.0, transfer_s=transfer_s)
 
