@@ -70,11 +70,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HONEST = Policy(honest=10**9)
-# What was found, and what closed it: the share of a pass.
+# What was found, and what closed it: the share of a pass; the stake that a draw without a verdict
+# costs.
 FOUND = (
     Policy(trained=0.91, compared=False, tasks=800),
     Policy(trained=0.5, compared=False, tasks=800),
     Policy(trained=0.25, compared=False, tasks=800),
+    Policy(
+        tasks=300, honest=10, machines=3, drift=1.5, busy=10.0, compared=False,
+        when=(("a verdict is out of reach", 1.0), ("little at stake", 0.135)),
+    ),
+    Policy(tasks=300, honest=10, drift=1.5, when=(("a verdict is out of reach", 1.0),)),
 )  # fmt: skip
 
 
@@ -89,6 +95,11 @@ class Score(msgspec.Struct, frozen=True):
     freed: float
     spent: float
     merged: float = 0.0
+
+
+def without_work(policy: Policy) -> Policy:
+    """Return a policy of who computes nothing."""
+    return msgspec.structs.replace(policy, trained=0.0, when=(), honest=0, auditor=False)
 
 
 def some(rng: random.Random) -> Policy:

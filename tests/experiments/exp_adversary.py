@@ -23,7 +23,16 @@ from typing import Any
 
 import msgspec
 
-from tests.experiments.adversary import HONEST, Policy, Score, elsewhere, play, some, varied
+from tests.experiments.adversary import (
+    HONEST,
+    Policy,
+    Score,
+    elsewhere,
+    play,
+    some,
+    varied,
+    without_work,
+)
 from tests.experiments.adversary_jam import Jam, first_freed
 from tests.experiments.cells import Row, arguments, results, work_off
 
@@ -109,11 +118,6 @@ def idle(number: int, size: Size) -> Row:
         score = play(without_work(some(rng)), episode)
         most = max(most, score.freed, score.merged)
     return {"best": most, "episodes": count, "seed": number}
-
-
-def without_work(policy: Policy) -> Policy:
-    """Return a policy of who computes nothing."""
-    return msgspec.structs.replace(policy, trained=0.0, when=(), honest=0, auditor=False)
 
 
 def fair(policy: Policy, size: Size) -> Row:

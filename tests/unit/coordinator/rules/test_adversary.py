@@ -9,18 +9,23 @@ import random
 import msgspec
 import pytest
 
-from tests.experiments.adversary import Policy, play, some
+from tests.experiments.adversary import Policy, play, some, without_work
+from tests.experiments.exp_adversary import Size, search
 
 
-def test_who_computes_nothing_frees_nothing() -> None:
+def test_who_computes_nothing_frees_nothing_and_uses_up_no_range() -> None:
+    """Bursts were merged while their first draws waited."""
     rng = random.Random(5)
     for seed in range(40):
-        policy = some(rng)
-        short = min(100, policy.tasks)
-        idle = msgspec.structs.replace(
-            policy, tasks=short, trained=0.0, when=(), honest=0, auditor=False
-        )
-        assert play(idle, seed).freed == 0.0
+        policy = without_work(some(rng))
+        score = play(msgspec.structs.replace(policy, tasks=min(100, policy.tasks)), seed)
+        assert (score.freed, score.merged) == (0.0, 0.0)
+
+
+def test_a_short_search_finds_no_policy_that_gains() -> None:
+    """The long one is `EXPERIMENT=adversary`."""
+    best = search(1, Size(drawn=16, generations=2, children=8, episodes=2, again=24))
+    assert best["best"] <= 1.0 + 3.0 * best["error"], best
 
 
 @pytest.mark.parametrize("times", [1.0, 10.0, 100.0])
