@@ -138,6 +138,28 @@ async def test_a_run_of_a_wrong_file_pauses_itself_and_blames_nobody(
             assert (person.standing, person.state, person.unproven) == ("probation", "active", 0)
 
 
+async def test_work_after_a_wrong_run_counts_whole_and_is_merged_at_once(tmp_path: Path) -> None:
+    """Accepted work of a volunteer whom another run had refused weighed nothing and held merges."""
+    async with local_coordinator(tmp_path / "c") as home:
+        await home.start_run(WRONG["a limit that no loss keeps"][0])
+        async with home.coordinator.working():
+            await measured(home)
+            ann = await home.join("Ann")
+            while (await run_of(home)).state == "running":
+                assert (await honest(ann, await ann.claim()))[0].reason == Reason.LOSS
+                await settled(home)
+            await home.coordinator.runs.stop("tiny")
+            healthy = LEARNING.replace('"tiny"', '"healthy"')
+            await home.coordinator.runs.create(healthy)
+            await home.coordinator.runs.start("healthy")
+            verdict, _ = await honest(ann, await ann.claim())
+            assert (verdict.state, verdict.weight) == ("accepted", 1.0)
+            async with asyncio.timeout(30):
+                while (await home.coordinator.runs.queries.info("healthy")).version < 1:
+                    await asyncio.sleep(0.02)
+            assert (await account(home, ann)).standing == "vetted"
+
+
 async def test_a_made_up_loss_blames_neither_the_run_nor_its_account(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path / "c", open=True, proof_of_work_bits=1) as home:
         await home.start_run(LEARNING)

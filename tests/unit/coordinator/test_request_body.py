@@ -24,7 +24,7 @@ from shared.errors import (
     TooManyRequests,
     UpgradeRequired,
 )
-from shared.protocol.contributions import SubmitRequest
+from shared.protocol.contributions import METRICS_MAX, SubmitRequest
 from shared.protocol.heartbeat import HeartbeatRequest
 from shared.protocol.limits import JSON_BYTES_MAX, JSON_DEPTH_MAX
 from tests.support.virtual_clock import VirtualClock
@@ -256,9 +256,21 @@ def test_replicas_share_a_rate() -> None:
         each.hit("worker", "a")
 
 
+SUBMISSION = b"""{"attempt": 1, "base_version": 0, "codec": "int8", "sha256": "", "size": 0,
+    "steps": 1, "samples": 1, "loss_first": 1, "loss_last": 1%s}"""
+
+
 def test_a_submission_with_more_than_its_task_names_the_field_and_the_remedy() -> None:
-    body = b"""{"attempt": 1, "base_version": 0, "codec": "int8", "sha256": "", "size": 0,
-        "steps": 1, "samples": 1, "loss_first": 1, "loss_last": 1%s}"""
-    assert read_message(body % b"", SubmitRequest).steps == 1
+    assert read_message(SUBMISSION % b"", SubmitRequest).steps == 1
     with pytest.raises(UpgradeRequired, match='"commitment" of this request: update the program'):
-        read_message(body % b', "commitment": {"inner": "", "left": "ab"}', SubmitRequest)
+        read_message(SUBMISSION % b', "commitment": {"inner": "", "left": "ab"}', SubmitRequest)
+
+
+def test_a_submission_has_few_metrics() -> None:
+    def metrics(count: int) -> bytes:
+        named = json.dumps({str(number): 1.0 for number in range(count)})
+        return SUBMISSION % f', "metrics": {named}'.encode()
+
+    assert len(read_message(metrics(METRICS_MAX), SubmitRequest).metrics) == METRICS_MAX
+    with pytest.raises(BadRequest):
+        read_message(metrics(METRICS_MAX + 1), SubmitRequest)
