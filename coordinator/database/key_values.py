@@ -22,6 +22,7 @@ OPEN = "open"  # "yes" if the last server admitted strangers
 ANNOUNCEMENTS = "announcements"  # JSON
 ALERTS = "alerts"  # open alerts, and those still to be delivered, JSON
 BACKUP = "backup"  # time of the newest backup, UTC epoch seconds
+BACKUP_ROOM = "backup.room"  # why backups soon have no room, or have none; "" = they have
 ACCOUNTS = "accounts"  # stamp, renewed with each change of an account that servers must notice
 
 

@@ -10,7 +10,7 @@ read only      nothing new is accepted: too little is free, or a disk cannot be 
 errors         requests are answered with 5xx
 server         another serving process is silent
 address        the public address does not lead here: its proxy answers 502
-backup         the newest backup is old, or there is none
+backup         the newest backup is old, or there is none, or another one has no room
 certificate    the TLS certificate ends soon
 database       its file is damaged, was removed, or its disk failed: nothing is written any more;
                or a run's stored file cannot be read; or it lost its newest transactions
@@ -287,6 +287,9 @@ def _of_backup(conn: Connection, most_days: float, now: float) -> Iterator[Condi
     text = key_values.get(conn, key_values.BACKUP)
     oldest = min(run.started_at or now for run in open_runs)
     age_s = now - float(text or oldest)
+    if room := key_values.get(conn, key_values.BACKUP_ROOM):
+        todo = "free space there, or keep fewer backups with `--keep`"
+        yield Condition(kind="backup", about="room", message=room, todo=todo, level="watch")
     if is_old(age_s, most_days):
         problem = f"the newest backup is {span(age_s)} old" if text else "no backup was ever made"
         todo = "`coordinator backup DIR` makes one"

@@ -55,6 +55,7 @@ from shared.errors import (
 from shared.programs.machine_limits import disk_bytes
 from shared.proofs.signing import SigningKey, canonical, fingerprint, verify
 from shared.protocol.transparency import RestorePayload, SignedRestore
+from shared.text import size
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 SNAPSHOTS_MAX = 3
+LOW_FLOORS = 4  # multiple of the disk's floor below which the space for backups is low
 LIST, SIGNATURE = "backup.json", "backup.sig"
 
 log = structlog.get_logger("backup")
@@ -120,16 +122,35 @@ async def backup(
     except BaseException as error:
         await in_pool(partial(shutil.rmtree, to, ignore_errors=True))
         if isinstance(error, StorageFull):
+            await _note(db, {key_values.BACKUP_ROOM: f"no space was left for the backup {to}"})
             raise StorageFull(
                 f"no space is left for {to}: what was there of it is deleted"
             ) from error
         raise
+    room = await in_pool(_shortage, to, settings) if isinstance(place, FolderPlace) else ""
+    await _note(db, {key_values.BACKUP: str(listed.created_at), key_values.BACKUP_ROOM: room})
+    return summary(to, listed)
+
+
+async def _note(db: Database, values: Mapping[str, str]) -> None:
+    """Store values that the alerts read."""
+
+    def write(conn: Connection) -> None:
+        for key, value in values.items():
+            key_values.put(conn, key, value)
+
     try:
-        at = str(listed.created_at)
-        await db.write(lambda conn: key_values.put(conn, key_values.BACKUP, at))
+        await db.write(write)
     except VolunteerError as error:  # a database that takes no writes needs its backup most
         log.warning("the backup is not noted for the alerts", error=error.message)
-    return summary(to, listed)
+
+
+def _shortage(folder: Path, settings: Settings) -> str:
+    """Return why the disk of a new backup has no room for another one; "" if it has."""
+    free = disk_bytes(folder)[0]
+    if free >= LOW_FLOORS * settings.space_floor_bytes:
+        return ""
+    return f"{size(free)} are free beside the backup {folder}"
 
 
 async def _written(

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.config import Constants
 from coordinator.database import standings
@@ -227,6 +228,24 @@ async def test_a_low_disk_and_an_old_backup(tmp_path: Path) -> None:
         await coordinator.runs.pause(run)
         await home.clock.advance(10 * 86_400.0)
         assert ("backup", "", "on") in told(await look())
+
+
+async def test_a_disk_without_room_for_another_backup_is_told_until_one_has_room(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run()
+        coordinator, look = home.coordinator, home.coordinator.alerts.look
+        await look()
+        scarce = replace(coordinator.settings, space_floor_bytes=1 << 60)
+        for name, settings in (("one", scarce), ("two", coordinator.settings)):
+            folder = tmp_path / name
+            await backup.backup(coordinator.db, coordinator.blobs, settings, home.clock, folder)
+            raised = await look()
+            rooms = [alert for alert in raised if alert.about == "room"]
+            assert [alert.state for alert in rooms] == ["on" if settings is scarce else "over"]
+            assert str(tmp_path / "one") in rooms[0].message
+        assert not coordinator.space.read_only  # the server goes on
 
 
 async def test_each_step_of_a_disk_that_fills_is_said_and_what_is_over_is_named(
