@@ -182,7 +182,7 @@ def twins(
     bench: Workbench, case: Case, weights: Path, data: LocalData, size: float
 ) -> Iterator[tuple[int, float]]:
     """Do a task from its base and from a slightly changed one, side by side; yield the length of
-    the difference of the updates, relative to the first, after 1, 2, 4, ... steps and after the last.
+    the difference of the updates, relative to the first, after 1, 2, 4, ... steps and at the end.
     """
     about = definition(case.run)
     bases = [read_weights(weights, about), nudged(read_weights(weights, about), about.schema, size)]

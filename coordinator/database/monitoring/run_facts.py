@@ -211,9 +211,12 @@ def proofs(conn: sa.Connection, run: RunRow) -> ProofFacts:
     if not rows:
         return ProofFacts()
     provers = Counter(
-        row.message or f"made by {_prover(row.hold, row.audit_id)}" for row in rows
-    ).most_common(1)
-    return ProofFacts(count=len(rows), provers=provers[0][0], since=rows[0].decided_at)
+        row.message or f"made by {_prover(row.hold, row.audit_id)}"
+        for row in rows
+        if row.message is not None  # others wait behind a draw
+    )
+    common = max(provers, key=lambda name: provers[name], default="")
+    return ProofFacts(count=len(rows), provers=common, since=rows[0].decided_at)
 
 
 def _prover(hold: str | None, audit_id: int | None) -> str:
