@@ -18,6 +18,7 @@ import errno
 import re
 import shutil
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -412,6 +413,45 @@ def _code(about: Definition, tokenizer: bool) -> list[str]:
     ]
 
 
+def check_source(path: Path, about: Definition, tokenizer: str | None) -> None:
+    """Check a folder's weights for `[train] init_from`, and its tokenizer against a run's, given by
+    its hash.
+
+    Raises InvalidRunFile.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise InvalidRunFile(
+            f"[train] init_from: there is no {path}; name a folder written by coordinator run "
+            "export, or a version like my-run@40"
+        )
+    try:
+        with safe_open(path, "np") as file:
+            names = list(file.keys())
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise InvalidRunFile(f"[train] init_from: {path} is no safetensors file") from error
+    for spec in about.schema:
+        if shapes.get(spec.name) != spec.shape:
+            raise InvalidRunFile(
+                f'[train] init_from: {path} has no tensor "{spec.name}" of shape {spec.shape}: '
+                f"export a run of the same [model] in the format {PLAIN}"
+            )
+    beside = path.with_name("tokenizer.json")
+    if tokenizer and beside.is_file():
+        check_tokenizers(str(path.parent), sha256(beside.read_bytes()).hexdigest(), tokenizer)
+
+
+def check_tokenizers(source: str, first: str | None, second: str | None) -> None:
+    """Raise InvalidRunFile if a run would begin from a model of another tokenizer."""
+    if first and second and first != second:
+        raise InvalidRunFile(
+            f"[train] init_from: {source} has another tokenizer than the dataset, so its tokens "
+            "mean other texts: add the dataset with that tokenizer (--tokenizer)"
+        )
+
+
 def imported(path: Path, about: Definition) -> Mapping[str, torch.Tensor]:
     """Return the tensors of a version or an exported folder for `[train] init_from`.
 
@@ -419,18 +459,8 @@ def imported(path: Path, about: Definition) -> Mapping[str, torch.Tensor]:
     """
     from safetensors.torch import load_file
 
-    if not path.is_file():
-        raise InvalidRunFile(
-            f"[train] init_from: there is no {path}; name a folder written by coordinator run "
-            "export, or a version like my-run@40"
-        )
+    check_source(path, about, None)
     tensors = load_file(path)
-    for spec in about.schema:
-        if spec.name not in tensors or tuple(tensors[spec.name].shape) != spec.shape:
-            raise InvalidRunFile(
-                f'[train] init_from: {path} has no tensor "{spec.name}" of shape {spec.shape}: '
-                f"export a run of the same [model] in the format {PLAIN}"
-            )
     return {
         spec.name: tensors[spec.name].float() if spec.dtype == "F32" else tensors[spec.name]
         for spec in about.schema

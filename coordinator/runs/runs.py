@@ -29,6 +29,7 @@ from coordinator.platform import Platform, PlatformService
 from coordinator.rules import run_file, run_file_help
 from coordinator.runs import publishing
 from coordinator.runs.definition import (
+    Definition,
     check_model,
     check_train,
     definition,
@@ -37,7 +38,7 @@ from coordinator.runs.definition import (
     table_defaults,
     with_downlink,
 )
-from coordinator.runs.export import imported
+from coordinator.runs.export import check_source, check_tokenizers, imported
 from coordinator.runs.queries import RunQueries
 from coordinator.runs.settlement import settle_accepted
 from coordinator.runs.standstills import ThisServer
@@ -49,7 +50,7 @@ from shared.protocol.accounts import RunInfo
 from shared.protocol.base import RunState
 from shared.protocol.versions import SignedManifest
 from shared.tensors.spec import nbytes
-from shared.workloads.base import Workload, load
+from shared.workloads.base import ChunkRef, Workload, load
 from shared.workloads.data.task_suite import KIND as SUITE
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ class Runs(PlatformService):
         check_model(about.parameters)
         if passed:
             _check_samples(file, sum(counts))
+        await self._check_source(about, dataset)
         step_flops = workload.flops_per_sample(model) * file.task.batch_size
         files = tuple(workload.files(model).values())
         values: dict[str, Any] = {
@@ -262,24 +264,43 @@ class Runs(PlatformService):
     async def _store_initial(self, run: RunRow) -> Content:
         path = self._blobs.scratch() / f"init-{secrets.token_hex(8)}"
         try:
-            source = await self._source(run)
+            source = await self._source(definition(run))
             mirrored = bool(self._settings.mirrors)
             prepared = await self._compute.run(make_initial, run, path, source, mirrored)
             return await prepared.store(self._blobs)
         finally:
             publishing.discard(path)
 
-    async def _source(self, run: RunRow) -> Path | None:
+    async def _source(self, about: Definition) -> Path | None:
         """Return the file of a run's first weights; None for random ones. Raises NotFound."""
-        named = definition(run).file.train.init_from
-        asked = VERSION.fullmatch(named)
-        if asked is None:
-            return Path(named) / "model.safetensors" if named else None
+        name = about.file.train.init_from
+        match = VERSION.fullmatch(name)
+        if match is None:
+            return Path(name) / "model.safetensors" if name else None
 
         def find(conn: Connection) -> str:
-            return kept_version(conn, runs.by_name(conn, asked["run"]), int(asked["version"]))
+            return kept_version(conn, runs.by_name(conn, match["run"]), int(match["version"]))
 
         return await self._blobs.local(await self._db.read(find))
+
+    async def _check_source(self, about: Definition, dataset: DatasetRow | None) -> None:
+        """Check the first weights of a run, and the tokenizer of their model. Raises InvalidRunFile,
+        NotFound.
+        """
+        path, name = await self._source(about), about.file.train.init_from
+        if path is None:
+            return
+        asset = about.tokenizer(dataset.manifest.assets if dataset else {})
+        tokenizer = asset.sha256 if asset else None
+        await asyncio.to_thread(check_source, path, about, tokenizer)
+        if match := VERSION.fullmatch(name):
+
+            def find(conn: Connection) -> ChunkRef | None:
+                run = runs.by_name(conn, match["run"])
+                return definition(run).tokenizer(datasets.assets_of(conn, run))
+
+            first = await self._db.read(find)
+            check_tokenizers(name, first.sha256 if first else None, tokenizer)
 
     def _add_version(self, conn: Connection, run: RunRow, content: Content, kind: str) -> None:
         version = 0 if kind == "initial" else run.head + 1

@@ -26,6 +26,7 @@ from shared.workloads.data.tokenizer import MARKED
 
 BASE = "base"  # prefix of frozen files among the assets of a dataset
 HEAD = "lm_head.weight"
+ALL_LINEAR = "all-linear"  # as targets: every matrix inside blocks, in the word of peft
 LIBRARY = "bitsandbytes"  # library for frozen weights in 8 and 4 bits
 BasePrecision = Literal["float32", "bfloat16", "int8", "nf4"]
 _BYTES: Mapping[BasePrecision, float] = {  # bytes a number, with its part of a block's scale
@@ -400,12 +401,13 @@ def _matrices(shape: Shape) -> dict[str, tuple[int, int]]:
 
 
 def _lora(shape: Shape, raw: Mapping[str, object]) -> Lora:
-    lora = read_table(
-        {"targets": [*_FIRST.get(shape.model_type, _ATTENTION)], **raw}, Lora, "[model.lora]"
-    )
+    there = sorted({name.rpartition(".")[2] for name in _matrices(shape)})
+    targets = raw.get("targets", [*_FIRST.get(shape.model_type, _ATTENTION)])
+    if targets in (ALL_LINEAR, [ALL_LINEAR]):
+        targets = [name for name in there if f"{name}.weight" != HEAD]
+    lora = read_table({**raw, "targets": targets}, Lora, "[model.lora]")
     if "alpha" not in raw:
         lora = msgspec.structs.replace(lora, alpha=2.0 * lora.rank)
-    there = sorted({name.rpartition(".")[2] for name in _matrices(shape)})
     for target in lora.targets:
         if target not in there:
             raise InvalidRunFile(

@@ -122,3 +122,20 @@ def test_adapters_change_what_peft_changes(shape: str) -> None:
         assert torch.allclose(ours.logits(tokens), logits, atol=1e-4)
         with theirs.disable_adapter():
             assert not torch.allclose(logits, theirs(input_ids=tokens).logits, atol=1e-2)
+
+
+@pytest.mark.parametrize("shape", tiny_causal.SHAPES)
+def test_all_linear_is_every_matrix_that_peft_takes(shape: str) -> None:
+    import peft  # takes seconds, which each process that collects tests would spend
+
+    ours = config(SHAPES[shape], train="lora", lora={"targets": "all-linear"})
+    assert ours == config(SHAPES[shape], train="lora", lora={"targets": ["all-linear"]})
+    assert ours.lora is not None
+    kind = getattr(transformers, MODELS[ours.shape.model_type])
+    base = kind(library_config(ours.shape))
+    lora = peft.LoraConfig(target_modules="all-linear", fan_in_fan_out=shape == "gpt2")
+    theirs = peft.get_peft_model(base, lora)
+    adapted = {
+        name.split(".lora_A")[0] for name, _ in theirs.named_parameters() if "lora_A" in name
+    }
+    assert set(ours.lora.targets) == {name.rpartition(".")[2] for name in adapted}
