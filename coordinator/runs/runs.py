@@ -284,9 +284,7 @@ class Runs(PlatformService):
         return await self._blobs.local(await self._db.read(find))
 
     async def _check_source(self, about: Definition, dataset: DatasetRow | None) -> None:
-        """Check the first weights of a run, and the tokenizer of their model. Raises InvalidRunFile,
-        NotFound.
-        """
+        """Check a run's first weights, and their tokenizer. Raises InvalidRunFile, NotFound."""
         path, name = await self._source(about), about.file.train.init_from
         if path is None:
             return
