@@ -154,7 +154,10 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
 
 _BASE = versions.alias("base")
 _B, _O = _BASE.c, contributions.alias("other").c
-_ELSEWHERE = (_O.task_id != _C.task_id) | ((_O.attempt == _C.attempt) & (_O.part != _C.part))
+# A copy that was refused, or whose account was suspended, is held against no later honest work.
+_ELSEWHERE = _O.state.not_in(("rejected", "superseded")) & (
+    (_O.task_id != _C.task_id) | ((_O.attempt == _C.attempt) & (_O.part != _C.part))
+)
 _RUN = (
     sa.select(runs).add_columns(NEWEST_LOSS.scalar_subquery().label("loss")).where(its(runs.c.id))
 )
