@@ -20,6 +20,7 @@ from coordinator.admin.command import (
 from coordinator.database import runs
 from coordinator.database.standings import CostOfChecks
 from coordinator.database.statistics import VolunteerSummary
+from coordinator.experience.rollouts import newest
 from coordinator.merging.healing import Proposal, proposal
 from coordinator.rules.run_file import StopSettings, parse
 from coordinator.runs.definition import definition
@@ -31,6 +32,7 @@ from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LeaderRow
 from shared.protocol.versions import VersionInfo
+from shared.workloads.experience import Rollout
 
 if TYPE_CHECKING:
     from coordinator.plan.plan_tables import Plan
@@ -67,6 +69,14 @@ class ExportedRun(msgspec.Struct, frozen=True, kw_only=True):
 
     exported: Exported
     box: str = ""
+
+
+class RolloutsRequest(CommandRequest, frozen=True, kw_only=True):
+    """Request for the newest answers of a run, or of one version."""
+
+    name: str
+    version: int | None = None
+    limit: int = 16
 
 
 class ExtendRun(ConfirmedRequest, frozen=True, kw_only=True):
@@ -205,6 +215,12 @@ async def rollback(coordinator: Coordinator, ask: Rollback) -> RunInfo:
 @organiser_command("run.report", needs="database")
 async def report(coordinator: Coordinator, ask: NameRequest) -> tuple[VolunteerSummary, ...]:
     return await coordinator.volunteers.report(ask.name)
+
+
+@organiser_command("run.rollouts")
+async def rollouts(coordinator: Coordinator, ask: RolloutsRequest) -> tuple[Rollout, ...]:
+    inside = coordinator.db, coordinator.blobs
+    return await newest(*inside, ask.name, version=ask.version, limit=ask.limit)
 
 
 @organiser_command("run.export")

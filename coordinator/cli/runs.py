@@ -15,7 +15,7 @@ from shared.errors import BadRequest, InvalidRunFile, why
 from shared.files.text_file import read_text
 from shared.programs.progress_line import ProgressLine
 from shared.protocol.limits import process_on
-from shared.text import credit, duration, measure_word, measured, size, whole_percent
+from shared.text import credit, duration, measure_word, measured, printable, size, whole_percent
 from shared.workloads.declaration import MEASURES
 
 if TYPE_CHECKING:
@@ -435,6 +435,33 @@ def _healed(proposed: Proposal, where: Where) -> str:
         f"{proposed.share:.0%} of version {proposed.version} came from accounts suspended since: "
         f"`{proposed.command}`"
     )
+
+
+@app.command
+def rollouts(
+    name: Run,
+    *,
+    version: Annotated[int | None, Parameter(help="Only answers of this version.")] = None,
+    limit: Annotated[int, Parameter(help="Most answers.")] = 16,
+    where: TargetOptions = HERE,
+) -> None:
+    """List the newest answers of a run with their rewards, of problems that teach something: those
+    whose answers were not rewarded alike.
+    """
+    answers = call(where, "run.rollouts", name=name, version=version, limit=limit)
+    if where.json:
+        as_json(answers)
+        return
+    if not answers:
+        print("No answer yet that teaches something.")
+    for answer in answers:
+        end = ", cut off" if answer.cut else ""
+        print(
+            f"reward {answer.reward:g}  version {answer.version}  problem {answer.problem}  "
+            f"{answer.tokens} tokens{end}  {answer.logprob:.2f} nats a token"
+        )
+        for text in (answer.prompt, answer.answer):
+            print(*(f"    {printable(row)}" for row in text.splitlines() or [""]), sep="\n")
 
 
 @app.command

@@ -100,6 +100,18 @@ def unsealed(conn: Connection, run_id: int, limit: int) -> list[HarvestRow]:
     return [HarvestRow(**row) for row in rows]
 
 
+def newest_files(conn: Connection, run_id: int, limit: int) -> list[str]:
+    """Return the hashes of the newest files of valid episodes, newest first: harvests without a
+    chunk, then chunks whose files are there.
+    """
+    h, c = harvests.c, chunks.c
+    loose = select(h.sha256).where(h.run_id == run_id, h.chunk.is_(None), h.samples > 0)
+    hashes = list(conn.execute(loose.order_by(h.contribution_id.desc()).limit(limit)).scalars())
+    sealed_files = select(c.sha256).where(c.run_id == run_id, c.retired_at.is_(None))
+    rest = sealed_files.order_by(c.number.desc()).limit(limit - len(hashes))
+    return [*hashes, *conn.execute(rest).scalars()]
+
+
 def seal(conn: Connection, row: ChunkRow, contribution_ids: Sequence[int]) -> bool:
     """Add a chunk of a locked run and mark its harvests as sealed. Return False, with nothing
     changed, if another process has sealed some.

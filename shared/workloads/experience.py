@@ -97,6 +97,19 @@ class EpisodeChunk(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
 
 
+class Rollout(msgspec.Struct, frozen=True, kw_only=True):
+    """One judged answer, as text."""
+
+    version: int  # version that wrote it
+    problem: int
+    prompt: str
+    answer: str
+    reward: float
+    tokens: int  # length of the answer, its end included
+    logprob: float  # mean log-probability of a token under that version
+    cut: bool  # it reached the limit of length without an end
+
+
 class Experience(Protocol):
     """Interface of a workload that learns from the episodes of its own versions."""
 
@@ -124,6 +137,14 @@ class Experience(Protocol):
         account's drawn tasks.
         """
         return False
+
+    def rollouts(
+        self, config: Config, data: bytes, file: Callable[[str], Path]
+    ) -> Sequence[Rollout]:
+        """Return the answers in a file of valid episodes, group by group; none of games. `file`
+        gives the run's files by name.
+        """
+        return ()
 
     def seal(self, files: Sequence[bytes]) -> EpisodeChunk:
         """Return one chunk for learners from the valid episodes of several files."""

@@ -16,6 +16,7 @@ from shared.workloads.experience import (
     Inspection,
     KnownVersion,
     Pacing,
+    Rollout,
     behind,
 )
 from shared.workloads.rollouts.answer_proof import refuted
@@ -105,6 +106,28 @@ class RolloutExperience(Experience):
 
     def refuted(self, faults: int, read: int) -> bool:
         return refuted(faults, read)
+
+    def rollouts(
+        self, config: Config, data: bytes, file: Callable[[str], Path]
+    ) -> Sequence[Rollout]:
+        checked = RolloutsConfig.from_dict(config)
+        problems = Problems.of(checked, file)
+        return [
+            Rollout(
+                version=record.version,
+                problem=record.problem,
+                prompt=problems.get(record.problem).prompt,
+                answer=problems.text.decode(answer.tolist()),
+                reward=value,
+                tokens=len(answer),
+                logprob=float(logprobs.mean()),
+                cut=int(answer[-1]) != checked.end,
+            )
+            for record in judged(data)
+            for answer, logprobs, value in zip(
+                record.answers(), record.said(), record.rewards, strict=True
+            )
+        ]
 
     def seal(self, files: Sequence[bytes]) -> EpisodeChunk:
         records = [record for data in files for record in judged(data)]
