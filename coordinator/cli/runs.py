@@ -445,9 +445,7 @@ def rollouts(
     limit: Annotated[int, Parameter(help="Most answers.")] = 16,
     where: TargetOptions = HERE,
 ) -> None:
-    """List the newest answers of a run with their rewards, of problems that teach something: those
-    whose answers were not rewarded alike.
-    """
+    """List the newest answers of a run with their rewards; groups of equal rewards are left out."""
     answers = call(where, "run.rollouts", name=name, version=version, limit=limit)
     if where.json:
         as_json(answers)
