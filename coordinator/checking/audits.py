@@ -92,9 +92,10 @@ class Audits(PlatformService):
         if row is None or row.state != "waiting" or row.audit_id is not None:
             return False  # another replica was faster
         account = accounts.existing(conn, row.volunteer_id)
-        if not audits.is_anybody(conn, account, now):
+        contribution = contributions.by_id(conn, contribution_id)
+        if not audits.is_anybody(conn, account, contribution.price_micro, now):
             return False
-        audits.open_task(conn, row, contributions.by_id(conn, contribution_id), now)
+        audits.open_task(conn, row, contribution, now)
         return True
 
     # --- the answer ---

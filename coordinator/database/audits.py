@@ -25,9 +25,9 @@ from coordinator.database.tasks import FREE, add_beside, awaits_verdict
 from coordinator.database.volunteers import VolunteerRow
 from coordinator.rules.audits import (
     AUDIT,
-    LEASES_PER_AUDIT,
     OFFERED_AFTER_S,
     OPEN_MAX,
+    PAY_PER_AUDIT,
     AccountMarks,
     WaitingAudit,
 )
@@ -62,7 +62,8 @@ _OPEN_NOW = (
 _ELSEWHERE = (
     select(_V.id)
     .join(workers, workers.c.volunteer_id == _V.id)
-    .where(_V.state == "active", _V.standing == "vetted", _V.accepted >= LEASES_PER_AUDIT)
+    .where(_V.state == "active", _V.standing == "vetted")
+    .where(_V.accepted_micro >= bindparam("enough_micro"))
     .where(_V.id != bindparam("volunteer"), workers.c.last_seen_at >= bindparam("since"))
     .where(func.coalesce(_V.invite_id, NONE) != bindparam("invite"))
     .where(or_(_V.network == "", _V.network != bindparam("network")))
@@ -79,13 +80,14 @@ _TO_OPEN = (
 )
 _MARKS = select(_V.id, _V.invite_id, _V.network)
 _WAITING = (
-    _MARKS.add_columns(_R.audit_id, _R.work, _R.declined)
+    _MARKS.add_columns(_R.audit_id, _R.work, _R.declined, _T.price_micro)
     .join(recomputes, _R.volunteer_id == _V.id)
+    .join(tasks, _T.id == _R.audit_id)
     .where(among(_R.audit_id, "ids"), _R.state == "waiting")
 )
-_ABOUT = _MARKS.add_columns(_V.accepted).where(among(_V.id, "ids"), _V.standing == "vetted")
+_ABOUT = _MARKS.add_columns(_V.accepted_micro).where(among(_V.id, "ids"), _V.standing == "vetted")
 _HAD = (
-    select(_T.volunteer_id, func.count())
+    select(_T.volunteer_id, func.sum(_T.price_micro))
     .where(among(_T.volunteer_id, "ids"))
     .where(one_of(_T.kind, (AUDIT,)))  # those given back count until retaken
     .group_by(_T.volunteer_id)
@@ -115,10 +117,11 @@ def to_open(conn: Connection, now: float) -> list[int]:
     return list(conn.execute(_TO_OPEN, values).scalars())
 
 
-def is_anybody(conn: Connection, row: VolunteerRow, now: float) -> bool:
-    """Return True if some vetted account, seen lately, may audit this account's work."""
+def is_anybody(conn: Connection, row: VolunteerRow, price_micro: int, now: float) -> bool:
+    """Return True if some vetted account, seen lately, may audit work of this account and price."""
     invite = OTHER if row.invite_id is None else row.invite_id
     values = {"volunteer": row.id, "invite": invite, "network": row.network}
+    values |= {"enough_micro": PAY_PER_AUDIT * price_micro}
     return conn.execute(_ELSEWHERE, values | {"since": now - SEEN_S}).first() is not None
 
 
@@ -146,6 +149,7 @@ def waiting(conn: Connection, ids: Sequence[int]) -> dict[int, WaitingAudit]:
             kind=decode(row.work, StoredCase).job.kind,
             worker=_marks(row),
             declined=frozenset(decode(row.declined, list[str])),
+            price_micro=int(row.price_micro),
         )
         for row in conn.execute(_WAITING, {"ids": list(ids)})
     }
@@ -160,11 +164,11 @@ def decline(conn: Connection, task_id: int, volunteer_id: str) -> None:
 
 
 def auditors(conn: Connection, ids: Iterable[str]) -> dict[str, tuple[AccountMarks, int, int]]:
-    """Return the vetted accounts of `ids`, each with its number of contributions and of audits."""
+    """Return the vetted accounts of `ids`, each with the pay of its contributions and audits."""
     values = {"ids": sorted(set(ids))}
-    audit_counts = {who: int(count) for who, count in conn.execute(_HAD, values)}
+    audited_micro = {who: int(micro) for who, micro in conn.execute(_HAD, values)}
     return {
-        row.id: (_marks(row), int(row.accepted), audit_counts.get(row.id, 0))
+        row.id: (_marks(row), int(row.accepted_micro), audited_micro.get(row.id, 0))
         for row in conn.execute(_ABOUT, values)
     }
 

@@ -27,7 +27,7 @@ OPEN_MAX = 16  # audits offered at once
 # Age from which a waiting recompute is offered; one that is too large for the server is offered at
 # once.
 OFFERED_AFTER_S = 600.0
-LEASES_PER_AUDIT = 10  # accepted contributions that an account needs for each audit
+PAY_PER_AUDIT = 10  # accepted pay that an account needs for as much pay of audits
 CONFIRM_MIN = 0.1  # least share of agreeing answers that the organiser recomputes
 
 
@@ -45,6 +45,7 @@ class WaitingAudit(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # kind of the task that is repeated
     worker: AccountMarks
     declined: frozenset[str] = frozenset()  # accounts that gave the audit back
+    price_micro: int = 0
 
 
 class Auditor(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,8 +53,8 @@ class Auditor(msgspec.Struct, frozen=True, kw_only=True):
 
     person: AccountMarks
     kind: str  # class of its device
-    accepted: int  # number of its accepted contributions
-    audits: int  # number of audits that it was given
+    accepted_micro: int  # pay of its accepted contributions
+    audited_micro: int  # pay of the audits that it was given
 
 
 def may_audit(terms: WaitingAudit, auditor: Auditor) -> bool:
@@ -65,7 +66,8 @@ def may_audit(terms: WaitingAudit, auditor: Auditor) -> bool:
         return False
     if other.volunteer in terms.declined:
         return False
-    return auditor.kind == HERE and auditor.accepted >= LEASES_PER_AUDIT * (auditor.audits + 1)
+    audited_micro = auditor.audited_micro + terms.price_micro
+    return auditor.kind == HERE and auditor.accepted_micro >= PAY_PER_AUDIT * audited_micro
 
 
 def confirmed_chance(gained: int, stake: int | None) -> float:

@@ -526,7 +526,11 @@ def _able(waiter: Waiter, known: dict[str, tuple[AccountMarks, int, int]]) -> Wa
     found = known.get(waiter.volunteer_id)
     if found is None or not waiter.audits:
         return waiter
-    person, accepted, had = found
-    kind = device_kind(waiter.device)
-    auditor = Auditor(person=person, kind=kind, accepted=accepted, audits=had)
+    person, accepted_micro, audited_micro = found
+    auditor = Auditor(
+        person=person,
+        kind=device_kind(waiter.device),
+        accepted_micro=accepted_micro,
+        audited_micro=audited_micro,
+    )
     return msgspec.structs.replace(waiter, auditor=auditor)

@@ -11,12 +11,13 @@ from typing import Literal
 import msgspec
 
 from coordinator.rules import checks, likeness, standing
-from coordinator.rules.audits import LEASES_PER_AUDIT
+from coordinator.rules.audits import PAY_PER_AUDIT
 from coordinator.rules.checks import Redone, Result
 from tests.support.trust_books import Account, Books, Draw
 
 SECRET = b"of the server"
 MICRO = 1000  # of one second of computing
+CHEAP = 10 * MICRO  # price of a cheap task
 REGISTER_S = 2.0
 SPEED = 4e10  # operations a second, of machines and of the server
 LEAST_S = 0.5  # to submit what was not computed
@@ -166,7 +167,7 @@ class Life:
         self.since: dict[str, int] = {}  # tasks since a draw of an account passed
         self.faked: set[int] = set()
         self.by: dict[int, tuple[str, int]] = {}  # (auditor, answer) of a draw that is compared
-        self.audits: dict[str, int] = {}
+        self.audits: dict[str, int] = {}  # pay of the audits that an account was given
         self.slept: dict[str, int] = {}
         self.merged = 0  # pay of the ranges that count, since their updates were merged
         self.drift = policy.drift  # of the tasks that are handed out
@@ -219,7 +220,7 @@ class Life:
             fresh = self._register()
             self.auditor = fresh if name == self.auditor else self.auditor
             return
-        if self.policy.patient and self.auditor not in ("", name) and not self._may_audit():
+        if self.policy.patient and self.auditor not in ("", name) and not self._may_audit(CHEAP):
             heapq.heappush(self.slots, (self.now + 10.0, order, machine, name))
             return
         seconds = self._slept(name, account) or self._work(machine, name, account)
@@ -243,7 +244,7 @@ class Life:
         """Do a task or not, and submit it; the seconds that this took."""
         policy = self.policy
         dear = name != self.auditor and self.rng.random() < policy.dear
-        seconds = 10.0 * (policy.times if dear else 1.0)
+        seconds = CHEAP / MICRO * (policy.times if dear else 1.0)
         price = round(MICRO * seconds)
         fake = name != self.auditor and self._fakes(account, name, price, dear)
         took = seconds * (policy.trained if fake else 1.0)
@@ -263,7 +264,7 @@ class Life:
             self.faked.add(number)
         self.books.submit(name, number, price, draw)
         self._merge(name)
-        if draw is not None and fake and self._audited(name):
+        if draw is not None and fake and self._audited(name, price):
             self._audit(draw, price)
         return max(took, LEAST_S)
 
@@ -314,23 +315,23 @@ class Life:
 
     # --- auditors of its own ---
 
-    def _audited(self, name: str) -> bool:
+    def _audited(self, name: str, price: int) -> bool:
         """Return True if the lot gives the audit of a fake to an account of the same person."""
         policy = self.policy
         if name == self.auditor or not policy.compared or self.rng.random() >= policy.audited:
             return False
-        return self._may_audit()
+        return self._may_audit(price)
 
-    def _may_audit(self) -> bool:
+    def _may_audit(self, price: int) -> bool:
         if not self.auditor:
             return False
         auditor = self.books.accounts[self.auditor]
-        more = self.audits.get(self.auditor, 0) + 1
-        return auditor.vetted and auditor.accepted >= LEASES_PER_AUDIT * more
+        audited = self.audits.get(self.auditor, 0) + price
+        return auditor.vetted and auditor.accepted_micro >= PAY_PER_AUDIT * audited
 
     def _audit(self, draw: Draw, price: int) -> None:
         self.number += 1
-        self.audits[self.auditor] = self.audits.get(self.auditor, 0) + 1
+        self.audits[self.auditor] = self.audits.get(self.auditor, 0) + price
         chance = self.books.confirmed(draw, self.auditor, price)
         compared = self.rng.random() < chance
         self.books.answer(self.auditor, self.number, price, compared=compared)

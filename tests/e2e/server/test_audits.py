@@ -38,15 +38,16 @@ from tests.support.local_volunteer import LocalMachine
 from volunteer.control import events
 
 RUN = run_file()
+MANY = 10**9
 ORGANISER = asyncio.Event()  # set while the server makes recomputes
 
 
 async def proven(home: LocalCoordinator, name: str) -> None:
     """Let an account have had enough accepted contributions to audit."""
     found = next(p for p in await home.coordinator.volunteers.list() if p.nickname == name)
-    many = 10 * rules.LEASES_PER_AUDIT
+    many = {"accepted": MANY, "accepted_micro": MANY}
     await home.coordinator.db.write(
-        lambda conn: volunteers.set_volunteer(conn, found.volunteer_id, accepted=many)
+        lambda conn: volunteers.set_volunteer(conn, found.volunteer_id, **many)
     )
 
 
@@ -321,9 +322,9 @@ async def test_an_audit_is_for_nobody_else(tmp_path: Path) -> None:
                 lambda conn: volunteers.set_volunteer(conn, number, **values)
             )
 
-        await so(accepted=rules.LEASES_PER_AUDIT - 1)
+        await so(accepted_micro=rules.PAY_PER_AUDIT - 1)
         assert not await kinds()
-        await so(accepted=rules.LEASES_PER_AUDIT, standing="probation")
+        await so(accepted_micro=MANY, standing="probation")
         assert not await kinds()
         await so(standing="vetted")
         assert await kinds()

@@ -29,7 +29,6 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import recomputes
 from coordinator.http.app import Coordinator
-from coordinator.rules import audits as rules
 from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX
 from tests.e2e.conftest import ServedCoordinator
 from tests.e2e.server.test_recomputes import lazy, run_file
@@ -59,7 +58,7 @@ class Crew:
         """Let the honest be known, and have worked long, so that they may audit."""
         for name in HONEST:
             await self.house.volunteers.vouch(name)
-        many = update(accounts).values(accepted=10_000 * rules.LEASES_PER_AUDIT)
+        many = update(accounts).values(accepted=10**9, accepted_micro=10**9)
         await self.house.db.write(lambda conn: conn.execute(many))
 
     def judged(self) -> int:

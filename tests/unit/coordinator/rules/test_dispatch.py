@@ -192,14 +192,15 @@ def test_a_range_that_was_split_keeps_its_pass_open() -> None:
 
 def audit_of(**values: Any) -> Todo:
     """An audit of what Mia did, on terms that any stranger meets."""
-    terms: dict[str, Any] = {"kind": "train", "worker": AccountMarks(volunteer="mia")}
+    worker = AccountMarks(volunteer="mia")
+    terms: dict[str, Any] = {"kind": "train", "worker": worker, "price_micro": 1}
     told = WaitingAudit(**(terms | values))
     return todo_of(9, 0, 40, beside=AUDIT, steps=10, price_micro=1000, audit=told)
 
 
 def auditor_of(**values: Any) -> Auditor:
     bob = AccountMarks(volunteer="bob")
-    told: dict[str, Any] = {"person": bob, "kind": "cpu", "accepted": 10, "audits": 0}
+    told: dict[str, Any] = {"person": bob, "kind": "cpu", "accepted_micro": 10, "audited_micro": 0}
     return Auditor(**(told | values))
 
 
@@ -210,7 +211,7 @@ def auditor_of(**values: Any) -> Auditor:
         ({}, auditor_of(), frozenset({"train"}), 9),
         ({}, auditor_of(), frozenset({"learn"}), None),
         ({}, None, frozenset(), None),
-        ({}, auditor_of(accepted=9), frozenset(), None),
+        ({}, auditor_of(accepted_micro=9), frozenset(), None),
         ({}, auditor_of(person=AccountMarks(volunteer="mia")), frozenset(), None),
         ({"declined": frozenset({"bob"})}, auditor_of(), frozenset(), None),
     ],

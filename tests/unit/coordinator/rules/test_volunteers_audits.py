@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coordinator.checking.redo import likeness
 from coordinator.rules.audits import (
     CONFIRM_MIN,
-    LEASES_PER_AUDIT,
+    PAY_PER_AUDIT,
     AccountMarks,
     Auditor,
     WaitingAudit,
@@ -31,12 +31,13 @@ from tests.support.examples import examples
 
 ANN = AccountMarks(volunteer="ann", invite=1, network="203.0.113.0/24")
 BOB = AccountMarks(volunteer="bob", invite=2, network="198.51.100.0/24")
-OPEN = WaitingAudit(kind="train", worker=ANN)
+PRICE = 7
+OPEN = WaitingAudit(kind="train", worker=ANN, price_micro=PRICE)
 
 
 def auditor(person: AccountMarks = BOB, kind: str = "cpu", audits: int = 0) -> Auditor:
-    accepted = LEASES_PER_AUDIT * (audits + 1)
-    return Auditor(person=person, kind=kind, accepted=accepted, audits=audits)
+    enough = PAY_PER_AUDIT * PRICE * (audits + 1)
+    return Auditor(person=person, kind=kind, accepted_micro=enough, audited_micro=audits * PRICE)
 
 
 def test_an_auditor_shares_neither_account_nor_invite_nor_network() -> None:
@@ -62,7 +63,7 @@ def test_an_account_that_gave_an_audit_back_is_not_asked_again() -> None:
 def test_audits_are_a_small_share_of_the_work_of_an_account() -> None:
     one = auditor(audits=3)
     assert may_audit(OPEN, one)
-    assert not may_audit(OPEN, msgspec.structs.replace(one, accepted=one.accepted - 1))
+    assert not may_audit(OPEN, msgspec.structs.replace(one, accepted_micro=one.accepted_micro - 1))
 
 
 @given(st.integers(1, 10**12), st.integers(0, 10**12))
