@@ -59,7 +59,11 @@ GATES = {
     "alembic": ("coordinator.database",),
     "starlette": ("coordinator.http", "coordinator.v1", "coordinator.pages"),
     "uvicorn": ("coordinator.http",),
-    "httpx": ("volunteer.net", "coordinator.inference.upstream"),
+    "httpx": (
+        "volunteer.net",
+        "coordinator.inference.upstream",
+        "coordinator.admin.remote_server",
+    ),
     "h11": ("volunteer.net",),
     "PIL": ("shared.workloads.data", "coordinator.runs"),
     "platformdirs": ("volunteer.settings.settings", "coordinator.config"),
