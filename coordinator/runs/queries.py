@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
 LIVE_S = 4 * HEARTBEAT_S
 PATIENCE_S = 300.0  # longest wait for silent vetted volunteers, if the plan has no deadline
+PROGRESS_MIN = 0.01  # least share of [stop] from which its end is estimated
 LISTING_MAX = 1000
 LOSSES_MAX = 2000
 MANIFEST_S = 1.0  # time for which the manifest of a version is cached
@@ -125,6 +126,7 @@ class RunQueries:
         origin = about.workload.origin(about.file.model)
         origin_files = about.workload.files(about.file.model) if origin else {}
         bits = _bits(conn, run, about)
+        progress = _progress(run, about)
         return RunInfo(
             name=run.name,
             state=run.state,
@@ -151,7 +153,8 @@ class RunQueries:
             dataset_licence=dataset.manifest.licence if dataset else "",
             version=run.head,
             loss_first=evaluations.first_loss(conn, run.id),
-            progress=_progress(run, about),
+            progress=progress,
+            ends_at=ends_at(run.started_at, progress, self._clock.now()) if goes_on else None,
             credits_per_step=run.price_micro / 1e6,
             memory_bytes=_memory(run, about),
             libraries=tuple(about.workload.libraries(about.file.model)),
@@ -439,6 +442,13 @@ def _progress(run: RunRow, about: Definition) -> float | None:
     if not (stop.versions or stop.tokens or stop.passes):
         return None
     return min(1.0, about.share_done(run, max(0, run.head), run.tokens))
+
+
+def ends_at(started_at: float | None, progress: float | None, now: float) -> float | None:
+    """Return when a run ends at its pace since the start; None while too little is done to say."""
+    if started_at is None or progress is None or not PROGRESS_MIN <= progress < 1:
+        return None
+    return now + (now - started_at) * (1 - progress) / progress
 
 
 def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:

@@ -36,11 +36,11 @@ class RunInfo(Message):
     tokens: int = 0  # samples x size merged so far
     merging: str = ""  # "merging after 2 more contributions or 3:12"; "" while it stands still
     standstill: Standstill | None = None
+    ends_at: float | None = None  # estimated end, by the pace since the start; None if unknown
     items: str = "tokens"  # unit of `tokens`
     output: Output = "text"
     taught_by: Teaching = "samples"
     measure: Measure = "loss"  # meaning of the loss
-    # share of the plan's outer rate in use: below 1 the run has lowered it automatically
     origin: str = ""  # base model that the run continues; "" = random weights
     origin_licence: str = ""
     origin_bytes: int = 0  # bytes of the base model's files, which each volunteer downloads once

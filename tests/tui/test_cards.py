@@ -19,7 +19,7 @@ from volunteer.tui.screens.dashboard import NARROW, SHORT, arrange
 from volunteer.tui.screens.ranking import leader_rows
 from volunteer.tui.text import ASCII, shown_name
 from volunteer.tui.view import AgentView
-from volunteer.tui.widgets.cards import CreditsCard, credit_lines
+from volunteer.tui.widgets.cards import CreditsCard, credit_lines, run_lines
 from volunteer.tui.widgets.compact import brief
 from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.recent_work import sample_lines
@@ -87,6 +87,29 @@ def test_a_newcomer_reads_how_long_its_proof_takes_before_anything_is_at_stake()
     text = " ".join(text_of(credit_lines(scene_of(told), 40, 12)).split())
     assert "being proved, about 3:00 h" in text
     assert "at stake" not in text
+
+
+def test_a_run_says_when_it_will_be_done_where_that_is_known() -> None:
+    for ends_at, words in ((scenes.NOW + 3 * 86_400.0, "done in about 3 d"), (None, "")):
+        told = [*scenes.filled(), events.RunsListed(runs=(replace(scenes.RUN, ends_at=ends_at),))]
+        text = text_of(run_lines(scene_of(told), 40, 20))
+        assert "41 %" in text
+        assert words in text
+        assert ("done in" in text) == bool(words)
+
+
+def test_credits_an_hour_are_told_as_soon_as_they_are_measured() -> None:
+    told = list(scenes.filled())
+    assert "an hour now" not in text_of(credit_lines(scene_of(told), 40, 9))
+    for number in range(1, 4):
+        at = scenes.NOW + 300.0 * number
+        trained = events.Trained(
+            at=at, task=number, run=scenes.RUN.name, steps=50, samples=800,
+            loss_first=None, loss_last=None, train_s=250.0,
+        )  # fmt: skip
+        told += [*scenes.claimed(number), trained]
+    assert "an hour now" in text_of(credit_lines(scene_of(told), 40, 9))
+    assert "an hour now" not in text_of(credit_lines(scene_of(told), 24, 9))
 
 
 def test_a_board_is_shown_as_it_is_with_its_numbers() -> None:

@@ -11,6 +11,7 @@ import pytest
 from coordinator.cli import runs
 from coordinator.cli.listing import table
 from coordinator.cli.runs import best_note, print_versions
+from coordinator.runs.queries import ends_at
 from shared.protocol.versions import VersionInfo
 from shared.text import cells
 from volunteer.tui.text import percent
@@ -41,6 +42,23 @@ def test_progress_is_told_as_the_volunteers_program_tells_it(
     runs.listing()
     assert said == percent(share)
     assert capsys.readouterr().out.rstrip().endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("started_at", "progress", "end"),
+    [
+        (0.0, 0.25, 400.0),
+        (50.0, 0.5, 150.0),
+        (None, 0.5, None),  # a draft
+        (0.0, None, None),  # it ends by a date or a loss
+        (0.0, 0.001, None),  # too little to say
+        (0.0, 1.0, None),
+    ],
+)
+def test_the_end_of_a_run_is_estimated_by_its_pace(
+    started_at: float | None, progress: float | None, end: float | None
+) -> None:
+    assert ends_at(started_at, progress, 100.0) == end
 
 
 def version(number: int, loss: float | None, **more: Any) -> VersionInfo:

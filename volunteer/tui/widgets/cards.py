@@ -13,11 +13,13 @@ from volunteer.control.events import Sensed
 from volunteer.i18n.catalogue import _, ngettext, pgettext, shown
 from volunteer.i18n.formats import credit, size
 from volunteer.text import loss, measure_word
+from volunteer.tui import run_estimate
 from volunteer.tui.status_line import activity, next_merge, traffic
 from volunteer.tui.text import (
     Glyphs,
     Line,
     Span,
+    ago,
     bar,
     big,
     blank,
@@ -168,9 +170,11 @@ def credit_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     pending = [(credit(me.pending_micro), "warn" if me.pending_micro else "text")]
     if me.pending_micro and cells >= 31:
         pending.append((" " + _("in checking"), "dim"))
-    lines.append(
-        fact(_("today"), (f"+{credit(me.today_micro)}", "good" if me.today_micro else "text"))
-    )
+    today = [(f"+{credit(me.today_micro)}", "good" if me.today_micro else "text")]
+    if (speed := run_estimate.pace(scene.view.status)) and cells >= 31:
+        hourly = count(speed.credits_per_hour)
+        today.append((" " + _("{credits} an hour now", credits=hourly), "dim"))
+    lines.append(fact(_("today"), *today))
     lines.append(fact(_("pending"), *pending))
     if me.escrow_micro:
         lines.append(fact(_("at stake"), (credit(me.escrow_micro), "warn")))
@@ -222,7 +226,7 @@ def run_lines(scene: Scene, cells: int, height: int) -> list[Line]:
     lines: list[Line] = [
         fact(_("version"), (str(_newest_version(view, run, versions)), "value")),
         *_loss_of(info, model, scene.glyphs),
-        *_progress_of(info, cells, scene.glyphs),
+        *_progress_of(info, cells, scene),
         *(
             fact(pgettext("version", "next") if row == 0 else "", (text, "text"))
             for row, text in enumerate(rows)
@@ -263,12 +267,17 @@ def _loss_of(info: RunInfo | None, model: ModelView | None, glyphs: Glyphs) -> l
     return [fact(label, (arrow, "dim"), (loss(newest, measure), "good" if better else "value"))]
 
 
-def _progress_of(info: RunInfo | None, cells: int, glyphs: Glyphs) -> list[Line]:
+def _progress_of(info: RunInfo | None, cells: int, scene: Scene) -> list[Line]:
+    """Return the bar of a run's progress, and where known the estimated time to its end."""
     if info is None or info.progress is None:
         return []
     tail = f" {percent(info.progress)}"
     room = cells - NAME_CELLS - len(tail)
-    return [fact(_("progress"), *bar(info.progress, room, glyphs), (tail, "text"))]
+    drawn = [fact(_("progress"), *bar(info.progress, room, scene.glyphs), (tail, "text"))]
+    if info.ends_at is not None:
+        time = ago(max(2.0, info.ends_at - scene.now))
+        drawn.append(fact("", (_("done in about {time}", time=time), "dim")))
+    return drawn
 
 
 def _mine(versions: int) -> str:
