@@ -30,6 +30,8 @@ from tests.support.workloads.tiny_gomoku import (
     options,
 )
 
+STEPS = WORKLOAD.defaults({})["task"]["local_steps"]  # of a task, whose optimiser is fresh
+
 # ------------------------------------------------------------------------------------------- model
 
 
@@ -235,8 +237,8 @@ def test_a_sample_is_a_game_that_people_can_read() -> None:
 
 @pytest.mark.slow
 def test_it_becomes_stronger_than_version_0(tmp_path: Path) -> None:
-    """Four rounds of self-play and learning on 6 x 6, four in a row; `make experiments` has the
-    long run.
+    """Four rounds of self-play and learning on 6 x 6, four in a row, in tasks of the default
+    length; `make experiments` has the long run.
     """
     model, how = config(channels=32), options(simulations=64, slots=48, opening_plies=4)
     first = WORKLOAD.init(model, 1)
@@ -246,8 +248,8 @@ def test_it_becomes_stronger_than_version_0(tmp_path: Path) -> None:
         games = job("selfplay", model, 40, seed=turn, options=how)
         played = finish(WORKLOAD.begin(games, weights, window, "cpu"))[0].experience
         window.seal(decode(played))
-        learn = job("learn", model, 40, seed=turn, train=train, global_step=40 * turn)
-        learn = msgspec.structs.replace(learn, batch_size=128, stop=40 * 128)
+        learn = job("learn", model, STEPS, seed=turn, train=train, global_step=STEPS * turn)
+        learn = msgspec.structs.replace(learn, batch_size=128, stop=STEPS * 128)
         weights = finish(WORKLOAD.begin(learn, weights, window, "cpu"))[1]
     match = job("evaluate", model, 40, options=how)
     found = score(decode(finish(WORKLOAD.begin(match, weights, window, "cpu"))[0].experience))
