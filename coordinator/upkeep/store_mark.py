@@ -61,6 +61,7 @@ class _Memory(msgspec.Struct, frozen=True, kw_only=True):
     """What the database remembers of its store."""
 
     mark: str
+    marked: bool  # a store carries the mark
     turns: tuple[str, ...]
     database: str
     lost: str  # what the database lost: nothing is deleted meanwhile
@@ -82,7 +83,7 @@ class StoreMarks:
         memory, mark = await self._db.read(_memory), await stored_mark(self._blobs)
         if mark is None:
             await self._check_unmarked(memory)
-            await self._mark(memory.mark or await self._db.write(_new_mark))
+            await self._mark(await self._db.write(_own_mark))
         elif problem := self._problem(memory, mark):
             raise Configuration(f"{problem}: {TAKE_OVER}")
 
@@ -134,7 +135,7 @@ class StoreMarks:
         names = await self._db.read(lambda conn: set(datasets.all_registered(conn)))
         announced = await self._db.read(unreferenced_blobs.names)
         stored = {entry.sha256 async for entry in self._blobs.entries()}
-        if names and (memory.mark or not stored):
+        if memory.marked or (names and not stored):
             raise Configuration(
                 f"{self._store} is not the blob store of this database: give every server and "
                 "command the same --blobs and AWS_ENDPOINT_URL; a copy of the store needs its file "
@@ -180,6 +181,8 @@ class StoreMarks:
                 until=self._clock.now() + lease_s,
             )
         )
+        if not memory.marked:
+            await self._db.write(lambda conn: key_values.put(conn, key_values.STORE_MARKED, "yes"))
 
     async def _write(self, mark: StoreMark) -> None:
         await self._blobs.set_owner(msgspec.json.encode(mark).decode())
@@ -211,10 +214,17 @@ def _memory(conn: Connection) -> _Memory:
     turns = key_values.get(conn, key_values.STORE_TURNS)
     return _Memory(
         mark=key_values.get(conn, key_values.STORE) or "",
+        marked=bool(key_values.get(conn, key_values.STORE_MARKED)),
         turns=decode(turns, tuple[str, ...]) if turns else (),
         database=identity(conn),
         lost=key_values.get(conn, key_values.LOST) or "",
     )
+
+
+def _own_mark(conn: Connection) -> str:
+    """Return the database's mark; the first of several servers makes it."""
+    key_values.locked(conn, key_values.STORE_TURNS)
+    return key_values.get(conn, key_values.STORE) or _new_mark(conn)
 
 
 def _new_mark(conn: Connection) -> str:

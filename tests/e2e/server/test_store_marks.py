@@ -233,6 +233,15 @@ async def test_an_empty_volume_in_place_of_the_store_is_refused(
         await place.server("two", url, str(tmp_path / "empty"))
 
 
+async def test_a_second_store_is_refused_before_the_first_holds_a_blob(
+    place: Place, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/coordinator.sqlite3"
+    await place.server("one", url)
+    with pytest.raises(Configuration, match="is not the blob store of this database"):
+        await place.server("two", url, str(tmp_path / "empty"))
+
+
 async def test_a_restored_backup_takes_no_store_in_use(
     place: Place, tmp_path: Path, postgres: Postgres
 ) -> None:
