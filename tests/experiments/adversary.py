@@ -72,7 +72,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 HONEST = Policy(honest=10**9)
 # What was found, and what closed it: the share of a pass; the stake that a draw without a verdict
-# costs.
+# costs; the bound of an account's pay for audits.
 FOUND = (
     Policy(trained=0.91, compared=False, tasks=800),
     Policy(trained=0.5, compared=False, tasks=800),
@@ -82,6 +82,7 @@ FOUND = (
         when=(("a verdict is out of reach", 1.0), ("little at stake", 0.135)),
     ),
     Policy(tasks=300, honest=10, drift=1.5, when=(("a verdict is out of reach", 1.0),)),
+    Policy(tasks=400, trained=0.99, dear=0.02, times=100.0, auditor=True, busy=10.0),
 )  # fmt: skip
 
 
