@@ -42,6 +42,7 @@ CHANGING: dict[str, tuple[tuple[str, ...], str]] = {
     "contribution.reverse": (("contribution", "reverse", "1", *WHY), ""),
     "volunteer.reverse": (("volunteer", "reverse", "Bob", "--since", "2001-01-01", *WHY), ""),
     "volunteer.vouch": (("volunteer", "vouch", "Ann"), ""),
+    "volunteer.key": (("volunteer", "key", "Ann"), "key.create"),
     "announce": (("announce", "down tonight"), ""),
     "announce.withdraw": (("announce", "--withdraw", "1"), ""),
     "grant": (("grant", "Ann", "5", *WHY), ""),
