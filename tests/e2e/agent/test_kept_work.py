@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from coordinator.intake import uploads
 from shared.errors import BY_CODE, InvalidFrame
-from tests.support.local_coordinator import LocalCoordinator, local_coordinator
+from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 from tests.support.local_volunteer import SHORT, LocalMachine, Process, local_machine
 from tests.support.wayward_store import WaywardStore
 from tests.unit.volunteer.net.test_reply_errors import FOREIGN
@@ -111,3 +112,40 @@ async def test_a_store_that_does_not_find_an_upload_costs_no_result(
         assert isinstance(event, events.Judged), event
         assert event.verdict.state in ("accepted", "merged")
     assert wayward.absences == 0
+
+
+PARTS = RUN.replace('preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"\ngradient_every = 2')
+PARTS = PARTS.replace("local_steps = 2", "local_steps = 4")
+
+
+class FirstPartRefuser(httpx.AsyncBaseTransport):
+    """Answers the first part of a lease by an error that is no refusal, a few times; it notes the
+    parts in the order of their arrival.
+    """
+
+    def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
+        self.inner = inner
+        self.errors = 2
+        self.parts: list[tuple[int, int]] = []  # task and part of each submission
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = await request.aread() if request.method == "POST" else b""
+        if request.url.path.endswith("/uploads") and self.errors and json.loads(body)["part"] == 0:
+            self.errors -= 1
+            error = {"code": "not_found", "message": "no", "request_id": "1c"}
+            return httpx.Response(404, stream=httpx.ByteStream(msgspec.json.encode(error)))
+        if request.url.path.endswith("/submit"):
+            task = int(request.url.path.split("/")[-2])
+            self.parts.append((task, json.loads(body)["part"]))
+        return await self.inner.handle_async_request(request)
+
+
+async def test_no_part_is_sent_before_an_earlier_one_is_answered(tmp_path: Path) -> None:
+    async with local_machine(tmp_path, PARTS) as machine, machine.working(max_tasks=1) as process:
+        network = FirstPartRefuser(machine.home.transport)
+        process.network.inner = network
+        async with asyncio.timeout(60):
+            while not any(part == 1 for _, part in network.parts):
+                await process.tick()
+    assert network.errors == 0
+    assert [part for _, part in network.parts][:2] == [0, 1]
