@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from itertools import chain as concat
 from itertools import islice
 
-from sqlalchemy import Connection, Row, case, exists, func, literal, or_, select
+from sqlalchemy import Connection, Row, case, exists, func, literal, or_, select, true
 
 from coordinator.database.ledger.postings import MINT, SYSTEM, EventDraft, Move, digest
+from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.inference import answer_stakes
 from coordinator.database.tables.ledger import accounts, events, postings
@@ -118,6 +119,11 @@ def _steps(conn: Connection) -> Iterator[str]:
     )
     n = {kind: func.sum(case((one.c.kind == kind, 1), else_=0)) for kind in STEPS}
     least, most, state = func.min(one.c.amount), func.max(one.c.amount), contributions.c.state
+    # Not paid from its acceptance on: its account lost its stake meanwhile, or nothing can prove it.
+    is_withheld = or_(
+        contributions.c.id <= func.coalesce(volunteers.c.lost_to, 0),
+        ~func.coalesce(volunteers.c.invited, true()),
+    )
     bad = {
         "its steps cannot follow from each other": or_(
             n["pending"] != 1,
@@ -132,7 +138,7 @@ def _steps(conn: Connection) -> Iterator[str]:
         "another price was posted than it has": contributions.c.price_micro != most,
         "its credit was not paid": state.in_(("merged", "superseded"))
         & (sum((n[kind] for kind in GIVEN), literal(0)) == 0),
-        "its credit was taken back": (state == "accepted") & (n["void"] > 0),
+        "its credit was taken back": (state == "accepted") & (n["void"] > 0) & ~is_withheld,
         "its credit was kept": (state == "rejected")
         & (n["void"] + n["forfeit"] + n["reverse"] == 0),
         "its credit was posted too early": state.in_(("received", "checking")),
@@ -140,7 +146,8 @@ def _steps(conn: Connection) -> Iterator[str]:
     query = (
         select(one.c.contribution_id, state, *(case((test, 1), else_=0) for test in bad.values()))
         .join(contributions, contributions.c.id == one.c.contribution_id, isouter=True)
-        .group_by(one.c.contribution_id, contributions.c.id)
+        .join(volunteers, volunteers.c.id == contributions.c.volunteer_id, isouter=True)
+        .group_by(one.c.contribution_id, contributions.c.id, volunteers.c.id)
         .having(or_(*bad.values()))
         .order_by(one.c.contribution_id)
         .limit(BREACHES_MAX)

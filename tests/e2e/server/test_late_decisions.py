@@ -1,0 +1,98 @@
+"""Contributions that are decided later than they came: what happened to their account since counts."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+from sqlalchemy.util import await_only
+
+from coordinator.accounts.suspension import suspend, unsuspend
+from coordinator.database.engine.open_database import Database
+from shared.protocol.accounts import Me
+from tests.support.databases import Postgres
+from tests.support.failpoints import fail, faults
+from tests.support.local_coordinator import (
+    RUN,
+    LocalCoordinator,
+    Worker,
+    decode,
+    local_coordinator,
+    refused,
+)
+
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+
+
+async def unchecked(worker: Worker) -> None:
+    """Submit a task to a server that dies before it looks at the result."""
+    lease = await worker.claim()
+    begun = await worker.begin(lease)
+    data = await worker.update("tiny", 1)
+    await worker.upload(lease, data)
+    submission = worker.submission(lease, begun, data)
+    with faults(fail(RuntimeError("the process is gone")).after("write _receive")).installed():
+        refused(await worker.post(f"/tasks/{lease.task}/submit", submission), 500)
+
+
+async def state(home: LocalCoordinator, number: int = 1) -> str:
+    query = sa.text("SELECT state FROM contributions WHERE id = :id")
+    return await home.coordinator.db.read(
+        lambda conn: str(conn.execute(query, {"id": number}).scalar_one())
+    )
+
+
+async def pay(worker: Worker) -> tuple[int, int, int]:
+    me = decode(await worker.get("/workers/me"), Me)
+    return me.pending_micro, me.escrow_micro, me.earned_micro
+
+
+async def test_what_was_under_way_when_the_stake_was_lost_is_not_paid(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run(RUN.replace("[plan]", "[plan]\noverlap = true"))
+        ann = await home.join("Ann")
+        await unchecked(ann)
+        await home.coordinator.db.write(lambda c: suspend(c, ann.volunteer_id, "copies", 1.0))
+        await home.coordinator.db.write(lambda c: unsuspend(c, ann.volunteer_id, "a mistake", 2.0))
+        assert await home.coordinator.intake.recheck() == 1
+        assert await state(home) == "accepted"
+        assert await pay(ann) == (0, 0, 0)
+        assert (await ann.work(2)).credits_micro > 0  # what begins afterwards is
+        assert sum(await pay(ann)) > 0
+        assert await home.coordinator.ledger.check() == ()
+
+
+async def test_a_suspension_that_a_decision_waits_for_counts(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    url = await postgres.fresh()
+    async with local_coordinator(tmp_path / "coordinator", database=url) as home:
+        await home.start_run()
+        ann = await home.join("Ann")
+        await unchecked(ann)
+        done, held = asyncio.Event(), asyncio.Event()
+
+        def slow_suspension(conn: Connection) -> None:
+            suspend(conn, ann.volunteer_id, "copies", 1.0)
+            held.set()
+            await_only(done.wait())
+
+        other = await Database.open(url)
+        suspension = asyncio.create_task(other.write(slow_suspension))
+        await held.wait()
+        decision = asyncio.create_task(home.coordinator.intake.recheck())
+        async with asyncio.timeout(60):
+            while not await home.coordinator.db.read(
+                lambda conn: conn.execute(sa.text(WAITING)).scalar_one()
+            ):
+                await asyncio.sleep(0.01)
+        done.set()
+        await suspension
+        assert await decision == 1
+        assert await state(home) == "superseded"
+        assert await pay(ann) == (0, 0, 0)
+        assert await home.coordinator.ledger.check() == ()
+        await other.close()
+    await postgres.recycle(url)
