@@ -137,8 +137,8 @@ class Intake(PlatformService):
         """Store and check one contribution; return its number, and whether it is new.
 
         A submission with the same key and content is always the same contribution. Raises
-        UnknownTask for another account's task, Gone if another worker holds it by now, Cancelled if its run has
-        ended, Conflict for other content, OffsetMismatch for missing bytes, BadRequest.
+        UnknownTask for another account's task, Gone if another worker holds it by now, Cancelled if
+        its run has ended, Conflict for other content, OffsetMismatch for missing bytes, BadRequest.
         """
         if not (0 <= request.part < PARTS_MAX and 0 <= request.tries < TRIES_MAX):
             raise BadRequest("part or tries is out of range")

@@ -1,4 +1,4 @@
-"""Site of the documentation, made by Sphinx from the Markdown that the repository shows: `make docs`."""
+"""Site of the documentation, made by Sphinx from the repository's own Markdown: `make docs`."""
 
 project = "volunteer"
 extensions = ["myst_parser"]

@@ -1,4 +1,4 @@
-"""Contributions that are decided later than they came: what happened to their account since counts."""
+"""Contributions decided later than they came: what happened to their account since counts."""
 
 from __future__ import annotations
 
