@@ -24,7 +24,7 @@ def test_who_computes_nothing_frees_nothing_and_uses_up_no_range() -> None:
 
 def test_a_short_search_finds_no_policy_that_gains() -> None:
     """The long one is `EXPERIMENT=adversary`."""
-    best = search(1, Size(drawn=16, generations=2, children=8, episodes=2, again=24))
+    best = search(1, Size(drawn=8, generations=1, children=4, episodes=2, again=6))
     assert best["best"] <= 1.0 + 3.0 * best["error"], best
 
 
