@@ -190,6 +190,27 @@ async def test_who_submits_the_bytes_of_another_is_suspended_by_the_first_of_the
             assert (await account(home, ann)).standing == "probation"
 
 
+async def test_honest_work_is_no_copy_of_a_copy_that_was_refused(tmp_path: Path) -> None:
+    """A task gives the same bytes whoever does it, and its next worker was refused for them."""
+    async with local_coordinator(tmp_path / "c", open=True, proof_of_work_bits=1) as home:
+        await home.start_run(LEARNING)
+        eve = await home.stranger("Eve")
+        lease = await eve.claim()
+        verdict, data = await honest(eve, lease)
+        assert verdict.state == "accepted"
+        assert (await handed_in(eve, await eve.claim(), data, 2.0)).reason == Reason.REPLAY
+        assert await home.coordinator.recomputes.next()
+        assert await home.coordinator.recomputes.next()
+        assert (await account(home, eve)).standing == "suspended"
+        ann = await home.stranger("Ann")
+        again = await ann.claim()
+        while again.task != lease.task:
+            assert (await honest(ann, again))[0].state == "accepted"
+            again = await ann.claim()
+        verdict, same = await honest(ann, again)
+        assert (verdict.state, same) == ("accepted", data)
+
+
 async def test_a_task_that_drifts_too_far_for_a_verdict_blames_nobody_and_the_next_is_shorter(
     tmp_path: Path,
 ) -> None:
