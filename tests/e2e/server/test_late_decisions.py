@@ -12,6 +12,7 @@ from sqlalchemy.util import await_only
 from coordinator.accounts.suspension import suspend, unsuspend
 from coordinator.database.engine.open_database import Database
 from shared.protocol.accounts import Me
+from shared.protocol.leases import BeginReply
 from tests.support.databases import Postgres
 from tests.support.failpoints import fail, faults
 from tests.support.local_coordinator import (
@@ -96,3 +97,18 @@ async def test_a_suspension_that_a_decision_waits_for_counts(
         assert await home.coordinator.ledger.check() == ()
         await other.close()
     await postgres.recycle(url)
+
+
+async def test_a_task_that_has_not_begun_takes_no_result(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "coordinator") as home:
+        await home.start_run()
+        ann = await home.join("Ann")
+        lease = await ann.claim()
+        data = await ann.update("tiny", 1)
+        await ann.upload(lease, data)
+        submission = ann.submission(
+            lease, BeginReply(version=0, global_step=0, finish_by=0.0), data
+        )
+        error = refused(await ann.post(f"/tasks/{lease.task}/submit", submission), 409)
+        assert "has not begun" in error.message
+        assert (await ann.submit(lease, await ann.begin(lease), data)).state == "accepted"
