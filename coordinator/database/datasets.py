@@ -150,15 +150,19 @@ def is_served(conn: Connection, sha256: str) -> bool:
 
 
 def register(conn: Connection, rows: Iterable[tuple[str, int, str]], now: float) -> None:
-    """Register stored blobs (sha256, size, kind); already registered ones stay unchanged."""
+    """Register stored blobs (sha256, size, kind); already registered ones stay unchanged.
+
+    Raises Unavailable for one that a sweep deletes, or has deleted since it was announced.
+    """
     noted = {
         sha: {"sha256": sha, "size": size, "kind": kind, "created_at": now}
         for sha, size, kind in rows
     }
     if noted:
         # Rows are inserted in one order, so that two transactions cannot deadlock.
-        conn.execute(insert_new(conn, blobs, "sha256"), [noted[sha] for sha in sorted(noted)])
-        unreferenced_blobs.reference(conn, sorted(noted))
+        insertion = insert_new(conn, blobs, "sha256").returning(blobs.c.sha256)
+        new = conn.execute(insertion, [noted[sha] for sha in sorted(noted)]).scalars()
+        unreferenced_blobs.reference(conn, sorted(noted), set(new))
 
 
 def blob_sizes(conn: Connection, sha256s: Sequence[str]) -> dict[str, int]:

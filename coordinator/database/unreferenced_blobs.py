@@ -3,7 +3,8 @@
     announced ── registered ── let go ── old enough: deleted
         └─────────────────────────────────────┘
 
-A blob whose name is not here is never deleted, whatever refers to it.
+A sweeper holds the names that it deletes for SWEEPER_S at most, then it has died, or it stops. A
+blob whose name is not here is never deleted, whatever refers to it.
 """
 
 from __future__ import annotations
@@ -21,15 +22,25 @@ from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.datasets import blobs, unreferenced_blobs
 from shared.errors import Unavailable
 
+SWEEPER_S = 120.0  # a sweeper that holds a name for longer has died
+
 _U = unreferenced_blobs.c
 _OF = among(_U.sha256, "names")
 _FORGET = sa.delete(unreferenced_blobs).where(_OF)
-_REFERENCED = _FORGET.returning(_U.sweeper)
-_DUE = sa.select(_U.sha256).where(_U.since < sa.bindparam("before")).order_by(_U.since)
+_REFERENCED = _FORGET.returning(_U.sha256, _U.sweeper)
+_OLD = sa.or_(
+    _U.since < sa.bindparam("before"),
+    sa.and_(_U.sweeper.is_not(None), _U.since < sa.bindparam("died")),
+)
+_DUE = sa.select(_U.sha256).where(_OLD).order_by(_U.since)
 _SWEPT = sa.select(_U.sha256).where(_OF, _U.sweeper.is_not(None))
+_DELETED = _FORGET.where(_U.sweeper == sa.bindparam("owner"))
+_RELEASE = (
+    sa.update(unreferenced_blobs).where(_U.sweeper == sa.bindparam("owner")).values(sweeper=None)
+)
 _TAKE = (
     sa.update(unreferenced_blobs)
-    .where(_OF, _U.since < sa.bindparam("before"))
+    .where(_OF, _OLD)
     .values(since=sa.bindparam("now"), sweeper=sa.bindparam("owner"))
     .returning(_U.sha256)
 )
@@ -40,8 +51,11 @@ def _announcement(dialect: str) -> Any:
     new = insert_postgresql if dialect == "postgresql" else insert_sqlite
     statement = new(unreferenced_blobs)
     later = sa.case((statement.excluded.since > _U.since, statement.excluded.since), else_=_U.since)
+    died = _U.since < statement.excluded.since - SWEEPER_S
     return statement.on_conflict_do_update(
-        index_elements=["sha256"], set_={"since": later}, where=_U.sweeper.is_(None)
+        index_elements=["sha256"],
+        set_={"since": later, "sweeper": None},
+        where=_U.sweeper.is_(None) | died,
     )
 
 
@@ -58,10 +72,16 @@ def being_deleted() -> Unavailable:
     return Unavailable("an old copy of these bytes is being deleted: try again", retry_after_s=5.0)
 
 
-def reference(conn: sa.Connection, names: Sequence[str]) -> None:
-    """Take registered blobs out of the sweep's reach. Raises Unavailable for one being deleted."""
-    if names and any(conn.execute(_REFERENCED, {"names": list(names)}).scalars()):
-        raise being_deleted()
+def reference(conn: sa.Connection, names: Sequence[str], new: Collection[str]) -> None:
+    """Take registered blobs out of the sweep's reach.
+
+    Raises Unavailable for one being deleted, and for a `new` one that is not announced: a sweep
+    deleted it before this transaction.
+    """
+    if names:
+        sweepers = dict(conn.execute(_REFERENCED, {"names": list(names)}).all())
+        if any(sweepers.values()) or any(name not in sweepers for name in new):
+            raise being_deleted()
 
 
 def let_go(conn: sa.Connection, used: Collection[str], before: float) -> int:
@@ -85,16 +105,20 @@ def take(
     """
     before, now = times
     names_due = [
-        name for name in conn.execute(_DUE, {"before": before}).scalars() if name not in used
+        name
+        for name in conn.execute(_DUE, {"before": before, "died": now - SWEEPER_S}).scalars()
+        if name not in used
     ]
-    values = {"names": names_due[:most], "before": before, "now": now, "owner": owner}
+    values = {"names": names_due[:most], "now": now, "owner": owner}
+    values |= {"before": before, "died": now - SWEEPER_S}
     return sorted(conn.execute(_TAKE, values).scalars()) if names_due else []
 
 
-def forget(conn: sa.Connection, names: Sequence[str]) -> None:
-    """Forget names whose blobs are deleted."""
-    if names:
-        conn.execute(_FORGET, {"names": list(names)})
+def end_sweep(conn: sa.Connection, owner: str, deleted: Sequence[str]) -> None:
+    """Forget the names whose blobs a sweeper has deleted; let go of the rest that it took."""
+    if deleted:
+        conn.execute(_DELETED, {"names": list(deleted), "owner": owner})
+    conn.execute(_RELEASE, {"owner": owner})
 
 
 def names(conn: sa.Connection) -> set[str]:

@@ -306,7 +306,8 @@ class Uploads(PlatformService):
             row = await self._reading.ask(row.id) or row  # another replica may have finished it
             offset = row.size if row.complete else offset
         if offset == row.size and not row.complete and row.id not in self._writers:
-            async with self._alone(row.id):  # an earlier request or process received all bytes
+            async with self._alone(row.id) as writer:  # an earlier request received all bytes
+                writer.storing = True
                 return await self._finish(row)
         return self._view(row, offset)
 

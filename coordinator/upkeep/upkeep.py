@@ -25,6 +25,7 @@ from coordinator.database import (
     versions,
     volunteers,
 )
+from coordinator.database.unreferenced_blobs import SWEEPER_S
 from coordinator.experience.replay import opponents
 from coordinator.platform import Platform, PlatformService
 from coordinator.runs.definition import definition
@@ -172,13 +173,22 @@ class Upkeep(PlatformService):
             most = max(SWEPT_MIN, int(unreferenced_blobs.let_go(conn, used, before) * SWEPT_SHARE))
             return unreferenced_blobs.take(conn, used, self._sweeper, (before, now), most)
 
-        names = await self._db.write(taken)
-        for name in names:
-            await self._blobs.delete(name)
-        await self._db.write(lambda conn: unreferenced_blobs.forget(conn, names))
-        if names:
-            log.info("swept", blobs=len(names))
-        return len(names)
+        until = self._clock.monotonic() + SWEEPER_S / 2
+        names, deleted = await self._db.write(taken), list[str]()
+        try:
+            for name in names:
+                if self._clock.monotonic() > until:
+                    break  # another sweeper may hold the rest soon
+                await self._blobs.delete(name)
+                deleted.append(name)
+        finally:
+            if names:
+                await self._db.write(
+                    lambda conn: unreferenced_blobs.end_sweep(conn, self._sweeper, deleted)
+                )
+        if deleted:
+            log.info("swept", blobs=len(deleted))
+        return len(deleted)
 
 
 def _used(conn: Connection, now: float) -> set[str]:

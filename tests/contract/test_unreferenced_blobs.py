@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 
 from coordinator.database import datasets, unreferenced_blobs
 from coordinator.database.engine.open_database import Database
+from coordinator.database.unreferenced_blobs import SWEEPER_S
 from shared.errors import Unavailable
 
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
@@ -68,7 +69,7 @@ async def test_a_blob_that_is_being_deleted_is_neither_announced_nor_registered(
     with pytest.raises(Unavailable):
         await register(database, A, 4.0)
     assert await database.read(datasets.all_registered) == {}
-    await database.write(lambda conn: unreferenced_blobs.forget(conn, [A]))
+    await database.write(lambda conn: unreferenced_blobs.end_sweep(conn, "me", [A]))
     assert await announce(database, {A}, 5.0) == set()
     await register(database, A, 6.0)
 
@@ -76,8 +77,44 @@ async def test_a_blob_that_is_being_deleted_is_neither_announced_nor_registered(
 async def test_a_sweep_that_died_is_finished_by_a_later_one(database: Database) -> None:
     await announce(database, {A}, 1.0)
     assert await take(database, set(), 2.0) == [A]  # at 102
-    assert await take(database, set(), 102.0) == []
-    assert await take(database, set(), 103.0) == [A]
+
+    async def later(now: float) -> list[str]:
+        return await database.write(
+            lambda conn: unreferenced_blobs.take(conn, set(), "other", (50.0, now), 9)
+        )
+
+    assert await later(102.0 + SWEEPER_S) == []
+    assert await later(103.0 + SWEEPER_S) == [A]
+
+
+async def test_a_sweeper_that_died_refuses_a_blob_for_a_while_only(database: Database) -> None:
+    await announce(database, {A}, 1.0)
+    assert await take(database, set(), 2.0) == [A]  # at 102
+    assert await announce(database, {A}, 102.0 + SWEEPER_S) == {A}
+    assert await announce(database, {A}, 103.0 + SWEEPER_S) == set()
+    await database.write(lambda conn: unreferenced_blobs.end_sweep(conn, "me", [A]))
+    await register(database, A, 104.0 + SWEEPER_S)
+
+
+async def test_a_sweep_that_ends_early_lets_go_of_the_rest(database: Database) -> None:
+    await announce(database, {A, B}, 1.0)
+    assert await take(database, set(), 2.0) == [A, B]
+    await database.write(lambda conn: unreferenced_blobs.end_sweep(conn, "other", [A]))
+    assert await announce(database, {A, B}, 3.0) == {A, B}
+    await database.write(lambda conn: unreferenced_blobs.end_sweep(conn, "me", [A]))
+    assert await announce(database, {A, B}, 4.0) == set()
+
+
+async def test_a_blob_that_was_deleted_since_its_announcement_is_not_registered(
+    database: Database,
+) -> None:
+    """Its process stood still for hours between writing it and naming it."""
+    await announce(database, {A}, 1.0)
+    assert await take(database, set(), 2.0) == [A]
+    await database.write(lambda conn: unreferenced_blobs.end_sweep(conn, "me", [A]))
+    with pytest.raises(Unavailable):
+        await register(database, A, 5.0)
+    assert await database.read(datasets.all_registered) == {}
 
 
 async def test_one_sweep_takes_the_oldest_few(database: Database) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, select, update
 
 from coordinator.compute import Compute
-from coordinator.database import datasets, experience, runs
+from coordinator.database import datasets, experience, runs, unreferenced_blobs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import recomputes
 from shared.protocol.contributions import Verdict
@@ -317,6 +317,7 @@ async def test_a_window_reaches_back_until_it_holds_a_batch(
                 sealed_at=0.0,
                 retired_at=None,
             )
+            unreferenced_blobs.announce(conn, {row.sha256}, 0.0)
             datasets.register(conn, [(row.sha256, 1, "chunk")], 0.0)
             assert experience.seal(conn, row, [])
         wanted = ((64, 1), (64, 25), (64, 1000))
@@ -345,6 +346,7 @@ async def test_games_that_another_replica_sealed_are_not_sealed_again(
                 retired_at=None,
             )
 
+        unreferenced_blobs.announce(conn, {"7", "8"}, 0.0)
         datasets.register(conn, [(str(number), 1, "chunk") for number in (7, 8)], 0.0)
         ids = [row.contribution_id for row in experience.unsealed(conn, 1, 10)]
         assert len(ids) == 2
