@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import tomlkit
 
 from coordinator.config import Constants, Settings
-from coordinator.database import runs
+from coordinator.database import runs, unreferenced_blobs
 from coordinator.database import versions as version_rows
 from coordinator.database.engine.memory import in_memory
 from coordinator.database.versions import VersionRow
@@ -185,8 +185,7 @@ class _Simulation:
         if dataset is not None:
             for data in blobs.values():
                 await self._coordinator.blobs.put_bytes(data)
-            manifest = dataset
-            await self._coordinator.datasets.add(lambda put: manifest)
+            await self._add(dataset)
             table["dataset"] = dataset.name
         model = workload.config(table.get("model", {}), dataset)
         real = scenario.model.parameters or _parameters(workload.schema(model))
@@ -212,6 +211,13 @@ class _Simulation:
                     else SimulatedWork(about, self._scratch, self._scenario.seed * 1000 + index)
                 )
                 self._machines.append(machine)
+
+    async def _add(self, manifest: DatasetManifest) -> None:
+        """Add a dataset, also one whose chunks are nowhere: they are announced as if stored."""
+        chunks = (*manifest.chunks, *manifest.heldout, *manifest.assets.values())
+        names, now = {chunk.sha256 for chunk in chunks}, self._clock.now()
+        await self._coordinator.db.write(lambda conn: unreferenced_blobs.announce(conn, names, now))
+        await self._coordinator.datasets.add(lambda put: manifest)
 
     async def _local_data(self, dataset: DatasetManifest | None) -> LocalData | None:
         if dataset is None or self._hooks.dataset is None:

@@ -19,7 +19,7 @@ from tests.support.server_process import Process, command
 from tests.tui.terminal import Terminal
 
 VOLUNTEER = [sys.executable, "-c", "from volunteer.__main__ import main; main()"]
-PLAN = RUN.replace("local_steps = 2", "local_steps = 3000").replace("quorum = 2", "quorum = 1")
+PLAN = RUN.replace("local_steps = 2", "local_steps = 1000").replace("quorum = 2", "quorum = 1")
 PAGES = (
     ("2", "helping: tiny", "for you"),
     ("3", "Devices", "training"),
