@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -88,6 +89,9 @@ class _Product(torch.autograd.Function):
         return back.to(ctx.given), None
 
 
+_IMPORTING = threading.Lock()  # two threads would take each other's hiding for the package
+
+
 def library() -> Any:
     """Load the library for numbers in 8 and 4 bits. Raises NotFound if it is missing."""
     if not is_here(LIBRARY):
@@ -95,7 +99,7 @@ def library() -> Any:
             f"weights of 8 or 4 bits need the library {LIBRARY} (the extra `quantized`), which is"
             " not installed here"
         )
-    with _no_foreign_code():
+    with _IMPORTING, _no_foreign_code():
         return importlib.import_module(f"{LIBRARY}.functional")
 
 
