@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
 from pathlib import Path
@@ -82,6 +83,7 @@ MODULES = [
 
 # of the processes of a server that compute, which fork from one that has imported PyTorch
 COMPUTING = [
+    "tests.support.patient_forkserver",
     "torch",
     "coordinator.compute",
     "coordinator.merging.evaluation",
@@ -102,7 +104,8 @@ class Child:
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal, unless it is dead."""
         if not self.death.done():
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it ended just now
+                os.kill(self.pid, number)
 
     @property
     def alive(self) -> bool:
@@ -367,8 +370,9 @@ def _main() -> None:
         if reader in ready:
             os.read(reader, 4096)
             while children and (found := os.waitpid(-1, os.WNOHANG))[0]:
-                children.discard(found[0])
-                _tell(died=found[0], code=os.waitstatus_to_exitcode(found[1]))
+                if found[0] in children:  # the other child is the fork server of multiprocessing
+                    children.discard(found[0])
+                    _tell(died=found[0], code=os.waitstatus_to_exitcode(found[1]))
         if 0 in ready:
             came, new, _, _ = socket.recv_fds(line, 1 << 16, 2)
             if not came:
