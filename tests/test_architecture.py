@@ -64,7 +64,6 @@ GATES = {
         "coordinator.inference.upstream",
         "coordinator.admin.remote_server",
     ),
-    "h11": ("volunteer.net",),
     "PIL": ("shared.workloads.data", "coordinator.runs"),
     "platformdirs": ("volunteer.settings.settings", "coordinator.config"),
 }

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpcore
 import httpx
 
 from shared.clock import SystemClock
@@ -34,7 +33,6 @@ from volunteer.net.transfers import SEND_BYTES, Transfers
 from volunteer.storage.blob_cache import Cache
 
 API = "/api/v1"
-HTTPCORE_BYTES = 64 << 10  # what httpcore reads at once as it comes; our own client reads more
 OWN_BYTES = 64  # at the end of each upload, so that the store does not have it yet
 
 
@@ -224,7 +222,6 @@ class VolunteerSides:
 
     def _with_httpx(self, work: Callable[[httpx.AsyncClient], Any]) -> float:
         async def run() -> float:
-            httpcore.AsyncHTTP11Connection.READ_NUM_BYTES = HTTPCORE_BYTES
             head = {"Authorization": f"Bearer {self.lease.token}"}
             url = self.server.url
             async with httpx.AsyncClient(base_url=url, headers=head, timeout=120) as client:

@@ -76,7 +76,7 @@ class Api:
         """Return the bytes of a wheel. Raises InvalidFrame if it is larger than announced."""
         path, _ = endpoints.WHEEL.address({"name": wheel.name})
         data = bytearray()
-        async with self.client.stream(self.client.address.url + path, {}, 0) as reply:
+        async with self.client.stream(self.client.address.url + path, {}) as reply:
             async for piece in reply.body:
                 data += piece
                 if len(data) > wheel.size:

@@ -1,7 +1,7 @@
 """HTTP to the coordinator, and the only import of httpx: read limits, retries, errors and TLS.
 
-`api.py` has the requests, `transfers.py` whole files, `bulk.py` large downloads. Any request may be
-repeated after a failure: changes that must not be made twice carry an id.
+`api.py` has the requests, `transfers.py` whole files. Any request may be repeated after a failure:
+changes that must not be made twice carry an id.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from shared.network.tls_pin import WrongCertificate
 from shared.protocol.limits import API, HEARTBEAT_S, JSON_BYTES_MAX
 from shared.sentences import Sentence, english, figure
 from shared.text import printable
-from volunteer.net import bulk
 from volunteer.net.bandwidth import Limit, Throttle
 from volunteer.net.peer import Peer, another
 from volunteer.net.reply_errors import decoded, reason, refusal
@@ -40,7 +39,6 @@ ERROR_BYTES_MAX = 64 << 10
 KEPT_ALIVE = 2  # one for the poll for work, one for heartbeats
 IDLE_S = 2 * HEARTBEAT_S  # an unused connection is kept this long; a server closes it after 75 s
 REDIRECTS_MAX = 5
-BULK_BYTES = 1 << 20  # above this size a connection of its own saves more than it costs
 JSON = {"Content-Type": "application/json"}
 HEADERS = {"Accept-Encoding": "identity", "User-Agent": "volunteer"}
 SLACK_S = CONNECT_S + WRITE_S  # added to the time for the answer
@@ -76,7 +74,7 @@ class StreamedReply(msgspec.Struct, frozen=True):
 
     status: int
     headers: Mapping[str, str]
-    body: AsyncIterator[bytes | memoryview]  # a piece is valid until the next one is requested
+    body: AsyncIterator[bytes]
 
 
 class _IdentityProof(msgspec.Struct, frozen=True):
@@ -112,7 +110,6 @@ class Client:
         self._online: bool | None = None
         self._sleepers: dict[asyncio.Future[None], float] = {}  # end of each delay
         self._context = context_for(address)
-        self._bulk = transport is None and bulk.direct(address)
         self._peer = Peer(address, self._prove)
         proxy = "" if transport is not None else proxy_of(address.url)
         self._proxy = proxy and named(proxy)
@@ -163,37 +160,15 @@ class Client:
         return await self.retrying(once, call.patience_s)
 
     @asynccontextmanager
-    async def stream(
-        self, path: str, headers: Mapping[str, str], size: int
-    ) -> AsyncIterator[StreamedReply]:
-        """GET about `size` bytes in pieces. Not retried: the caller knows where to resume."""
-        headers, limit = self._headers(headers), Limit(self.read_s + self.slack_s)
-        large = self._bulk and size >= BULK_BYTES
-        if large and not self._encrypted:
-            self._peer.forget()  # `bulk` opens a connection of its own
-        await self._peer.recognise()
-        if large:
-            question = bulk.Question(
-                address=self.address,
-                context=self._context,
-                path=API + path,
-                headers={**HEADERS, **headers},
-                connect_s=CONNECT_S,
-                idle_s=self.read_s,
-            )
-            async with self._answered(limit), bulk.got(question) as answer:
-                if answer is not None:
-                    body = self._pieces(answer.body, limit)
-                    yield StreamedReply(answer.status, answer.headers, body)
-                    return
+    async def stream(self, path: str, headers: Mapping[str, str]) -> AsyncIterator[StreamedReply]:
+        """GET in pieces. Not retried: the caller knows where to resume."""
+        limit = Limit(self.read_s + self.slack_s)
         async with self._sent("GET", path, headers, limit) as response:
             body = self._pieces(response.aiter_raw(), limit)
             yield StreamedReply(response.status_code, response.headers, body)
 
     @asynccontextmanager
-    async def events(
-        self, path: str, body: bytes
-    ) -> AsyncIterator[AsyncIterator[bytes | memoryview]]:
+    async def events(self, path: str, body: bytes) -> AsyncIterator[AsyncIterator[bytes]]:
         """POST to a path outside /api/v1 with a streamed answer. Not retried."""
         limit = Limit(self.read_s + self.slack_s)
         url = self.address.url + path
@@ -272,17 +247,11 @@ class Client:
         """Wait until the joined coordinator, and no other, answers."""
         await self.retrying(self._peer.recognise)
 
-    @property
-    def _encrypted(self) -> bool:
-        return self.address.url.startswith("https://")
-
     def _traced(self) -> dict[str, Any] | None:
         """Return the extensions of a secret request, which verify the peer of a new connection."""
-        return (
-            None
-            if self._encrypted or not self.address.public_key
-            else {"trace": self._peer.tracer()}
-        )
+        if self.address.url.startswith("https://") or not self.address.public_key:
+            return None
+        return {"trace": self._peer.tracer()}
 
     async def _prove(self, nonce: str) -> str:
         """Return the peer's signature of a nonce, in hex; "" if the answer has none."""
@@ -405,7 +374,7 @@ class Client:
 
     @asynccontextmanager
     async def _answered(self, limit: Limit) -> AsyncIterator[None]:
-        """Convert timeouts and errors of httpx and `bulk` to the volunteer's errors."""
+        """Convert timeouts and errors of httpx to the volunteer's errors."""
         try:
             async with limit.running():
                 yield
@@ -414,7 +383,7 @@ class Client:
             raise errors.Unreachable(
                 Sentence("{url} did not answer in time", url=self.address.url)
             ) from error
-        except (httpx.TransportError, bulk.BulkFailure) as error:
+        except httpx.TransportError as error:
             self._peer.forget()
             raise _unreachable(error, self.address, self._proxy) from error
         except httpx.HTTPError as error:
@@ -462,9 +431,7 @@ class Client:
         self.received_bytes += count
         return self.down.charge(count)
 
-    async def _pieces(
-        self, body: AsyncIterator[bytes] | AsyncIterator[memoryview], limit: Limit
-    ) -> AsyncIterator[bytes | memoryview]:
+    async def _pieces(self, body: AsyncIterator[bytes], limit: Limit) -> AsyncIterator[bytes]:
         async for whole in body:
             step = self.down.piece_bytes or len(whole) or 1
             for start in range(0, len(whole), step):

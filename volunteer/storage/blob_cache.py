@@ -216,7 +216,7 @@ class Partial:
             raise
         return file
 
-    def write(self, piece: bytes | memoryview) -> None:
+    def write(self, piece: bytes | bytearray) -> None:
         """Append bytes. Raises InvalidFrame for more than the blob has, StorageFull."""
         if self.offset + len(piece) > self.size:
             raise InvalidFrame(
