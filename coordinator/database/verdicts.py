@@ -123,7 +123,7 @@ PAID = "the work is paid"  # sentence on work that needed no merge
 _C = contributions.c
 _UNPAID = (
     sa.update(verdicts)
-    .where(among(verdicts.c.contribution_id, "ids"), verdicts.c.state.in_(("merged", "superseded")))
+    .where(among(verdicts.c.contribution_id, "ids"), among(verdicts.c.state, "states"))
     .values(
         message=sa.case(
             (
@@ -136,9 +136,14 @@ _UNPAID = (
 )
 
 
-def unpaid(conn: sa.Connection, ids: Sequence[int], why: str) -> None:
-    """Add to this transaction's verdicts the reason why merged or superseded work is not paid."""
-    conn.execute(_UNPAID, {"ids": ids, "why": why})
+def unpaid(
+    conn: sa.Connection,
+    ids: Sequence[int],
+    why: str,
+    states: Sequence[ContributionState] = ("merged", "superseded"),
+) -> None:
+    """Add to this transaction's verdicts, of these states, the reason why work is not paid."""
+    conn.execute(_UNPAID, {"ids": ids, "why": why, "states": states})
 
 
 # Voided, forfeited and reversed work was paid nothing; each is looked up by its unique key.

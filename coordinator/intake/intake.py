@@ -344,7 +344,8 @@ class Intake(PlatformService):
         for why, unpaid in withheld.items():
             escrow.withhold(conn, unpaid, now)
             if why:
-                verdicts.unpaid(conn, [row.id for row in unpaid], why)
+                ids = [row.id for row in unpaid]
+                verdicts.unpaid(conn, ids, why, ("accepted", "superseded"))
         escrow.pay(conn, paid, now)
 
     def _too_late(self, conn: Connection, row: ContributionRow, run: RunRow) -> None:
@@ -444,8 +445,7 @@ def _judge(
     """Judge a contribution by its content first, so that good work is paid even if it is too late
     to merge. `peers` are the run's recent contributions of vetted volunteers.
     """
-    run, plan = found.run, _plan(found)
-    about = definition(run)
+    run, about = found.run, definition(found.run)
     total = about.total_steps(run)
     effort = validation.effort(row.kind, about.file.train, found.global_step, row.steps, total)
 
@@ -474,9 +474,6 @@ def _judge(
     judgement = validation.judge(evidence, file.validation, train, about.plan)
     if judgement.state == "accepted" and run.state not in OPEN:
         return validation.TOO_LATE
-    if judgement.state == "accepted" and row.kind != plan.update:
-        message = f"the run merges another kind of update by now; {verdicts.PAID}"
-        return Judgement(state="superseded", reason=Reason.STALE, message=message)
     return judgement
 
 

@@ -1,0 +1,376 @@
+"""Refusals of the intake: what is not stored, not paid, not drawn, and counted against nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from coordinator.accounts.suspension import suspend
+from coordinator.database.tables.accounts import volunteers
+from coordinator.database.tables.contributions import contributions
+from coordinator.database.tables.runs import runs
+from coordinator.database.tables.tasks import failures, tasks
+from coordinator.database.tables.trust import recomputes
+from coordinator.database.tables.versions import evaluations
+from coordinator.intake.intake import NEVER
+from coordinator.rules import run_file
+from coordinator.rules.run_file import StopSettings
+from coordinator.storage.blobs import DamagedBlob
+from shared.protocol.accounts import Me
+from shared.protocol.base import Reason
+from shared.protocol.contributions import SubmitRequest, Verdict
+from shared.protocol.leases import BeginReply, Lease
+from shared.protocol.limits import PARTS_MAX, TRIES_MAX
+from tests.support.failpoints import fail, faults
+from tests.support.local_coordinator import (
+    RUN,
+    LocalCoordinator,
+    Worker,
+    decode,
+    local_coordinator,
+    refused,
+)
+from tests.support.rollouts_run import RUN as ROLLOUTS
+
+ALONE = RUN.replace("[plan]", "[plan]\noverlap = true").replace("quorum = 2", "quorum = 1000")
+DRAWN = ALONE + "[trust]\nrecompute = 1.0\n"
+NAN = np.float32(np.nan).tobytes()
+
+
+class Ready(NamedTuple):
+    """Uploaded result, and its submission."""
+
+    worker: Worker
+    lease: Lease
+    begun: BeginReply
+    request: SubmitRequest
+
+    async def submit(self, **changes: Any) -> Any:
+        request = msgspec.structs.replace(self.request, **changes)
+        return await self.worker.post(f"/tasks/{self.lease.task}/submit", request)
+
+    async def verdict(self, **changes: Any) -> Verdict:
+        return decode(await self.submit(**changes), Verdict)
+
+    async def unchecked(self) -> None:
+        """Submit to a server that dies before it looks at the result."""
+        with faults(fail(RuntimeError("the process is gone")).after("write _receive")).installed():
+            refused(await self.submit(), 500)
+
+
+async def uploaded(
+    worker: Worker, seed: int = 1, scale: float = 1e-3, *, broken: bool = False
+) -> Ready:
+    """Claim, begin and upload a task."""
+    lease = await worker.claim()
+    begun = await worker.begin(lease)
+    data = await worker.update(lease.run, seed, scale)
+    data = data[:-4] + NAN if broken else data
+    await worker.upload(lease, data)
+    return Ready(worker, lease, begun, worker.submission(lease, begun, data))
+
+
+async def read(home: LocalCoordinator, *columns: Any, **of: Any) -> list[Any]:
+    """Rows of one table, oldest first; single values of one column."""
+    query = sa.select(*columns).filter_by(**of).order_by(next(iter(columns[0].table.primary_key)))
+
+    def rows(conn: sa.Connection) -> list[Any]:
+        return [row[0] if len(columns) == 1 else tuple(row) for row in conn.execute(query)]
+
+    return await home.coordinator.db.read(rows)
+
+
+async def change(home: LocalCoordinator, table: sa.Table, **values: Any) -> None:
+    await home.coordinator.db.write(lambda conn: conn.execute(sa.update(table).values(**values)))
+
+
+async def pay(worker: Worker) -> tuple[int, int, int]:
+    """Pending, staked and earned credit."""
+    me = decode(await worker.get("/workers/me"), Me)
+    return me.pending_micro, me.escrow_micro, me.earned_micro
+
+
+async def outcome(home: LocalCoordinator) -> tuple[str, str]:
+    """State and reason of the newest contribution, when the books balance."""
+    assert await home.coordinator.ledger.check() == ()
+    assert (await home.coordinator.checks.run()).breaches == ()
+    c = contributions.c
+    state, reason = (await read(home, c.state, c.reason))[-1]
+    return state, reason
+
+
+async def suspended(home: LocalCoordinator, worker: Worker) -> None:
+    await home.coordinator.db.write(lambda c: suspend(c, worker.volunteer_id, "copies", 1.0))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"part": PARTS_MAX},
+        {"tries": TRIES_MAX},
+        {"part": 1},
+        {"tries": 1},
+        {"codec": "morse"},
+        {"sha256": "0" * 64},
+        {"size": 1},
+    ],
+)
+async def test_what_cannot_be_a_result_is_not_stored_and_costs_nothing(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ready = await uploaded(await home.join("Ann"))
+        assert (await ready.submit(**changes)).status_code in (400, 409)
+        assert await read(home, contributions.c.id) == []
+        assert await read(home, failures.c.id) == []
+        assert (await ready.verdict()).state == "accepted"
+
+
+async def test_the_bounds_of_parts_and_tries_are_named_before_the_task_is_looked_at(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ready = await uploaded(await home.join("Ann"))
+        for name, limit in (("part", PARTS_MAX), ("tries", TRIES_MAX)):
+            assert "out of range" in refused(await ready.submit(**{name: limit}), 400).message
+            refused(await ready.submit(**{name: limit - 1}), 409)
+
+
+async def test_an_update_in_a_codec_that_the_run_does_not_grant_is_refused(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ann = await home.join("Ann")
+        ready = await uploaded(ann)
+        verdict = await ready.verdict(codec="int4")
+        assert (verdict.state, verdict.reason) == ("rejected", Reason.FRAME)
+        assert '"int4", which this run does not accept; accepted: bf16, float32, int8' in (
+            verdict.message
+        )
+        assert await read(home, failures.c.kind) == ["failure"]
+        assert await pay(ann) == (0, 0, 0)
+
+
+async def test_a_result_whose_task_was_taken_back_is_not_counted_at_all(tmp_path: Path) -> None:
+    """Its samples are somebody else's by now: neither merged, paid, drawn, nor a failure."""
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(DRAWN)
+        ann, bob = await home.join("Ann"), await home.join("Bob")
+        ready = await uploaded(ann)
+        await ready.unchecked()
+        await home.coordinator.runs.stop("tiny")
+        await home.coordinator.wind_down.extend("tiny", StopSettings(versions=9), yes=True)
+        theirs = await bob.claim()
+        assert theirs.task == ready.lease.task
+        before = await read(home, tasks.c.state, tasks.c.attempt, tasks.c.volunteer_id)
+        assert await home.coordinator.intake.recheck() == 1
+        assert await outcome(home) == ("rejected", Reason.CANCELLED)
+        assert await pay(ann) == (0, 0, 0)
+        assert await read(home, recomputes.c.contribution_id) == []
+        assert await read(home, failures.c.kind) == []
+        assert await read(home, tasks.c.state, tasks.c.attempt, tasks.c.volunteer_id) == before
+        assert (await bob.hand_in(theirs, await bob.begin(theirs), 2)).state == "accepted"
+
+
+async def test_work_of_an_account_that_was_suspended_meanwhile_is_neither_drawn_nor_paid(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(DRAWN)
+        ann = await home.join("Ann")
+        ready = await uploaded(ann)
+        await ready.unchecked()
+        await suspended(home, ann)
+        assert await home.coordinator.intake.recheck() == 1
+        assert await outcome(home) == ("superseded", "")
+        assert await pay(ann) == (0, 0, 0)
+        assert await read(home, recomputes.c.contribution_id) == []
+        assert await read(home, contributions.c.unproven) == [False]
+        assert await read(home, tasks.c.state, id=ready.lease.task) == ["todo"]
+        assert await read(home, volunteers.c.accepted) == [0]
+
+
+async def test_bad_work_stays_bad_work_when_its_account_is_suspended(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ann = await home.join("Ann")
+        await (await uploaded(ann, broken=True)).unchecked()
+        await suspended(home, ann)
+        assert await home.coordinator.intake.recheck() == 1
+        assert await outcome(home) == ("rejected", Reason.NOT_FINITE)
+        assert await read(home, failures.c.kind) == ["failure"]
+
+
+async def test_work_of_a_run_that_ended_meanwhile_is_paid_and_kept_from_merges(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ann = await home.join("Ann")
+        ready = await uploaded(ann)
+        await ready.unchecked()
+        await home.coordinator.runs.stop("tiny")
+        assert await home.coordinator.intake.recheck() == 1
+        assert await outcome(home) == ("superseded", Reason.RUN_ENDED)
+        assert await pay(ann) == (0, 0, ready.lease.price_micro)
+        assert await read(home, tasks.c.state, id=ready.lease.task) == ["cancelled"]
+
+
+async def test_work_of_a_paused_run_is_accepted(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ready = await uploaded(await home.join("Ann"))
+        await ready.unchecked()
+        await home.coordinator.runs.pause("tiny")
+        assert await home.coordinator.intake.recheck() == 1
+        assert await outcome(home) == ("accepted", "")
+
+
+async def test_bytes_that_the_store_damaged_are_held_against_nobody(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(DRAWN)
+        ann = await home.join("Ann")
+        ready = await uploaded(ann)
+        await ready.unchecked()
+
+        async def damaged(sha256: str) -> Path:
+            raise DamagedBlob(sha256)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(home.coordinator.blobs, "local", damaged)
+            assert await home.coordinator.intake.recheck() == 1
+        assert await outcome(home) == ("rejected", Reason.CANCELLED)
+        assert await read(home, failures.c.id) == []
+        assert await read(home, contributions.c.norm) == [None]
+        assert await read(home, tasks.c.state, id=ready.lease.task) == ["todo"]
+        assert await read(home, recomputes.c.contribution_id) == []
+
+
+async def test_a_result_that_cannot_be_read_now_keeps_no_other_from_its_verdict(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        lost, good = [
+            await uploaded(await home.join(name), n) for n, name in enumerate(("Ann", "Bob"))
+        ]
+        for ready in (lost, good):
+            await ready.unchecked()
+        await home.coordinator.blobs.delete(lost.request.sha256)
+        assert await home.coordinator.intake.recheck() == 2
+        assert await read(home, contributions.c.state) == ["checking", "accepted"]
+
+
+async def test_only_drawn_work_of_an_account_that_nobody_vouches_for_waits_for_its_proof(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path, open=True, proof_of_work_bits=0) as home:
+        await home.start_run(DRAWN)
+        ann, eve = await home.stranger("Ann"), await home.stranger("Eve")
+        await home.coordinator.volunteers.vouch(ann.volunteer_id)
+        bad = await uploaded(eve, broken=True)
+        assert (await bad.verdict()).state == "rejected"
+        assert await read(home, contributions.c.unproven) == [False]
+        assert (await (await uploaded(ann, 1)).verdict()).state == "accepted"
+        await (await uploaded(eve, 2)).verdict()
+        await change(home, runs, file=(await read(home, runs.c.file))[0].replace("= 1.0", "= 0.0"))
+        home.coordinator.intake._abouts.clear()
+        await (await uploaded(eve, 3)).verdict()  # is not drawn, behind a draw
+        c = contributions.c
+        assert await read(home, c.volunteer_id, c.unproven) == [
+            (eve.volunteer_id, False),
+            (ann.volunteer_id, False),
+            (eve.volunteer_id, True),
+            (eve.volunteer_id, True),
+        ]
+
+
+@pytest.mark.parametrize("vouched", [True, False])
+async def test_work_that_no_machine_can_do_again_is_paid_only_to_whom_the_organiser_vouches_for(
+    tmp_path: Path, vouched: bool
+) -> None:
+    async with local_coordinator(tmp_path, open=True, proof_of_work_bits=0) as home:
+        await home.start_run(DRAWN)
+        worker = await home.stranger("Ann")
+        if vouched:
+            await home.coordinator.volunteers.vouch(worker.volunteer_id)
+        ready = await uploaded(worker)
+        await change(home, runs, dataset_id=None)
+        verdict = await ready.verdict()
+        assert verdict.state == "accepted"
+        assert (NEVER in verdict.message) == (not vouched)
+        assert sum(await pay(worker)) == (ready.lease.price_micro if vouched else 0)
+        assert await read(home, recomputes.c.contribution_id) == []
+
+
+async def test_nobody_reports_more_time_than_passed_or_another_base_than_its_lease(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ann = await home.join("Ann")
+        ready = await uploaded(ann)
+        await home.clock.advance(5.0)
+        assert (await ready.verdict(train_s=1e9)).state == "accepted"
+        ready = await uploaded(ann, 2)
+        verdict = await ready.verdict(train_s=-1e9, base_version=1)
+        assert (verdict.state, verdict.reason) == ("rejected", Reason.STALE)
+        c = contributions.c
+        assert await read(home, c.train_s, c.base_version) == [(5.0, 0), (0.0, 0)]
+        assert await read(home, failures.c.id) == []  # nothing is counted
+
+
+async def test_a_part_names_no_newer_and_no_impossible_base(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        text = RUN.replace('preset = "fedavg"\nquorum = 2', 'preset = "async-sgd"')
+        await home.start_run(text.replace("local_steps = 2", "local_steps = 4"))
+        ann = await home.join("Ann")
+        lease = await ann.claim()
+        begun = await ann.begin(lease)
+        for part, base in enumerate((9, -1)):
+            wrong = msgspec.structs.replace(begun, version=base)
+            verdict = await ann.part(lease, wrong, part)
+            assert (verdict.state, verdict.reason) == ("rejected", Reason.STALE)
+            lease = await ann.claim()
+            begun = await ann.begin(lease)
+            if part == 0:
+                assert (await ann.part(lease, begun, 0)).state == "accepted"
+        assert set(await read(home, contributions.c.base_version)) == {0}
+
+
+async def test_a_figure_that_is_no_loss_bounds_no_reported_loss(tmp_path: Path) -> None:
+    """Only where evaluations measure a loss is a much larger one refused."""
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        await home.coordinator.runs.create(ROLLOUTS)
+        await home.coordinator.runs.start("rollouts")
+        await home.coordinator.replay.tend(2)
+        await change(home, evaluations, state="done", loss=0.01)
+        ann, bob = await home.join("Ann"), await home.join("Bob", workloads=["rollouts"])
+        verdict = await (await uploaded(ann)).verdict()
+        assert (verdict.state, verdict.reason) == ("rejected", Reason.LOSS)
+        assert (await (await uploaded(bob)).verdict()).state == "accepted"
+
+
+async def test_a_warm_start_is_judged_by_its_own_rate_and_only_until_it_ends(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        text = ROLLOUTS.replace("warm_steps = 300", "warm_steps = 300\nwarm_lr = 1e-7")
+        await home.coordinator.runs.create(text)
+        await home.coordinator.runs.start("rollouts")
+        await home.coordinator.replay.tend(1)
+        ann = await home.join("Ann", workloads=["rollouts"])
+        verdict = await (await uploaded(ann)).verdict()
+        assert (verdict.state, verdict.reason) == ("rejected", Reason.NORM)
+        assert "at lr 1e-07" in verdict.message
+        ready = await uploaded(ann, 2, 5e-3)
+        later = text.replace("warm_steps = 300", "warm_steps = 0")
+        await change(home, runs, file=run_file.encode(run_file.parse(later)))
+        assert (await ready.verdict()).state == "accepted"
