@@ -131,7 +131,9 @@ def redo(
         redone = _beside(case, files, own_update, base)
     except (OSError, StorageFull, MemoryError) as error:  # a fault of this machine
         raise Unavailable(f"it could not be compared here: {error}") from error
-    loss = report.loss_last if math.isfinite(report.loss_last) else None
+    loss = report.loss_last
+    if loss is not None and not math.isfinite(loss):
+        loss = None
     redone = msgspec.structs.replace(redone, loss=loss)
     here = machine_of(device)[1]
     precision, is_comparable = (

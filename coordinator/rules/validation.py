@@ -215,6 +215,8 @@ def _content(evidence: Evidence) -> Judgement | None:
 
 def _loss(evidence: Evidence, settings: ValidationSettings) -> Judgement | None:
     last = evidence.submit.loss_last
+    if last is None:
+        return None
     if not math.isfinite(last) or last < 0:
         return _rejected(Reason.LOSS, f"a loss of {last} is impossible")
     if (

@@ -24,8 +24,8 @@ class SimulatedUpdate(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     sha256: str
     size: int
-    loss_first: float = 1.0
-    loss_last: float = 1.0
+    loss_first: float | None = 1.0
+    loss_last: float | None = 1.0
 
 
 class Labour(Protocol):

@@ -49,8 +49,8 @@ class SubmitRequest(Message, kw_only=True, forbid_unknown_fields=True):
     size: Number
     steps: Number
     samples: Number
-    loss_first: float
-    loss_last: float
+    loss_first: float | None  # None without a loss, as of games
+    loss_last: float | None
     device: Word = "cpu"
     train_s: float = 0.0
     paused_s: float = 0.0

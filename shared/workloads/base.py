@@ -164,8 +164,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int
     samples: int
-    loss_first: float
-    loss_last: float  # mean of the last tenth of the steps
+    loss_first: float | None = None  # None without a loss, as of games
+    loss_last: float | None = None  # mean of the last tenth of the steps
     metrics: dict[str, float] = {}
     # file of episodes or of a match, read only by the workload's own checks
     experience: bytes = b""

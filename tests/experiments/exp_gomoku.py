@@ -180,7 +180,7 @@ class Experiment:
         replay = Replay([(self._games(number), held[number]) for number in newest])
         work = WORKLOAD.begin(task, self._weights, replay, "cpu")
         report, self._weights = finish(work)
-        return report.loss_last, before + steps
+        return report.loss_last or 0.0, before + steps
 
     # --- on the disk ---
 

@@ -61,16 +61,14 @@ class LeaseEnds:
         self.place.store.leases.drop(work.lease)
         if result is not None:
             job, submit = work.lease.job, result.submit
-            # The protocol uses 0 for a missing loss.
-            measured = bool(submit.loss_first or submit.loss_last)
             self.place.hub.emit(
                 events.Trained(
                     task=result.task,
                     run=result.run,
                     steps=job.steps,
                     samples=job.stop - job.start,
-                    loss_first=submit.loss_first if measured else None,
-                    loss_last=submit.loss_last if measured else None,
+                    loss_first=submit.loss_first,
+                    loss_last=submit.loss_last,
                     train_s=submit.train_s,
                 )
             )

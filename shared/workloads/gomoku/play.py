@@ -67,8 +67,6 @@ class PlayWork(ABC):
         report = Result(
             steps=len(records),
             samples=len(records),
-            loss_first=0.0,
-            loss_last=0.0,
             metrics=self._metrics(),
             experience=encode(records),
         )

@@ -139,8 +139,6 @@ class RolloutWork:
         report = Result(
             steps=len(records),
             samples=len(records),
-            loss_first=0.0,
-            loss_last=0.0,
             metrics=self._metrics(),
             experience=encode(records),
         )

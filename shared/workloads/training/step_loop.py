@@ -174,7 +174,7 @@ class StepWork(ABC):
             step=self._step,
             steps=self.job.steps,
             samples=first + size if ended else at + micro,
-            loss=_told(figures) if figures and figures[1] else None,
+            loss=_told(figures) if figures else None,
             metrics=dict(zip(self.FIGURES, figures[2:], strict=True)) if figures else {},
         )
 
@@ -354,10 +354,10 @@ def _held(work_ref: weakref.ref[StepWork], look: Callable[[], None]) -> None:
         ranks.hold(False)
 
 
-def _told(means: list[float]) -> float:
-    """Return the loss of a batch; 0 for a batch without learnt tokens."""
+def _told(means: list[float]) -> float | None:
+    """Return the loss of a batch; None for a batch without learnt tokens."""
     loss, weight = means[:2]
-    return loss / weight if weight else 0.0
+    return loss / weight if weight else None
 
 
 class Lookout:

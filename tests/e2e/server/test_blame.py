@@ -77,7 +77,7 @@ async def honest(worker: Worker, lease: Lease, loss: float | None = None) -> tup
     return await handed_in(worker, lease, encoded, loss or report.loss_last), encoded
 
 
-async def handed_in(worker: Worker, lease: Lease, data: bytes, loss: float) -> Verdict:
+async def handed_in(worker: Worker, lease: Lease, data: bytes, loss: float | None) -> Verdict:
     begun = await worker.begin(lease)
     await worker.upload(lease, data)
     submission = worker.submission(lease, begun, data)

@@ -44,7 +44,7 @@ class Task(NamedTuple):
     case: Case
     files: RecomputeFiles
     data: LocalData
-    loss: float
+    loss: float | None
 
 
 def wrong(rng: random.Random, model: dict[str, Any]) -> dict[str, Any]:

@@ -245,6 +245,7 @@ PLAIN = {"effort": 4.0, "task_steps": 4, "steps": 4, "cohort": [0.25] * 8}  # li
         ({"loss_last": 1.0, "loss": 0.0}, "accepted", 1.0),  # nothing to compare with
         ({"loss_last": 99.0, "loss": None}, "accepted", 1.0),
         ({"loss_last": 0.0}, "accepted", 1.0),
+        ({"loss_last": None}, "accepted", 1.0),  # a batch without a token to learn
         ({"loss_last": 0.9, "loss": 0.3001}, "accepted", 1.0),
     ],
 )

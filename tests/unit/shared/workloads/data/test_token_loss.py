@@ -20,8 +20,10 @@ from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.base import load as workload
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.model import build
+from shared.workloads.causal_lm.train import CausalWork
 from shared.workloads.data.token_loss import Reading, heldout_loss
 from shared.workloads.data.tokenizer import FIRST, LEARNT, MARKED, TOKEN_BITS
+from shared.workloads.training.step_loop import StepLoss
 from tests.support.workloads import tiny_causal, tiny_gpt
 
 VOCAB = 50
@@ -142,3 +144,23 @@ def test_a_volunteer_is_told_the_mean_over_the_answers_of_a_step(tmp_path: Path)
         told += [progress.loss] if progress.loss is not None else []
     assert told == pytest.approx([math.log(model["config"]["vocab_size"])] * 2, rel=0.02)
     assert work.result()[0].loss_last == pytest.approx(told[-1], rel=1e-6)
+
+
+class NothingLearnt(CausalWork):
+    """Work on windows without a token to learn."""
+
+    def measure(self, start: int, stop: int) -> StepLoss:
+        step = super().measure(start, stop)
+        return step._replace(loss=0 * step.loss, weight=torch.zeros(()))
+
+
+def test_a_task_without_a_learnt_token_has_no_loss(tmp_path: Path) -> None:
+    data = tiny_causal.dialogues(tmp_path)
+    base = workload("causal-lm")
+    model = base.config(tiny_causal.table(tiny_causal.LLAMA), data.manifest)
+    job = tiny_gpt.job(model, steps=2, batch=4, workload="causal-lm", update="gradient")
+    work = NothingLearnt(job, base.init(model, 1), data, "cpu")
+    while not work.done:
+        assert work.advance().loss is None
+    report, _ = work.result()
+    assert (report.loss_first, report.loss_last) == (None, None)

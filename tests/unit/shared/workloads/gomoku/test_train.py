@@ -150,6 +150,8 @@ def test_it_learns_what_the_games_show(tmp_path: Path) -> None:
     window.seal(shown)
     report, learnt = finish(WORKLOAD.begin(job("learn", config(), 60), weights, window, "cpu"))
     assert (report.steps, report.samples) == (60, 60 * 64)
+    assert report.loss_first is not None
+    assert report.loss_last is not None
     assert report.loss_last < report.loss_first - 0.08
     assert report.metrics["policy_loss"] + report.metrics["value_loss"] == pytest.approx(
         report.loss_last

@@ -45,6 +45,8 @@ def test_it_learns_real_text(data: Folder) -> None:
     after = WORKLOAD.evaluate(model, learnt, data.heldout(), 60, lambda: False)
     assert steps == [(n, 8 * n, True) for n in range(1, 61)]
     assert (report.steps, report.samples) == (60, 480)
+    assert report.loss_first is not None
+    assert report.loss_last is not None
     assert before["loss"] - 0.7 < report.loss_first < before["loss"] + 0.2  # of six steps
     assert report.loss_last < report.loss_first - 2
     assert after["loss"] < before["loss"] - 2

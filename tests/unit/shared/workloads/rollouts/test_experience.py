@@ -243,8 +243,7 @@ def test_learning_tells_a_loss_that_is_never_negative(tmp_path: Path) -> None:
     task = tiny.job("learn", 3)
     work = tiny.WORKLOAD.begin(task, tiny.lively(), tiny.window(tmp_path), "cpu")
     report, _ = tiny.finish(work)
-    assert report.loss_first > 0
-    assert report.loss_last > 0
+    assert min(report.loss_first or 0, report.loss_last or 0) > 0
 
 
 def test_problems_whose_answer_only_a_search_finds_have_no_warm_start() -> None:

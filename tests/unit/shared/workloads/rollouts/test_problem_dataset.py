@@ -207,7 +207,7 @@ def test_a_warm_start_and_a_measurement_take_the_dataset(tmp_path: Path) -> None
     config = tiny.WORKLOAD.config(table, kept.manifest)
     job = tiny.job("learn", 2, config=config)
     work = tiny.WORKLOAD.begin(job, tiny.lively(), kept.data(config), "cpu")
-    assert tiny.finish(work)[0].loss_last > 0
+    assert (tiny.finish(work)[0].loss_last or 0) > 0
     held = kept.data(config, *kept.manifest.heldout)
     metrics = tiny.WORKLOAD.evaluate(config, tiny.lively(), held, 60.0, lambda: False)
     assert 0 <= metrics["solved"] <= 1
