@@ -164,7 +164,7 @@ async def test_a_replica_that_stops_is_left_out_before_it_refuses(
             two.signal(signal.SIGKILL)
 
 
-MINUTE_S = 60.0
+FORGOTTEN_S = 120.0
 
 
 @pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
@@ -192,11 +192,11 @@ async def test_the_monitor_names_a_frozen_replica_at_80_columns_and_forgets_it_b
         while f"{three.url} has been silent" not in (
             said := commanded("alerts", "list", *shared).stdout
         ):
-            assert time.monotonic() - frozen < MINUTE_S, said
+            assert time.monotonic() - frozen < FORGOTTEN_S, said
             await asyncio.sleep(1.0)
         screen.press("f")
         while three.url in "\n".join(screen.rows()):
-            assert time.monotonic() - frozen < MINUTE_S, screen.rows()
+            assert time.monotonic() - frozen < FORGOTTEN_S, screen.rows()
             await asyncio.sleep(0.5)
         three.signal(signal.SIGCONT)
         screen.press("q")
