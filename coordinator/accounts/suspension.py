@@ -1,4 +1,4 @@
-"""Suspension or ban of an account until the organiser lifts it; forfeit of a stake without either.
+"""Suspension or ban of an account until the organiser lifts it.
 
 The organiser's commands and failed checks call these functions within their transactions.
 """
@@ -61,8 +61,8 @@ def _set_state(
     return row.id
 
 
-def give_up(conn: Connection, volunteer_id: str, reason: str, now: float) -> TakenBack:
-    """Forfeit an account's stake: escrow, unmerged work, open checks. Raises NotFound."""
+def _forfeit(conn: Connection, volunteer_id: str, reason: str, now: float) -> TakenBack:
+    """Forfeit an account's stake: escrow, unmerged work, open checks."""
     row = store.locked(conn, volunteer_id)
     waiting = contributions.accepted_of(conn, row.id)
     for contribution in waiting:
@@ -71,8 +71,8 @@ def give_up(conn: Connection, volunteer_id: str, reason: str, now: float) -> Tak
     totals += take_back(conn, escrow.waiting(conn, row.id), reason, now)
     for number in recomputes.open_of(conn, row.id):
         recomputes.end(conn, number, "unproven", (UNMERGED, "{}"), now)
-    lost = {"draws": 0, "proofs": 0, "lost_to": contributions.newest_of(conn, row.id)}
-    store.set_volunteer(conn, row.id, **lost)
+    newest = contributions.newest_of(conn, row.id)
+    store.set_volunteer(conn, row.id, draws=0, proofs=0, unproved_to=newest)
     return totals
 
 
@@ -84,7 +84,7 @@ def suspend(
     store.set_volunteer(conn, volunteer_id, standing="suspended", suspended_reason=reason)
     if actor == "organiser":
         reason = record.reason(conn, volunteer_id, reason)
-    totals = give_up(conn, volunteer_id, reason, now)
+    totals = _forfeit(conn, volunteer_id, reason, now)
     answers = answer_pay.take(conn, volunteer_id, reason, now)
     forfeit = totals.pending_micro + totals.escrow_micro + answers
     detail = {"reason": reason, "forfeit_micro": forfeit}

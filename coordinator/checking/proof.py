@@ -4,8 +4,9 @@ passed    frees the pay of work accepted up to it except for a bond, unless an o
           ten passed draws vet the account. If it shows only a share of the work, the account is
           charged for the missing share
 failed    suspends the account and forfeits its stake and the pay of this contribution
-unproven  forfeits the stake and restarts the account's probation, unless the organiser vouched
-          for it; the account rests, longer each time in a row
+unproven  frees and forfeits nothing: what is at stake stays there, whatever passes later, and
+          probation restarts, unless the organiser vouched for the account; it rests, longer each
+          time in a row
 
 Recomputes of refused updates free and forfeit nothing: one that passes repeats the refusal, so the
 run is at fault, and pauses itself after a few.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from coordinator.accounts.suspension import give_up, suspend
+from coordinator.accounts.suspension import suspend
 from coordinator.database import contributions, recomputes, record, runs, verdicts, versions
 from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
@@ -31,6 +32,8 @@ from coordinator.runs.definition import definition
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
+
+UNPROVED = "not merged: it could not be proved; its pay stays at stake"
 
 
 def settle(
@@ -70,7 +73,7 @@ def settle(
     fresh = result == "passed" and recomputes.is_fresh(conn, row)
     after = standing.after_draw(before, result, fresh=fresh)
     if result == "unproven" and not account.invited:
-        give_up(conn, account.id, f"task {row.task_id} could not be proved: {messages[0]}", now)
+        _leave_at_stake(conn, account, now)
     accounts.set_volunteer(conn, account.id, proofs=after.proofs)
     if after.state != before.state:
         (accounts.vet if after.state == "vetted" else accounts.doubt)(conn, account.id)
@@ -105,9 +108,8 @@ def _blame_run(conn: Connection, row: RecomputeRow, now: float) -> None:
 def end_without_verdict(
     conn: Connection, row: RecomputeRow, messages: tuple[str, str], now: float
 ) -> bool:
-    """End a draw that proves nothing through no fault of its account, whose standing stays. What is
-    at stake is given up unless the organiser vouched for the account: otherwise whoever fakes in
-    such tasks has the pay of all of them. Return False if it had a result before.
+    """End a draw of a task that drifts too far for a verdict: the standing of its account stays.
+    Return False if it had a result before.
     """
     if not recomputes.end(conn, row.contribution_id, "unproven", messages, now):
         return False
@@ -116,21 +118,33 @@ def end_without_verdict(
         return True
     if account.invited:
         release(conn, account, now)
-        return True
-    give_up(conn, account.id, f"task {row.task_id} could not be proved: {messages[0]}", now)
-    accounts.set_volunteer(conn, account.id, proofs=account.proofs)
+    else:
+        _leave_at_stake(conn, account, now)
     return True
+
+
+def _leave_at_stake(conn: Connection, account: VolunteerRow, now: float) -> None:
+    """Leave the pay of an account's work so far at stake for good, and draw its next contributions
+    for certain. Otherwise whoever fakes where nothing can be proved has the pay of it with the next
+    honest draw. What is not merged yet is done again by others.
+    """
+    waiting = contributions.accepted_of(conn, account.id)
+    for row in waiting:
+        verdicts.decide(conn, row, "superseded", now=now, message=UNPROVED)
+    escrow.hold(conn, waiting, now)
+    newest = contributions.newest_of(conn, account.id)
+    accounts.set_volunteer(conn, account.id, draws=0, unproved_to=newest)
 
 
 def release(conn: Connection, account: VolunteerRow, now: float) -> None:
     """Free the pay that the passed draws of an account prove, and let its updates before the oldest
     open draw be merged.
     """
-    proven = recomputes.proven_to(conn, account.id, account.lost_to)
+    proven = recomputes.proven(conn, account.id, account.unproved_to)
     waiting = len(recomputes.open_of(conn, account.id))
     bond_micro = bond_of(account, waiting) + payments.balances(conn, account.id).debt_micro
     escrow.free(conn, account.id, proven, bond_micro, now)
-    for row in contributions.unproven_of(conn, account.id, proven[1]):
+    for row in contributions.unproven_of(conn, account.id, proven.before):
         _admit(conn, row, now)
 
 
@@ -144,7 +158,8 @@ def _charge(
 ) -> None:
     """Charge an account for the share of a task that its passed draw did not show."""
     has = payments.balances(conn, account.id)
-    stake = escrow.at_stake(conn, account.id) + has.pending_micro - has.debt_micro
+    stake = escrow.at_stake(conn, account.id, after=account.unproved_to)
+    stake += has.pending_micro - has.debt_micro
     owed = shortfall(share, min(stake, max(bond_of(account), row.price_micro)))
     why = f"task {row.task_id}, recomputed elsewhere, proves {share:.1%} of its work"
     debts.charge(conn, account.id, row.id, owed, why, now)

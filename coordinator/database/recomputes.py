@@ -348,14 +348,21 @@ def open_of(conn: sa.Connection, volunteer_id: str) -> list[int]:
     return list(conn.execute(_OPEN_OF, {"its_volunteer_id": volunteer_id}).scalars())
 
 
-def proven_to(conn: sa.Connection, volunteer_id: str, after: int) -> tuple[int, int]:
-    """Return the newest passed draw above `after` and before every open draw, or 0; and the oldest
-    open draw, or `NO_ID`.
-    """
+class Proven(msgspec.Struct, frozen=True, kw_only=True):
+    """Contributions of an account that its draws prove, above `after` and up to `last`."""
+
+    after: int  # no draw frees the pay up to here
+    last: int  # newest passed draw above `after` and below `before`; 0 without one
+    before: int  # oldest open draw; `NO_ID` without one
+
+
+def proven(conn: sa.Connection, volunteer_id: str, after: int) -> Proven:
+    """Return the contributions above `after` that the draws of an account prove."""
     before = conn.execute(_ANSWERED_OF, {"its_auditor_id": volunteer_id}).scalar() or NO_ID
     before = min([before, *open_of(conn, volunteer_id)[:1]])
     values = {"its_volunteer_id": volunteer_id, "after": after, "before": before}
-    return int(conn.execute(_PROVEN_TO, values).scalar() or 0), before
+    last = int(conn.execute(_PROVEN_TO, values).scalar() or 0)
+    return Proven(after=after, last=last, before=before)
 
 
 def passed_of(conn: sa.Connection, row: ContributionRow, most: int) -> list[str]:

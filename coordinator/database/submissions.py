@@ -149,7 +149,6 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     global_step: int  # optimiser steps of the run at its base version
     replayed: bool  # the same bytes were submitted for another task, or for another part of it
     invited: bool
-    lost_to: int  # contributions of the account up to this one are not paid
 
 
 _BASE = versions.alias("base")
@@ -166,7 +165,6 @@ _BACKGROUNDS = (
         _C.id,
         _V.standing,
         _V.invited,
-        _V.lost_to,
         _B.global_step,
         sa.exists()
         .where(_O.sha256 == _C.sha256, _O.run_id == _C.run_id, _ELSEWHERE)

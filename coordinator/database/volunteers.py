@@ -52,7 +52,7 @@ class VolunteerRow(msgspec.Struct, frozen=True, kw_only=True):
     accepted_micro: int = 0
     draws: int = 0
     proofs: int = 0
-    lost_to: int = 0
+    unproved_to: int = 0
     suspended_reason: str = ""
     unproven: int = 0
     rest_until: float | None = None
@@ -371,7 +371,7 @@ def is_suspended(conn: Connection, volunteer_id: str) -> bool:
 
 
 _STANDING = (
-    select(_V.id, _V.standing, _V.accepted, _V.accepted_micro, _V.lost_to)
+    select(_V.id, _V.standing, _V.accepted, _V.accepted_micro)
     .where(among(_V.id, "ids"))
     .order_by(_V.id)
     .with_for_update(key_share=True)
@@ -388,17 +388,16 @@ def lock(conn: Connection, ids: Collection[str]) -> frozenset[str]:
     return frozenset(row.id for row in rows if row.standing == "suspended")
 
 
-def count_accepted(conn: Connection, accepted: Sequence[tuple[str, int]]) -> dict[str, int]:
+def count_accepted(conn: Connection, accepted: Sequence[tuple[str, int]]) -> None:
     """Count accepted contributions, each given by its account and pay, since draws depend on the
-    mean pay. Return the contributions up to which the accounts have lost their pay.
+    mean pay.
 
     The rows are locked, so that simultaneous verdicts all count.
     """
     if not accepted:
-        return {}
-    rows_found = conn.execute(_STANDING, {"ids": sorted({account for account, _ in accepted})})
-    rows = {row.id: row for row in rows_found}
-    totals = {account: (row.accepted, row.accepted_micro) for account, row in rows.items()}
+        return
+    rows = conn.execute(_STANDING, {"ids": sorted({account for account, _ in accepted})})
+    totals = {row.id: (row.accepted, row.accepted_micro) for row in rows}
     for account, price_micro in accepted:
         count, total_micro = totals[account]
         totals[account] = count + 1, total_micro + price_micro
@@ -410,4 +409,3 @@ def count_accepted(conn: Connection, accepted: Sequence[tuple[str, int]]) -> dic
             for account, values in sorted(totals.items())
         ],
     )
-    return {account: int(row.lost_to) for account, row in rows.items()}

@@ -321,7 +321,7 @@ class Intake(PlatformService):
         accepted = [
             (each.row.volunteer_id, each.row.price_micro) for each in taken if each.accepted
         ]
-        lost_to = accounts.count_accepted(conn, accepted)
+        accounts.count_accepted(conn, accepted)
         payments.post_step(conn, "pending", [payments.Payment.of(each.row) for each in taken], now)
         withheld: dict[str, list[ContributionRow]] = {}
         paid: list[ContributionRow] = []
@@ -337,8 +337,6 @@ class Intake(PlatformService):
                 contributions.wait_for_proof(conn, row.id)
             if each.drawn == "never" and not each.found.invited:
                 withheld.setdefault(NEVER, []).append(row)
-            elif row.id <= lost_to.get(row.volunteer_id, each.found.lost_to):
-                withheld.setdefault(escrow.LOST, []).append(row)
             elif not each.accepted:
                 paid.append(row)
         for why, unpaid in withheld.items():

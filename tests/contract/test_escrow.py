@@ -154,8 +154,8 @@ async def test_pay_behind_an_open_draw_is_no_bond(database: Database) -> None:
     assert await breaches(database) == []
 
 
-async def test_what_proves_nothing_costs_all_that_is_at_stake(database: Database) -> None:
-    """The loss includes pay accepted after the draw, and work that is still being checked."""
+async def test_what_proves_nothing_takes_nothing_and_frees_nothing(database: Database) -> None:
+    """Pay so far stays at stake whatever passes later, also that of work still being checked."""
     run = await setting(database, standing="vetted", proofs=12)
 
     def drawn(conn: Connection) -> int:
@@ -169,13 +169,56 @@ async def test_what_proves_nothing_costs_all_that_is_at_stake(database: Database
         settle(conn, bad, "unproven")
         account = volunteers.existing(conn, NEW)
         assert (account.standing, account.proofs, account.draws) == ("probation", 0, 0)
-        assert account.lost_to == checking
+        assert account.unproved_to == checking
+        merged(conn, run, NEW, 9.0)
         settle(conn, draw(conn, merged(conn, run, NEW, 9.0)), "passed")
         return checking
 
     await database.write(drawn)
-    assert await have(database) == (0, PRICE, 3 * PRICE)
+    left = 4 * PRICE  # of the bond before, the draw, and two after it
+    assert await have(database) == (0, left + PRICE, 4 * PRICE)
     assert await breaches(database) == []
+    people = Volunteers(database, VirtualClock(), Settings())
+    await people.vouch(NEW)
+    assert await have(database) == (0, 0, left + 5 * PRICE)
+    assert await breaches(database) == []
+
+
+async def test_what_was_left_at_stake_is_lost_to_a_proof_alone(database: Database) -> None:
+    """A draw that was open before shows all the same that its work was not done."""
+    run = await setting(database)
+
+    def drawn(conn: Connection) -> None:
+        merged(conn, run, NEW, 1.0)
+        unclear = draw(conn, merged(conn, run, NEW, 1.0))
+        fake = draw(conn, merged(conn, run, NEW, 1.0))
+        settle(conn, unclear, "unproven")
+        assert volunteers.existing(conn, NEW).standing == "probation"
+        settle(conn, fake, "failed")
+        assert volunteers.existing(conn, NEW).standing == "suspended"
+
+    await database.write(drawn)
+    assert await have(database) == (0, 0, 0)
+    assert await breaches(database) == []
+
+
+async def test_work_that_could_not_be_proved_is_done_again_and_its_pay_stays_at_stake(
+    database: Database,
+) -> None:
+    run = await setting(database)
+
+    def drawn(conn: Connection) -> int:
+        row = draw(conn, merged(conn, run, NEW, 1.0))
+        waiting = accepted(conn, run, NEW, 1.0)
+        settle(conn, row, "unproven")
+        return waiting
+
+    waiting = await database.write(drawn)
+    assert await have(database) == (0, 2 * PRICE, 0)
+    said = await verdict(database, waiting)
+    assert (said.state, said.message, said.credits_micro) == (
+        "superseded", "not merged: it could not be proved; its pay stays at stake", PRICE,
+    )  # fmt: skip
 
 
 async def test_ten_draws_of_different_tasks_vet(database: Database) -> None:

@@ -32,6 +32,7 @@ from coordinator.database.ledger.postings import (
     post,
 )
 from coordinator.database.ledger.reversal import TakenBack
+from coordinator.database.recomputes import NO_ID, Proven
 from coordinator.database.tables import ledger as tables
 from coordinator.database.tables.accounts import volunteers as volunteers_table
 from coordinator.database.tables.trust import escrow as escrow_table
@@ -609,17 +610,24 @@ async def test_stakes_are_freed_from_the_oldest_on_as_far_as_the_bond_stays(
 
     a, _, b, c, d = await database.write(write)
 
-    async def at_stake(last: int | None = None) -> int:
-        return await database.read(lambda conn: escrow.at_stake(conn, MIA, last))
+    async def at_stake(last: int = NO_ID, after: int = 0) -> int:
+        return await database.read(lambda conn: escrow.at_stake(conn, MIA, last, after))
 
-    assert [await at_stake(last) for last in (None, d, c, b, a, 0)] == [100, 100, 60, 30, 10, 0]
-    await database.write(lambda conn: escrow.free(conn, MIA, (c, d + 1), 71, 3.0))
+    async def free(last: int, before: int, bond: int, after: int = 0) -> None:
+        proven = Proven(after=after, last=last, before=before)
+        await database.write(lambda conn: escrow.free(conn, MIA, proven, bond, 3.0))
+
+    assert [await at_stake(last) for last in (NO_ID, d, c, b, a, 0)] == [100, 100, 60, 30, 10, 0]
+    assert [await at_stake(c, after) for after in (0, a, c)] == [60, 50, 0]
+    await free(d, d + 1, 71, after=a)  # what a draw left at stake is no bond, and stays
+    assert await at_stake() == 100
+    await free(c, d + 1, 71)
     assert await at_stake() == 90  # 10 are freed, 20 more would leave less than the bond
-    await database.write(lambda conn: escrow.free(conn, MIA, (b, d + 1), 0, 4.0))
-    await database.write(lambda conn: escrow.free(conn, MIA, (c, c), 0, 4.0))
+    await free(b, d + 1, 0)
+    await free(c, c, 0)
     # What lies behind the oldest open draw is no bond for anything.
     assert [row.contribution_id for row in await stakes(database)] == [c, d]
-    await database.write(lambda conn: escrow.free(conn, MIA, (d, d + 1), 30, 5.0))
+    await free(d, d + 1, 30)
     assert [row.contribution_id for row in await stakes(database)] == [d]
     assert await has(database) == Balances(escrow_micro=40, earned_micro=60)
     assert await has(database, BOB) == Balances(escrow_micro=99)

@@ -108,8 +108,8 @@ async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(databas
             await database.write(look_again)
             before = spent.spent
             assert await database.read(lambda conn: audits.auditors(conn, [NEW]))
-            proven = await database.read(lambda conn: recomputes.proven_to(conn, NEW, 0))
-            assert proven[0] == row.id
+            proven = await database.read(lambda conn: recomputes.proven(conn, NEW, 0))
+            assert proven.last == row.id
             assert await database.read(lambda conn: recomputes.first(conn, 1.0)) is None
             assert await database.read(recomputes.waiting) == 0
             assert await database.read(recomputes.blobs_in_use) == set()

@@ -133,7 +133,14 @@ async def test_a_draw_without_a_verdict_moves_no_standing_and_earns_nothing(
     _, person = await of(database, run)
     assert (person.standing, person.proofs, person.draws) == ("probation", 1, 0)
     assert (person.unproven, person.rest_until) == (0, None)
-    assert await have(database) == (0, 0, 0)
+    assert await have(database) == (0, 6 * PRICE, 0)  # nobody is blamed, and nothing is free
+
+    def prove(conn: Connection) -> None:
+        for _ in range(2):
+            ended(conn, draw(conn, merged(conn, run, NEW, 7.0)), "passed")
+
+    await database.write(prove)
+    assert await have(database) == (0, 7 * PRICE, PRICE)  # of the two that passed
     await database.write(partial(drift, who=FRIEND))
     _, person = await of(database, run, FRIEND)
     assert (person.standing, person.draws) == ("vetted", 2)

@@ -71,8 +71,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 HONEST = Policy(honest=10**9)
-# What was found, and what closed it: the share of a pass; the stake that a draw without a verdict
-# costs; the bound of an account's pay for audits.
+# What was found, and what closed it: the share of a pass; the stake that no later draw frees after
+# one without a verdict; the bound of an account's pay for audits.
 FOUND = (
     Policy(trained=0.91, compared=False, tasks=800),
     Policy(trained=0.5, compared=False, tasks=800),
@@ -281,8 +281,8 @@ class Life:
         holds: dict[str, Callable[[], bool]] = {
             "by chance": lambda: self.rng.random() < x,
             "right behind a draw": lambda: self.since[name] <= 10.0 * x,
-            "little at stake": lambda: account.at_stake < 2.0 * x * account.bond,
-            "much at stake": lambda: account.at_stake > 2.0 * x * account.bond,
+            "little at stake": lambda: sum(account.provable.values()) < 2.0 * x * account.bond,
+            "much at stake": lambda: sum(account.provable.values()) > 2.0 * x * account.bond,
             "cheap": lambda: not dear,
             "dear": lambda: dear,
             "a draw is open": lambda: account.is_open,

@@ -37,7 +37,7 @@ class Account:
     draws: int = 0
     accepted: int = 0
     accepted_micro: int = 0
-    lost_to: int = 0
+    unproved_to: int = 0
     newest: int = 0
     prices: dict[int, int] = field(default_factory=dict)  # of what is drawn
     pending: dict[int, int] = field(default_factory=dict)  # what waits for a merge
@@ -77,11 +77,16 @@ class Account:
         ended = {number: draw.result for number, draw in self.drawn.items()}
         first = min([*(n for n, result in ended.items() if result is None), *self.answers, NEVER])
         passed = [n for n, result in ended.items() if result == "passed"]
-        return max((n for n in passed if self.lost_to < n < first), default=0), first
+        return max((n for n in passed if self.unproved_to < n < first), default=0), first
 
     @property
     def at_stake(self) -> int:
         return sum(self.stake.values())
+
+    @property
+    def provable(self) -> dict[int, int]:
+        """Return the stake that a later draw may free, by contribution."""
+        return {number: pay for number, pay in self.stake.items() if number > self.unproved_to}
 
     @property
     def bond(self) -> int:
@@ -158,8 +163,10 @@ class Books:
         if result == "passed":
             self.charge(account, number, share)
             self.release(account)
+        elif result == "failed":
+            self.forfeit(account, now)
         else:
-            self.give_up(account, now)
+            self.leave_at_stake(account)
         return True
 
     def end_without_verdict(self, number: int, now: float) -> bool:
@@ -171,12 +178,13 @@ class Books:
             return False
         draw.result, draw.ended_at, draw.computed = "unproven", now, True
         self._done.append(draw)
-        self.give_up(self.accounts[draw.who], now)
+        if not self.accounts[draw.who].suspended:
+            self.leave_at_stake(self.accounts[draw.who])
         return True
 
     def charge(self, account: Account, number: int, share: float) -> None:
         """Charge an account for what a draw did not show."""
-        stake = account.at_stake + sum(account.pending.values()) - account.debt
+        stake = sum(account.provable.values()) + sum(account.pending.values()) - account.debt
         price = account.prices[number]
         account.debt += checks.shortfall(share, min(stake, max(account.bond, price)))
         self._repay(account, 0)
@@ -189,9 +197,16 @@ class Books:
     def suspend(self, account: Account, now: float) -> None:
         """Suspend an account whose answer to an audit was made up."""
         account.state = standing.after_draw(account.state, "failed")
-        self.give_up(account, now)
+        self.forfeit(account, now)
 
-    def give_up(self, account: Account, now: float) -> None:
+    def leave_at_stake(self, account: Account) -> None:
+        """Leave the pay so far at stake for good."""
+        account.stake |= account.pending
+        account.pending.clear()
+        account.waiting.clear()
+        account.draws, account.unproved_to = 0, account.newest
+
+    def forfeit(self, account: Account, now: float) -> None:
         """Take all that is at stake, and end the open draws."""
         account.pending.clear()
         account.waiting.clear()
@@ -200,7 +215,7 @@ class Books:
             if draw.result is None:
                 self.open.pop(draw.number, None)
                 draw.result, draw.ended_at = "unproven", now
-        account.draws, account.lost_to = 0, account.newest
+        account.draws, account.unproved_to = 0, account.newest
 
     def release(self, account: Account) -> None:
         """Free the pay that draws prove, the oldest first, up to the bond; updates before every
@@ -208,10 +223,10 @@ class Books:
         """
         last, first = account.proven_to
         open_draws = sum(draw.result is None for draw in account.drawn.values())
-        left = sum(pay for number, pay in account.stake.items() if number < first) - account.debt
+        left = sum(pay for n, pay in account.provable.items() if n < first) - account.debt
         left -= checks.bond(account.draws - open_draws, account.mean)
         before = account.freed
-        for number in sorted(account.stake):
+        for number in sorted(account.provable):
             left -= account.stake[number]
             if number > last or left < 0:
                 break

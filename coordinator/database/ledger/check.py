@@ -119,11 +119,8 @@ def _steps(conn: Connection) -> Iterator[str]:
     )
     n = {kind: func.sum(case((one.c.kind == kind, 1), else_=0)) for kind in STEPS}
     least, most, state = func.min(one.c.amount), func.max(one.c.amount), contributions.c.state
-    # unpaid from its acceptance on: its account lost its stake, or nothing can prove it
-    is_withheld = or_(
-        contributions.c.id <= func.coalesce(volunteers.c.lost_to, 0),
-        ~func.coalesce(volunteers.c.invited, true()),
-    )
+    # unpaid from its acceptance on, since nothing can prove it
+    is_withheld = ~func.coalesce(volunteers.c.invited, true())
     bad = {
         "its steps cannot follow from each other": or_(
             n["pending"] != 1,

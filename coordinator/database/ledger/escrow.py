@@ -2,7 +2,7 @@
 
     vouched for       pending -> earned
     not vouched for   pending -> escrow; a later draw that passes: escrow -> earned,
-                      one that does not pass: escrow -> mint
+                      one that fails: escrow -> mint
     suspended, or of no weight in a merge: pending -> mint
 
 Besides the ledger's events, which stay, each stake has a row in `escrow` until it is freed or
@@ -24,6 +24,7 @@ from coordinator.database.ledger.payments import (
     Payment,
     post_step,
 )
+from coordinator.database.recomputes import NO_ID, Proven
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.ledger import events
@@ -32,7 +33,6 @@ from shared.errors import Conflict
 
 SUSPENDED = "not paid: this account is suspended"
 WEIGHTLESS = "not paid: it counts nothing in a merge"
-LOST = "not paid: a draw of this account proved nothing, and all that was at stake is given up"
 
 _V, _E, _C = volunteers.c, escrow.c, contributions.c
 # Events after which a contribution is no longer pending; each is looked up by its unique key.
@@ -50,9 +50,8 @@ _WHOSE = (
 _SUSPENDED = select(_V.id).where(among(_V.id, "ids"), _V.standing == "suspended").limit(1)
 _ADD = insert(escrow)
 _OF_ONE = select(escrow).where(its(_E.volunteer_id)).order_by(_E.contribution_id)
-_UP_TO = _OF_ONE.where(_E.contribution_id <= bindparam("last"))
-_SUM = select(func.coalesce(func.sum(_E.amount_micro), 0)).where(its(_E.volunteer_id))
-_SUM_UP_TO = _SUM.where(_E.contribution_id <= bindparam("last"))
+_BETWEEN = (_E.contribution_id > bindparam("after")) & (_E.contribution_id <= bindparam("last"))
+_SUM = select(func.coalesce(func.sum(_E.amount_micro), 0)).where(its(_E.volunteer_id), _BETWEEN)
 _REMOVE = delete(escrow).where(among(_E.contribution_id, "ids"))
 
 
@@ -89,7 +88,7 @@ def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
 
 
 def hold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:
-    """Put an audit's pending credit at stake. Raises Conflict if its account is suspended."""
+    """Put pending credit at stake. Raises Conflict if its account is suspended."""
     _hold(conn, rows, now)
     _not_suspended(conn, rows)
 
@@ -99,18 +98,16 @@ def withhold(conn: Connection, rows: Sequence[ContributionRow], now: float) -> N
     post_step(conn, "void", [Payment.of(row) for row in rows], now)
 
 
-def free(
-    conn: Connection, volunteer_id: str, proven: tuple[int, int], bond: int, now: float
-) -> None:
-    """Free an account's stake up to a passed draw, oldest first.
+def free(conn: Connection, volunteer_id: str, proven: Proven, bond: int, now: float) -> None:
+    """Free an account's stake that its draws prove, oldest first.
 
     The bond stays, and must come from work before the account's oldest open draw: an account that
     knows that it will fail that draw may have faked all later work.
     """
-    last, before = proven
-    left = at_stake(conn, volunteer_id, before - 1) - bond
+    left = at_stake(conn, volunteer_id, proven.before - 1, proven.after) - bond
+    values = {"its_volunteer_id": volunteer_id, "after": proven.after, "last": proven.last}
     rows = []
-    for row in conn.execute(_UP_TO, {"its_volunteer_id": volunteer_id, "last": last}):
+    for row in conn.execute(_OF_ONE.where(_BETWEEN), values):
         left -= int(row.amount_micro)
         if left < 0:
             break
@@ -125,10 +122,10 @@ def free_all(conn: Connection, volunteer_id: str, now: float) -> int:
     return len(rows)
 
 
-def at_stake(conn: Connection, volunteer_id: str, last: int | None = None) -> int:
-    """Return an account's stake in micro-credits, up to a contribution or all."""
-    query, values = (_SUM, {}) if last is None else (_SUM_UP_TO, {"last": last})
-    return int(conn.execute(query, {"its_volunteer_id": volunteer_id} | values).scalar_one())
+def at_stake(conn: Connection, volunteer_id: str, last: int = NO_ID, after: int = 0) -> int:
+    """Return an account's stake in micro-credits, of contributions up to `last`."""
+    values = {"its_volunteer_id": volunteer_id, "after": after, "last": last}
+    return int(conn.execute(_SUM, values).scalar_one())
 
 
 def waiting(conn: Connection, volunteer_id: str) -> list[Payment]:

@@ -30,8 +30,8 @@ volunteers = sa.Table(
     # draws that were made, and passed draws of different tasks since the last one that did not pass
     sa.Column("draws", sa.Integer, nullable=False, server_default="0"),
     sa.Column("proofs", sa.Integer, nullable=False, server_default="0"),
-    # the stake of contributions up to this one was forfeited
-    sa.Column("lost_to", Key, nullable=False, server_default="0"),
+    # no later draw frees the pay of contributions up to this one
+    sa.Column("unproved_to", Key, nullable=False, server_default="0"),
     sa.Column("suspended_reason", sa.Text, nullable=False, server_default=""),
     # recomputes in a row that proved nothing, and the end of the account's rest after them
     sa.Column("unproven", sa.Integer, nullable=False, server_default="0"),

@@ -154,7 +154,8 @@ class Books(RuleBasedStateMachine):
         if name in self.suspended:
             return
         if result == "passed" and name == "stranger":
-            stake = self.total(name, "escrow") + self.total(name, "pending") - self.debt(name)
+            provable = sum(self.work[n].price for n in self.provable(name))
+            stake = provable + self.total(name, "pending") - self.debt(name)
             lost = max(self.bond(name), self.work[number].price)
             self.short[name] += shortfall(share, min(stake, lost))
             self.free(name)
@@ -163,7 +164,13 @@ class Books(RuleBasedStateMachine):
             self.lose(name)
             self.work[number].place = "gone"
         elif result == "unproven" and name == "stranger":
-            self.lose(name)
+            for waiting in self.of(name, "pending"):
+                self.work[waiting].place, self.work[waiting].waits = "escrow", False
+
+    def provable(self, name: str) -> list[int]:
+        """Return the contributions at stake whose pay a later draw may free."""
+        account = self.account(name)
+        return [number for number in self.of(name, "escrow") if number > account.unproved_to]
 
     def debt(self, name: str) -> int:
         return max(0, -self.net(name))
@@ -181,12 +188,12 @@ class Books(RuleBasedStateMachine):
         first = min(waiting, default=10**9)
         account = self.account(name)
         last = max(
-            (n for n, w in mine.items() if w.draw == "passed" and account.lost_to < n < first),
+            (n for n, w in mine.items() if w.draw == "passed" and account.unproved_to < n < first),
             default=0,
         )
         left = -self.bond(name, len(waiting)) - self.debt(name)
-        left += sum(self.work[n].price for n in self.of(name, "escrow") if n < first)
-        for number in sorted(self.of(name, "escrow")):
+        left += sum(self.work[n].price for n in self.provable(name) if n < first)
+        for number in sorted(self.provable(name)):
             left -= self.work[number].price
             if number > last or left < 0:
                 break

@@ -223,7 +223,7 @@ class Histories(RuleBasedStateMachine):
         pairs = zip(self.books.accounts.values(), self.runner.run(self.db.read(read)), strict=True)
         for account, (row, found) in pairs:
             assert (row.standing, row.proofs) == (account.state.state, account.state.proofs)
-            assert (row.draws, row.lost_to) == (account.draws, account.lost_to)
+            assert (row.draws, row.unproved_to) == (account.draws, account.unproved_to)
             assert found.pending_micro == sum(account.pending.values())
             assert found.escrow_micro == account.at_stake
             assert (found.earned_micro, found.debt_micro) == (account.freed, account.debt)
