@@ -58,6 +58,7 @@ class Losses(PlatformService):
     async def look(self) -> str:
         """Store and return the losses since the last look; "" = none."""
         former = self._former
+        await self._db.check_schema()
         state, lost = await self._db.read(lambda conn: _compared(conn, former))
         if lost:
             await self._db.write(lambda conn: _note(conn, lost))

@@ -42,7 +42,7 @@ log = structlog.get_logger("database")
 
 
 class Runner(Protocol):
-    """Interface of a database engine. `failed` is the reason why writes are impossible."""
+    """Interface of a database engine. With `failed`, a reason, it refuses every write."""
 
     failed: str
 
@@ -91,6 +91,19 @@ class Database:
     def failed(self) -> str:
         """Return the reason why writes are impossible; "" while they are possible."""
         return self._runner.failed
+
+    async def check_schema(self) -> None:
+        """Refuse every write from now on if another version has migrated the database meanwhile.
+
+        Raises Configuration for the schema of another version, or without tables.
+        """
+        try:
+            await self.read(check_revision)
+        except Configuration as error:
+            if await self.read(revision) is not None and not self.failed:
+                self._runner.failed = error.message
+                log.error("the database failed", error=error.message)
+            raise
 
     async def write(self, fn: Callable[[Connection], T]) -> T:
         """Run `fn` in one transaction, durable on return. PostgreSQL may run `fn` several times."""

@@ -37,6 +37,7 @@ WRITES = 9
 TURN_S = 20.0  # longest wait for a connection, and before it for a writer's place
 ATTEMPTS = 8
 RETRY_S = 0.01  # base of the random wait before a retry; doubled each time
+FAILED_RETRY_S = 60.0  # clients retry after this time: the organiser must act first
 CLOCK_S = 60.0  # interval of comparing the database's clock with this machine's
 ALIVE_S = 20.0  # interval of testing the listening connection
 CHANNEL = "volunteer"
@@ -64,6 +65,7 @@ POOLER = (
     "something between this server and PostgreSQL (PgBouncer in transaction mode?) does not pass "
     "on settings of a session: name PostgreSQL itself in --database"
 )
+CONNECTIONS = f"each server needs {POOL}, so raise max_connections, or run fewer servers"
 RACES = frozenset({"40001", "40P01"})  # serialization_failure, deadlock_detected
 
 
@@ -104,6 +106,8 @@ def translate(error: BaseException) -> BaseException:
     code = sqlstate(error)
     if code in RACES or code == "55P03":
         return Unavailable("the database is busy with the same rows", retry_after_s=2)
+    if code == "53300":
+        return Unavailable(f"PostgreSQL takes no more connections: {CONNECTIONS}", retry_after_s=5)
     if code == "53100":
         return StorageFull("no space is left for the database: free some; work then continues")
     if code in ("26000", "42P05") or "unsupported startup parameter" in str(error):
@@ -129,7 +133,7 @@ def _may_retry(error: BaseException) -> bool:
 class PostgresRunner:
     """Runs functions of a connection. Made and closed by `Database`."""
 
-    failed = ""  # never set: an unreachable server may come back
+    failed = ""  # an unreachable server may come back, another schema may not
 
     def __init__(self, url: str, clock: SystemClock | None) -> None:
         self._engine = engine(url)
@@ -156,6 +160,8 @@ class PostgresRunner:
         self._tasks.append(asyncio.create_task(self._keep_clock(self._clock)))
 
     async def write(self, fn: Callable[[Connection], T]) -> T:
+        if self.failed:
+            raise Unavailable(self.failed, retry_after_s=FAILED_RETRY_S)
         if self._closing:
             raise Unavailable("the coordinator is shutting down")
         for attempt in range(1, ATTEMPTS + 1):

@@ -8,14 +8,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from coordinator.database import key_values, runs
+from coordinator.database.engine.open_database import Database
 from coordinator.services import Coordinator
 from coordinator.upkeep.alerts import standing
 from coordinator.upkeep.backup import state_recovery
 from coordinator.upkeep.upkeep import ORPHAN_AGE_S
-from shared.errors import Unavailable
+from shared.errors import Configuration, Unavailable
 from tests.support.databases import Postgres
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 
@@ -67,6 +68,30 @@ async def test_a_restarted_server_still_says_what_was_lost(
     async with local_coordinator(tmp_path, database=database_url) as home:
         assert await home.coordinator.losses.look() == ""
         assert "tiny is at version 0 and was at 1" in (await alerts(home.coordinator))["database"]
+
+
+async def test_a_server_writes_nothing_to_a_database_that_a_newer_one_migrated(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        await home.start_run(SHORT)
+        ann = await home.join("Ann")
+        await home.coordinator.losses.look()
+        await home.coordinator.db.write(migrated)
+        with pytest.raises(Configuration, match="written by a newer version"):
+            await home.coordinator.losses.look()
+        reply = await ann.post("/claims", {"claim_id": "0" * 32, "codecs": ["float32"]})
+        assert (reply.status_code, "newer version" in reply.text) == (503, True)
+        assert (await home.client().get("/ready")).status_code == 503
+        with pytest.raises(Unavailable, match="newer version"):
+            await home.coordinator.db.write(lambda conn: None)
+        assert "newer version" in (await home.coordinator.alerts.look())[0].message
+    with pytest.raises(Configuration, match="newer version"):
+        await Database.open(database_url)
+
+
+def migrated(conn: Connection) -> None:
+    conn.execute(text("UPDATE alembic_version SET version_num = '9999'"))
 
 
 def forgotten(conn: Connection) -> None:
