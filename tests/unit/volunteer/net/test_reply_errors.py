@@ -9,15 +9,16 @@ import msgspec
 import pytest
 
 from shared.clock import SystemClock
-from shared.errors import BY_CODE, Conflict, Unreachable
+from shared.errors import BY_CODE, Conflict, Unreachable, VolunteerError
 from shared.protocol import endpoints
+from shared.protocol.contributions import SubmitReply, UploadInfo
 from shared.protocol.inference import OpenAiError
 from tests.e2e.conftest import free_port
 from volunteer.agent.submitter import REFUSALS
 from volunteer.i18n.catalogue import LanguageChoice, choose, shown, use
 from volunteer.net.api import Api
 from volunteer.net.client import Client
-from volunteer.net.reply_errors import openai_error, reason, refusal
+from volunteer.net.reply_errors import decoded, openai_error, reason, refusal
 from volunteer.net.retry import passing
 from volunteer.net.tls import Address
 
@@ -105,6 +106,32 @@ def test_no_answer_of_a_proxy_store_or_portal_drops_work(name: str) -> None:
         assert isinstance(error, Unreachable), (status, error)
         assert type(error) not in REFUSALS
         assert passing(error)
+
+
+WHOLE = {
+    UploadInfo: UploadInfo(upload_id="a" * 32, offset=1, size=2, complete=False, expires_at=1.5),
+    SubmitReply: SubmitReply(
+        task=3,
+        run="r",
+        contribution=7,
+        state="rejected",
+        reason="norm",
+        message="no",
+        credits_micro=0,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_no_answer_that_was_cut_or_came_from_elsewhere_with_success_drops_work(
+    kind: type[UploadInfo | SubmitReply],
+) -> None:
+    whole = msgspec.json.encode(WHOLE[kind])
+    assert decoded(whole, kind) == WHOLE[kind]
+    for data in (*(whole[:stop] for stop in range(len(whole))), *FOREIGN.values()):
+        with pytest.raises(VolunteerError) as caught:
+            decoded(data, kind)
+        assert type(caught.value) not in REFUSALS
 
 
 def test_only_refusals_of_the_coordinator_itself_drop_work() -> None:
