@@ -29,6 +29,7 @@ from shared.errors import (
     VolunteerError,
     why,
 )
+from shared.files.deletions import delete_file
 
 if TYPE_CHECKING:
     from coordinator.admin.remote_server import RemoteServer
@@ -76,7 +77,7 @@ class BlobFolder:
         for _, path in files:
             size += path.stat().st_size
             if size > self._most:
-                path.unlink(missing_ok=True)
+                delete_file(path, "copy")
 
 
 async def patiently(ask: Callable[[], Any]) -> Any:

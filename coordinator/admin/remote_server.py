@@ -27,6 +27,7 @@ from shared.errors import (
     from_wire,
     why,
 )
+from shared.files.deletions import delete_file
 from shared.files.text_file import read_text
 from shared.network.links import JoinLink, parse_link
 from shared.network.proxy import named, proxy_of
@@ -135,7 +136,7 @@ class RemoteServer:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != sha256:
-            path.unlink()
+            delete_file(path, "copy")
             raise Internal(f"the server sent other bytes than those of {sha256[:12]}...")
 
     @contextmanager

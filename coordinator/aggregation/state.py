@@ -20,6 +20,7 @@ from coordinator.aggregation.cohort import Floats, TensorPiece
 from coordinator.aggregation.server_optimizer import ServerOptimizer, Tick, state_schema
 from coordinator.aggregation.shards import Layout, file_name
 from shared.errors import InvalidFrame
+from shared.files.deletions import delete_file
 from shared.tensors.frame import WrittenFile, open_frame, schema_of_file
 from shared.tensors.header import render_header
 
@@ -127,4 +128,4 @@ class NewState:
         """Delete the partial file; a no-op after `close`."""
         if not self._file.closed:
             self._file.close()
-            self._path.unlink(missing_ok=True)
+            delete_file(self._path, "scratch")

@@ -11,6 +11,7 @@ from cyclopts import App, Group, Parameter
 from coordinator.cli.listing import as_json
 from coordinator.cli.target import HERE, TARGET, TargetOptions
 from shared.errors import BadRequest
+from shared.files.deletions import delete_file
 
 if TYPE_CHECKING:
     from coordinator.config import Settings
@@ -224,8 +225,8 @@ async def _renew_tokens(settings: Settings) -> None:
         await db.write(renew_tokens)
     finally:
         await db.close()
-    settings.admin_token_file.unlink(missing_ok=True)
-    settings.metrics_token_file.unlink(missing_ok=True)
+    delete_file(settings.admin_token_file, "asked")
+    delete_file(settings.metrics_token_file, "asked")
     async with opened(settings):
         pass  # writes the files
 

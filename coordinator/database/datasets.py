@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy import Connection, delete, insert, select, union
+from sqlalchemy import Connection, insert, select, union
 
 from coordinator.database import key_values, unreferenced_blobs
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import deletion, its
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.datasets import blobs, dataset_blobs, datasets
@@ -91,9 +91,9 @@ def note_skipped(conn: Connection, dataset_id: int, sentences: Sequence[str]) ->
 
 def remove(conn: Connection, dataset_id: int) -> None:
     """Delete a dataset; a later sweep deletes the blobs that nothing else uses."""
-    conn.execute(delete(dataset_blobs).where(dataset_blobs.c.dataset_id == dataset_id))
-    conn.execute(delete(datasets).where(datasets.c.id == dataset_id))
-    key_values.remove(conn, f"{_SKIPPED}{dataset_id}")
+    conn.execute(deletion(dataset_blobs, "asked").where(dataset_blobs.c.dataset_id == dataset_id))
+    conn.execute(deletion(datasets, "asked").where(datasets.c.id == dataset_id))
+    key_values.delete_key(conn, f"{_SKIPPED}{dataset_id}", "asked")
 
 
 def skipped(conn: Connection, dataset_id: int) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from coordinator.database.engine.leased_jobs import LeasedJobs
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import deletion, its
 from coordinator.database.tables.versions import evaluations, suite_scores
 
 _S = suite_scores.c
@@ -209,7 +209,7 @@ def put(conn: sa.Connection, run_id: int, scores: list[SuiteScoreRow], now: floa
     """Store scores, which replace older ones of the same version and suite."""
     for score in scores:
         of_score = (_S.run_id == run_id, _S.suite == score.suite, _S.version == score.version)
-        conn.execute(sa.delete(suite_scores).where(*of_score))
+        conn.execute(deletion(suite_scores, "replaced").where(*of_score))
         row: dict[str, Any] = {"run_id": run_id, "at": now, **score._asdict()}
         conn.execute(sa.insert(suite_scores).values(**row))
 

@@ -10,7 +10,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     case,
-    delete,
     func,
     insert,
     literal_column,
@@ -18,6 +17,7 @@ from sqlalchemy import (
     update,
 )
 
+from coordinator.database.engine.statements import deletion
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.experience import chunks, harvests, matches, metrics
 from coordinator.database.tables.runs import runs
@@ -290,7 +290,7 @@ def measure(
     """Replace the figures with these names, by version and name."""
     names = {name for values in figures.values() for name in values}
     m = metrics.c
-    conn.execute(delete(metrics).where(m.run_id == run_id, m.name.in_(names)))
+    conn.execute(deletion(metrics, "replaced").where(m.run_id == run_id, m.name.in_(names)))
     rows = [
         {"run_id": run_id, "version": version, "name": name, "value": value, "at": now}
         for version, values in sorted(figures.items())

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, insert, select, update
 
+from coordinator.database.engine.statements import deletion
 from coordinator.database.tables.accounts import codes, volunteers
 from shared.errors import InvalidCode, NotFound
 
@@ -55,7 +56,11 @@ def add_link(
     conn: Connection, volunteer_id: str, code_hash: str, expires_at: float, now: float
 ) -> None:
     """Insert a link code, which replaces the account's earlier one."""
-    conn.execute(delete(codes).where(codes.c.kind == "link", codes.c.volunteer_id == volunteer_id))
+    conn.execute(
+        deletion(codes, "replaced").where(
+            codes.c.kind == "link", codes.c.volunteer_id == volunteer_id
+        )
+    )
     conn.execute(
         insert(codes).values(
             code_hash=code_hash,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, select, update
 
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import deletion, its
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.record import meta
+from shared.files.deletions import Reason
 
 KEY = "key"  # fingerprint of the key that signs for this database
 STORE = "store"  # random mark, which the blob store of this database carries, too
@@ -54,5 +55,5 @@ def put(conn: Connection, key: str, value: str) -> None:
         conn.execute(update(meta).where(meta.c.key == key).values(value=value))
 
 
-def remove(conn: Connection, key: str) -> None:
-    conn.execute(delete(meta).where(meta.c.key == key))
+def delete_key(conn: Connection, key: str, reason: Reason) -> None:
+    conn.execute(deletion(meta, reason).where(meta.c.key == key))

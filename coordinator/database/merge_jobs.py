@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, exists, insert, select
+from sqlalchemy import ColumnElement, Connection, exists, insert, select
 
 from coordinator.database.engine.leased_jobs import LeasedJobs
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import deletion, its
 from coordinator.database.tables.merges import merge_parts, merges, state_parts
 from shared.decoding import decode
 
@@ -68,7 +68,7 @@ def begin(conn: Connection, merge_id: int, phases: Sequence[Phase], shards: Sequ
     conn.execute(insert(merge_parts), rows)
 
 
-_DROP = delete(merge_parts).where(its(merge_parts.c.merge_id))
+_DROP = deletion(merge_parts, "settled").where(its(merge_parts.c.merge_id))
 
 
 def drop(conn: Connection, merge_id: int) -> None:
@@ -143,7 +143,7 @@ def blobs_in_use(conn: Connection) -> set[str]:
 def drop_old(conn: Connection, before: float) -> None:
     """Delete the parts of merges whose lease ended before an instant."""
     old = exists().where(merges.c.id == merge_parts.c.merge_id, merges.c.lease_until < before)
-    conn.execute(delete(merge_parts).where(old))
+    conn.execute(deletion(merge_parts, "expired").where(old))
 
 
 # --- states in shards ---
@@ -171,4 +171,4 @@ def drop_states(conn: Connection, used: set[str]) -> None:
     noted = set(conn.execute(select(state_parts.c.state_sha256).distinct()).scalars())
     unused = sorted(noted - used)
     if unused:
-        conn.execute(delete(state_parts).where(state_parts.c.state_sha256.in_(unused)))
+        conn.execute(deletion(state_parts, "let go").where(state_parts.c.state_sha256.in_(unused)))

@@ -16,7 +16,7 @@ import msgspec
 import sqlalchemy as sa
 
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.statements import among, its, one_of
+from coordinator.database.engine.statements import among, deletion, its, one_of
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.tasks import tasks
@@ -489,7 +489,7 @@ def see_checker(conn: sa.Connection, name: str, kind: str, now: float) -> bool:
     values = {"kind": kind, "seen_at": now}
     if conn.execute(_SEEN.values(**values), {"its_name": name}).rowcount:
         return False
-    conn.execute(sa.delete(checkers).where(_K.seen_at < now - FORGOTTEN_S))
+    conn.execute(deletion(checkers, "expired").where(_K.seen_at < now - FORGOTTEN_S))
     conn.execute(sa.insert(checkers).values(name=name, **values))
     return True
 

@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from coordinator.database.contributions import UPDATES
-from coordinator.database.engine.statements import among, its, one_of
+from coordinator.database.engine.statements import among, deletion, its, one_of
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
@@ -107,7 +107,7 @@ UNSTARTED: dict[str, Any] = {
 
 def remove(conn: sa.Connection, run_id: int) -> None:
     """Delete a draft, to which no other row refers yet."""
-    conn.execute(sa.delete(runs).where(runs.c.id == run_id, runs.c.state == "draft"))
+    conn.execute(deletion(runs, "asked").where(runs.c.id == run_id, runs.c.state == "draft"))
 
 
 _BY_NAME = sa.select(runs).where(its(runs.c.name))

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
-from coordinator.database.engine.statements import among
+from coordinator.database.engine.statements import among, deletion
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.datasets import blobs, unreferenced_blobs
 from shared.errors import Unavailable
@@ -26,17 +26,22 @@ SWEEPER_S = 120.0  # a sweeper that holds a name for longer has died
 
 _U = unreferenced_blobs.c
 _OF = among(_U.sha256, "names")
-_FORGET = sa.delete(unreferenced_blobs).where(_OF)
-_REFERENCED = _FORGET.returning(_U.sha256, _U.sweeper)
+_REFERENCED = deletion(unreferenced_blobs, "moved").where(_OF).returning(_U.sha256, _U.sweeper)
 _OLD = sa.or_(
     _U.since < sa.bindparam("before"),
     sa.and_(_U.sweeper.is_not(None), _U.since < sa.bindparam("died")),
 )
 _DUE = sa.select(_U.sha256).where(_OLD).order_by(_U.since)
 _SWEPT = sa.select(_U.sha256).where(_OF, _U.sweeper.is_not(None))
-_DELETED = _FORGET.where(_U.sweeper == sa.bindparam("owner"))
+_DELETED = deletion(unreferenced_blobs, "settled").where(_OF, _U.sweeper == sa.bindparam("owner"))
 _RELEASE = (
     sa.update(unreferenced_blobs).where(_U.sweeper == sa.bindparam("owner")).values(sweeper=None)
+)
+_HOLD = (
+    sa.update(unreferenced_blobs)
+    .where(_OF, _U.sweeper.is_(None), _U.sha256.not_in(sa.select(blobs.c.sha256)))
+    .values(since=sa.bindparam("now"), sweeper=sa.bindparam("owner"))
+    .returning(_U.sha256)
 )
 _TAKE = (
     sa.update(unreferenced_blobs)
@@ -93,7 +98,9 @@ def let_go(conn: sa.Connection, used: Collection[str], before: float) -> int:
     if free:
         rows = [{"sha256": name, "since": registered[name]} for name in free]
         conn.execute(insert_new(conn, unreferenced_blobs, "sha256"), rows)
-        conn.execute(sa.delete(blobs).where(among(blobs.c.sha256, "names")), {"names": free})
+        conn.execute(
+            deletion(blobs, "let go").where(among(blobs.c.sha256, "names")), {"names": free}
+        )
     return len(registered) - len(free)
 
 
@@ -112,6 +119,14 @@ def take(
     values = {"names": names_due[:most], "now": now, "owner": owner}
     values |= {"before": before, "died": now - SWEEPER_S}
     return sorted(conn.execute(_TAKE, values).scalars()) if names_due else []
+
+
+def hold(conn: sa.Connection, names: Collection[str], owner: str, now: float) -> list[str]:
+    """Hold blobs for deletion in the transaction that takes the last reference to them away; return
+    those of them that are announced and not registered.
+    """
+    values = {"names": sorted(names), "now": now, "owner": owner}
+    return sorted(conn.execute(_HOLD, values).scalars()) if names else []
 
 
 def end_sweep(conn: sa.Connection, owner: str, deleted: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import sqlalchemy as sa
 
-from coordinator.database.engine.statements import among
+from coordinator.database.engine.statements import among, deletion
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.contributions import uploads
 from coordinator.database.tables.tasks import tasks
@@ -37,8 +37,8 @@ _ADD = sa.insert(uploads)
 _GET = sa.select(uploads).where(among(_U.id, "ids"))
 _OF_TASKS = sa.select(uploads).where(among(_U.task_id, "tasks"))
 _FINISH = sa.update(uploads).where(among(_U.id, "ids")).values(complete=True)
-_REMOVE = sa.delete(uploads).where(among(_U.id, "ids")).returning(_U.id)
-_REMOVE_INCOMPLETE = _REMOVE.where(~_U.complete)
+_SETTLED = deletion(uploads, "settled").where(among(_U.id, "ids")).returning(_U.id)
+_INCOMPLETE = _SETTLED.where(~_U.complete)
 _UNVETTED = (
     sa.select(sa.func.coalesce(sa.func.sum(_U.size), 0))
     .join_from(uploads, workers, workers.c.id == _U.worker_id)
@@ -128,5 +128,5 @@ def remove(
     conn: sa.Connection, upload_ids: Sequence[str], *, incomplete: bool = False
 ) -> list[str]:
     """Delete uploads, or only those that are `incomplete`; return the ids of the deleted ones."""
-    statement = _REMOVE_INCOMPLETE if incomplete else _REMOVE
+    statement = _INCOMPLETE if incomplete else _SETTLED
     return list(conn.execute(statement, {"ids": upload_ids}).scalars()) if upload_ids else []

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, exists, func, or_, select, update
+from sqlalchemy import Connection, bindparam, exists, func, or_, select, update
 
-from coordinator.database.engine.statements import among, its
+from coordinator.database.engine.statements import among, deletion, its
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.accounts import codes, consents, volunteers, workers
 from coordinator.database.tables.contributions import contributions
@@ -300,9 +300,9 @@ def forget(conn: Connection, volunteer_id: str, nickname: str, key: str, now: fl
     invite = select(volunteers.c.invite_id).where(volunteers.c.id == volunteer_id).scalar_subquery()
     conn.execute(update(codes).where(codes.c.id == invite).values(label=""))
     conn.execute(update(api_keys).where(api_keys.c.volunteer_id == volunteer_id).values(name=""))
-    conn.execute(delete(codes).where(codes.c.volunteer_id == volunteer_id))
+    conn.execute(deletion(codes, "asked").where(codes.c.volunteer_id == volunteer_id))
     for table in (consents, reasons):
-        conn.execute(delete(table).where(table.c.volunteer_id == volunteer_id))
+        conn.execute(deletion(table, "asked").where(table.c.volunteer_id == volunteer_id))
     of_account = workers.c.volunteer_id == volunteer_id
     by_workers = failures.c.worker_id.in_(select(workers.c.id).where(of_account))
     conn.execute(update(failures).where(by_workers).values(message=""))
@@ -346,7 +346,7 @@ def consent(conn: Connection, volunteer_id: str, run_id: int, licence: str, now:
     of_consent = (c.volunteer_id == volunteer_id) & (c.run_id == run_id)
     if conn.execute(select(c.licence).where(of_consent)).scalar() == licence:
         return
-    conn.execute(delete(consents).where(of_consent))
+    conn.execute(deletion(consents, "replaced").where(of_consent))
     values = {"volunteer_id": volunteer_id, "run_id": run_id, "licence": licence, "given_at": now}
     conn.execute(
         insert_new(conn, consents, ""), values

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -32,6 +31,7 @@ from coordinator.demo.demo_report import (
 )
 from coordinator.demo.runs import DemoRun, demo_run
 from shared.errors import InvalidRunFile, Unavailable
+from shared.files.deletions import delete_folder
 from shared.programs.installation import lacking
 from shared.workloads.base import missing_extra
 
@@ -81,7 +81,7 @@ def demo(options: DemoOptions) -> int:
         summary, pair = asyncio.run(_demo(options, directory, view))
     finally:
         if not options.data_dir:
-            shutil.rmtree(directory, ignore_errors=True)
+            delete_folder(directory, "scratch")
     view.summary(summary, pair)
     return 0 if summary.improved and summary.ledger == "balanced" else 1
 

@@ -19,6 +19,7 @@ import structlog
 from coordinator.database.engine.server_lock import locked
 from coordinator.database.inference.request_rows import StreamProgress
 from shared.decoding import decode
+from shared.files.deletions import delete_file
 
 FOLDER = "streams"  # folder in the data directory
 SLOT_BYTES = 2048  # half a page, so that a kill never leaves half a slot written
@@ -68,7 +69,7 @@ class StreamLog:
         if self._path is not None:
             os.close(self._file)
             if not self._slots:
-                self._path.unlink(missing_ok=True)
+                delete_file(self._path, "settled")
             self._path, self._file = None, -1
 
     def _put(self, slot: int, data: bytes) -> None:
@@ -121,7 +122,7 @@ class OrphanStreams:
         for path, file in self._files.items():
             file.close()
             if settled:
-                path.unlink(missing_ok=True)
+                delete_file(path, "settled")
         self._files = {}
 
 

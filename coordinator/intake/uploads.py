@@ -42,6 +42,7 @@ from shared.errors import (
     UnknownTask,
     VolunteerError,
 )
+from shared.files.deletions import delete_file
 from shared.programs.machine_limits import disk_bytes
 from shared.protocol.contributions import UploadInfo, UploadRequest
 from shared.protocol.limits import (
@@ -368,7 +369,7 @@ class Uploads(PlatformService):
             raise OffsetMismatch(f"the upload is at byte {there}, not at {offset}")
         piece = msgspec.structs.replace(row, id=f"{row.id}.{offset}", size=row.size - offset)
         path = self._path(piece.id)
-        await in_pool(lambda: path.unlink(missing_ok=True))  # left by a process that died
+        await in_pool(lambda: delete_file(path, "scratch"))  # left by a process that died
         try:
             await self._append_all(piece, 0, stream)
         finally:
@@ -385,7 +386,7 @@ class Uploads(PlatformService):
                 self._hashes[row.id] = known
         elif size and self._blobs.staging is not None:
             await self._blobs.staging.put(row.id, offset, path, size)
-        await in_pool(lambda: path.unlink(missing_ok=True))
+        await in_pool(lambda: delete_file(path, "moved"))
         return size
 
     @asynccontextmanager
@@ -502,7 +503,7 @@ class Uploads(PlatformService):
             current = await self._reading.ask(row.id)
             if current is None or not current.complete:
                 raise
-            await in_pool(lambda: path.unlink(missing_ok=True))
+            await in_pool(lambda: delete_file(path, "moved"))
         else:
             await self._finishing.ask(row)
             if staging is not None and in_pieces:
@@ -549,7 +550,7 @@ class Uploads(PlatformService):
         )
         for upload_id in upload_ids:
             self._hashes.pop(upload_id, None)
-            await in_pool(lambda path: path.unlink(missing_ok=True), self._path(upload_id))
+            await in_pool(lambda path: delete_file(path, "settled"), self._path(upload_id))
         if self._blobs.staging is not None:
             for upload_id in dropped:
                 await self._blobs.staging.drop(upload_id)
@@ -573,7 +574,7 @@ class Uploads(PlatformService):
     def _sweep(self, older_than: float) -> None:
         for path in self._directory.iterdir():
             if path.stat().st_mtime < older_than and path.name not in self._writers:
-                path.unlink(missing_ok=True)
+                delete_file(path, "expired")
 
 
 def _place(row: UploadRow) -> tuple[int, int, int, int]:

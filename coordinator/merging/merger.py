@@ -35,13 +35,12 @@ from coordinator.database import (
 from coordinator.database import merge_jobs as part_rows
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.ledger import escrow
-from coordinator.database.merge_jobs import PartRow
 from coordinator.database.merges import MergeRow
 from coordinator.database.runs import RunRow
 from coordinator.merging import recipe as recipes
 from coordinator.merging.lease_keeper import LeaseKeeper
 from coordinator.merging.recipe import MergeRecipe, MergeTerms
-from coordinator.merging.shard_jobs import TOPIC, Parts, VersionDraft
+from coordinator.merging.shard_jobs import NO_FILES, TOPIC, Parts, SpentFiles, VersionDraft
 from coordinator.plan.plan_checks import BATCH_MAX
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.sizing import cooling
@@ -57,6 +56,7 @@ from shared.errors import (
     Unavailable,
     VolunteerError,
 )
+from shared.files.deletions import delete_file
 from shared.workloads.training.lr_schedule import learning_rate
 
 if TYPE_CHECKING:
@@ -159,12 +159,12 @@ class Merger(PlatformService):
             return False
         took = self._clock.monotonic() - started
         try:
-            await self._db.write(lambda conn: self._commit(conn, job, content, draft))
+            spent = await self._db.write(lambda conn: self._commit(conn, job, content, draft))
         except Conflict as error:
             return await self._overtaken(job, error)
         self.durations.add(took)
         self.outcomes[job.run.name, "merged"] += 1
-        await self._parts.discard(draft.spent)
+        await self._parts.discard(spent)
         log.info(
             "merged",
             run=job.run.name,
@@ -295,7 +295,7 @@ class Merger(PlatformService):
             state = await draft.store_state(self._blobs, _state_of(path))
         finally:
             publishing.discard(path)
-            _state_of(path).unlink(missing_ok=True)
+            delete_file(_state_of(path), "scratch")
         return publishing.with_state(content, state), draft
 
     async def _at_once(self, recipe: MergeRecipe, path: Path) -> VersionDraft:
@@ -326,9 +326,9 @@ class Merger(PlatformService):
 
     def _commit(
         self, conn: Connection, job: MergeJob, content: Content, draft: VersionDraft
-    ) -> None:
-        """Commit version, head, contributions and credits in one transaction. Raises Conflict if
-        another process was faster.
+    ) -> SpentFiles:
+        """Commit version, head, contributions and credits in one transaction; return the files of
+        the parts. Raises Conflict if another process was faster.
         """
         now = self._clock.now()
         run = runs.by_id(conn, job.run.id, lock=True)  # before the merge, as in `_lease`
@@ -347,8 +347,8 @@ class Merger(PlatformService):
         datasets.register(conn, [*content.blobs(), *draft.blobs()], now)
         if content.state_sha256:
             part_rows.add_state(conn, content.state_sha256, draft.states)
-        if job.merge.attempt > 1 or job.recipe.terms.shards > 1:  # otherwise the merge had no parts
-            part_rows.drop(conn, job.merge.id)
+        in_parts = job.merge.attempt > 1 or job.recipe.terms.shards > 1
+        spent = self._parts.end(conn, job.merge.id) if in_parts else NO_FILES
         values = {
             "kind": "merge",
             "parent": job.recipe.base.version,
@@ -358,6 +358,7 @@ class Merger(PlatformService):
         self._runs.add_version(conn, run, content, progress, values)
         escrow.pay(conn, job.rows, now)
         settlement.overtake(conn, run, progress.version, now)
+        return spent
 
     async def _failed(self, job: MergeJob, error: Exception) -> None:
         """Count a failure; after the second, set aside the contributions that cause it and merge
@@ -384,23 +385,21 @@ class Merger(PlatformService):
     ) -> None:
         """End a merge without a version; its next try leaves out the culprits."""
 
-        def note(conn: Connection) -> list[PartRow]:
+        def note(conn: Connection) -> SpentFiles:
             now = self._clock.now()
             ours = merges.end(
                 conn, job.merge, "failed", now, failures=failures, message=message[:2000]
             )
             if not ours:  # the process that took over finds the culprit itself
-                return []
+                return NO_FILES
             for row, cause in culprits:
                 kind: FailureKind | None = "failure"
                 if isinstance(cause, DamagedBlob):  # the store is at fault
                     kind = None
                 settlement.set_aside(conn, job.run, row, str(cause), now, kind)
-            left = part_rows.of_merge(conn, job.merge.id)
-            part_rows.drop(conn, job.merge.id)
-            return left
+            return self._parts.end(conn, job.merge.id)
 
-        await self._parts.discard(part_rows.files_of(await self._db.write(note)))
+        await self._parts.discard(await self._db.write(note))
         self._signals.notify("queue")
 
     async def _culprits(self, job: MergeJob) -> list[Culprit]:
@@ -431,8 +430,8 @@ class Merger(PlatformService):
             if recipe.about.file.evaluation.gate:
                 await self._gate(recipe.run, path)
         finally:
-            path.unlink(missing_ok=True)
-            _state_of(path).unlink(missing_ok=True)
+            delete_file(path, "scratch")
+            delete_file(_state_of(path), "scratch")
 
 
 def _state_of(weights: Path) -> Path:

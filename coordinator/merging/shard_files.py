@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Self
 
 from coordinator.aggregation.shards import file_name
+from shared.files.deletions import delete_file
 from shared.tensors.frame import read_header
 from shared.tensors.quantize import Cut, codec
 
@@ -55,7 +56,7 @@ class ShardFiles:
         trace: TracebackType | None,
     ) -> None:
         for path in self._copies:
-            path.unlink(missing_ok=True)
+            delete_file(path, "copy")
 
 
 def _of_weights(shard: Shard, file: BinaryIO) -> Iterator[Span]:

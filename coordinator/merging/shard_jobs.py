@@ -11,19 +11,20 @@ them too late, never share a file.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import structlog
 
 from coordinator.aggregation import step
 from coordinator.aggregation.aggregate import aggregator
-from coordinator.database import merge_jobs, merges
+from coordinator.database import key_values, merge_jobs, merges, unreferenced_blobs
 from coordinator.database.merge_jobs import MergedPart, PartRow, Phase, StateFile
 from coordinator.merging import recipe as recipes
 from coordinator.merging.lease_keeper import LeaseKeeper
@@ -31,6 +32,7 @@ from coordinator.merging.recipe import MergeRecipe
 from coordinator.merging.shard_files import ShardFiles
 from coordinator.platform import Platform, PlatformService
 from shared.errors import Conflict, InvalidFrame, StorageFull, Unavailable, VolunteerError
+from shared.files.deletions import delete_file
 from shared.tensors.frame import WrittenFile
 
 if TYPE_CHECKING:
@@ -54,7 +56,6 @@ class VersionDraft:
     norm: float  # norm of the update
     state: WrittenFile | None = None  # a scratch file
     states: tuple[StateFile, ...] = ()  # files in the store, one for each shard
-    spent: tuple[str, ...] = ()  # blobs that are not needed once the version exists
 
     async def store_state(self, blobs: BlobStore, path: Path) -> WrittenFile | None:
         """Store a version's optimiser state; return the blob that refers to it: the file, or a list
@@ -74,6 +75,16 @@ class VersionDraft:
 
 class PartFailed(InvalidFrame):
     """A part could not be made from its inputs."""
+
+
+class SpentFiles(NamedTuple):
+    """Files of an ended merge's parts, held for deletion."""
+
+    holder: str
+    names: tuple[str, ...]
+
+
+NO_FILES = SpentFiles("", ())
 
 
 class Parts(PlatformService):
@@ -167,12 +178,15 @@ class Parts(PlatformService):
             await self._finish(part, result)
 
     async def _finish(self, part: PartRow, result: MergedPart) -> None:
-        def finish_part(conn: Connection) -> bool:
-            return merge_jobs.finish(conn, part, result)
+        def finish_part(conn: Connection) -> SpentFiles | None:
+            if merge_jobs.finish(conn, part, result):
+                return None
+            return self._hold(conn, [result.sha256])
 
-        if not await self._db.write(finish_part):
+        spent = await self._db.write(finish_part)
+        if spent is not None:
             log.info("part taken over", merge=part.merge_id, shard=part.shard)
-            await self.discard([result.sha256])
+            await self.discard(spent)
 
     async def _failed(self, part: PartRow, message: str, *, content: bool) -> None:
         log.warning("part failed", merge=part.merge_id, shard=part.shard, error=message)
@@ -193,8 +207,8 @@ class Parts(PlatformService):
                 order = await recipe.order(files, threads, f"{part.id}.{part.attempt}")
                 return await self._computed(part, recipe, order, (path, state))
         finally:
-            path.unlink(missing_ok=True)
-            state.unlink(missing_ok=True)
+            delete_file(path, "scratch")
+            delete_file(state, "scratch")
 
     async def _computed(
         self, part: PartRow, recipe: MergeRecipe, order: step.MergeOrder, to: tuple[Path, Path]
@@ -246,13 +260,35 @@ class Parts(PlatformService):
                 for shard, result in sorted(shards.items())
                 if result.state_sha256
             ),
-            spent=tuple(result.sha256 for result in results.values()),
         )
 
-    async def discard(self, sha256s: Iterable[str]) -> None:
-        """Delete temporary files; a file that cannot be deleted now is swept later."""
-        for sha256 in sha256s:
+    def end(self, conn: Connection, merge_id: int) -> SpentFiles:
+        """Delete the parts of a merge within the transaction that ends it; return their files."""
+        rows = merge_jobs.of_merge(conn, merge_id)
+        merge_jobs.drop(conn, merge_id)
+        return self._hold(conn, merge_jobs.files_of(rows))
+
+    def _hold(self, conn: Connection, files: Iterable[str]) -> SpentFiles:
+        """Hold files that no part refers to, so that nobody can announce them before they are
+        deleted. In a store that another database may use, or after lost transactions, none.
+        """
+        if key_values.get(conn, key_values.STORE_TROUBLE) or key_values.get(conn, key_values.LOST):
+            return NO_FILES
+        names = set(files) - merge_jobs.blobs_in_use(conn)
+        holder = secrets.token_hex(8)
+        held = unreferenced_blobs.hold(conn, names, holder, self._clock.now())
+        return SpentFiles(holder, tuple(held))
+
+    async def discard(self, spent: SpentFiles) -> None:
+        """Delete the files of an ended merge; one that cannot be deleted now is swept later."""
+        deleted = []
+        for name in spent.names:
             try:
-                await self._blobs.delete(sha256)
+                await self._blobs.delete(name, "let go")
+                deleted.append(name)
             except (OSError, VolunteerError) as error:
                 log.warning("file of a part not deleted", error=str(error))
+        if spent.names:
+            await self._db.write(
+                lambda conn: unreferenced_blobs.end_sweep(conn, spent.holder, deleted)
+            )

@@ -37,6 +37,7 @@ from coordinator.runs.version_files import read_weights
 from coordinator.storage import folders
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, NotFound, StorageFull
+from shared.files.deletions import delete_empty_folder, delete_file
 from shared.protocol.versions import SuiteCourse
 from shared.workloads.base import ConvertedModel, DatasetManifest, FormatWanted, load
 from shared.workloads.data.chat_template import TEMPLATE
@@ -192,9 +193,9 @@ def write(stop: Stop, source: ExportSource, files: ExportFiles, to: Path) -> Exp
         return _fill(source, files, to)
     except BaseException as error:
         for path in to.iterdir():
-            path.unlink()
+            delete_file(path, "scratch")
         if not there:
-            to.rmdir()
+            delete_empty_folder(to, "scratch")
         if _no_room(error):
             raise StorageFull(f"no space is left for {to}: free some, then export again") from error
         raise

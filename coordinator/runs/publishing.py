@@ -22,6 +22,7 @@ import msgspec
 from coordinator.database import datasets
 from coordinator.runs.version_files import Content
 from shared.decoding import decode
+from shared.files.deletions import delete_file
 from shared.network.download_plan import LINK_CODEC
 from shared.protocol.limits import MIRROR_PIECE_BYTES
 from shared.protocol.versions import BlobRef, Downlink, Link, Snapshot, VersionManifest
@@ -87,7 +88,7 @@ class PreparedVersion:
 def discard(master: Path) -> None:
     """Remove the master and the unstored files made from it."""
     for path in (master, *_beside(master)):
-        path.unlink(missing_ok=True)
+        delete_file(path, "scratch")
 
 
 def prepare(order: Publication) -> PreparedVersion:

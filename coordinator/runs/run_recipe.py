@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import BadRequest, why
+from shared.files.deletions import delete_file
 from shared.nearest import hint
 
 _SUFFIX = ".toml"
@@ -57,7 +58,7 @@ def write_recipe(name: str, file: Path | None) -> Path:
         with target:
             target.write(text.replace("THIS_FILE", os.fspath(path)))
     except OSError as error:
-        place.unlink()
+        delete_file(place, "scratch")
         raise _unwritten(path, error) from error
     return path
 

@@ -46,6 +46,7 @@ from coordinator.runs.version_files import Content, Surroundings, TrainingProgre
 from coordinator.runs.version_files import sign as sign_version
 from coordinator.runs.wind_down import VERSION, kept_version
 from shared.errors import BadRequest, Conflict, InvalidRunFile, NotFound
+from shared.files.deletions import delete_file
 from shared.protocol.accounts import RunInfo
 from shared.protocol.base import RunState
 from shared.protocol.versions import SignedManifest
@@ -189,7 +190,7 @@ class Runs(PlatformService):
                     raise InvalidRunFile(f"{path} changed while it was read: try again")
                 await self._blobs.put_file(files[name].sha256, copy)
             finally:
-                await asyncio.to_thread(copy.unlink, missing_ok=True)
+                await asyncio.to_thread(delete_file, copy, "scratch")
 
     async def _opens(self) -> bool:
         """Return True if the server is open, as set in this process or by the last server."""

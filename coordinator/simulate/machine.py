@@ -25,6 +25,7 @@ from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.scenario import Server, Workers
 from shared.decoding import decode
 from shared.errors import Cancelled, Gone, VolunteerError
+from shared.files.deletions import delete_file
 from shared.network.download_plan import routes
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, RegisterRequest
 from shared.protocol.contributions import SubmitRequest, UploadRequest, Verdict
@@ -369,7 +370,7 @@ class SimulatedMachine:
             self.trace.verdicts[verdict.reason or ("accepted" if settled else verdict.state)] += 1
             return verdict
         finally:
-            result.path.unlink(missing_ok=True)
+            delete_file(result.path, "settled")
             if whole:
                 self._let_go(lease)
             if self.trace.state == "up" and len(self._uploads) == 1:  # the last one, and it is idle

@@ -18,7 +18,6 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
@@ -27,6 +26,7 @@ import msgspec
 
 from shared.errors import BadRequest, StorageFull, Unavailable
 from shared.files.cancel_safe_open import R, opened
+from shared.files.deletions import Reason, delete_file
 from shared.files.disk_writes import sync_directory, write_private
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class BlobStore(Protocol):
         they cannot.
         """
 
-    async def delete(self, sha256: str) -> None:
+    async def delete(self, sha256: str, reason: Reason) -> None:
         """Remove a blob; a missing blob is no error."""
 
     def entries(self) -> AsyncIterator[BlobEntry]:
@@ -298,7 +298,7 @@ class DiskBlobs:
         target = self._path(sha256)
         with storage_errors():
             if target.is_file() and target.stat().st_size == path.stat().st_size:
-                path.unlink()
+                delete_file(path, "moved")
             else:
                 sync_file(path)
                 path.chmod(0o400)
@@ -323,8 +323,8 @@ class DiskBlobs:
             part.chmod(0o400)
             part.replace(target)
         finally:
-            part.unlink(missing_ok=True)
-        path.unlink()
+            delete_file(part, "scratch")
+        delete_file(path, "moved")
 
     async def put_bytes(self, data: bytes) -> str:
         sha256 = hashlib.sha256(data).hexdigest()
@@ -339,7 +339,7 @@ class DiskBlobs:
                 part.write_bytes(data)
             self._take(sha256, part)
         finally:
-            part.unlink(missing_ok=True)
+            delete_file(part, "scratch")
 
     async def local(self, sha256: str) -> Path:
         path = self._path(sha256)
@@ -381,8 +381,8 @@ class DiskBlobs:
     async def url(self, sha256: str) -> str:
         return ""
 
-    async def delete(self, sha256: str) -> None:
-        await in_pool(partial(self._path(sha256).unlink, missing_ok=True))
+    async def delete(self, sha256: str, reason: Reason) -> None:
+        await in_pool(delete_file, self._path(sha256), reason)
 
     async def entries(self) -> AsyncIterator[BlobEntry]:
         for folder in await in_pool(lambda: sorted(self._root.glob("[0-9a-f][0-9a-f]"))):

@@ -13,6 +13,7 @@ import structlog
 
 from shared.clock import Clock, pause
 from shared.errors import StorageFull, why
+from shared.files.deletions import delete_file
 from shared.programs.machine_limits import disk_bytes
 from shared.text import size
 
@@ -35,7 +36,7 @@ def _write(path: Path) -> None:
         os.write(handle, b"?")
     finally:
         os.close(handle)
-        os.unlink(name)
+        delete_file(Path(name), "scratch")
 
 
 class Space:

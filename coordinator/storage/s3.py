@@ -38,6 +38,7 @@ from coordinator.storage.blobs import (
 from coordinator.storage.sparse_copy import SparseCopy
 from coordinator.storage.staging import Staging
 from shared.errors import Configuration, NotFound, Unavailable
+from shared.files.deletions import Reason, delete_file
 from shared.programs.installation import lacking
 
 CACHE_BYTES_MAX = 32 << 30
@@ -159,7 +160,7 @@ class S3Blobs:
         for _, size, path in sorted(files, key=lambda item: item[0]):
             if total <= self._cache_bytes_max:
                 return
-            path.unlink(missing_ok=True)
+            delete_file(path, "copy")
             total -= size
 
     async def put_bytes(self, data: bytes) -> str:
@@ -182,7 +183,7 @@ class S3Blobs:
                 raise DamagedBlob(sha256)
             await in_pool(self._keep, sha256, part)
         finally:
-            await in_pool(lambda: part.unlink(missing_ok=True))
+            await in_pool(lambda: delete_file(part, "scratch"))
         return path
 
     async def part(self, sha256: str, spans: FindSpans, into: Path) -> Path:
@@ -282,11 +283,11 @@ class S3Blobs:
         """Move a file into the cache, once its blob is in the store."""
         await in_pool(self._keep, sha256, path)
 
-    async def delete(self, sha256: str) -> None:
-        await self.delete_object(self.key(sha256))
-        await in_pool(lambda: (self._cache / sha256).unlink(missing_ok=True))
+    async def delete(self, sha256: str, reason: Reason) -> None:
+        await self.delete_object(self.key(sha256), reason)
+        await in_pool(delete_file, self._cache / sha256, reason)
 
-    async def delete_object(self, key: str) -> None:
+    async def delete_object(self, key: str, reason: Reason) -> None:
         try:
             await self._call(self._obstore.delete_async(self._store, key))
         except NotFound:

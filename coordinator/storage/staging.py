@@ -49,7 +49,7 @@ class Staging:
         await self.release(copy)
         await self.drop(upload_id)
         await self._blobs.hash(sha256)
-        await self._blobs.delete(sha256)
+        await self._blobs.delete(sha256, "scratch")
 
     async def pieces(self, upload_id: str) -> list[StagedPiece]:
         """Return the consecutive pieces from the beginning.
@@ -121,19 +121,19 @@ class Staging:
     async def release(self, copy: str) -> None:
         """Delete a copy that `collect` made; "" is none."""
         if copy:
-            await self._blobs.delete_object(copy)
+            await self._blobs.delete_object(copy, "scratch")
 
     async def drop(self, upload_id: str) -> None:
         """Delete all pieces of an upload."""
         for item in await self._stored(f"{FOLDER}/{upload_id}/"):
-            await self._blobs.delete_object(item["path"])
+            await self._blobs.delete_object(item["path"], "settled")
 
     async def sweep(self, before: float) -> None:
         """Delete pieces and copies stored before an instant: their uploads are abandoned."""
         for folder in (FOLDER, CHECKED):
             for item in await self._stored(f"{folder}/"):
                 if item["last_modified"].timestamp() < before:
-                    await self._blobs.delete_object(item["path"])
+                    await self._blobs.delete_object(item["path"], "expired")
 
     async def _stored(self, prefix: str) -> list[Any]:
         return [item async for item in self._blobs.objects(prefix)]

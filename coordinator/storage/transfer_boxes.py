@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from coordinator.storage.blobs import FileStream, Pieces, in_pool, open_in_pool, storage_errors
 from shared.clock import Clock, pause
 from shared.errors import BadRequest, NotFound, TooLarge
+from shared.files.deletions import delete_folder
 from shared.protocol.limits import UPLOAD_BYTES_MAX
 from shared.units import DAY_S, HOUR_S
 
@@ -85,7 +85,7 @@ class TransferBoxes:
         return size, FileStream(file, 0, size)
 
     def remove(self, box: str) -> None:
-        shutil.rmtree(self.folder(box), ignore_errors=True)
+        delete_folder(self.folder(box), "moved")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Delete old boxes, every hour, until `stop`."""
@@ -98,4 +98,4 @@ class TransferBoxes:
         if self._directory.is_dir():
             for folder in self._directory.iterdir():
                 if folder.stat().st_mtime < now - KEPT_S:
-                    shutil.rmtree(folder, ignore_errors=True)
+                    delete_folder(folder, "expired")

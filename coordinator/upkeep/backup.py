@@ -17,7 +17,6 @@ import os
 import shutil
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -52,6 +51,7 @@ from shared.errors import (
     VolunteerError,
     why,
 )
+from shared.files.deletions import delete_file, delete_folder
 from shared.programs.machine_limits import disk_bytes
 from shared.proofs.signing import SigningKey, canonical, fingerprint, verify
 from shared.protocol.transparency import RestorePayload, SignedRestore
@@ -120,7 +120,7 @@ async def backup(
     try:
         listed = await _written(db, settings, clock, to, place)
     except BaseException as error:
-        await in_pool(partial(shutil.rmtree, to, ignore_errors=True))
+        await in_pool(delete_folder, to, "scratch")
         if isinstance(error, StorageFull):
             await _note(db, {key_values.BACKUP_ROOM: f"no space was left for the backup {to}"})
             raise StorageFull(
@@ -249,7 +249,7 @@ def _dump(conn: Connection, folder: Path) -> dict[str, TableFile]:
 
 
 def _private(path: Path) -> Any:
-    path.unlink(missing_ok=True)
+    delete_file(path, "replaced")
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
 
@@ -273,7 +273,7 @@ async def copy_blob(blobs: BlobStore, sha256: str, target: Path) -> bool:
                 digest.update(data)
             await in_pool(_sync, file)
     if digest.hexdigest() != sha256:
-        await in_pool(part.unlink)
+        await in_pool(delete_file, part, "scratch")
         return False
     await in_pool(part.replace, target)
     return True
@@ -477,7 +477,7 @@ def _state_restore(
     payload = canonical(stated)
     signed = SignedRestore(payload=payload.decode(), signature=key.sign(payload).hex())
     key_values.put(conn, key_values.RESTORED, msgspec.json.encode(signed).decode())
-    key_values.remove(conn, key_values.LOST)
+    key_values.delete_key(conn, key_values.LOST, "asked")
     return stated
 
 

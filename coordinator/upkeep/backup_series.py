@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from coordinator.upkeep.backup import (
     summary,
 )
 from shared.errors import BadRequest, BadSignature, Configuration
+from shared.files.deletions import delete_folder
 
 NAME = "%Y-%m-%dT%H%M%S"
 IS_NAME = re.compile(r"\d{4}-\d{2}-\d{2}T\d{6}")
@@ -81,7 +81,8 @@ def verify(folder: Path) -> BackupSummary:
 
 def prune(series: Path, keep: int) -> list[Path]:
     """Delete all but the newest complete backups, and the leftovers of killed processes. Raises
-    Conflict where another coordinator's are among them.
+    Conflict where another coordinator's are among them, and the errors of `read_list` where one
+    that stays is damaged.
     """
     remaining = folders(series)[-keep:]
     surplus = [
@@ -93,10 +94,12 @@ def prune(series: Path, keep: int) -> list[Path]:
         and path < remaining[-1]
     ]
     keys = dict[str, str]()
-    for path in (*surplus, *remaining) if surplus else ():
+    for path in remaining if surplus else ():
+        keys[read_list(path).public_key] = path.name
+    for path in surplus:
         with suppress(BadRequest, BadSignature, Configuration):  # a leftover, or damaged
             keys[read_list(path).public_key] = path.name
     check_one_key(str(series), keys)
     for path in surplus:
-        shutil.rmtree(path)
+        delete_folder(path, "asked", strict=True)
     return surplus

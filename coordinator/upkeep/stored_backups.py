@@ -82,11 +82,11 @@ class StoredBackups:
                     keys[listed.public_key] = name
         backups.check_one_key(self._url, keys)
         for sha in sorted(lost - needed):
-            await self._store.delete(sha)
+            await self._store.delete(sha, "asked")
         for name in surplus:
             paths = [item["path"] async for item in self._store.objects(name)]
             for path in sorted(paths, key=f"{name}/{LIST}".__eq__):
-                await self._store.delete_object(path)
+                await self._store.delete_object(path, "asked")
         return [f"{self._url}/{name}" for name in surplus]
 
     def _check_several(self) -> None:

@@ -34,6 +34,7 @@ from coordinator.runs.settlement import settle_accepted
 from coordinator.storage.blobs import in_pool
 from coordinator.upkeep.store_mark import RENEW_S
 from shared.errors import VolunteerError
+from shared.files.deletions import delete_file
 from shared.units import DAY_S
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class Upkeep(PlatformService):
             for name in names:
                 if self._clock.monotonic() > until:
                     break  # another sweeper may hold the rest soon
-                await self._blobs.delete(name)
+                await self._blobs.delete(name, "let go")
                 deleted.append(name)
         finally:
             if names:
@@ -209,4 +210,4 @@ def _clear(scratch: Path, before: float) -> None:
     for path in scratch.iterdir():
         with contextlib.suppress(FileNotFoundError):
             if path.is_file() and path.stat().st_mtime < before:
-                path.unlink()
+                delete_file(path, "expired")

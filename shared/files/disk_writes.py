@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shared.errors import StorageFull
+from shared.files.deletions import delete_file
 from shared.sentences import Sentence
 
 PARTIAL_SUFFIX = ".part"  # suffix of an incomplete file, whose writer may have died
@@ -49,7 +50,7 @@ def write_private(
                 os.fsync(file.fileno())
         publish(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
+        delete_file(temporary, "scratch")
 
 
 def sync_directory(directory: Path) -> None:

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.errors import InvalidFrame
+from shared.files.deletions import delete_file
 from shared.files.disk_writes import PARTIAL_SUFFIX, storing, sync_directory
 from shared.tensors.header import (
     HEADER_BYTES_MAX,
@@ -216,7 +217,7 @@ class FrameWriter:
     def abort(self) -> None:
         """Remove the partial file; a no-op after `close`."""
         if self.written is None:
-            self._temporary.unlink(missing_ok=True)
+            delete_file(self._temporary, "scratch")
             self._sink.abort()
 
     def _take(self, name: str, count: int) -> np.dtype[Any]:

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -134,7 +135,7 @@ async def test_a_reader_may_leave_early(blobs: BlobStore) -> None:
     stream = await blobs.open_range(sha, 0, 5_000_000)
     assert await anext(stream)
     await stream.aclose()
-    await blobs.delete(sha)
+    await blobs.delete(sha, "asked")
 
 
 async def test_what_is_not_there(blobs: BlobStore) -> None:
@@ -144,13 +145,13 @@ async def test_what_is_not_there(blobs: BlobStore) -> None:
         await blobs.size(ABSENT)
     with pytest.raises(MissingBlob):
         await whole(await blobs.open_range(ABSENT, 0, 1))
-    await blobs.delete(ABSENT)
+    await blobs.delete(ABSENT, "asked")
 
 
 async def test_deleted_is_gone_but_a_mapped_file_stays_readable(blobs: BlobStore) -> None:
     sha = await blobs.put_bytes(b"going")
     with (await blobs.local(sha)).open("rb") as mapped:
-        await blobs.delete(sha)
+        await blobs.delete(sha, "asked")
         assert mapped.read() == b"going"
     with pytest.raises(MissingBlob):
         await blobs.size(sha)
@@ -171,7 +172,7 @@ async def test_entries_say_size_and_time(blobs: BlobStore) -> None:
 async def test_no_other_name_reaches_the_disk(blobs: BlobStore, name: str) -> None:
     with pytest.raises(BadRequest):
         check_name(name)
-    for call in (blobs.local, blobs.size, blobs.delete):
+    for call in (blobs.local, blobs.size, partial(blobs.delete, reason="asked")):
         with pytest.raises(BadRequest):
             await call(name)
 
@@ -241,7 +242,7 @@ async def test_what_is_in_the_cache_is_served_while_the_store_is_away_and_checks
     wayward.seen.clear()
     assert len(await whole(await blobs.open_range(sha, 0, await blobs.size(sha)))) == 100_000
     assert wayward.seen == []
-    await S3Blobs(s3_url, tmp_path / "other").delete(sha)
+    await S3Blobs(s3_url, tmp_path / "other").delete(sha, "asked")
     with pytest.raises(MissingBlob):
         await blobs.hash(sha)
 

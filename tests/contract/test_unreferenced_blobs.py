@@ -74,6 +74,21 @@ async def test_a_blob_that_is_being_deleted_is_neither_announced_nor_registered(
     await register(database, A, 6.0)
 
 
+async def test_files_of_an_ended_merge_are_held_unless_they_are_registered(
+    database: Database,
+) -> None:
+    await announce(database, {A, B}, 1.0)
+    await register(database, A, 2.0)
+    await announce(database, {A}, 3.0)  # somebody writes the same bytes again
+
+    def hold(conn: Connection) -> list[str]:
+        return unreferenced_blobs.hold(conn, {A, B, C}, "me", 4.0)
+
+    assert await database.write(hold) == [B]  # C was never announced
+    assert await database.write(hold) == []
+    assert await announce(database, {A, B}, 5.0) == {B}
+
+
 async def test_a_sweep_that_died_is_finished_by_a_later_one(database: Database) -> None:
     await announce(database, {A}, 1.0)
     assert await take(database, set(), 2.0) == [A]  # at 102

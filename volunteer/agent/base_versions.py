@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import InvalidFrame
+from shared.files.deletions import delete_file
 from shared.protocol.leases import BeginReply, Lease
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
@@ -75,7 +76,7 @@ class BaseVersions:
         manifest = self.downloads.checked(start.manifest, lease, floor if newest else -1)
         if before is None or before.version != start.version:
             # the snapshot belongs to another base
-            self.place.store.leases.snapshot(lease).unlink(missing_ok=True)
+            delete_file(self.place.store.leases.snapshot(lease), "replaced")
         bound = manifest.bound(lease.job)
         bound_lease = msgspec.structs.replace(lease, finish_by=start.finish_by, job=bound)
         work.change(begun=start, lease=bound_lease)

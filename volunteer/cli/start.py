@@ -9,7 +9,6 @@ import asyncio
 import importlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 
 from shared.clock import SystemClock
 from shared.errors import BadRequest, Configuration, Unavailable, Unreachable, VolunteerError
+from shared.files.deletions import delete_folder
 from shared.programs import gc_freeze
 from shared.sentences import Sentence
 from volunteer.account.profile import Identity, Profile
@@ -160,7 +160,7 @@ def _confine(settings: Settings, directories: Directories, *, screen: bool) -> s
                 exports().mkdir(exist_ok=True)
                 writable.append(exports())
         temporary = directories.cache / "tmp"
-        shutil.rmtree(temporary, ignore_errors=True)
+        delete_folder(temporary, "scratch")
         outside.begin(_outside(directories.config / "config.toml"))
         ports = _ports(directories, settings)
         sandbox.confine(writable, directories.config, private_directory(temporary), ports)

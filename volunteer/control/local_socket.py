@@ -24,6 +24,7 @@ import msgspec
 from shared.clock import Clock
 from shared.decoding import MALFORMED, decode
 from shared.errors import BadRequest, Unreachable, VolunteerError, of_code
+from shared.files.deletions import delete_file
 from shared.sentences import Sentence, parts
 from volunteer.control.commands import (
     Command,
@@ -256,7 +257,7 @@ async def _line(reader: asyncio.StreamReader, kind: Any) -> Any:
 
 
 def _remove(path: Path) -> None:
-    path.unlink(missing_ok=True)
+    delete_file(path, "ended")
 
 
 class _Listener(socket.socket):
@@ -273,7 +274,7 @@ def listen(record: Path) -> socket.socket:
     before.
     """
     path = _socket_path(record)
-    path.unlink(missing_ok=True)
+    delete_file(path, "ended")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     path.chmod(0o600)

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 from shared.errors import BadRequest, InvalidFrame, NotFound, StorageFull
+from shared.files.deletions import delete_file
 from shared.network.download_plan import Route, routes
 from shared.protocol.versions import VersionManifest
 from shared.sentences import Sentence
@@ -104,6 +105,6 @@ class Weights:
 
     def _adopt(self, built: Path, written: WrittenFile, sha256: str) -> Path:
         if written.sha256 != sha256:
-            built.unlink(missing_ok=True)
+            delete_file(built, "scratch")
             raise InvalidFrame(Sentence("the result does not have the hash of the manifest"))
         return self._cache.adopt(built, sha256)

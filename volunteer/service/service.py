@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.errors import Configuration, why
+from shared.files.deletions import delete_file
 from shared.sentences import Sentence, of
 from volunteer.files import private_directory, write_whole
 from volunteer.service.service_units import Service, Target
@@ -77,7 +78,7 @@ def remove(service: Service) -> bool:
         _run(command, must=False)
     for file in service.files:
         try:
-            file.path.unlink(missing_ok=True)
+            delete_file(file.path, "asked")
         except OSError as error:
             raise Configuration(
                 Sentence("{path} cannot be removed: {why}", path=file.path, why=why(error))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import msgspec
 
 from shared.clock import Clock
 from shared.errors import Configuration, Unreachable, VolunteerError, why
+from shared.files.deletions import delete_empty_folder, delete_file, delete_folder
 from shared.protocol import endpoints
 from shared.protocol.accounts import LeaveRequest
 from shared.protocol.leases import ReleaseRequest
@@ -140,9 +140,9 @@ def remove(items: tuple[Belonging, ...]) -> list[str]:
             continue
         try:
             if item.path.is_dir() and not item.path.is_symlink():
-                shutil.rmtree(item.path)
+                delete_folder(item.path, "asked", strict=True)
             else:
-                item.path.unlink(missing_ok=True)
+                delete_file(item.path, "asked")
         except OSError as error:
             trouble.append(
                 Sentence("{path} cannot be removed: {why}", path=item.path, why=why(error))
@@ -156,7 +156,7 @@ def _prune(place: Path) -> None:
     """Remove our empty directories, innermost first."""
     while place.name in OURS:
         try:
-            place.rmdir()
+            delete_empty_folder(place, "asked")
         except OSError:
             return  # not empty
         place = place.parent

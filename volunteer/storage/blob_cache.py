@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shared.errors import BadRequest, InvalidFrame, StorageFull, why
+from shared.files.deletions import delete_file
 from shared.programs.machine_limits import disk_bytes
 from shared.sentences import Sentence, figure
 from shared.text import size as bytes_in_words
@@ -49,7 +50,7 @@ class Cache:
         except FileNotFoundError:
             return None
         if stat.st_size != size or not (self._known(sha256, stat) or hash_of(path) == sha256):
-            path.unlink(missing_ok=True)
+            delete_file(path, "copy")
             return None
         self._touch(sha256, path)
         return path
@@ -157,7 +158,7 @@ class Cache:
         for _, size, path in idle:
             if total <= room:
                 return
-            path.unlink(missing_ok=True)
+            delete_file(path, "copy")
             self._checked.pop(path.name, None)
             total -= size
 

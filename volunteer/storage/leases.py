@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import Configuration
+from shared.files.deletions import delete_file
 from shared.protocol.leases import BeginReply, Lease
 from volunteer.files import private_directory, read_record, set_aside, write_record
 
@@ -59,8 +60,8 @@ class Leases:
         write_record(self._path(lease.lease, ".json"), lease)
 
     def drop(self, lease: Lease) -> None:
-        self._path(lease, ".json").unlink(missing_ok=True)
-        self.snapshot(lease).unlink(missing_ok=True)
+        delete_file(self._path(lease, ".json"), "settled")
+        delete_file(self.snapshot(lease), "settled")
 
     def snapshot(self, lease: Lease) -> Path:
         return self._path(lease, ".safetensors")
@@ -91,10 +92,10 @@ class Leases:
             except Configuration:
                 claim = None
             if claim is None or claim.claim_id in answered:
-                path.unlink(missing_ok=True)
+                delete_file(path, "settled")
 
     def forget_claim(self, device: str) -> None:
-        self._claim(device).unlink(missing_ok=True)
+        delete_file(self._claim(device), "settled")
 
     def _claim(self, device: str) -> Path:
         return self.root / f"claim.{device.replace(':', '_')}.json"

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import Configuration
+from shared.files.deletions import delete_file
 from shared.files.disk_writes import PARTIAL_SUFFIX
 from shared.protocol.contributions import SubmitRequest
 from shared.sentences import Sentence
@@ -69,7 +70,7 @@ class Outbox:
             if entry is not None and self.payload(entry.name).exists():
                 self._entries[entry.name] = entry
             else:
-                path.unlink(missing_ok=True)
+                delete_file(path, "scratch")
         self._sweep()
 
     def entries(self) -> tuple[QueuedResult, ...]:
@@ -110,8 +111,8 @@ class Outbox:
 
     def drop(self, entry: QueuedResult) -> None:
         """Delete a result after the coordinator's final answer."""
-        self._record(entry.name).unlink(missing_ok=True)
-        self.payload(entry.name).unlink(missing_ok=True)
+        delete_file(self._record(entry.name), "settled")
+        delete_file(self.payload(entry.name), "settled")
         with self._guard:
             self._entries.pop(entry.name, None)
 
@@ -119,8 +120,9 @@ class Outbox:
         return self.root / f"{name}.json"
 
     def _sweep(self) -> None:
-        """Remove updates without a record, and files of dead processes."""
+        """Remove updates whose record was never written, and files of dead processes."""
+        aside = {path.name.partition(".")[0] for path in self.root.glob("*.json.*")}
         for path in self.root.iterdir():
-            orphan = path.suffix == ".safetensors" and path.stem not in self._entries
+            orphan = path.suffix == ".safetensors" and path.stem not in {*self._entries, *aside}
             if orphan or path.name.endswith(PARTIAL_SUFFIX):
-                path.unlink(missing_ok=True)
+                delete_file(path, "scratch")

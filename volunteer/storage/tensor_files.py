@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.errors import StorageFull, why
+from shared.files.deletions import delete_file
 from shared.files.disk_writes import PARTIAL_SUFFIX
 from shared.sentences import Sentence
 
@@ -29,7 +30,7 @@ def store(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
             Sentence("{path} cannot be written: {why}", path=path, why=why(error))
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        delete_file(temporary, "scratch")
 
 
 def load(path: Path) -> dict[str, torch.Tensor] | None:
@@ -42,5 +43,5 @@ def load(path: Path) -> dict[str, torch.Tensor] | None:
     except OSError:  # missing, or this process may open no more files
         return None
     except SafetensorError:
-        path.unlink(missing_ok=True)
+        delete_file(path, "copy")
         return None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shared.errors import InvalidFrame, NotFound, StorageFull, TooLarge, VolunteerError
+from shared.files.deletions import delete_file
 from shared.programs.machine_limits import free_memory_bytes
 from shared.proofs.signing import canonical, digest
 from shared.protocol.contributions import SubmitRequest
@@ -141,7 +142,7 @@ class LocalTask:
                 work.restore(snapshot)
             except (VolunteerError, KeyError, ValueError, RuntimeError):
                 # Snapshot of another software version, or a damaged one: the task starts over.
-                files.snapshot.unlink(missing_ok=True)
+                delete_file(files.snapshot, "copy")
                 work = workload.begin(job, self._weights(), files.data, device)
         return work
 
@@ -166,7 +167,7 @@ class LocalTask:
             base = {BASE: torch.tensor(self._files.manifest.version)}
             store(self._files.snapshot, work.snapshot() | base)
         except StorageFull:
-            self._files.snapshot.unlink(missing_ok=True)  # a full disk must not stop training
+            delete_file(self._files.snapshot, "copy")  # a full disk must not stop training
 
     @property
     def roomy(self) -> bool:
@@ -187,7 +188,7 @@ class LocalTask:
         """
         entry = self._entry(part)
         self._files.outbox.put(entry)
-        self._files.snapshot.unlink(missing_ok=True)
+        delete_file(self._files.snapshot, "moved")
         return entry
 
     def _check(self, workload: Workload) -> None:
@@ -224,7 +225,7 @@ class LocalTask:
             encoded = self._encode(part.tensors, payload, codec(lease.grant.codec))
             sha256, size = encoded.sha256, encoded.size
         if size > lease.grant.bytes_max:
-            payload.unlink(missing_ok=True)
+            delete_file(payload, "scratch")
             raise TooLarge(
                 Sentence(
                     "the result has {size} bytes, the coordinator takes {most}",
@@ -268,7 +269,7 @@ class LocalTask:
             with audit_codec.decode(path, self._schema) as update:
                 return sums(update, self._schema, audit.seed).astype("<f4").tobytes()
         finally:
-            path.unlink(missing_ok=True)
+            delete_file(path, "scratch")
 
     def _update(self, tensors: Weights, base: Mapping[str, Any]) -> SliceReader:
         kind, schema = self._files.held.lease.job.update, self._schema

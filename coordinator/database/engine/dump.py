@@ -6,11 +6,12 @@ from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Integer, Table, delete, func, insert, select, text
+from sqlalchemy import Connection, Integer, Table, func, insert, select, text
 from sqlalchemy.sql.sqltypes import Boolean, LargeBinary
 
 from coordinator.database.engine.postgres import patiently
 from coordinator.database.engine.sqlite import CLOCK_KEY
+from coordinator.database.engine.statements import deletion
 from coordinator.database.tables.schema import metadata
 from shared.errors import Configuration, Conflict
 
@@ -57,7 +58,7 @@ def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> Non
             "the backup was made by another version; use that version to restore it"
         )
     if name == "meta":  # the new database has its own clock
-        conn.execute(delete(table).where(table.c.key != CLOCK_KEY))
+        conn.execute(deletion(table, "replaced").where(table.c.key != CLOCK_KEY))
         batch = [row for row in batch if row["key"] != CLOCK_KEY]
     if batch:
         conn.execute(insert(table), [_typed(table, row) for row in batch])

@@ -9,12 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ARRAY, ColumnElement, bindparam, literal_column
+from sqlalchemy import ARRAY, ColumnElement, Delete, Table, bindparam, delete, literal_column
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import KeyedColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import NullType
+
+from shared.files.deletions import Reason
+
+
+def deletion(table: Table, reason: Reason) -> Delete:
+    """Return the statement that deletes rows, with the reason that permits it."""
+    return delete(table)
 
 
 def its(column: KeyedColumnElement[object]) -> ColumnElement[bool]:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, bindparam, case, func, insert, select, update
 
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import deletion, its
 from coordinator.database.inference import api_key_rows
 from coordinator.database.ledger import answer_pay, spending
 from coordinator.database.tables.inference import api_keys, usage
@@ -230,7 +230,7 @@ def free_since(conn: Connection, volunteer_id: str, run_id: int, since: float) -
 
 def prune(conn: Connection, before: float) -> int:
     """Delete ended requests that began before an instant; return their number."""
-    old = delete(usage).where(_u.at < before, _u.state == "done")
+    old = deletion(usage, "expired").where(_u.at < before, _u.state == "done")
     return int(conn.execute(old).rowcount)
 
 

@@ -20,9 +20,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, exists, insert, select, update
+from sqlalchemy import Connection, bindparam, exists, insert, select, update
 
-from coordinator.database.engine.statements import among, its
+from coordinator.database.engine.statements import among, deletion, its
 from coordinator.database.ledger import debts
 from coordinator.database.ledger.postings import MINT, SYSTEM, EventDraft, Move, insert_new, post
 from coordinator.database.tables.accounts import volunteers
@@ -48,7 +48,7 @@ _TELL = (
     .where(its(_S.volunteer_id), its(_S.request_id), _S.state == "drawn")
     .values(state=bindparam("told"))
 )
-_REMOVE = delete(answer_stakes).where(among(_S.id, "ids"))
+_REMOVE = deletion(answer_stakes, "settled").where(among(_S.id, "ids"))
 _CHEAPER = (
     update(usage)
     .where(its(_U.id))

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, String, bindparam, cast, delete, exists, func, insert, select
+from sqlalchemy import Connection, String, bindparam, cast, exists, func, insert, select
 
 from coordinator.database import verdicts
 from coordinator.database.contributions import ContributionRow
-from coordinator.database.engine.statements import among, its
+from coordinator.database.engine.statements import among, deletion, its
 from coordinator.database.ledger import debts
 from coordinator.database.ledger.payments import (
     Payment,
@@ -52,7 +52,7 @@ _ADD = insert(escrow)
 _OF_ONE = select(escrow).where(its(_E.volunteer_id)).order_by(_E.contribution_id)
 _BETWEEN = (_E.contribution_id > bindparam("after")) & (_E.contribution_id <= bindparam("last"))
 _SUM = select(func.coalesce(func.sum(_E.amount_micro), 0)).where(its(_E.volunteer_id), _BETWEEN)
-_REMOVE = delete(escrow).where(among(_E.contribution_id, "ids"))
+_REMOVE = deletion(escrow, "settled").where(among(_E.contribution_id, "ids"))
 
 
 def pay(conn: Connection, rows: Sequence[ContributionRow], now: float) -> None:

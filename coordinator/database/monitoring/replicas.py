@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, func, select, update
+from sqlalchemy import Connection, bindparam, func, select, update
 
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import deletion, its
 from coordinator.database.ledger.postings import insert_new
 from coordinator.database.tables.replicas import replicas
 from coordinator.rules.overview import ReplicaFigures, ReplicaLine
@@ -17,13 +17,13 @@ LISTING_MAX = 50
 
 _R = replicas.c
 _BEAT = update(replicas).where(its(_R.id))
-_EXPIRED = delete(replicas).where(_R.beat_at < bindparam("before"))
+_EXPIRED = deletion(replicas, "expired").where(_R.beat_at < bindparam("before"))
 _ALL = select(_R.id, _R.started_at, _R.beat_at, _R.figures).order_by(_R.beat_at.desc())
 
 
 def begin(conn: Connection, replica_id: str, place: str, now: float) -> None:
     """Register a serving process; it replaces the former process of the same machine and folder."""
-    conn.execute(delete(replicas).where(_R.place == place))
+    conn.execute(deletion(replicas, "replaced").where(_R.place == place))
     row = {"id": replica_id, "place": place, "started_at": now, "beat_at": now, "figures": "{}"}
     conn.execute(insert_new(conn, replicas, "id").values(**row))
 
@@ -52,7 +52,7 @@ def alive(conn: Connection, since: float) -> int:
 
 def end(conn: Connection, replica_id: str) -> None:
     """Delete the row of a process that stops on purpose."""
-    conn.execute(delete(replicas).where(_R.id == replica_id))
+    conn.execute(deletion(replicas, "ended").where(_R.id == replica_id))
 
 
 def listing(conn: Connection) -> tuple[ReplicaLine, ...]:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from shared.errors import Configuration, InvalidRunFile, Unavailable, VolunteerError, why
+from shared.files.deletions import delete_file
 from shared.programs.installation import lacking
 from shared.programs.machine_limits import disk_bytes
 from shared.text import escaped, size
@@ -131,8 +132,8 @@ def fetched(model: HubModel) -> Path:
         path = _file(model, name, model.sizes[name])
         listed = model.hashes.get(name)
         if listed and model_folder.hashed(path).sha256 != listed:
-            path.resolve().unlink(missing_ok=True)  # or the library would accept it next time
-            path.unlink(missing_ok=True)
+            delete_file(path.resolve(), "copy")  # or the library would accept it next time
+            delete_file(path, "copy")
             raise InvalidRunFile(
                 f"{name} of {model.reference.text} is not what the hub lists: its hash is wrong."
                 " It was removed: try again"

@@ -9,7 +9,6 @@ is lost: the remaining ranks repeat the step.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from shared.files.deletions import delete_folder
 
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
@@ -137,7 +138,7 @@ class Ranks:
         if dist.is_initialized():
             dist.destroy_process_group()
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            delete_folder(self._folder, "scratch")
             self._folder = None
 
     def _start(self) -> None:

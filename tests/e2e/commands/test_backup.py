@@ -202,6 +202,11 @@ def test_backups_in_a_row_share_blobs_and_are_drilled(
     assert "tiny at version" in drilled.out
     assert "no breaches" in drilled.out
     (row / "2025-12-31T000000").mkdir()  # of a process that was killed
+    signature = (one / "backup.sig").read_bytes()
+    (one / "backup.sig").write_bytes(b"00")
+    assert run("backup", "prune", row, "--keep", "1").code != 0  # the one that stays is damaged
+    assert len([*row.iterdir()]) == 3
+    (one / "backup.sig").write_bytes(signature)
     assert "2025-12-31" in run("backup", "prune", row, "--keep", "1").out
     assert [str(path) for path in row.iterdir()] == [listed[-1]["path"]]
 
@@ -375,9 +380,9 @@ def test_a_blob_that_goes_while_a_backup_is_made_is_copied_again(
     finish = StorePlace.finish
 
     async def late(self: StorePlace, folder: Path, listed: BackupList, payload: bytes) -> None:
-        await self._store.delete(min(listed.blobs))
+        await self._store.delete(min(listed.blobs), "asked")
         if lost:
-            await self._blobs.delete(min(listed.blobs))
+            await self._blobs.delete(min(listed.blobs), "asked")
         await finish(self, folder, listed, payload)
 
     monkeypatch.setattr(StorePlace, "finish", late)

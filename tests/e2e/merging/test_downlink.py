@@ -201,13 +201,13 @@ async def test_what_is_exported_is_the_master_and_what_is_measured_is_published(
     await advance(home, ann, 2)
     row, whole = await row_of(home, 2), home.coordinator
     published = await bytes_of(home, row.published_sha256)
-    await whole.blobs.delete(row.published_sha256)
+    await whole.blobs.delete(row.published_sha256, "asked")
     await whole.export.export("tiny", tmp_path / "out", 2)
     master = await weights(home, row.master_sha256)
     exported = load_file(tmp_path / "out" / "model.safetensors")
     assert all(exported[name].tobytes() == master[name].tobytes() for name in master)
     await whole.blobs.put_bytes(published)
-    await whole.blobs.delete(row.master_sha256)
+    await whole.blobs.delete(row.master_sha256, "asked")
     while await whole.evaluation.evaluate_next():
         pass
     seen = await whole.db.read(lambda conn: evaluations.evaluation(conn, 1, 2))

@@ -166,7 +166,7 @@ async def test_suites_that_cannot_be_measured_leave_the_loss_alone(
         await add_suites(home, tmp_path)
         await home.start_run(RUN + SUITES.format(every=1))
         broken = tmp_path / "sums-exact.jsonl"
-        await home.coordinator.blobs.delete(sha256(broken))
+        await home.coordinator.blobs.delete(sha256(broken), "asked")
         while await home.coordinator.evaluation.evaluate_next():
             pass
         info = await home.coordinator.runs.queries.info("tiny")

@@ -359,7 +359,7 @@ async def test_a_base_that_is_gone_is_a_reason_to_wait(tmp_path: Path) -> None:
             return str(conn.execute(select(recomputes.c.work)).scalar_one())
 
         work = await home.coordinator.db.read(drawn)
-        await home.coordinator.blobs.delete(json.loads(work)["base_sha256"])
+        await home.coordinator.blobs.delete(json.loads(work)["base_sha256"], "asked")
         async with home.coordinator.working():
             backlog = await postponed(home)
         assert "is not in the store" in backlog[0]

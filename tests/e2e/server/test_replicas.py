@@ -86,7 +86,7 @@ async def test_a_server_or_command_with_another_store_ends_with_78(
     (tmp_path / "blobs" / "owner").unlink()  # a store and a database that lost their marks
     database = await Database.open(shared[0].partition("=")[2])
     for name in (key_values.STORE, key_values.STORE_MARKED):
-        await database.write(partial(key_values.remove, key=name))
+        await database.write(partial(key_values.delete_key, key=name, reason="asked"))
     await database.close()
     assert commanded("serve", "--port=0", home, shared[0]).returncode == 78
     with forked(tmp_path / "r1", *shared, "--port=0"):

@@ -262,7 +262,7 @@ async def test_a_result_that_cannot_be_read_now_keeps_no_other_from_its_verdict(
         ]
         for ready in (lost, good):
             await ready.unchecked()
-        await home.coordinator.blobs.delete(lost.request.sha256)
+        await home.coordinator.blobs.delete(lost.request.sha256, "asked")
         assert await home.coordinator.intake.recheck() == 2
         assert await read(home, contributions.c.state) == ["checking", "accepted"]
 

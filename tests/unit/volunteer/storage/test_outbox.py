@@ -89,6 +89,8 @@ def test_a_damaged_record_is_set_aside_and_told(tmp_path: Path) -> None:
     assert len(Outbox(tmp_path, said.append)) == 0
     assert "is kept in" in said[0]
     assert (tmp_path / f"{made.name}.json.damaged").exists()
+    Outbox(tmp_path)
+    assert (tmp_path / f"{made.name}.safetensors").exists()
 
 
 @pytest.mark.parametrize("name", ["", "../7-1-0-0", "7-1-0", "7-1-0-0/x", "-1-1-0-0"])
