@@ -173,7 +173,7 @@ class Coordinator(Platform):
         renewals = Renewals(db, clock)
         claims = Claims(db, clock, signals, renewals, ClaimTerms.of(settings))
         computing = _computing(separate)
-        runs = Runs(on, computing[0])
+        runs = Runs(on, computing[0], Drifts(on, computing[2]))
         examiners, uploads = _examiners(on, computing[1:]), Uploads(on)
         intake = Intake(on, examiners)
         server = ServerIdentity(on, runs.queries.listing)

@@ -22,6 +22,7 @@ from coordinator.database.standings import CostOfChecks
 from coordinator.database.statistics import VolunteerSummary
 from coordinator.experience.rollouts import newest
 from coordinator.merging.healing import Proposal, proposal
+from coordinator.rules.drift import described
 from coordinator.rules.run_file import StopSettings, parse
 from coordinator.runs.definition import definition
 from coordinator.runs.example import example, example_dataset
@@ -105,6 +106,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     gate: bool = False  # versions are evaluated before they are published
     heal: Proposal | None = None  # a rollback that is proposed
     checks: CostOfChecks | None = None
+    drift: str = ""  # measured drift of a task, and the bound of its steps
     advice: tuple[str, ...] = ()
     contributions: DecidedCounts | None = None
     experience: ExperienceFigures | None = None  # figures of a run that makes its own data
@@ -157,6 +159,7 @@ async def show(coordinator: Coordinator, ask: NameRequest) -> RunShown:
         gate=file.evaluation.gate,
         heal=heal,
         checks=await coordinator.runs.queries.checks(ask.name),
+        drift=described(row.drift, row.drift_version, row.steps_provable),
         advice=await coordinator.runs.queries.advice(ask.name),
         contributions=await coordinator.runs.queries.decided(ask.name),
         experience=await coordinator.runs.queries.experience(ask.name),

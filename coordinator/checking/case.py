@@ -15,6 +15,7 @@ from coordinator.database.recomputes import StoredCase
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
 from coordinator.rules import checks as rules
+from coordinator.rules.sizing import Reached
 from coordinator.runs.definition import definition
 from coordinator.scheduling import lease_message
 from coordinator.scheduling.lease_message import own_data
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from shared.proofs.signing import SigningKey
+
+
+BEGINNING = Reached(0, 0)
 
 
 class Local(Protocol):
@@ -82,16 +86,33 @@ class Case(StoredCase, frozen=True, kw_only=True):
         """Return a task of so many steps of a run's newest version: over the first samples of a
         pass, or over the games of the newest drawn task; None if there is none yet.
         """
-        spec, base = lease_message.read_spec(conn, run.id), versions.get(conn, run.id, run.head)
-        if spec.pacing is not None:
+        base = versions.get(conn, run.id, run.head)
+        if lease_message.read_spec(conn, run.id).pacing is not None:
             return cls._learner(conn, run, base, steps)
-        if (manifest := _dataset(conn, run)) is None or not spec.counts:
+        progress = Reached(base.global_step, base.tokens)
+        return cls.first(conn, run, base.published_sha256, steps, progress)
+
+    @classmethod
+    def first(
+        cls,
+        conn: Connection,
+        run: RunRow,
+        base_sha256: str,
+        steps: int,
+        progress: Reached = BEGINNING,
+    ) -> Case | None:
+        """Return a task of so many steps over the first samples of a pass; None for a run that
+        makes its own data.
+        """
+        spec, manifest = lease_message.read_spec(conn, run.id), _dataset(conn, run)
+        if spec.pacing is not None or manifest is None or not spec.counts:
             return None
-        job = lease_message.first_job(lease_message.JobBase.at(spec, base), steps)
+        base = lease_message.JobBase.of(spec, spec.plan, progress)
+        job = lease_message.first_job(base, steps)
         return cls(
             run=run,
             job=job,
-            base_sha256=base.published_sha256,
+            base_sha256=base_sha256,
             chunks=lease_message.order_of(spec.counts, job.order_seed).reach(job.start, job.stop),
             manifest=manifest,
         )

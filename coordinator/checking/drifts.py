@@ -1,9 +1,10 @@
 """Measurement of the drift of runs' tasks, which bounds the steps of a task.
 
-A run is measured when it starts, and again each time its version number has doubled. Two tasks are
-trained side by side, from the newest version and from a base that is slightly off; their updates
-are compared after 1, 2, 4, ... steps, until they are too far apart or the budget of a recompute is
-spent.
+A run is measured before it starts, so that no task is handed out whose length nothing bounds, and
+again each time its version number has doubled. Two tasks are trained side by side, from the newest
+version and from a base that is slightly off; their updates are compared after 1, 2, 4, ... steps,
+until they are too far apart or a budget is spent: a small one at the start, for which a person
+waits.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from coordinator.compute import Compute, Stop
 from coordinator.database import runs
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules.checks import RECOMPUTE_FLOPS_MAX, precision_of
-from coordinator.rules.drift import DRIFT_SOUGHT, DriftPoint, is_due, provable_steps
+from coordinator.rules.drift import DRIFT_SOUGHT, DriftPoint, ProvableLength, is_due
 from coordinator.rules.likeness import NUDGES
 from coordinator.rules.run_file import SIZED_STEPS
 from coordinator.rules.sizing import steps_that_learn
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 POLL_S = 10.0
 STEPS_MEASURED = 512  # most steps of a measurement
+# The same, and the most operations, before a run starts: a task of eight times as many steps may be
+# handed out until it is measured again.
+FIRST_STEPS, FIRST_FLOPS = 64, 1e12
 
 log = structlog.get_logger("checks")
 
@@ -59,26 +63,45 @@ class Drifts(PlatformService):
         """Measure a run and bound the steps of its tasks; return the bound, or None where the run
         has no task to measure yet.
         """
-        planned = longest(run)
-        case = await self._db.read(lambda conn: Case.typical(conn, run, planned))
+        case = await self._db.read(lambda conn: Case.typical(conn, run, longest(run)))
         if case is None:
             return None
+        bound = await self._bound(case, RECOMPUTE_FLOPS_MAX, STEPS_MEASURED)
+        if bound is None and self._compute.stopping:
+            return None
+        values: dict[str, object] = {"drift_version": run.head}
+        values |= {} if bound is None else bound.columns
+        await self._db.write(lambda conn: runs.set_values(conn, run.id, **values))
+        self._signals.notify("runs")
+        return None if bound is None else bound.steps
+
+    async def first(self, run: RunRow, base_sha256: str) -> dict[str, object]:
+        """Measure a draft from its version 0; return the columns of its bound. Where a step takes
+        too long to wait for, or there is no data yet, none: `run` measures it then.
+        """
+        case = None
+        if definition(run).plan.update == "delta":
+            case = await self._db.read(
+                lambda conn: Case.first(conn, run, base_sha256, longest(run))
+            )
+        if case is None or 2 * run.step_flops > FIRST_FLOPS:
+            return {}
+        bound = await self._bound(case, FIRST_FLOPS, FIRST_STEPS)
+        return {} if bound is None else {"drift_version": 0} | bound.columns
+
+    async def _bound(self, case: Case, flops: float, steps: int) -> ProvableLength | None:
+        """Measure a task within a budget of operations and steps; None if that is impossible."""
+        run, planned = case.run, longest(case.run)
+        most = min(steps, max(1, int(flops / max(1.0, 2 * run.step_flops))))
         try:
             weights, data = await self._blobs.local(case.base_sha256), await case.data(self._blobs)
-            points, _ = await self._compute.timed(measure_drift, case, weights, data)
+            points, _ = await self._compute.timed(measure_drift, case, weights, data, most)
         except (VolunteerError, OSError) as error:
-            if self._compute.stopping:
-                return None
             log.warning("drift not measured", run=run.name, reason=str(error))
-            values = {"drift_version": run.head}
-            await self._db.write(lambda conn: runs.set_values(conn, run.id, **values))
             return None
-        most = provable_steps(points, planned)
-        values = {"drift_version": run.head, "steps_provable": most if most < planned else 0}
-        await self._db.write(lambda conn: runs.set_values(conn, run.id, **values))
-        log.info("drift", run=run.name, version=run.head, steps=most, planned=planned)
-        self._signals.notify("runs")
-        return most
+        bound = ProvableLength.of(points, planned)
+        log.info("drift", run=run.name, version=run.head, steps=bound.steps, planned=planned)
+        return bound
 
 
 def longest(run: RunRow) -> int:
@@ -97,11 +120,13 @@ def _due(conn: Connection) -> list[RunRow]:
     return [run for run in runs_due if definition(run).plan.update == "delta"]
 
 
-def measure_drift(stop: Stop, case: Case, weights: Path, data: LocalData) -> tuple[DriftPoint, ...]:
-    """Return the drift of a task after 1, 2, 4, ... steps, until it exceeds `DRIFT_SOUGHT`."""
-    about, size = definition(case.run), NUDGES[precision_of(case.job.train.precision, "cpu")]
-    step_flops = about.workload.flops_per_sample(about.file.model) * case.job.batch_size
-    most = min(STEPS_MEASURED, max(1, int(RECOMPUTE_FLOPS_MAX / max(1.0, 2 * step_flops))))
+def measure_drift(
+    stop: Stop, case: Case, weights: Path, data: LocalData, most: int
+) -> tuple[DriftPoint, ...]:
+    """Return the drift of a task after 1, 2, 4, ... steps, at most about `most`, until it exceeds
+    `DRIFT_SOUGHT`.
+    """
+    size = NUDGES[precision_of(case.job.train.precision, "cpu")]
     points: list[DriftPoint] = []
     for steps, drift in twins(Workbench(stop=stop), case, weights, data, size):
         points.append(DriftPoint(steps=steps, drift=drift))

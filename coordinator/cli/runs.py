@@ -312,6 +312,7 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             ("rule", details.rule),
             ("gate", "versions are evaluated before they are published" if details.gate else None),
             ("checks", None if details.checks is None else _checked(details.checks)),
+            ("drift", details.drift),
             ("beware", "; ".join(details.advice) or None),
             ("heal", None if details.heal is None else _healed(details.heal, where)),
         ]

@@ -70,6 +70,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None
     ended_at: float | None
     steps_provable: int = 0
+    drift: float | None = None
     drift_version: int | None = None
 
 

@@ -42,6 +42,27 @@ def provable_steps(points: Sequence[DriftPoint], planned: int) -> int:
     return max(1, min(planned, EXTRAPOLATED * steps, steps + _steps_left(drift, rate)))
 
 
+class ProvableLength(msgspec.Struct, frozen=True, kw_only=True):
+    """Most steps of a task that a recompute can prove, and the largest drift measured below it."""
+
+    steps: int
+    is_bound: bool  # the run would hand out longer ones
+    drift: float
+
+    @classmethod
+    def of(cls, points: Sequence[DriftPoint], planned: int) -> ProvableLength:
+        """Return the length of the tasks of a run that would hand out `planned` steps."""
+        steps = provable_steps(points, planned)
+        measured = [point.drift for point in points if point.steps <= steps]
+        drift = max((value for value in measured if math.isfinite(value)), default=0.0)
+        return cls(steps=steps, is_bound=steps < planned, drift=drift)
+
+    @property
+    def columns(self) -> dict[str, object]:
+        """Return the columns of the run that hold it."""
+        return {"steps_provable": self.steps if self.is_bound else 0, "drift": self.drift}
+
+
 def _steps_left(drift: float, rate: float) -> int:
     """Return the steps until a growing drift reaches `DRIFT_SOUGHT`."""
     if drift <= 0.0 or rate <= 0.0:
@@ -54,6 +75,14 @@ def is_due(head: int, measured: int | None) -> bool:
     version `measured`.
     """
     return measured is None or head >= max(FIRST, AGAIN * measured)
+
+
+def described(drift: float | None, version: int | None, steps_provable: int) -> str:
+    """Return a run's measured drift and the bound of its tasks; "" before a measurement."""
+    if drift is None or version is None:
+        return ""
+    bound = f"tasks of at most {steps_provable} steps" if steps_provable else "no bound on tasks"
+    return f"{drift:.2g} of an update at version {version} (sought: {DRIFT_SOUGHT:g}); {bound}"
 
 
 def bounded(steps_provable: int) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -106,14 +106,22 @@ _INSTEAD = {  # remedies where a run is resumed that is not paused
 }
 
 
+class DriftMeter(Protocol):
+    """Measurement of the first task of a draft, which bounds the steps of its tasks."""
+
+    async def first(self, run: RunRow, base_sha256: str) -> dict[str, object]:
+        """Return the columns of the bound; none where nothing can be measured yet."""
+
+
 class Runs(PlatformService):
     """Creates, starts, stops and rolls back runs; `queries` reads them."""
 
-    def __init__(self, on: Platform, compute: Compute) -> None:
+    def __init__(self, on: Platform, compute: Compute, drifts: DriftMeter) -> None:
         super().__init__(on)
         self.server = ThisServer(closed=lambda: on.space.why, stalled_s=on.settings.alert_stalled_s)
         self.queries = RunQueries(on.db, on.clock, on.key, self.server)
         self._compute = compute
+        self._drifts = drifts
 
     # --- the life of a run ---
 
@@ -237,7 +245,9 @@ class Runs(PlatformService):
             )
 
     async def start(self, name: str) -> RunInfo:
-        """Make version 0 and open the first pass. Raises NotFound, InvalidRunFile, Conflict."""
+        """Make version 0, bound the steps of tasks, and open the first pass. Raises NotFound,
+        InvalidRunFile, Conflict.
+        """
         run = await self._db.read(lambda conn: runs.by_name(conn, name))
         if run.state != "draft":
             how = (
@@ -248,11 +258,13 @@ class Runs(PlatformService):
         run_file.check_stop(about.file.stop, self._clock.now())
         check_model(about.parameters)
         content = await self._store_initial(run)
+        bound = await self._drifts.first(run, content.published_sha256)
 
         def begin(conn: Connection) -> RunRow:
             now = self._clock.now()
             row = runs.by_id(conn, run.id, lock=True)
-            runs.move(conn, row, "running", runs.StateChange(at=now), head=0, started_at=now)
+            values = {"head": 0, "started_at": now} | bound
+            runs.move(conn, row, "running", runs.StateChange(at=now), **values)
             self._add_version(conn, row, content, "initial")
             passes.open_pass(conn, run.id)
             record.append(conn, "organiser", "run.start", name, "", now)

@@ -31,9 +31,10 @@ runs = sa.Table(
     sa.Column("step_flops", sa.Double, nullable=False),  # one step of the reference batch
     sa.Column("price_micro", sa.BigInteger, nullable=False),  # price of one such step
     sa.Column("weight", sa.Double, nullable=False),  # share among runs
-    # most steps of a task that a recompute can prove (0 = no bound), and the version at which that
-    # was measured last
+    # most steps of a task that a recompute can prove (0 = no bound), the drift of a task and the
+    # version at which it was measured last
     sa.Column("steps_provable", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("drift", sa.Double, nullable=True),
     sa.Column("drift_version", sa.Integer, nullable=True),
     # since when the run is in its state, by whom ("organiser", "coordinator", "run"), and why
     sa.Column("state_since", sa.Double, nullable=True),

@@ -20,11 +20,11 @@ import torch
 from coordinator.admin.command import NameRequest
 from coordinator.admin.runs import show
 from coordinator.checking.case import Case
-from coordinator.checking.drifts import Drifts
+from coordinator.checking.drifts import FIRST_STEPS, Drifts
 from coordinator.checking.redo import RecomputeFiles, Workbench, redo, update_of
 from coordinator.database import runs
 from coordinator.rules.checks import Redone
-from coordinator.rules.drift import DRIFT_SOUGHT
+from coordinator.rules.drift import DRIFT_SOUGHT, EXTRAPOLATED
 from coordinator.rules.likeness import DRIFT_MAX, judge, share
 from coordinator.runs.definition import definition
 from shared.tensors.quantize import codec
@@ -112,6 +112,20 @@ def length(update: Mapping[str, np.ndarray]) -> float:
 def comparable(case: Case) -> Case:
     """Return a task that was done on a processor."""
     return msgspec.structs.replace(case, device="cpu")
+
+
+async def test_no_task_is_handed_out_before_its_length_is_measured(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(RUNS["sgd"])
+        run = await home.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
+        assert (run.drift_version, run.head) == (0, 0)
+        assert run.drift is not None
+        assert 0 < run.drift <= DRIFT_SOUGHT
+        assert 0 < run.steps_provable <= EXTRAPOLATED * FIRST_STEPS < PLANNED
+        lease = await (await home.join("Ann")).claim()
+        assert lease.job.steps <= run.steps_provable
+        shown = await show.run(home.coordinator, NameRequest(name="tiny"))
+        assert f"at most {run.steps_provable} steps" in shown.drift
 
 
 @pytest.mark.parametrize("optimizer", RUNS)

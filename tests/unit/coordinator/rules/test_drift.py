@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rules.drift import DRIFT_SOUGHT, EXTRAPOLATED, DriftPoint, is_due, provable_steps
+from coordinator.rules.drift import (
+    DRIFT_SOUGHT,
+    EXTRAPOLATED,
+    DriftPoint,
+    ProvableLength,
+    described,
+    is_due,
+    provable_steps,
+)
 
 DRIFTS = st.floats(0.0, 2.0) | st.just(math.nan) | st.just(math.inf)
 
@@ -43,6 +51,23 @@ def test_a_bound_is_never_above_a_measured_large_drift(drifts: list[float], plan
     assert 1 <= most <= planned
     large = [one.steps for one in measured if not one.drift <= DRIFT_SOUGHT]
     assert most <= max(1, *large[:1] or [EXTRAPOLATED * measured[-1].steps])
+
+
+def test_a_length_is_no_bound_where_the_run_hands_out_no_longer_tasks() -> None:
+    flat = points(1e-6, 2e-6, 3e-6)
+    assert ProvableLength.of(flat, 20).columns == {"steps_provable": 0, "drift": 3e-6}
+    assert ProvableLength.of(flat, 90).columns == {"steps_provable": 32, "drift": 3e-6}
+    steep = ProvableLength.of(points(0.01, math.nan), 90)
+    assert (steep.steps, steep.drift) == (1, 0.01)
+    assert ProvableLength.of(points(0.3), 90).columns == {"steps_provable": 1, "drift": 0.3}
+
+
+def test_a_run_says_its_drift_and_the_bound_of_its_tasks() -> None:
+    assert described(None, None, 0) == ""
+    assert described(3e-6, 0, 32) == (
+        "3e-06 of an update at version 0 (sought: 0.05); tasks of at most 32 steps"
+    )
+    assert described(3e-6, 8, 0).endswith("; no bound on tasks")
 
 
 @pytest.mark.parametrize(
