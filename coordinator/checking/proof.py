@@ -50,7 +50,8 @@ def settle(
     if not recomputes.end(conn, row.contribution_id, result, messages, now):
         return False
     if row.refusal and result == "passed":
-        _blame_run(conn, row, now)
+        if row.refusal in refusals.ADVICE:
+            _blame_run(conn, row, now)
         return True
     account = accounts.locked(conn, row.volunteer_id)
     if account.standing == "suspended":

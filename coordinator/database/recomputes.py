@@ -33,6 +33,7 @@ from coordinator.rules.checks import (
     Result,
     is_served,
 )
+from coordinator.rules.refusals import ADVICE
 from shared.decoding import decode
 from shared.workloads.base import DatasetManifest, Job
 
@@ -390,7 +391,10 @@ def is_fresh(conn: sa.Connection, row: RecomputeRow) -> bool:
 _ASKED_OF_RUN = sa.select(sa.func.count()).where(its(_R.run_id), _OPEN, ~_IS_DRAW)
 _ASKED_OF_ACCOUNT = sa.select(sa.func.count()).where(its(_R.volunteer_id), _OPEN, ~_IS_DRAW)
 _REPEATED = sa.select(sa.func.count()).where(
-    its(_R.run_id), ~_IS_DRAW, _R.result == "passed", _R.drawn_at >= sa.bindparam("since")
+    its(_R.run_id),
+    one_of(_R.refusal, sorted(ADVICE)),
+    _R.result == "passed",
+    _R.drawn_at >= sa.bindparam("since"),
 )
 
 

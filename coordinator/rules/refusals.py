@@ -4,6 +4,9 @@ rules.
     the same refusal   the run is at fault; after a few of them it pauses itself
     another result     the account is suspended, as after a draw that failed
     proves nothing     nobody is blamed
+
+Equal bytes of different tasks are no fault of a run: whoever did its task again is not blamed for
+who copied it, so that a copier pauses no run.
 """
 
 from __future__ import annotations
@@ -21,8 +24,6 @@ ADVICE: Mapping[str, str] = {
     "raise `[validation] norm_limit`",
     Reason.EMPTY: "tasks change nothing: look whether the data has learnt tokens, and at "
     "`[train] lr`",
-    Reason.REPLAY: "different tasks give the same bytes: look whether the data has learnt tokens, "
-    "and at `[train] lr`",
 }
 OPEN_OF_RUN, OPEN_OF_ACCOUNT = 4, 1  # most refused tasks that are done again at one time
 FAULTS_MAX = 3  # repeated refusals since a run's newest version at which it pauses itself
@@ -31,8 +32,8 @@ LOSS_SLACK = 0.1  # relative difference of a reported loss from the server's own
 
 
 def is_question(reason: str) -> bool:
-    """Return True if a recompute can repeat a refusal for this reason."""
-    return reason in ADVICE
+    """Return True if a recompute can tell whose fault a refusal for this reason is."""
+    return reason in ADVICE or reason == Reason.REPLAY
 
 
 def may_ask(of_run: int, of_account: int) -> bool:

@@ -22,11 +22,13 @@ from tests.support.account_rows import add_contribution, breaches
 from tests.support.run_rows import add_version
 
 
-def refused(conn: Connection, run: int, who: str = NEW) -> RecomputeRow:
+def refused(
+    conn: Connection, run: int, who: str = NEW, reason: Reason = Reason.LOSS
+) -> RecomputeRow:
     """Return the open question about a refused update."""
     number = add_contribution(conn, run, who, "rejected", PRICE, received_at=9.0)
     row = contributions.by_id(conn, number)
-    terms = DrawTerms(work="{}", flops=1e9, kind="cpu", refusal=Reason.LOSS)
+    terms = DrawTerms(work="{}", flops=1e9, kind="cpu", refusal=reason)
     return recomputes.add(conn, row, terms)
 
 
@@ -62,6 +64,26 @@ async def test_refusals_that_a_recompute_repeats_pause_the_run_and_blame_nobody(
     assert "lower `[train] lr`" in row.state_reason
     await database.write(partial(repeat, who=NEW))  # one that was under way changes nothing more
     assert (await of(database, run))[0].state_reason == row.state_reason
+    assert await breaches(database) == []
+
+
+async def test_equal_bytes_of_work_that_was_done_blame_nobody_and_pause_nothing(
+    database: Database,
+) -> None:
+    """Who copies others' work would pause a run by the refusals of those others."""
+    run = await setting(database)
+
+    def repeat(conn: Connection, reason: Reason) -> None:
+        for who in (NEW, FRIEND, NEW, FRIEND):
+            ended(conn, refused(conn, run, who, reason), "passed")
+
+    await database.write(partial(repeat, reason=Reason.REPLAY))
+    row, person = await of(database, run)
+    assert (row.state, person.standing) == ("running", "probation")
+    await database.write(lambda conn: ended(conn, refused(conn, run), "passed"))
+    assert (await of(database, run))[0].state == "running"  # the first that counts
+    await database.write(lambda conn: ended(conn, refused(conn, run, NEW, Reason.REPLAY), "failed"))
+    assert (await of(database, run))[1].standing == "suspended"
     assert await breaches(database) == []
 
 
