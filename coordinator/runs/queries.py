@@ -20,7 +20,7 @@ from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
-from coordinator.rules.advice import few_learnt, too_large, unsteady
+from coordinator.rules.advice import brief_games, few_learnt, too_large, unsteady
 from coordinator.rules.drift import bounded
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs.definition import Definition, definition
@@ -253,11 +253,12 @@ class RunQueries:
             run = runs.by_name(conn, name)
             about = definition(run)
             devices = volunteers.devices_since(conn, self._clock.now() - LIVE_S)
-            file = about.file
+            file, pacing = about.file, about.pacing
             trained = bool(file.train.init_from or about.workload.origin(file.model))
             dataset = datasets.of_run(conn, run)
             return (
                 *unsteady(about.plan, file.train, trained=trained),
+                *(brief_games(pacing.unit, file.task.steps) if pacing else ()),
                 *too_large(_memory(run, about), devices),
                 *(() if dataset is None else _few_learnt(run, dataset.manifest)),
                 *bounded(run.steps_provable),

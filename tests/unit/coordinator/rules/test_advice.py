@@ -9,7 +9,7 @@ import pytest
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS
-from coordinator.rules.advice import few_learnt, too_large, unsteady
+from coordinator.rules.advice import brief_games, few_learnt, too_large, unsteady
 from shared.protocol.accounts import Device
 from shared.workloads.base import TrainSettings
 
@@ -78,3 +78,11 @@ def test_few_learnt_tokens_are_told() -> None:
     assert rare == '1.2% of the tokens of "talk" are learnt'
     (empty,) = few_learnt("talk", 0.3, 8, 104)
     assert "8 of its 104 windows have one: the others are left out" in empty
+
+
+def test_learners_of_games_with_few_steps_are_named_with_what_they_lost() -> None:
+    (said,) = brief_games("game", 40)
+    assert "local_steps = 40" in said
+    assert "lost to version 0" in said
+    assert brief_games("game", 100) == ()
+    assert brief_games("problem", 8) == ()
