@@ -18,13 +18,15 @@ from coordinator.database.ledger import payments
 from coordinator.inference.answerers import Answerers
 from coordinator.inference.inference_engine import (
     AnswerPiece,
+    AnswerRule,
+    ChatPrompt,
     FinishReason,
     Generation,
     InferenceEngine,
+    InvalidField,
     ModelVersion,
     PreparedPrompt,
     TokenPrompt,
-    Turns,
 )
 from coordinator.inference.metering import Meter, MeteredRequest, RunningRequest
 from coordinator.rate_limit import PerMinute
@@ -35,6 +37,7 @@ from shared.errors import BadRequest, Forbidden, NotFound, Unavailable
 from shared.nearest import nearest
 from shared.protocol.inference import DEFAULT_TOKENS, ModelCard
 from shared.workloads.data.chat_template import TEMPLATE
+from shared.workloads.data.tool_calls import ToolCallForm
 from shared.workloads.declaration import Output, refusal
 from shared.workloads.generation.sampling import Shaping
 
@@ -59,14 +62,6 @@ OWN = "chat: the run's own template"
 TOKENIZERS = "chat: the template of the model's tokenizer"
 
 
-class InvalidField(BadRequest):
-    """Raised for an invalid field of a prompt."""
-
-    def __init__(self, message: str, param: str, code: str | None = None) -> None:
-        super().__init__(message)
-        self.param, self.reason = param, code
-
-
 class UnknownModel(NotFound):
     """Raised if no model has the given name."""
 
@@ -88,7 +83,8 @@ class TextPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts to continue, and their sampling options."""
 
     kind: str
-    prompts: tuple[str | TokenPrompt | Turns, ...]
+    prompts: tuple[str | TokenPrompt | ChatPrompt, ...]
+    rule: AnswerRule | None = None
     echo: bool = False  # the answer begins with the prompt
     max_tokens: int | None
     seed: int
@@ -126,6 +122,7 @@ class AnswerStream:
         self.prompt_tokens = prompt_tokens
         self.cost_micro = 0
         self.echoes: tuple[AnswerPiece, ...] = ()  # the prompts, if sequences begin with them
+        self.calls: ToolCallForm | None = None  # form of calls of functions in the text
         self._sequences = sequences
         self._count = count
 
@@ -275,6 +272,7 @@ class Answers:
             generations = _generations(model, wish, prepared, most, metered.id)
             sequences = [engine.generate(generation) for generation in generations]
             answer = AnswerStream(metered, size, sequences, count)
+            answer.calls = prepared[0].calls
             if wish.echo:
                 answer.echoes = _echoes(wish, prepared, most)
         except BaseException:
@@ -319,11 +317,13 @@ async def _prepared(
     engine: InferenceEngine,
     model: Servable,
     wish: TextPrompt,
-    prompt: str | TokenPrompt | Turns,
+    prompt: str | TokenPrompt | ChatPrompt,
     probe: int | None = None,
 ) -> PreparedPrompt:
     try:
-        return await engine.prepare(model.version, prompt, probe)
+        return await engine.prepare(model.version, prompt, probe, wish.rule)
+    except InvalidField:
+        raise
     except BadRequest as error:
         raise InvalidField(error.message, wish.field) from error
 
@@ -344,6 +344,7 @@ def _generations(
                 temperature=wish.temperature,
                 top_p=wish.top_p,
                 shaping=wish.shaping,
+                grammar=prompt.grammar,
                 ends=prompt.ends,
                 logprobs=wish.logprobs,
                 vocabulary=prompt.vocabulary,

@@ -22,11 +22,13 @@ from coordinator.database import datasets, runs, versions
 from coordinator.inference import messages
 from coordinator.inference.inference_engine import (
     AnswerPiece,
+    AnswerRule,
+    ChatPrompt,
     Generation,
+    InvalidField,
     ModelVersion,
     PreparedPrompt,
     TokenPrompt,
-    Turns,
 )
 from coordinator.runs.definition import definition
 from shared.clock import Clock
@@ -93,12 +95,18 @@ class BuiltinEngine:
         return None if self._writer is None or self._process is None else self._process.pid
 
     async def prepare(
-        self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
+        self,
+        model: ModelVersion,
+        prompt: str | TokenPrompt | ChatPrompt,
+        probe: int | None = None,
+        rule: AnswerRule | None = None,
     ) -> PreparedPrompt:
         files = await self._files(model)
         tokens = prompt.tokens if isinstance(prompt, TokenPrompt) else ()
         text = "" if isinstance(prompt, TokenPrompt) else prompt
-        order = messages.Prepare(id=_id(), model=files, prompt=text, tokens=tokens, probe=probe)
+        order = messages.Prepare(
+            id=_id(), model=files, prompt=text, tokens=tokens, probe=probe, rule=rule
+        )
         async with self._ordered(order) as events:
             return (await _next(events, messages.TokenizedPrompt)).prompt
 
@@ -264,6 +272,7 @@ def _sequence(request: Generation) -> Wanted:
         temperature=request.temperature,
         top_p=request.top_p,
         shaping=request.shaping,
+        grammar=request.grammar,
         stop=request.stop,
         ends=request.ends,
         logprobs=request.logprobs,
@@ -290,6 +299,8 @@ async def _next(events: _Events, expected: type[T]) -> T:
     if event is None:
         raise Unavailable("the answer broke off", retry_after_s=RESTART_S)
     if isinstance(event, messages.OrderFailed):
+        if event.param:
+            raise InvalidField(event.message, event.param)
         kind = BY_CODE.get(event.code, Internal)
         raise kind(event.message, retry_after_s=event.retry_after_s)
     if not isinstance(event, expected):

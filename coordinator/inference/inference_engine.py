@@ -6,17 +6,26 @@ An engine does not handle accounts, credits or HTTP, and computes outside of the
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from shared.errors import BadRequest
+from shared.workloads.data.chat_template import DialogueTurn
+from shared.workloads.data.tool_calls import ToolCallForm
 from shared.workloads.generation.sampling import Shaping
 
-Turns = tuple[tuple[str, str], ...]  # role and text of each turn of a conversation
 CHARACTERS_MAX = 64  # longest prompt: characters for each token that fits
 
 FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class InvalidField(BadRequest):
+    """Raised for an invalid field of a prompt."""
+
+    def __init__(self, message: str, param: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param, self.reason = param, code
 
 
 class ModelVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +42,25 @@ class TokenPrompt(NamedTuple):
     tokens: tuple[int, ...]
 
 
+class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """Turns of a conversation, the functions that its answer may call, in OpenAI's form, and
+    options of the chat template.
+    """
+
+    turns: tuple[DialogueTurn, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    options: dict[str, Any] = {}
+
+
+class AnswerRule(msgspec.Struct, frozen=True, kw_only=True):
+    """Form that an answer must have: JSON by a schema, calls of functions, or either."""
+
+    schema: dict[str, Any] | None = None
+    functions: dict[str, dict[str, Any]] = {}  # schemas of arguments, by the names of functions
+    must_call: bool = False
+    several: bool = True  # several calls in one answer
+
+
 class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt in the model's tokens, and the tokens that end an answer to it."""
 
@@ -43,6 +71,8 @@ class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     text: str = ""  # text of a prompt given as tokens
     said: tuple[TokenLogprob, ...] = ()  # log-probabilities of the prompt's tokens, if requested
+    grammar: str = ""  # grammar of the answer, for a rule
+    calls: ToolCallForm | None = None  # form of the answer's calls of functions
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +89,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     shaping: Shaping | None = None
     stop: tuple[str, ...] = ()
     ends: tuple[int, ...] = ()  # tokens that end the text, besides the model's own
+    grammar: str = ""  # the answer's text follows it; see `coordinator.inference.grammar`
     logprobs: int | None = None  # alternatives for each token; None = no probabilities at all
     vocabulary: int = 0  # number of the model's tokens; 0 = unknown
     place: int = 0  # number of tokens of the answer that `prompt` ends with
@@ -96,11 +127,16 @@ class InferenceEngine(Protocol):
         """Return True if the engine can format conversations by a tokenizer's chat template."""
 
     async def prepare(
-        self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
+        self,
+        model: ModelVersion,
+        prompt: str | TokenPrompt | ChatPrompt,
+        probe: int | None = None,
+        rule: AnswerRule | None = None,
     ) -> PreparedPrompt:
         """Return the prompt's tokens and the model's limits, loading the version if necessary.
-        Turns need a model with a chat template. `probe` also requests the log-probabilities of the
-        prompt's tokens, with that many alternatives.
+        A `ChatPrompt` needs a model with a chat template. `probe` also requests the
+        log-probabilities of the prompt's tokens, with that many alternatives; `rule` the grammar
+        of the answer.
         """
 
     def generate(self, request: Generation) -> AsyncIterator[AnswerPiece]:

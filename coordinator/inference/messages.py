@@ -6,7 +6,12 @@ import struct
 
 import msgspec
 
-from coordinator.inference.inference_engine import AnswerPiece, PreparedPrompt
+from coordinator.inference.inference_engine import (
+    AnswerPiece,
+    AnswerRule,
+    ChatPrompt,
+    PreparedPrompt,
+)
 from shared.workloads.generation.batch import Sequence
 
 FRAME_BYTES_MAX = 64 << 20
@@ -29,9 +34,10 @@ class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag="prepare"):
 
     id: str
     model: ModelFiles
-    prompt: str | tuple[tuple[str, str], ...]  # text, or the turns of a conversation: role, text
+    prompt: str | ChatPrompt
     tokens: tuple[int, ...] = ()  # the prompt in tokens, instead of text
     probe: int | None = None  # alternatives for each token of the prompt; None = no probabilities
+    rule: AnswerRule | None = None
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
@@ -105,6 +111,7 @@ class OrderFailed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     id: str
     code: str
     message: str
+    param: str = ""  # invalid field of the request
     retry_after_s: float | None = None
 
 

@@ -22,13 +22,15 @@ from coordinator.config import Settings, model_names
 from coordinator.database import datasets, runs
 from coordinator.inference.inference_engine import (
     AnswerPiece,
+    AnswerRule,
+    ChatPrompt,
     FinishReason,
     Generation,
+    InvalidField,
     ModelVersion,
     PreparedPrompt,
     TokenLogprob,
     TokenPrompt,
-    Turns,
     check_length,
 )
 from coordinator.runs.definition import definition
@@ -141,10 +143,16 @@ class UpstreamEngine:
         )
 
     async def prepare(
-        self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
+        self,
+        model: ModelVersion,
+        prompt: str | TokenPrompt | ChatPrompt,
+        probe: int | None = None,
+        rule: AnswerRule | None = None,
     ) -> PreparedPrompt:
         if isinstance(prompt, TokenPrompt) or probe is not None:
             raise BadRequest("this engine takes prompts as text only, and echoes no probabilities")
+        if rule is not None:
+            raise InvalidField("this engine takes no response_format", "response_format")
         if not isinstance(prompt, str):
             raise BadRequest("this engine cannot apply the chat template of a run")
         rest = self._rest_until - self._clock.monotonic()

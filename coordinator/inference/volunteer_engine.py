@@ -21,11 +21,12 @@ from coordinator.inference.builtin import BuiltinEngine
 from coordinator.inference.draws import AnswerDraws
 from coordinator.inference.inference_engine import (
     AnswerPiece,
+    AnswerRule,
+    ChatPrompt,
     Generation,
     ModelVersion,
     PreparedPrompt,
     TokenPrompt,
-    Turns,
 )
 from coordinator.runs.definition import definition
 from shared.protocol.inference import AnswerTask
@@ -71,9 +72,13 @@ class VolunteerEngine:
         return self._own.templates
 
     async def prepare(
-        self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
+        self,
+        model: ModelVersion,
+        prompt: str | TokenPrompt | ChatPrompt,
+        probe: int | None = None,
+        rule: AnswerRule | None = None,
     ) -> PreparedPrompt:
-        return await self._own.prepare(model, prompt, probe)
+        return await self._own.prepare(model, prompt, probe, rule)
 
     async def images(self, model: ModelVersion, count: int, seed: int) -> Sequence[bytes]:
         return await self._own.images(model, count, seed)
@@ -84,8 +89,8 @@ class VolunteerEngine:
         await self._own.close()
 
     async def generate(self, request: Generation) -> AsyncGenerator[AnswerPiece]:
-        # the protocol carries neither probabilities nor shaped logits
-        is_plain = request.logprobs is None and request.shaping is None
+        # the protocol carries neither probabilities nor shaped logits nor grammars
+        is_plain = request.logprobs is None and request.shaping is None and not request.grammar
         if not (request.volunteers and is_plain and self._answerers.waiting):
             async with aclosing(self._own.generate(request)) as pieces:
                 async for piece in pieces:

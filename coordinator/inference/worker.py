@@ -18,18 +18,19 @@ from collections import OrderedDict
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
-from typing import Literal
 
 import msgspec
 import psutil
 
 from coordinator.compute import step_back
 from coordinator.inference import messages
+from coordinator.inference.grammar import Grammars
 from coordinator.inference.inference_engine import (
     AnswerPiece,
+    ChatPrompt,
+    InvalidField,
     PreparedPrompt,
     TokenLogprob,
-    Turns,
     check_length,
 )
 from shared.decoding import decode
@@ -37,7 +38,8 @@ from shared.errors import BadRequest, Internal, VolunteerError
 from shared.programs import gc_freeze
 from shared.programs.machine_limits import memory_bytes
 from shared.workloads.base import Reader
-from shared.workloads.data.chat_template import ChatTemplate, DialogueTurn
+from shared.workloads.data.chat_template import ChatTemplate
+from shared.workloads.data.tool_calls import ToolCallForm
 from shared.workloads.generation.batch import Batch, NextToken
 from shared.workloads.generation.prompt_text import ending
 from shared.workloads.generation.sampling import SampledToken, agrees, probed, uniform
@@ -50,15 +52,8 @@ ROOM = 0.9  # if loading would fill more than this share of that limit, idle ver
 # slots need keys and values.
 LOADING = 3.0
 NICENESS = 10  # requests come first, then checks and evaluation, then answers
+NO_TOOLS = "the chat template of this model writes no functions, or no calls of them as JSON"
 EXPENDABLE = "900"  # the kernel ends this process first when memory is short
-
-
-_ROLES: dict[str, Literal["system", "user", "assistant"]] = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-}
 
 
 class LoadedVersion:
@@ -67,6 +62,7 @@ class LoadedVersion:
     def __init__(self, reader: Reader, texts: Batch, template: str | None) -> None:
         self.reader = reader
         self.texts = texts
+        self.grammars = Grammars(reader)
         self._template = template
         self.probed: set[str] = set()  # sequences whose probabilities are wanted
 
@@ -143,6 +139,7 @@ class Worker:
             self._tell(
                 messages.OrderFailed(
                     message=error.message,
+                    param=error.param if isinstance(error, InvalidField) else "",
                     retry_after_s=error.retry_after_s,
                     code=error.code,
                     id=its_id,
@@ -165,7 +162,9 @@ class Worker:
             looked, wrong = compared(loaded.reader, order)
             self._tell(messages.Comparison(id=order.id, looked=looked, wrong=wrong))
         else:
-            loaded.texts.add(order.sequence)
+            sequence = order.sequence
+            constraint = loaded.grammars.constraint(sequence.grammar, sequence.ends)
+            loaded.texts.add(sequence, constraint)
             if order.sequence.logprobs is not None:
                 loaded.probed.add(order.sequence.id)
 
@@ -229,6 +228,9 @@ def compared(reader: Reader, order: messages.Compare) -> tuple[int, int]:
 
 def _prepared(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt:
     prompt = _tokenized(loaded, order)
+    if order.rule is not None:
+        grammar = loaded.grammars.written(order.rule, prompt.calls)
+        prompt = msgspec.structs.replace(prompt, grammar=grammar)
     if order.probe is None or not 1 < len(prompt.tokens) <= prompt.context:
         return prompt
     rows = loaded.reader.scores(prompt.tokens[:-1], range(len(prompt.tokens) - 1))
@@ -255,7 +257,11 @@ def _tokenized(loaded: LoadedVersion, order: messages.Prepare) -> PreparedPrompt
         return msgspec.structs.replace(prompt_tokens, tokens=tuple(reader.encode(prompt)))
     chat = loaded.conversation
     return msgspec.structs.replace(
-        prompt_tokens, tokens=chat.tokens(prompt), ends=chat.ends, stop=chat.stop
+        prompt_tokens,
+        tokens=chat.tokens(prompt),
+        ends=chat.ends,
+        stop=chat.stop,
+        calls=chat.calls if prompt.tools else None,
     )
 
 
@@ -381,15 +387,30 @@ class Conversation:
         self._reader = reader
         self._template = decode(template.read_bytes(), ChatTemplate)
         frame = self._template.frame()
-        end = frame.end if frame is not None else self._template.eos_token
-        self.ends, self.stop = ending(reader, end)  # tokens and texts that end an answer
+        self._end = frame.end if frame is not None else self._template.eos_token
+        self.ends, self.stop = ending(reader, self._end)  # tokens and texts that end an answer
 
-    def tokens(self, turns: Turns) -> tuple[int, ...]:
+    @cached_property
+    def calls(self) -> ToolCallForm | None:
+        """Return the form of calls in answers; None for a template that writes none here."""
+        form = ToolCallForm.of(self._template, self._end)
+        if form is None or not form.before:
+            return form
+        mark = self._reader.decode(self._reader.encode(form.before, marks=True))
+        return msgspec.structs.replace(form, mark=mark)
+
+    def tokens(self, prompt: ChatPrompt) -> tuple[int, ...]:
         """Return turns as tokens, up to the beginning of the answer. Raises BadRequest for turns
-        that are too long or refused by the template.
+        that are too long or refused by the template, and InvalidField for what it leaves out.
         """
-        check_length(sum(len(text) for _, text in turns), self._reader.context)
-        text = self._template.asked([DialogueTurn(_ROLES[role], text) for role, text in turns])
+        turns = prompt.turns
+        check_length(sum(len(turn.content) for turn in turns), self._reader.context)
+        if prompt.tools and ("tools" not in self._template.places or self.calls is None):
+            raise InvalidField(NO_TOOLS, "tools")
+        has_calls = any(turn.tool_calls or turn.role == "tool" for turn in turns)
+        if has_calls and not self._template.places >= {"tool", "tool_calls"}:
+            raise InvalidField(NO_TOOLS, "messages")
+        text = self._template.asked(turns, prompt.tools, prompt.options)
         check_length(len(text), self._reader.context)
         return tuple(self._reader.encode(text, marks=True))
 

@@ -16,6 +16,7 @@ from coordinator.inference.answers import NO_KEY, AnswerStream, Servable, TextPr
 from coordinator.inference.inference_engine import AnswerPiece
 from coordinator.request_body import ClientGone, Receive, Scope, Send
 from coordinator.v1.replies import Form, chat_wish, completion_wish
+from coordinator.v1.tool_answers import call_readers
 from coordinator.v1.wire import Out, read, refusal
 from shared.errors import (
     LOCAL,
@@ -99,7 +100,8 @@ class V1Api:
         bridge = out.bridged() if ask.stream else nullcontext()
         async with bridge, self._answers.text(model, wish) as answer:
             created = int(self._coordinator.clock.now())
-            form = Form(answer.id, model.name, created, wish)
+            readers = call_readers(answer.calls, ask, wish.choices)
+            form = Form(answer.id, model.name, created, wish, readers)
             if not ask.stream:
                 async for number, piece in self._pieces(answer, out):
                     form.add(number, piece)

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from coordinator.inference.answers import InvalidField, TextPrompt
-from coordinator.inference.inference_engine import AnswerPiece, TokenLogprob, TokenPrompt
+from coordinator.inference.answers import TextPrompt
+from coordinator.inference.inference_engine import (
+    AnswerPiece,
+    InvalidField,
+    TokenLogprob,
+    TokenPrompt,
+)
 from coordinator.rules.run_file import ChatSettings
 from coordinator.rules.serving import transcript
+from coordinator.v1.tool_answers import (
+    CallReader,
+    answer_rule,
+    chat_prompt,
+    plain_turns,
+    written_calls,
+)
 from shared.protocol.inference import (
     STOPS_MAX,
     ChatRequest,
@@ -16,6 +28,7 @@ from shared.protocol.inference import (
     Stop,
     Usage,
 )
+from shared.workloads.data.tool_calls import ToolCall
 from shared.workloads.generation.sampling import Shaping
 
 STOP_CHARS_MAX = 200
@@ -52,10 +65,10 @@ def chat_wish(ask: ChatRequest, seed: int, chat: ChatSettings | None) -> TextPro
         raise InvalidField("give max_completion_tokens or max_tokens, not both", "max_tokens")
     if ask.top_logprobs and not ask.logprobs:
         raise InvalidField("top_logprobs needs logprobs = true", "top_logprobs")
-    turns = tuple((turn.role, turn.text) for turn in ask.messages)
     return TextPrompt(
         kind="chat",
-        prompts=(turns if chat is None else transcript(chat, turns),),
+        prompts=(chat_prompt(ask) if chat is None else transcript(chat, plain_turns(ask)),),
+        rule=answer_rule(ask),
         max_tokens=ask.max_completion_tokens or ask.max_tokens,
         seed=seed,
         count=ask.n or 1,
@@ -94,8 +107,17 @@ def _stops(stop: Stop) -> tuple[str, ...]:
 class Form:
     """One reply, assembled piece by piece."""
 
-    def __init__(self, answer_id: str, model: str, created: int, wish: TextPrompt) -> None:
+    def __init__(
+        self,
+        answer_id: str,
+        model: str,
+        created: int,
+        wish: TextPrompt,
+        readers: Sequence[CallReader] = (),
+    ) -> None:
+        """Begin a reply; `readers`, one an answer, find calls of functions in the text."""
         self._chat = wish.kind == "chat"
+        self._readers = readers
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{answer_id}",
             "created": created,
@@ -103,6 +125,7 @@ class Form:
         }
         self._logprobs = wish.logprobs is not None
         self._echo = wish.echo
+        self._calls: list[tuple[ToolCall, ...]] = [()] * wish.choices
         self._text = [""] * wish.choices
         self._finish: list[str | None] = [None] * wish.choices
         self._said: list[list[TokenLogprob]] = [[] for _ in range(wish.choices)]
@@ -110,19 +133,27 @@ class Form:
         self._places = [_Place() for _ in range(wish.choices)]
         self._greeted: set[int] = set()
 
-    def add(self, number: int, piece: AnswerPiece) -> None:
-        """Add a piece of a sequence."""
-        self._text[number] += piece.text
+    def add(self, number: int, piece: AnswerPiece) -> str:
+        """Add a piece of a sequence; return its text without calls of functions."""
+        text = piece.text
+        if self._readers:
+            reader = self._readers[number]
+            text = reader.take(text)
+            if piece.finish is not None:
+                rest, self._calls[number] = reader.end()
+                text += rest
+        self._text[number] += text
         self._tokens += len(piece.tokens)
         self._said[number] += piece.logprobs
         if piece.finish is not None:
-            self._finish[number] = _finish(piece)
+            self._finish[number] = "tool_calls" if self._calls[number] else _finish(piece)
             if self._echo and not piece.tokens and piece.finish == "stop":
                 self._said[number].append(END)
+        return text
 
     def chunks(self, number: int, piece: AnswerPiece) -> Iterator[dict[str, object]]:
         """Yield the chunks of a stream for a piece."""
-        self.add(number, piece)
+        text = self.add(number, piece)
         if self._chat and number not in self._greeted:
             self._greeted.add(number)
             first = {"role": "assistant", "content": ""}
@@ -130,16 +161,19 @@ class Form:
         probabilities = (
             self._probabilities(number, list(piece.logprobs)) if self._logprobs else None
         )
-        if piece.text or piece.logprobs:
+        if text or piece.logprobs:
             body: dict[str, object] = {
                 "index": number,
                 "logprobs": probabilities,
                 "finish_reason": None,
             }
-            body |= {"delta": {"content": piece.text}} if self._chat else {"text": piece.text}
+            body |= {"delta": {"content": text}} if self._chat else {"text": text}
             yield self._chunk(body)
+        if calls := self._calls[number]:
+            delta = {"tool_calls": written_calls(calls, streamed=True)}
+            yield self._chunk({"index": number, "delta": delta, "finish_reason": None})
         if piece.finish is not None:
-            end: dict[str, object] = {"index": number, "finish_reason": _finish(piece)}
+            end: dict[str, object] = {"index": number, "finish_reason": self._finish[number]}
             rest: dict[str, object] = (
                 {"delta": {}} if self._chat else {"text": "", "logprobs": None}
             )
@@ -167,7 +201,13 @@ class Form:
             self._probabilities(number, self._said[number]) if self._logprobs else None
         )
         if self._chat:
-            return choice | {"message": {"role": "assistant", "content": text}}
+            message: dict[str, object] = {"role": "assistant", "content": text}
+            if calls := self._calls[number]:
+                message |= {
+                    "content": text or None,
+                    "tool_calls": written_calls(calls, streamed=False),
+                }
+            return choice | {"message": message}
         return choice | {"text": text}
 
     def _chunk(self, choice: dict[str, object] | None) -> dict[str, object]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Collection, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
 
-from coordinator.inference.answers import InvalidField, UnknownModel
+from coordinator.inference.answers import UnknownModel
+from coordinator.inference.inference_engine import InvalidField
 from coordinator.request_body import (
     ClientGone,
     Receive,
@@ -68,7 +69,7 @@ async def read(scope: Scope, receive: Receive, kind: type[T]) -> T:
     """
     try:
         raw = decode_body(await read_body(scope, receive), dict[str, Any])
-        fields = _plain(raw)
+        fields = _plain(raw, getattr(kind, "__struct_fields__", ()))
         if kind is CompletionRequest and "prompt" in fields:
             fields["prompt"] = _prompts(fields["prompt"])
         return convert(fields, kind)
@@ -80,9 +81,9 @@ async def read(scope: Scope, receive: Receive, kind: type[T]) -> T:
         raise
 
 
-def _plain(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a request without the fields that change nothing."""
-    fields = _telling(raw)
+def _plain(raw: dict[str, Any], read: Collection[str]) -> dict[str, Any]:
+    """Return a request without the fields at neutral values; fields in `read` all stay."""
+    fields = _telling(raw, read)
     if isinstance(turns := fields.get("messages"), list):
         fields["messages"] = [_turn(turn) for turn in turns]
     if isinstance(options := fields.get("stream_options"), dict):
@@ -96,13 +97,13 @@ def _prompts(prompt: Any) -> Any:
     return prompt if is_list else [prompt]
 
 
-def _telling(raw: dict[str, Any]) -> dict[str, Any]:
+def _telling(raw: dict[str, Any], read: Collection[str] = ()) -> dict[str, Any]:
     """Return the fields that change something: not null, no label, not at a neutral value."""
     return {
         key: value
         for key, value in raw.items()
         if value is not None
-        and not any(_same(value, idle) for idle in IDLE.get(key, ()))
+        and (key in read or not any(_same(value, idle) for idle in IDLE.get(key, ())))
         and not (key in LABELS and isinstance(value, str))
     }
 

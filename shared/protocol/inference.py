@@ -6,7 +6,7 @@ option without effect.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,7 @@ KEYS_MAX = 5  # most keys of one account
 STOPS_MAX = 4
 CHOICES_MAX = 8
 PROMPTS_MAX = 64  # prompts of one request
+TOOLS_MAX = 64  # functions of one request
 BIASED_MAX = 1024  # tokens of one `logit_bias`
 IMAGES_MAX = 16
 DEFAULT_TOKENS = 128  # tokens of a request that names no maximum
@@ -147,6 +148,7 @@ LogitBias: TypeAlias = Annotated[
 ]
 # Fields that are accepted at the values that change nothing and refused at others; null changes
 # nothing in any field. Labels are accepted at any value: only the caller uses them.
+# A field that a request reads is always read.
 IDLE: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
     "tools": ([],),
@@ -221,12 +223,77 @@ class TextPart(_Strict, frozen=True, kw_only=True):
     text: str
 
 
+FunctionName: TypeAlias = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class FunctionCall(_Strict, frozen=True, kw_only=True):
+    """Function that was called, and its arguments as JSON."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCalled(_Strict, frozen=True, kw_only=True):
+    """Call in an earlier answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ToolFunction(_Strict, frozen=True, kw_only=True):
+    """Function that an answer may call; `parameters` is the JSON schema of its arguments."""
+
+    name: FunctionName
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    strict: bool | None = None  # arguments follow the schema wherever a call must be made
+
+
+class Tool(_Strict, frozen=True, kw_only=True):
+    """Tool that an answer may use: a function."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class NamedFunction(_Strict, frozen=True, kw_only=True):
+    """Name of a function."""
+
+    name: FunctionName
+
+
+class ToolNamed(_Strict, frozen=True, kw_only=True):
+    """Choice of one function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AnswerSchema(_Strict, frozen=True, kw_only=True):
+    """JSON schema of an answer."""
+
+    name: str = ""
+    description: str = ""
+    schema: dict[str, Any] = {}
+    strict: bool | None = None  # an answer follows its schema always
+
+
+class ResponseFormat(_Strict, frozen=True, kw_only=True):
+    """Form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: AnswerSchema | None = None
+
+
 class ChatMessage(_Strict, frozen=True, kw_only=True):
     """One turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | tuple[TextPart, ...]
     name: str = ""  # never sent to the model
+    tool_calls: Annotated[tuple[ToolCalled, ...], Meta(max_length=TOOLS_MAX)] = ()
+    tool_call_id: str = ""
 
     @property
     def text(self) -> str:
@@ -250,6 +317,11 @@ class ChatRequest(_Sampled, frozen=True, kw_only=True):
     n: Sequences | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[tuple[Tool, ...], Meta(max_length=TOOLS_MAX)] = ()
+    tool_choice: Literal["none", "auto", "required"] | ToolNamed | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] = {}  # variables of the model's chat template
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Sequence
 
 from coordinator.inference.inference_engine import (
     AnswerPiece,
+    AnswerRule,
+    ChatPrompt,
     Generation,
     ModelVersion,
     PreparedPrompt,
     TokenLogprob,
     TokenPrompt,
-    Turns,
 )
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -51,7 +52,11 @@ class CountingEngine:
         self.prepared = 0  # prompts, for which a real engine loads the model
 
     async def prepare(
-        self, model: ModelVersion, prompt: str | TokenPrompt | Turns, probe: int | None = None
+        self,
+        model: ModelVersion,
+        prompt: str | TokenPrompt | ChatPrompt,
+        probe: int | None = None,
+        rule: AnswerRule | None = None,
     ) -> PreparedPrompt:
         self.prepared += 1
         text = bytes(prompt.tokens).decode() if isinstance(prompt, TokenPrompt) else str(prompt)

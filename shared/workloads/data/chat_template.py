@@ -7,10 +7,11 @@ volunteer's machine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import msgspec
@@ -37,6 +38,7 @@ _FRAME_MAX = 16 << 10  # characters
 _FRAME = ("asked_before", "asked_after", "asked_end")  # fields in the manifest of a dataset
 _QUESTION, _ANSWER, _MARK = "a question 5b1f9e", "an answer 5b1f9e", "mark5b1f9e"
 _TEXT_MAX = 1 << 20  # characters
+NO_OPTIONS: Mapping[str, object] = MappingProxyType({})
 
 
 class Endless(InvalidRunFile):
@@ -105,12 +107,22 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
             done = prompt + answer
         return [whole]
 
-    def asked(self, messages: Sequence[DialogueTurn]) -> str:
-        """Return a dialogue up to the beginning of its next answer.
+    def asked(
+        self,
+        messages: Sequence[DialogueTurn],
+        tools: Sequence[Any] = (),
+        options: Mapping[str, object] = NO_OPTIONS,
+    ) -> str:
+        """Return a dialogue up to the beginning of its next answer; `options` are variables of the
+        template's own.
 
         Raises InvalidRunFile if the template refuses it.
         """
-        return self._rendered(messages, prompt=True)
+        return self._rendered(messages, tools, prompt=True, options=options)
+
+    def answer(self, messages: Sequence[DialogueTurn]) -> str:
+        """Return the last message in the form of an answer. Raises InvalidRunFile."""
+        return self._turn(messages, ())[1]
 
     def frame(self) -> ChatFrame | None:
         """Return the text that the template writes around a question; None if it is unclear or
@@ -179,21 +191,29 @@ class ChatTemplate(msgspec.Struct, frozen=True, dict=True):
         return whole[:same], whole[same:]  # the template may add the beginning of a thought
 
     def _rendered(
-        self, messages: Sequence[DialogueTurn], tools: Sequence[Any] = (), *, prompt: bool
+        self,
+        messages: Sequence[DialogueTurn],
+        tools: Sequence[Any] = (),
+        *,
+        prompt: bool,
+        options: Mapping[str, object] = NO_OPTIONS,
     ) -> str:
         import jinja2
 
         _check_length(sum(len(message.content) for message in messages))
         around, template = self._compiled
         around.begin(len(messages))
+        variables = {
+            "messages": [message.as_written() for message in messages],
+            "add_generation_prompt": prompt,
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+            "tools": list(tools) or None,
+        }
+        if reserved := sorted(variables.keys() & options.keys()):
+            raise InvalidRunFile(f"{reserved[0]} is no option of a chat template")
         try:
-            text = template.render(
-                messages=[message.as_written() for message in messages],
-                add_generation_prompt=prompt,
-                bos_token=self.bos_token,
-                eos_token=self.eos_token,
-                tools=list(tools) or None,
-            )
+            text = template.render({**options, **variables})
         except (TimeoutError, RecursionError, MemoryError) as error:
             raise Endless("the chat template does not come to an end") from error
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from shared.errors import TooManyRequests
 from shared.workloads.base import Decoder, Reader
-from shared.workloads.generation.sampling import SampledToken, Shaping, choose, probed, uniform
+from shared.workloads.generation.sampling import (
+    LEFT_OUT,
+    SampledToken,
+    Shaping,
+    choose,
+    probed,
+    uniform,
+)
 from shared.workloads.generation.text_stream import TextStream
 
 CHUNK = 256  # prompt tokens read between two decoding steps
@@ -37,11 +44,23 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     shaping: Shaping | None = None
+    grammar: str = ""  # for the maker of its `Constraint`
     stop: tuple[str, ...] = ()
     ends: tuple[int, ...] = ()  # tokens that end it, besides the decoder's own
     logprobs: int | None = None
     divisor: float = 1.0  # divides the logits, so that `logprobs` are those of the quotient
     place: int = 0  # number of answer tokens that the prompt already holds
+
+
+class Constraint(Protocol):
+    """Tokens that an answer may go on with, as the answer grows."""
+
+    finish: Finish | None  # "stop" once the answer is whole, "length" if it can never be
+
+    def allowed(self, vocabulary: int) -> NDArray[np.bool_]:
+        """Return which tokens (V,) may come next; always some."""
+
+    def add(self, token: int) -> None: ...
 
 
 class NextToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,9 +76,12 @@ class NextToken(msgspec.Struct, frozen=True, kw_only=True):
 class Continuation:
     """Answer to one prompt during generation: chooses tokens and detects the end."""
 
-    def __init__(self, sequence: Sequence, reader: Reader) -> None:
+    def __init__(
+        self, sequence: Sequence, reader: Reader, constraint: Constraint | None = None
+    ) -> None:
         self.sequence = sequence
         self.made = 0
+        self._constraint = constraint
         self._end, self._context = reader.end, reader.context
         self._stream = TextStream(reader.decode, sequence.stop)
         self._counts: Counter[int] = Counter()  # tokens of the answer
@@ -69,23 +91,27 @@ class Continuation:
         sequence = self.sequence
         quotient = logits / sequence.divisor
         random = uniform(sequence.seed, sequence.place + number)
-        if sequence.shaping is None:
-            shaped, logprobs = quotient, sequence.logprobs
-        else:
-            counts, temperature = self._counts, sequence.temperature
-            shaped = sequence.shaping.logits(quotient, sequence.prompt, counts, temperature)
-            logprobs = None
+        is_plain = sequence.shaping is None and self._constraint is None
         sample = choose(
-            shaped,
+            quotient if is_plain else self._shaped(quotient),
             random,
             temperature=sequence.temperature,
             top_p=sequence.top_p,
-            logprobs=logprobs,
+            logprobs=sequence.logprobs if is_plain else None,
         )
-        if sequence.shaping is None or sequence.logprobs is None:
+        if is_plain or sequence.logprobs is None:
             return sample
         # probabilities are the model's, whatever shaped the choice
         return probed(quotient, sample.token, sequence.logprobs)
+
+    def _shaped(self, logits: NDArray[np.floating]) -> NDArray[np.floating]:
+        """Return logits (V,) without the tokens that may not come next, shaped by the options."""
+        sequence = self.sequence
+        if self._constraint is not None:
+            logits = np.where(self._constraint.allowed(len(logits)), logits, LEFT_OUT)
+        if sequence.shaping is None:
+            return logits
+        return sequence.shaping.logits(logits, sequence.prompt, self._counts, sequence.temperature)
 
     def add(self, sample: SampledToken) -> NextToken:
         """Append the next token; return the text that it adds."""
@@ -97,8 +123,13 @@ class Continuation:
         text = self._stream.add(sample.token)
         finish: Finish | None = None
         full = len(sequence.prompt) + self.made >= self._context
+        if self._constraint is not None:
+            self._constraint.add(sample.token)
         if self._stream.stopped:
             finish = "stop"
+        elif self._constraint is not None and self._constraint.finish:
+            finish = self._constraint.finish
+            text += self._stream.end()
         elif self.made >= sequence.max_tokens or full:
             finish = "length"
             text += self._stream.end()
@@ -120,23 +151,23 @@ class Batch:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._free = list(range(decoder.slots))
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: deque[Continuation] = deque()
         self._reading: deque[_RunningSequence] = deque()
         self._running: dict[str, _RunningSequence] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._reading) + len(self._running)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence, constraint: Constraint | None = None) -> None:
         """Add a sequence. Raises TooManyRequests when too many wait."""
         if len(self._waiting) >= WAITING_MAX:
             raise TooManyRequests("too many prompts wait for an answer here", retry_after_s=5)
-        self._waiting.append(sequence)
+        self._waiting.append(Continuation(sequence, self._decoder, constraint))
         self._admit()
 
     def cancel(self, id: str) -> None:
         """Drop a sequence and free its slot at once."""
-        self._waiting = deque(one_waiting for one_waiting in self._waiting if one_waiting.id != id)
+        self._waiting = deque(answer for answer in self._waiting if answer.sequence.id != id)
         for one_reading in [one for one in self._reading if one.sequence.id == id]:
             self._reading.remove(one_reading)
             self._release(one_reading)
@@ -164,10 +195,10 @@ class Batch:
 
     def _admit(self) -> None:
         while self._waiting and self._free:
-            sequence = self._waiting.popleft()
+            answer = self._waiting.popleft()
             self._free.sort()  # consecutive slots from the first on are read without a copy
-            answer = Continuation(sequence, self._decoder)
-            self._reading.append(_RunningSequence(sequence, self._free.pop(0), answer))
+            slot = self._free.pop(0)
+            self._reading.append(_RunningSequence(answer.sequence, slot, answer))
 
     def _share(self, one: _RunningSequence) -> None:
         """Copy the cache of a running sequence with the same prompt, if there is one, so that the

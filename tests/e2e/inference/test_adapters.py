@@ -15,12 +15,12 @@ import pytest
 from coordinator.database import runs
 from coordinator.inference.answers import OWN, PLAIN, TOKENIZERS
 from coordinator.inference.builtin import BuiltinEngine, Power
-from coordinator.inference.inference_engine import ModelVersion
+from coordinator.inference.inference_engine import ChatPrompt, ModelVersion
 from coordinator.services import Coordinator
 from shared.clock import SystemClock
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.chat_dataset import build_chat
-from shared.workloads.data.chat_template import ChatTemplate
+from shared.workloads.data.chat_template import ChatTemplate, DialogueTurn
 from shared.workloads.data.tokenizer import Put, load_tokenizer, train_tokenizer
 from tests.support.answering import Answering, answering
 from tests.support.counting_engine import expected
@@ -136,7 +136,7 @@ async def test_a_conversation_is_written_by_the_template_of_its_tokenizer(tmp_pa
         home.answers.connect(engine)
         prepared = await engine.prepare(
             await version_of(house.coordinator, "tiny"),
-            tuple((turn["role"], turn["content"]) for turn in TURNS),
+            ChatPrompt(turns=(DialogueTurn("system", "short"), DialogueTurn("user", "2 plus 2?"))),
         )
         assert prepared.tokens == tuple(tokens)
         assert prepared.ends == (end,)
