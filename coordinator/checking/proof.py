@@ -109,8 +109,8 @@ def _blame_run(conn: Connection, row: RecomputeRow, now: float) -> None:
 def end_without_verdict(
     conn: Connection, row: RecomputeRow, messages: tuple[str, str], now: float
 ) -> bool:
-    """End a draw of a task that drifts too far for a verdict: the standing of its account stays.
-    Return False if it had a result before.
+    """End a draw of a task that drifts too far for a verdict, or diverges: the standing of its
+    account stays. Return False if it had a result before.
     """
     if not recomputes.end(conn, row.contribution_id, "unproven", messages, now):
         return False

@@ -244,7 +244,8 @@ class Recomputes(PlatformService):
             now = self._clock.now()
             # read again, since an audit may have been answered meanwhile
             recompute = recomputes.get(conn, row.contribution_id, lock=True)
-            if figures is not None and likeness.drifts_too_far(figures):
+            # its training diverges or drifts: the task proves nothing, whoever did it
+            if result == "unproven" and (figures is None or likeness.drifts_too_far(figures)):
                 ended = _without_verdict(conn, row, messages, now)
             else:
                 ended = settle(conn, row, result, messages, now, share)
@@ -266,8 +267,8 @@ class Recomputes(PlatformService):
 def _without_verdict(
     conn: Connection, row: RecomputeRow, messages: tuple[str, str], now: float
 ) -> bool:
-    """End a draw whose task drifts too far for a verdict, and let the run's tasks be half as long;
-    return False if it had a result before.
+    """End a draw whose task proves nothing, and let the run's tasks be half as long; return False if
+    it had a result before.
     """
     if not end_without_verdict(conn, row, messages, now):
         return False

@@ -243,6 +243,21 @@ async def test_a_task_that_drifts_too_far_for_a_verdict_blames_nobody_and_the_ne
         assert (await home.coordinator.checks.run()).breaches == ()
 
 
+async def test_a_task_that_diverges_when_it_is_done_again_blames_nobody(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path / "c", open=True, proof_of_work_bits=1) as home:
+        await home.start_run(WRONG["a rate too high"][0].replace("lr = 30.0", "lr = 1e6"))
+        eve = await home.stranger("Eve")
+        lease = await eve.claim()
+        made_up = await eve.update(lease.job.run, 1, scale=1e5)
+        assert (await handed_in(eve, lease, made_up, 2.0)).state == "accepted"
+        assert await home.coordinator.recomputes.next()
+        person = await account(home, eve)
+        assert (person.standing, person.unproven, person.rest_until) == ("probation", 0, None)
+        has = decode(await eve.get("/workers/me"), Me)
+        assert (has.earned_micro, has.pending_micro + has.escrow_micro > 0) == (0, True)
+        assert await merged_samples(home) == (0, 0)
+
+
 async def test_made_up_work_that_is_faster_than_its_proof_makes_no_version(tmp_path: Path) -> None:
     """Its first three tasks are drawn, and what it sends while they wait is merged no sooner."""
     async with local_coordinator(tmp_path / "c", open=True, proof_of_work_bits=1) as home:
