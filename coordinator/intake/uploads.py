@@ -29,6 +29,7 @@ from coordinator.platform import Platform, PlatformService
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.storage.blobs import check_name, in_pool, open_in_pool, storage_errors
 from coordinator.storage.staging import end
+from shared.clock import machine_time
 from shared.errors import (
     BadRequest,
     Conflict,
@@ -568,7 +569,7 @@ class Uploads(PlatformService):
         gone = list(dict.fromkeys(await self._db.read(over)))
         gone = [upload_id for upload_id in gone if upload_id not in self._writers]
         await self._drop(gone)
-        await in_pool(self._sweep, now - 2 * UPLOAD_TTL_S)
+        await in_pool(self._sweep, machine_time(self._clock) - 2 * UPLOAD_TTL_S)
         return len(gone)
 
     def _sweep(self, older_than: float) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coordinator.storage.blobs import FileStream, Pieces, in_pool, open_in_pool, storage_errors
-from shared.clock import Clock, pause
+from shared.clock import Clock, machine_time, pause
 from shared.errors import BadRequest, NotFound, TooLarge
 from shared.files.deletions import delete_folder
 from shared.protocol.limits import UPLOAD_BYTES_MAX
@@ -90,7 +90,7 @@ class TransferBoxes:
     async def run(self, stop: asyncio.Event) -> None:
         """Delete old boxes, every hour, until `stop`."""
         while not stop.is_set():
-            await in_pool(self.expire, self._clock.now())
+            await in_pool(self.expire, machine_time(self._clock))
             await pause(self._clock, SWEEP_S, stop)
 
     def expire(self, now: float) -> None:

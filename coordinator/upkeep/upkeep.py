@@ -33,6 +33,7 @@ from coordinator.runs.run_ends import why_end
 from coordinator.runs.settlement import settle_accepted
 from coordinator.storage.blobs import in_pool
 from coordinator.upkeep.store_mark import RENEW_S
+from shared.clock import machine_time
 from shared.errors import VolunteerError
 from shared.files.deletions import delete_file
 from shared.units import DAY_S
@@ -161,7 +162,7 @@ class Upkeep(PlatformService):
         """
         now = self._clock.now()
         before = now - ORPHAN_AGE_S
-        await in_pool(_clear, self._blobs.scratch(), before)
+        await in_pool(_clear, self._blobs.scratch(), machine_time(self._clock) - ORPHAN_AGE_S)
         if not await self._marks.renew():
             return 0
         if self._blobs.staging is not None:
@@ -206,7 +207,9 @@ def _forget_parts(conn: Connection, before: float) -> None:
 
 
 def _clear(scratch: Path, before: float) -> None:
-    """Delete the half-written files of killed processes; subfolders clean up by themselves."""
+    """Delete the half-written files of killed processes, older than an instant of this machine;
+    subfolders clean up by themselves.
+    """
     for path in scratch.iterdir():
         with contextlib.suppress(FileNotFoundError):
             if path.is_file() and path.stat().st_mtime < before:
