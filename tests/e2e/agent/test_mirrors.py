@@ -27,6 +27,7 @@ class Mirror(ThreadingHTTPServer):
     daemon_threads = True
     blobs = Path()
     wrong = False  # it serves other bytes
+    short = False  # it leaves the last byte out
     slow_s = 0.0
     lacking = 0  # so many requests are answered with 404
     seen = 0
@@ -48,6 +49,8 @@ class _Handler(BaseHTTPRequestHandler):
         data = (self.server.blobs / self.path[1:]).read_bytes()[int(first) : int(last) + 1]
         if self.server.wrong:
             data = bytes(len(data))
+        if self.server.short:
+            data = data[:-1]
         time.sleep(self.server.slow_s)
         self.send_response(206)
         self.send_header("Content-Length", str(len(data)))
@@ -119,11 +122,12 @@ async def test_a_bad_mirror_costs_a_piece_and_the_fastest_serves_the_rest(
     assert not [seen for seen in asked if weights.name in seen]
 
 
+@pytest.mark.parametrize("lie", ["wrong", "short"])
 async def test_without_a_right_mirror_the_coordinator_serves(
-    home: LocalCoordinator, mirrors: list[Mirror], tmp_path: Path
+    home: LocalCoordinator, mirrors: list[Mirror], tmp_path: Path, lie: str
 ) -> None:
     for each in mirrors:
-        each.wrong = True
+        setattr(each, lie, True)
     machine = LocalMachine(tmp_path / "machine", home)
     async with home.coordinator.working():
         await machine.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -67,6 +68,19 @@ async def test_a_store_that_fails_costs_a_try_and_the_coordinator_takes_the_byte
     )
     process = await worked(home, tmp_path / "machine")
     assert [seen for seen in process.network.seen if seen.startswith("PUT /api/v1/uploads")]
+
+
+@pytest.mark.parametrize("late", ["GET", "PUT"])
+async def test_an_expired_url_costs_a_try_and_no_work(
+    home: LocalCoordinator, wayward: WaywardStore, tmp_path: Path, late: str
+) -> None:
+    wayward.denied = re.compile(f"{late} .*[?&]X-Amz-Signature=")  # as S3 answers after 15 minutes
+    process = await worked(home, tmp_path / "machine")
+    assert process.all(events.Judged)[-1].verdict.state in ("accepted", "merged")
+    asked = process.network.seen
+    through = [seen for seen in asked if re.search("PUT .*/uploads|/blobs/[0-9a-f]{64}$", seen)]
+    assert {seen.partition(" ")[0] for seen in through} == {late}
+    assert any("X-Amz-Signature" in path for method, path in wayward.seen if method == late)
 
 
 async def _away(url: str) -> str:
