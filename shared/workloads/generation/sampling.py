@@ -128,15 +128,32 @@ def agrees(
         return bool(agree((scores / temperature)[None], np.array([draw]), np.array([token]))[0])
     weights = np.exp((scores - scores.max()) / temperature)
     weights /= weights.sum()
-    # Sorted by weight; rounding may swap neighbours.
+    surely, perhaps = _may_be_kept(weights, top_p)
+    if not (surely[token] or perhaps[token]):
+        return False
+    surely[token] = perhaps[token] = False
+    weight, before = float(weights[token]), np.arange(len(weights)) < token
+    # the token's part begins first if all tokens after it are kept, and ends last if none is
+    least_before = float(weights[surely & before].sum())
+    most_before = least_before + float(weights[perhaps & before].sum())
+    least_after = float(weights[surely & ~before].sum())
+    most_after = least_after + float(weights[perhaps & ~before].sum())
+    low = least_before / (least_before + weight + most_after)
+    end = most_before + weight
+    return _within(low, end / (end + least_after), draw)
+
+
+def _may_be_kept(weights: Floats, top_p: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which tokens (V,) belong to the likeliest that reach `top_p`, and which others may do
+    so on other hardware.
+    """
     order = np.argsort(-weights, kind="stable")
     sums = weights[order].cumsum()
-    near = np.abs(weights - weights[token]) <= SLACK * weights[token]
-    low = float(weights[(weights > weights[token]) & ~near].sum())
-    high = low + float(weights[near].sum())
-    last = int(np.searchsorted(sums, top_p))  # last token kept; its neighbours are tried too
-    ends = {min(max(0, index), len(sums) - 1) for index in (last - 1, last, last + 1)}
-    return any(low < sums[end] and _within(low, high, draw * float(sums[end])) for end in ends)
+    reach, last = SLACK * min(top_p, 1 - top_p), len(sums) - 1
+    first_end, last_end = np.searchsorted(sums, [top_p - reach, top_p + reach])
+    surely = weights > weights[order[min(int(first_end), last)]] * (1 + SLACK)
+    possible = weights >= weights[order[min(int(last_end), last)]] * (1 - SLACK)
+    return surely, possible & ~surely
 
 
 def agree(
@@ -167,12 +184,16 @@ def _within(low: float, high: float, draw: float) -> bool:
 
 
 def _drawn(scores: Floats, draw: float, top_p: float) -> int:
+    """Draw a token, of the likeliest that reach `top_p` together.
+
+    Their parts of [0, 1) lie in the vocabulary's order, which no rounding of weights changes.
+    """
     weights = np.exp(scores - scores.max())
     weights /= weights.sum()
-    if top_p >= 1:
-        return min(int(np.searchsorted(weights.cumsum(), draw, side="right")), len(weights) - 1)
-    order = np.argsort(-weights, kind="stable")
-    sums = weights[order].cumsum()
-    count = int(np.searchsorted(sums, top_p)) + 1  # fewest tokens that reach top_p together
-    place = np.searchsorted(sums[:count], draw * sums[min(count, len(sums)) - 1], side="right")
-    return int(order[min(int(place), count - 1, len(order) - 1)])
+    if top_p < 1:
+        order = np.argsort(-weights, kind="stable")
+        count = int(np.searchsorted(weights[order].cumsum(), top_p)) + 1
+        weights[order[count:]] = 0.0
+    sums = weights.cumsum()
+    place = int(np.searchsorted(sums, draw * sums[-1], side="right"))
+    return min(place, int(np.flatnonzero(weights)[-1]))

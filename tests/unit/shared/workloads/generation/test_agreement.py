@@ -33,6 +33,34 @@ def test_what_the_seed_draws_agrees_also_by_other_arithmetic(
     assert agrees(logits, draw, choose(elsewhere, draw, **how).token, **how)
 
 
+@pytest.mark.parametrize("top_p", [0.2, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("sharpness", [0.01, 1.0, 4.0])
+def test_rounding_rarely_changes_a_token(top_p: float, sharpness: float) -> None:
+    """Even among tokens that are almost equally likely, whose order by weight rounding changes."""
+    rng, changed = np.random.default_rng(7), 0
+    for place in range(1000):
+        logits = rng.standard_normal(300) * sharpness
+        rounded = logits + rng.standard_normal(300) * 1e-6
+        draw = uniform(9, place)
+        tokens = {
+            choose(values, draw, temperature=1.0, top_p=top_p).token for values in (logits, rounded)
+        }
+        changed += len(tokens) > 1
+    assert changed <= 3
+
+
+def test_only_the_likeliest_that_reach_the_share_are_drawn() -> None:
+    weights = np.array([0.1, 0.4, 0.05, 0.3, 0.15])
+    tokens = [
+        choose(np.log(weights), draw, temperature=1.0, top_p=0.7).token
+        for draw in np.linspace(0, 1, 701, endpoint=False)
+    ]
+    assert [tokens.count(token) for token in range(5)] == [0, 401, 0, 300, 0]
+    assert choose(np.log(weights), 1.0, temperature=1.0, top_p=0.7).token == 3
+    for draw, token, agreed in ((0.2, 1, True), (0.2, 3, False), (0.9, 3, True), (0.2, 4, False)):
+        assert agrees(np.log(weights), draw, token, temperature=1.0, top_p=0.7) == agreed
+
+
 @pytest.mark.parametrize("how", HOW)
 def test_tokens_of_another_model_do_not(how: dict[str, Any]) -> None:
     rng = np.random.default_rng(1)
