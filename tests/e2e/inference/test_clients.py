@@ -108,9 +108,6 @@ metric_list:
 """
 
 
-RATE = "[[serve.tiers]]\nrequests_per_minute = 1000\n"
-
-
 @needs("lm_eval")
 async def test_lm_eval_finds_the_score_of_a_suite(tmp_path: Path) -> None:
     choices = [
@@ -120,8 +117,9 @@ async def test_lm_eval_finds_the_score_of_a_suite(tmp_path: Path) -> None:
     text = CAUSAL.replace('"lora"', '"all"').replace('"tiny"', '"scored"')
     async with answering(tmp_path / "home", CAUSAL, workload="causal-lm") as house:
         home = house.coordinator
+        house.key = (await home.api_keys.create_for_organiser("Ann", None)).key
         await add_suite(house.home, tmp_path, "sums-choice", choices)
-        await home.runs.create(text + '[evaluation]\nsuites = ["sums-choice"]\n' + RATE)
+        await home.runs.create(text + '[evaluation]\nsuites = ["sums-choice"]\n')
         await home.runs.start("scored")
         while await home.evaluation.evaluate_next():
             pass

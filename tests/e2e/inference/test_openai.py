@@ -393,7 +393,9 @@ async def test_a_prompt_that_could_not_be_scored_costs_nothing(
 ) -> None:
     prepare = house.engine.prepare
 
-    async def broken(model: Any, prompt: Any, probe: Any = None, rule: Any = None) -> PreparedPrompt:
+    async def broken(
+        model: Any, prompt: Any, probe: Any = None, rule: Any = None
+    ) -> PreparedPrompt:
         if probe is not None:
             raise Unavailable("the answer broke off", retry_after_s=1)
         return await prepare(model, prompt)
