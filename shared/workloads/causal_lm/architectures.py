@@ -168,7 +168,7 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def positions(self) -> int:
         """Return the most tokens of a window."""
-        return min(self.max_position_embeddings, self.sliding_window or 1 << 24)
+        return self.max_position_embeddings
 
     @property
     def layers(self) -> int:

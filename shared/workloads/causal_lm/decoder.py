@@ -1,7 +1,7 @@
 """Language model that continues many texts at once, with the keys and values of each in a slot.
 
 The library's model runs unchanged, with a cache that writes each token into the row of its slot and
-a mask that shows each text only its own past.
+a mask that shows each text only its own past, as far as a sliding window reaches.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shared.workloads.causal_lm.config import CausalConfig
-from shared.workloads.causal_lm.model import CausalModel
+from shared.workloads.causal_lm.model import CausalModel, Past
 from shared.workloads.generation.prompt_text import PromptText, padded
 
 
@@ -123,10 +123,10 @@ class CausalDecoder(PromptText):
         last = list(ends) or [len(tokens[0]) - 1] * len(tokens)
         last_places = sorted(set(last))
         columns = torch.arange(cache.longest, device=self._device)
-        mask = (columns <= at[:, :, None])[:, None]  # (B, 1, T, longest)
+        visible = (columns <= at[:, :, None])[:, None]  # (B, 1, T, longest)
         logits = self._model.logits(
             torch.tensor(tokens, device=self._device),
-            attention_mask=mask,
+            Past(visible, at),
             position_ids=at,
             past_key_values=cache,
             logits_to_keep=torch.tensor(last_places, device=self._device),

@@ -16,7 +16,7 @@ from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape, NeoxShape
 from shared.workloads.causal_lm.base_settings import GENERATION, TOKENS
 from shared.workloads.causal_lm.config import HEAD, CausalConfig, Lora, adapted, origin
-from shared.workloads.causal_lm.model import build
+from shared.workloads.causal_lm.model import Past, build
 from shared.workloads.data.chat_template import ChatTemplate, answer_end
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.generation.sample_text import DRAWN, SAMPLE_TOKENS
@@ -91,9 +91,9 @@ def as_onnx(config: CausalConfig, whole: Weights, target: FormatWanted) -> Conve
     def scores(tokens: Tensor) -> Tensor:
         batch, count = tokens.shape
         at = torch.arange(count)
-        mask = (at[:, None] >= at).expand(batch, 1, count, count)
+        visible = (at[:, None] >= at).expand(batch, 1, count, count)
         places = at.expand(batch, count)
-        return model.logits(tokens, attention_mask=mask, position_ids=places)
+        return model.logits(tokens, Past(visible, places), position_ids=places)
 
     return language_model(model.module, scores, config.shape.positions, target.tokenizer)
 

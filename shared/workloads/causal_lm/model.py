@@ -6,7 +6,7 @@ Shapes: B windows, T tokens, V vocabulary. Trained weights are float32; autocast
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +51,13 @@ class Adapter(nn.Module):
         return out
 
 
+class Past(NamedTuple):
+    """Mask (B, 1, T, K) of the keys that each token may see, and each token's own column (B, T)."""
+
+    visible: Tensor
+    columns: Tensor
+
+
 class CausalModel:
     """Language model that wraps `module`, the model object of the library transformers."""
 
@@ -58,16 +65,31 @@ class CausalModel:
         self.module = module
         self.samples = samples  # keys of the samples, for dropout
 
-    def logits(self, tokens: Tensor, **more: Any) -> Tensor:
+    def logits(self, tokens: Tensor, past: Past | None = None, **more: Any) -> Tensor:
         """Return the scores (B, T, V) of tokens (B, T)."""
-        mask = more.get("attention_mask")
-        if mask is not None and self.module.config._attn_implementation == "eager":  # adds the mask
-            least = torch.finfo(torch.float32).min
-            more["attention_mask"] = torch.zeros(mask.shape, device=mask.device).masked_fill(
-                ~mask, least
-            )
+        if past is not None:
+            more["attention_mask"] = self._masks(past)
         logits: Tensor = self.module(input_ids=tokens, use_cache=False, **more).logits
         return logits
+
+    def _masks(self, past: Past) -> Tensor | dict[str, Tensor]:
+        """Return one mask for all layers, or one for each kind, with a sliding window or without."""
+        settings = self.module.config
+        window = getattr(settings, "sliding_window", None)
+        if window is None:
+            return self._mask(past.visible)
+        keys = torch.arange(past.visible.shape[-1], device=past.visible.device)
+        near = past.columns[:, None, :, None] - keys < window
+        sliding = self._mask(past.visible & near)
+        if not hasattr(settings, "layer_types"):
+            return sliding
+        return {"full_attention": self._mask(past.visible), "sliding_attention": sliding}
+
+    def _mask(self, visible: Tensor) -> Tensor:
+        if self.module.config._attn_implementation != "eager":
+            return visible
+        least = torch.finfo(torch.float32).min  # "eager" adds the mask
+        return torch.zeros(visible.shape, device=visible.device).masked_fill(~visible, least)
 
     def loss(self, windows: Tensor, learnt_share: float | None = None) -> StepLoss:
         """Return the mean loss in nats a token of windows (B, T + 1).
@@ -87,10 +109,11 @@ class CausalModel:
         """Return the loss (B, T) of each target of windows (B, T + 1), in nats. If tokens are
         marked, only targets in answers have a loss, and dialogues do not see each other.
         """
-        inputs, targets, more = windows[:, :-1], windows[:, 1:], {}
+        inputs, targets = windows[:, :-1], windows[:, 1:]
+        more: dict[str, Any] = {}
         if marked:
-            mask, places = _apart((inputs & FIRST) != 0)
-            more = {"attention_mask": mask, "position_ids": places}
+            past, places = _apart((inputs & FIRST) != 0)
+            more = {"past": past, "position_ids": places}
             inputs = inputs & TOKEN_BITS
             unlearnt = (targets & LEARNT) == 0
             targets = (targets & TOKEN_BITS).masked_fill(unlearnt, IGNORED)
@@ -101,16 +124,17 @@ class CausalModel:
         return token_losses.view_as(targets)
 
 
-def _apart(first: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for windows whose dialogues begin at `first` (B, T), each token's attention mask (B,
-    1, T, T), and its place in its dialogue (B, T).
+def _apart(first: Tensor) -> tuple[Past, Tensor]:
+    """Return, for windows whose dialogues begin at `first` (B, T), the past that each token may
+    see, and its place in its dialogue (B, T).
     """
     T = first.shape[1]
     numbers = first.cumsum(1)
     at = torch.arange(T, device=first.device)
     begins = torch.where(first, at, 0).cummax(1).values
     same = numbers[:, :, None] == numbers[:, None, :]
-    return (same & (at[:, None] >= at))[:, None], at - begins
+    visible = (same & (at[:, None] >= at))[:, None]
+    return Past(visible, at.expand(first.shape)), at - begins
 
 
 def library_config(shape: Shape) -> Any:

@@ -22,7 +22,7 @@ _LLAMA_LIKE: Mapping[str, Any] = {
     "max_position_embeddings": 64,
 }
 LLAMA: Mapping[str, Any] = {"model_type": "llama", **_LLAMA_LIKE}
-MISTRAL: Mapping[str, Any] = {"model_type": "mistral", "sliding_window": 48, **_LLAMA_LIKE}
+MISTRAL: Mapping[str, Any] = {"model_type": "mistral", "sliding_window": 6, **_LLAMA_LIKE}
 QWEN2: Mapping[str, Any] = {"model_type": "qwen2", "tie_word_embeddings": True, **_LLAMA_LIKE}
 QWEN3: Mapping[str, Any] = {"model_type": "qwen3", "head_dim": 16, **_LLAMA_LIKE}
 GPT2: Mapping[str, Any] = {
@@ -38,7 +38,7 @@ _GEMMA: Mapping[str, Any] = {
     "hidden_act": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
 }
-_LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 48}
+_LAYERS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
 MORE: tuple[Mapping[str, Any], ...] = (
     {
         "model_type": "granite",
@@ -50,7 +50,12 @@ MORE: tuple[Mapping[str, Any], ...] = (
     },
     {"model_type": "smollm3", **_LLAMA_LIKE, "no_rope_layers": [1, 0]},
     {"model_type": "olmo2", **_LLAMA_LIKE},
-    {"model_type": "phi3", **_LLAMA_LIKE, "rope_parameters": {"partial_rotary_factor": 0.5}},
+    {
+        "model_type": "phi3",
+        **_LLAMA_LIKE,
+        "rope_parameters": {"partial_rotary_factor": 0.5},
+        "sliding_window": 6,
+    },
     {"model_type": "gemma", **_GEMMA},
     {
         "model_type": "gemma2",

@@ -11,7 +11,7 @@ import torch
 from shared.workloads.base import load
 from shared.workloads.causal_lm.config import CausalConfig, learnt_share
 from shared.workloads.causal_lm.model import CausalModel, build
-from shared.workloads.data.tokenizer import FIRST, LEARNT
+from shared.workloads.data.tokenizer import FIRST, LEARNT, TOKEN_BITS
 from tests.support.workloads import tiny_causal
 
 SHARE = 0.5
@@ -46,6 +46,18 @@ def test_a_dialogue_does_not_see_the_one_before_it(shape: str) -> None:
 
     assert total(ONE, TWO) == pytest.approx(total(ONE) + total(TWO), abs=1e-3)
     assert total(([1, 2, 3], ONE[1]), TWO) != pytest.approx(total(ONE, TWO), abs=1e-3)
+
+
+@pytest.mark.parametrize("shape", tiny_causal.SHAPES)
+@torch.inference_mode()
+def test_a_dialogue_longer_than_a_sliding_window_has_the_losses_of_the_library(shape: str) -> None:
+    made = model(shape)
+    dialogue = ([5, 6, 7], [(7 * number) % 300 for number in range(30)])
+    marked = window(ONE, dialogue)
+    # without marks the library writes the masks
+    alone = made.losses(window(dialogue) & TOKEN_BITS, marked=False)
+    losses = made.losses(marked, marked=True)
+    assert losses[0, -30:].tolist() == pytest.approx(alone[0, -30:].tolist(), abs=1e-4)
 
 
 @torch.inference_mode()
