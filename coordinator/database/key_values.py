@@ -11,7 +11,7 @@ from shared.files.deletions import Reason
 
 KEY = "key"  # fingerprint of the key that signs for this database
 STORE = "store"  # random mark, which the blob store of this database carries, too
-STORE_MARKED = "store.marked"  # "yes" since a blob store carries the mark
+STORE_MARKED = "store.marked"  # address of the blob store that carries the mark
 STORE_TURNS = "store.turns"  # newest turns at the blob store, JSON
 STORE_TROUBLE = "store.trouble"  # why the blob store is not this database's alone; "" = it is
 LOST = "lost"  # what the database lost since its last signed statement; "" = nothing

@@ -13,8 +13,10 @@ deletes nothing until its organiser decides.
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -61,7 +63,7 @@ class _Memory(msgspec.Struct, frozen=True, kw_only=True):
     """What the database remembers of its store."""
 
     mark: str
-    marked: bool  # a store carries the mark
+    store: str  # address of the store that carries the mark; "" = none
     turns: tuple[str, ...]
     database: str
     lost: str  # what the database lost: nothing is deleted meanwhile
@@ -75,12 +77,12 @@ class StoreMarks:
     ) -> None:
         self._db, self._blobs, self._clock = db, blobs, clock
         self._key = fingerprint(key.public_key)
-        self._store = without_password(settings.blobs_url)
+        self._store = _address(settings.blobs_url)
         self._place = f"{without_password(settings.database_url)} on {socket.gethostname()}"
 
     async def claim(self) -> None:
         """Mark a new store. Raises Configuration for a store that is not this database's."""
-        memory, mark = await self._db.read(_memory), await stored_mark(self._blobs)
+        memory, mark = await self._db.read(_memory), await stored_mark(self._blobs, self._store)
         if mark is None:
             await self._check_unmarked(memory)
             await self._mark(await self._db.write(_own_mark))
@@ -93,7 +95,7 @@ class StoreMarks:
         """
         if not (await self._db.read(_memory)).mark:
             await self.claim()
-        memory, mark = await self._db.read(_memory), await stored_mark(self._blobs)
+        memory, mark = await self._db.read(_memory), await stored_mark(self._blobs, self._store)
         if mark is None:
             problem = f"the file `owner` of {self._store} is gone"
         else:
@@ -113,7 +115,7 @@ class StoreMarks:
 
     async def release(self) -> None:
         """End the lease of a server that stops; its replicas take another turn."""
-        memory, mark = await self._db.read(_memory), await stored_mark(self._blobs)
+        memory, mark = await self._db.read(_memory), await stored_mark(self._blobs, self._store)
         if mark is not None and not mark.contested and not self._problem(memory, mark):
             await self._write(msgspec.structs.replace(mark, until=self._clock.now()))
 
@@ -123,7 +125,7 @@ class StoreMarks:
         Raises Configuration while another server uses it, unless this database is `recovered`: then
         that server is one of its own.
         """
-        memory, mark = await self._db.read(_memory), await stored_mark(self._blobs)
+        memory, mark = await self._db.read(_memory), await stored_mark(self._blobs, self._store)
         if mark is not None and not recovered and self._problem(memory, mark):
             check_unused(self._store, mark, mark.key, self._clock.now())
         await self._mark(await self._db.write(_new_mark))
@@ -135,11 +137,11 @@ class StoreMarks:
         names = await self._db.read(lambda conn: set(datasets.all_registered(conn)))
         announced = await self._db.read(unreferenced_blobs.names)
         stored = {entry.sha256 async for entry in self._blobs.entries()}
-        if memory.marked or (names and not stored):
+        if memory.store or (names and not stored):
             raise Configuration(
-                f"{self._store} is not the blob store of this database: give every server and "
-                "command the same --blobs and AWS_ENDPOINT_URL; a copy of the store needs its file "
-                "`owner`, too"
+                f"{self._store} is not the blob store of this database, {self._place}, which last "
+                f"used {memory.store or 'another'}: give every server and command the same --blobs "
+                "and AWS_ENDPOINT_URL; a copy of the store needs its file `owner`, too"
             )
         if stored - names - announced:
             raise Configuration(
@@ -181,20 +183,22 @@ class StoreMarks:
                 until=self._clock.now() + lease_s,
             )
         )
-        if not memory.marked:
-            await self._db.write(lambda conn: key_values.put(conn, key_values.STORE_MARKED, "yes"))
+        if memory.store != self._store:
+            await self._db.write(
+                lambda conn: key_values.put(conn, key_values.STORE_MARKED, self._store)
+            )
 
     async def _write(self, mark: StoreMark) -> None:
         await self._blobs.set_owner(msgspec.json.encode(mark).decode())
 
 
-async def stored_mark(blobs: BlobStore) -> StoreMark | None:
+async def stored_mark(blobs: BlobStore, store: str = "the blob store") -> StoreMark | None:
     """Return the mark of a store; None where it has none. Raises Configuration."""
     stored = await blobs.owner()
     try:
         return decode(stored, StoreMark) if stored else None
     except ValueError as error:
-        raise Configuration("the file `owner` of the blob store cannot be read") from error
+        raise Configuration(f"the file `owner` of {store} cannot be read") from error
 
 
 def check_unused(store: str, mark: StoreMark, key: str, now: float) -> None:
@@ -210,11 +214,19 @@ def check_unused(store: str, mark: StoreMark, key: str, now: float) -> None:
         )
 
 
+def _address(url: str) -> str:
+    """Return the address of a store, for people."""
+    if "://" not in url:
+        return str(Path(url).expanduser().absolute())
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+    return without_password(url) + (f" at {without_password(endpoint)}" if endpoint else "")
+
+
 def _memory(conn: Connection) -> _Memory:
     turns = key_values.get(conn, key_values.STORE_TURNS)
     return _Memory(
         mark=key_values.get(conn, key_values.STORE) or "",
-        marked=bool(key_values.get(conn, key_values.STORE_MARKED)),
+        store=key_values.get(conn, key_values.STORE_MARKED) or "",
         turns=decode(turns, tuple[str, ...]) if turns else (),
         database=identity(conn),
         lost=key_values.get(conn, key_values.LOST) or "",
