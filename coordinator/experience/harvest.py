@@ -287,19 +287,15 @@ def judge(case: HarvestCase, inspection: Inspection, run_state: str) -> Judgemen
     """Return the verdict on a file of games."""
     pacing = definition(case.run).pacing
     unit = pacing.unit if pacing else "game"
-    missing = max(0, case.asked - inspection.episodes - inspection.refused - inspection.stale)
+    missing = max(0, case.asked - inspection.episodes - inspection.refused)
     bad = inspection.refused + missing
     tolerated = 0 if case.match else max(1, int(TOLERATED_SHARE * case.asked))
-    if bad > tolerated:
+    if bad > tolerated or not inspection.episodes:
         complaint = (
             inspection.complaint or f"the file has {case.asked - missing} {unit}s of {case.asked}"
         )
         message = f"{bad} of {case.asked} {unit}s were refused: {complaint}"[:500]
         return Judgement(state="rejected", reason=Reason.EXPERIENCE.value, message=message)
-    if not inspection.episodes:
-        return Judgement(
-            state="rejected", reason=Reason.STALE.value, message=inspection.complaint[:500]
-        )
     if run_state not in runs.OPEN:
         return TOO_LATE
     message = f"{counted(inspection.episodes, unit)}, all valid"
@@ -312,7 +308,6 @@ def judge(case: HarvestCase, inspection: Inspection, run_state: str) -> Judgemen
 
 def _known(conn: Connection, run: RunRow, task: TaskRow, base: int) -> tuple[KnownVersion, ...]:
     """Return the versions that may have played: the base and all newer ones, or a match's two."""
-    began_at = task.begun_at or task.created_at
     if task.kind == "evaluate":
         data = own_data(task)
         other = int(data.meta[OPPONENT]) if data is not None else base
@@ -324,11 +319,4 @@ def _known(conn: Connection, run: RunRow, task: TaskRow, base: int) -> tuple[Kno
             for row, evaluation in versions.listing(conn, run.id, base - 1, 10_000)
             if not evaluation.pruned
         ]
-    return tuple(
-        KnownVersion(
-            number=row.version,
-            sha256=row.published_sha256,
-            since_s=row.created_at - began_at,
-        )
-        for row in rows
-    )
+    return tuple(KnownVersion(number=row.version, sha256=row.published_sha256) for row in rows)

@@ -341,9 +341,9 @@ class SimulatedMachine:
         job = manifest.bound(lease.job)
         if plays:
             assert world.play is not None
-            starts = [number * takes_s / job.steps for number in range(job.steps)]
-            newest = [max(v for at, v in self._newest if at <= began_at + s) for s in starts]
-            return world.play.hand_in([*zip(newest, starts, strict=True)])
+            starts = [began_at + number * takes_s / job.steps for number in range(job.steps)]
+            newest = [max(v for at, v in self._newest if at <= instant) for instant in starts]
+            return world.play.hand_in(newest)
         self.trace.steps += job.steps
         if world.play is not None and lease.data is not None:
             files = [

@@ -29,10 +29,9 @@ from coordinator.simulate.loop import LoopClock
 from coordinator.simulate.scenario import Scenario
 from coordinator.upkeep.upkeep import Upkeep
 from shared.decoding import decode
-from shared.workloads.experience import EpisodeChunk, Inspection, Pacing, behind
+from shared.workloads.experience import EpisodeChunk, Inspection, Pacing
 
 T = TypeVar("T")
-Start = tuple[int, float]
 
 
 class PretendedPlay(Compute):
@@ -43,7 +42,7 @@ class PretendedPlay(Compute):
         self.pacing, self._data, self._judge_s = pacing, scenario.data, scenario.server.judge_s
         self._clock, self._folder, self._turn = clock, folder, asyncio.Lock()
         self.judged_at: list[float] = []  # times of the files, without those of matches
-        self.episodes = 0  # in these files, without stale ones
+        self.episodes = 0  # in these files
 
     def in_place_of(self, on: Coordinator) -> Coordinator:
         """Return the services with this judge and its seals."""
@@ -56,8 +55,8 @@ class PretendedPlay(Compute):
             upkeep=Upkeep(on, intake, on.uploads, on.store_marks),
         )
 
-    def hand_in(self, starts: Sequence[Start]) -> SimulatedUpdate:
-        """Write the file of a task."""
+    def hand_in(self, starts: Sequence[int]) -> SimulatedUpdate:
+        """Write the file of a task, with the version of each of its episodes."""
         path = self._folder / f"episodes-{secrets.token_hex(8)}"
         path.write_bytes(data := self._file(starts))
         return SimulatedUpdate(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
@@ -67,7 +66,7 @@ class PretendedPlay(Compute):
         return Counter(
             version - start_version
             for path in chunks
-            for start_version, _ in _starts(path.read_bytes())
+            for start_version in _starts(path.read_bytes())
         )
 
     async def timed(self, work: Callable[..., T], *arguments: Any) -> tuple[T, float]:
@@ -82,19 +81,15 @@ class PretendedPlay(Compute):
 
     def _inspect(self, case: HarvestCase, path: Path) -> Inspection:
         starts, play = _starts(path.read_bytes()), self.pacing
-        stale = {} if case.match else behind(starts, case.known, play.lag)
-        fresh = [start for place, start in enumerate(starts) if place not in stale]
         if not (case.match or case.drawn):
             self.judged_at.append(self._clock.monotonic())
-            self.episodes += len(fresh)
+            self.episodes += len(starts)
         return Inspection(
-            data=self._file(fresh) if fresh else b"",
-            episodes=len(fresh),
-            samples=self._samples(fresh),
-            evaluations=round(len(fresh) * play.episode_flops / play.evaluation_flops),
-            stale=len(stale),
-            complaint=next(iter(stale.values()), ""),
-            draws=len(fresh) if case.match else 0,
+            data=self._file(starts),
+            episodes=len(starts),
+            samples=self._samples(starts),
+            evaluations=round(len(starts) * play.episode_flops / play.evaluation_flops),
+            draws=len(starts) if case.match else 0,
         )
 
     def _seal(self, files: Sequence[bytes]) -> EpisodeChunk:
@@ -102,12 +97,12 @@ class PretendedPlay(Compute):
         starts = [start for part in parts for start in part]
         return EpisodeChunk(data=self._file(starts), samples=sum(map(self._samples, parts)))
 
-    def _samples(self, starts: Sequence[Start]) -> int:
+    def _samples(self, starts: Sequence[int]) -> int:
         return round(len(starts) * self._data.episode_samples)
 
-    def _file(self, starts: Sequence[Start]) -> bytes:
+    def _file(self, starts: Sequence[int]) -> bytes:
         return msgspec.json.encode(starts).ljust(round(len(starts) * self._data.episode_bytes))
 
 
-def _starts(data: bytes) -> list[Start]:
-    return decode(data, list[Start])
+def _starts(data: bytes) -> list[int]:
+    return decode(data, list[int])

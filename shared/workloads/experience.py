@@ -8,7 +8,6 @@ without torch.
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -19,10 +18,6 @@ from shared.workloads.base import Config, Weights
 
 if TYPE_CHECKING:
     from shared.workloads.base import Job, TrainSettings
-
-
-# Longest time until an actor learns of a new version, by its next heartbeat.
-NOTICE_S = 60.0
 
 
 @runtime_checkable
@@ -44,7 +39,6 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
     window_min: int  # episodes before the first learn task
     reuse: float  # times that a sample is used for learning
     queue: int  # episodes that may wait for a learner; above it no actor gets a task
-    lag: int  # most versions by which an episode's first version may be behind
     learners: int  # learn tasks that may run at once
     fresh: int = 0  # learners draw from chunks sealed within this many versions; 0 = any
     unit: str = "game"  # word for an episode
@@ -67,9 +61,6 @@ class KnownVersion(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     sha256: str  # SHA-256 of its published weights
-    since_s: (
-        float  # when it was published, in seconds from the beginning of the task; negative = before
-    )
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +72,6 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     # evaluations by the network that the episodes took, which set their price
     evaluations: int = 0
     refused: int = 0  # invalid episodes
-    stale: int = 0  # episodes that began with a too old version
     complaint: str = ""  # sentence about the first refused episode
     read: int = 0  # parts of valid episodes that were recomputed, if some may differ
     faults: int = 0  # recomputed parts that differed
@@ -148,27 +138,3 @@ class Experience(Protocol):
 
     def seal(self, files: Sequence[bytes]) -> EpisodeChunk:
         """Return one chunk for learners from the valid episodes of several files."""
-
-
-def behind(
-    starts: Sequence[tuple[int, float]], versions: Sequence[KnownVersion], lag: int
-) -> dict[int, str]:
-    """Return the fault, by place in `starts`, of each episode that began with a version more than
-    `lag` behind the newest that its maker knew. `starts` has each episode's version and start.
-
-    The start of an episode counts, not its submission, so that a slow machine's long game is not
-    refused.
-    """
-    versions = sorted(versions, key=lambda version: version.since_s)
-    published = [version.since_s for version in versions]
-    reasons: dict[int, str] = {}
-    for place, (version, began_s) in enumerate(starts):
-        before = bisect.bisect_right(published, max(0.0, began_s - NOTICE_S))
-        newest = max(
-            (version_before.number for version_before in versions[:before]), default=version
-        )
-        if version < newest - lag:
-            reasons[place] = (
-                f"version {version} when version {newest} was out, more than {lag} behind"
-            )
-    return reasons

@@ -81,7 +81,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
     how = WORKLOAD.options(table["task"]["options"])
     task = job("selfplay", options.problems, config=config, options=how)
     save_file({key: value.contiguous() for key, value in weights.items()}, folder / name)
-    known = [KnownVersion(number=0, sha256=SHA256, since_s=0.0)]
+    known = [KnownVersion(number=0, sha256=SHA256)]
 
     def judge(data: bytes, whole: bool) -> Inspection:
         return WORKLOAD.experience.inspect(

@@ -130,7 +130,7 @@ class Run:
         with FrameWriter(path, schema, {}) as writer:
             for spec in schema:
                 writer.write(spec.name, weights[spec.name].numpy())
-        known = [KnownVersion(number=0, sha256=task.base_sha256, since_s=0.0)]
+        known = [KnownVersion(number=0, sha256=task.base_sha256)]
         found = WORKLOAD.experience.inspect(task, data, known, lambda _: path, version)
         assert found.episodes == s.problems, found.complaint
         records = judged(found.data)

@@ -87,10 +87,10 @@ class Gomoku:
         with FrameWriter(path, self.schema, {}) as writer:
             for spec in self.schema:
                 writer.write(spec.name, weights[spec.name])
-        version = KnownVersion(number=0, sha256=KNOWN, since_s=0.0)
+        version = KnownVersion(number=0, sha256=KNOWN)
         secret = int(self._random.integers(1 << 62))
         found = self._games.inspect(self._job(who, seed), data, [version], lambda _: path, secret)
-        missing = max(0, GAMES - found.episodes - found.refused - found.stale)
+        missing = max(0, GAMES - found.episodes - found.refused)
         tolerated = max(1, int(TOLERATED_SHARE * GAMES))
         return None if found.refused + missing > tolerated or not found.episodes else found.data
 

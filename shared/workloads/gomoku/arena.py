@@ -28,7 +28,6 @@ class GamePlan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     players: tuple[str, str]  # keys of evaluators
     opening: tuple[int, ...] = ()
-    began_s: float = 0.0
 
 
 class FinishedGame(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +50,6 @@ class FinishedGame(msgspec.Struct, frozen=True, kw_only=True):
             weights=weights,
             opening=len(self.plan.opening),
             against=against,
-            began_s=round(self.plan.began_s, 1),
             device=device,
         )
 

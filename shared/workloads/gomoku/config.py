@@ -100,8 +100,6 @@ class GomokuOptions(Table, frozen=True, kw_only=True):
     # accepted games not yet learnt from; above it no self-play is handed out
     queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 2048
     learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks at once
-    # most published versions by which a game's version may be behind
-    lag: Annotated[int, Meta(ge=0, le=1000)] = 2
     # games of one evaluate task; each opening is played with both colours
     match_games: Annotated[int, Meta(ge=2, le=1024)] = 16
     match_simulations: Annotated[int, Meta(ge=2, le=10_000)] = 64

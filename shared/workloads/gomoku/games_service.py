@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from shared.tensors.frame import torch_tensors
 from shared.workloads.base import Config, Job, Weights
 from shared.workloads.elo import MatchScore
-from shared.workloads.experience import EpisodeChunk, Inspection, KnownVersion, Pacing, behind
+from shared.workloads.experience import EpisodeChunk, Inspection, KnownVersion, Pacing
 from shared.workloads.games import Games, Opponent
 from shared.workloads.gomoku.config import GomokuConfig, GomokuOptions, forward_flops, schema
-from shared.workloads.gomoku.records import GameRecord, InvalidGame, decode, encode, score
+from shared.workloads.gomoku.records import InvalidGame, decode, encode, score
 from shared.workloads.gomoku.verification import Bench, examine, numbering
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class GomokuGames(Games):
             window_min=how.window_min,
             reuse=how.reuse,
             queue=how.queue,
-            lag=how.lag,
             learners=how.learners,
             match_games=how.match_games,
             match_every=how.match_every,
@@ -72,13 +71,10 @@ class GomokuGames(Games):
             share=1.0 if whole else how.match_replay if match else 0.0,
         )
         wrong = numbering(records, job, match=match)
-        stale = {} if match else _stale(records, versions, how.lag)
-        sound = [place for place in range(len(records)) if place not in wrong | stale]
+        sound = [place for place in range(len(records)) if place not in wrong]
         complaints = examine([records[place] for place in sound], bench)
         wrong |= {sound[at]: complaint for at, complaint in complaints.items()}
-        kept_records = [
-            record for place, record in enumerate(records) if place not in wrong | stale
-        ]
+        kept_records = [record for place, record in enumerate(records) if place not in wrong]
         searched = sum(len(record.visits) for record in kept_records)
         match_score = score(kept_records) if match else MatchScore()
         return Inspection(
@@ -87,8 +83,7 @@ class GomokuGames(Games):
             samples=searched,
             evaluations=searched * (bench.manner.simulations + 1),
             refused=len(wrong),
-            stale=len(stale.keys() - wrong.keys()),
-            complaint=next(iter((wrong or stale).values()), ""),
+            complaint=next(iter(wrong.values()), ""),
             wins=match_score.wins,
             draws=match_score.draws,
             losses=match_score.losses,
@@ -107,17 +102,6 @@ class GomokuGames(Games):
     def rules(self, config: Config) -> tuple[int, int]:
         checked = GomokuConfig.from_dict(config)
         return checked.size, checked.win
-
-
-def _stale(
-    records: Sequence[GameRecord], versions: Sequence[KnownVersion], lag: int
-) -> dict[int, str]:
-    """Return the fault of each game that began with a too old version, by place in the file."""
-    starts = [(record.version, record.began_s) for record in records]
-    return {
-        place: f"game {records[place].game} began with {reason}"
-        for place, reason in behind(starts, versions, lag).items()
-    }
 
 
 def _players(config: GomokuConfig, weights: Callable[[int], Path]) -> Callable[[int], NetEvaluator]:

@@ -41,7 +41,6 @@ class GameRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     outcome: int  # +1 the first player won, -1 the second, 0 a draw
     opening: int = 0  # number of given first moves, which were not searched
     against: int = -1  # in a match: the version of the other player
-    began_s: float = 0.0  # seconds after the task had begun
     device: str = "cpu"  # kind of device
 
 

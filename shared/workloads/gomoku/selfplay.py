@@ -130,7 +130,6 @@ class SelfPlayWork(PlayWork):
             seed=seed,
             players=(self._newest, self._newest),
             opening=drawn(self._config.rules, seed, self._options.opening_plies),
-            began_s=self._elapsed_s,
         )
 
     def _record(self, played: FinishedGame) -> GameRecord:

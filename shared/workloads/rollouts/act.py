@@ -47,12 +47,11 @@ class OpenGroup:
         problem: tuple[int, Problem],
         version: _Version,
         batch: Batch,
-        began_s: float,
         size: int,
     ) -> None:
         self.number, self.problem = problem
         self.version, self.batch = version, batch
-        self.began_s, self.open = began_s, size
+        self.open = size
         self.answers: list[list[SampledToken]] = [[] for _ in range(size)]
 
     def record(self) -> GroupRecord:
@@ -64,7 +63,6 @@ class OpenGroup:
             lengths=tuple(map(len, self.answers)),
             tokens=packed([token.token for token in tokens]),
             logprobs=quantised([token.logprob for token in tokens]),
-            began_s=round(self.began_s, 3),
         )
 
 
@@ -113,7 +111,7 @@ class RolloutWork:
             raise RuntimeError("this task is done")
         began = perf_counter()
         while len(self._records) < self._job.steps and perf_counter() - began < ADVANCE_S:
-            self._fill(self._elapsed_s + perf_counter() - began)
+            self._fill()
             for batch in {
                 group.version.number: group.batch for group in self._groups.values()
             }.values():
@@ -186,14 +184,14 @@ class RolloutWork:
         self._newest.batch = None
         release(self._device)
 
-    def _fill(self, now_s: float) -> None:
+    def _fill(self) -> None:
         """Begin problems until all slots have answers."""
         size = self._options.group
         while self._waiting and sum(g.open for g in self._groups.values()) < self._slots:
             number = self._waiting.popleft()
             problem = self._problems.get(number)
             batch = self._batch(self._newest)
-            self._groups[number] = OpenGroup((number, problem), self._newest, batch, now_s, size)
+            self._groups[number] = OpenGroup((number, problem), self._newest, batch, size)
             for sample in range(size):
                 batch.add(
                     Sequence(

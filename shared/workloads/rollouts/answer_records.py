@@ -35,7 +35,6 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     lengths: tuple[int, ...]  # tokens of each answer, including its end
     tokens: bytes  # see `packed`
     logprobs: bytes  # see `quantised`
-    began_s: float = 0.0  # seconds after the task had begun
 
     def answers(self) -> list[NDArray[np.int64]]:
         """Return the tokens of each answer. Raises InvalidGroup unless the sums are correct."""

@@ -294,7 +294,7 @@ class RolloutsOptions(msgspec.Struct, frozen=True, kw_only=True):
     reuse: Annotated[float, Meta(ge=0.01, le=1000)] = 2.0  # times that an answer is learnt from
     queue: Annotated[int, Meta(ge=1, le=1 << 20)] = 256  # problems that may wait for a learner
     learners: Annotated[int, Meta(ge=1, le=1000)] = 1  # learn tasks that may run at once
-    # most versions that answers may be behind when they begin, and again when they are learnt from
+    # learners draw answers that were sealed within so many versions
     lag: Annotated[int, Meta(ge=0, le=1000)] = 2
     warm_steps: Annotated[int, Meta(ge=0, le=1 << 20)] = (
         0  # steps on solved problems, before rollouts; none with init_from

@@ -17,7 +17,6 @@ from shared.workloads.experience import (
     KnownVersion,
     Pacing,
     Rollout,
-    behind,
 )
 from shared.workloads.rollouts.answer_proof import refuted
 from shared.workloads.rollouts.answer_records import (
@@ -46,7 +45,6 @@ class RolloutExperience(Experience):
             window_min=how.window_min,
             reuse=how.reuse,
             queue=how.queue,
-            lag=how.lag,
             learners=how.learners,
             warm_steps=how.warm_steps,
             warm_lr=how.warm_lr,
@@ -79,13 +77,7 @@ class RolloutExperience(Experience):
         problems = Problems.of(config, file)
         task = _Task(job, config, how, problems, {v.number: v.sha256 for v in versions})
         wrong = _misfits(records, task)
-        stale = {
-            place: f"problem {records[place].problem} was begun with {reason}"
-            for place, reason in behind(
-                [(r.version, r.began_s) for r in records], versions, how.lag
-            ).items()
-        }
-        sound = {n: r for n, r in enumerate(records) if n not in wrong and n not in stale}
+        sound = {n: r for n, r in enumerate(records) if n not in wrong}
         again = differing(sound, job, file, secret, whole=whole)
         wrong |= again.complaints
         judged_records = [
@@ -98,8 +90,7 @@ class RolloutExperience(Experience):
             samples=sum(len(record.lengths) for record in teaching),
             evaluations=sum(sum(record.lengths) for record in judged_records),
             refused=len(wrong),
-            stale=len(stale.keys() - wrong.keys()),
-            complaint=next(iter((wrong or stale).values()), ""),
+            complaint=next(iter(wrong.values()), ""),
             read=again.read,
             faults=again.faults,
         )

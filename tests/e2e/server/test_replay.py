@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -34,8 +33,6 @@ from shared.errors import InvalidRunFile
 from shared.tensors.quantize import codec
 from shared.workloads.base import DatasetManifest, Job, installed
 from shared.workloads.data.local_data import LocalData
-from shared.workloads.gomoku import records as gomoku_records
-from shared.workloads.rollouts import answer_records
 from tests.e2e.server.test_recomputes import LEARNING
 from tests.e2e.workloads.test_causal_lm import RUN as CAUSAL
 from tests.e2e.workloads.test_causal_lm import TRAINED
@@ -151,21 +148,8 @@ class Replays:
                 work.advance()
             return work.result()[0].experience
 
-        path = await self._blobs.local(row.sha256)
         replays = [await asyncio.to_thread(play) for _ in range(2)]
-        timeless = partial(without_times, about.workload.name)
-        return timeless(path.read_bytes()), [timeless(replay) for replay in replays]
-
-
-def without_times(workload: str, data: bytes) -> str:
-    """Return the hash of a file of episodes without the instants at which they began."""
-    if workload == "gomoku":
-        games = gomoku_records.decode(data)
-        plain = gomoku_records.encode([msgspec.structs.replace(g, began_s=0.0) for g in games])
-    else:
-        groups = answer_records.decode(data)
-        plain = answer_records.encode([msgspec.structs.replace(g, began_s=0.0) for g in groups])
-    return hashlib.sha256(plain).hexdigest()
+        return row.sha256, [hashlib.sha256(replay).hexdigest() for replay in replays]
 
 
 def covered(conn: Connection) -> bool:

@@ -109,21 +109,20 @@ def test_a_machine_that_vanishes_during_a_game_leaves_it_to_others() -> None:
     assert len(result.merged_at) > 5
 
 
-def test_long_tasks_go_on_with_newer_versions_and_a_slow_link_makes_answers_stale() -> None:
-    """A task takes minutes and a version seconds; answers may begin one version behind: machines
-    hear of versions at their heartbeats, at least once a minute.
+@pytest.mark.parametrize("down_mbit", [1e4, 2e-3])
+def test_long_tasks_go_on_with_newer_versions_and_all_their_answers_count(
+    down_mbit: float,
+) -> None:
+    """A task takes minutes and a version seconds: machines hear of versions at their heartbeats, at
+    least once a minute.
     """
-    slow = {**PLAYER, "count": 10, "episodes_per_s": 0.05, "spread": 0.5}
+    slow = {**PLAYER, "count": 10, "episodes_per_s": 0.05, "spread": 0.5, "down_mbit": down_mbit}
     run = with_options(PROBLEMS, reuse=8, lag=1)
-    found = {}
-    for name, mbit in (("link", 1e4), ("thin", 2e-3)):
-        workers = [LEARNER, {**slow, "down_mbit": mbit}]
-        result = outcome(run, workers=workers, hours=0.15)
-        assert result.play is not None
-        found[name] = result.play.episodes / (8 * len(result.play.judged_at))
-        assert len(result.merged_at) > 5
-        assert 0 < played(predict(result)).behind <= played(predict(result)).behind_most
-    assert found["thin"] < found["link"] == 1
+    result = outcome(run, workers=[LEARNER, slow], hours=0.15)
+    assert result.play is not None
+    assert result.play.episodes == 8 * len(result.play.judged_at)
+    assert len(result.merged_at) > 5
+    assert 0 < played(predict(result)).behind <= played(predict(result)).behind_most
 
 
 def test_two_roles_fit_one_machine() -> None:

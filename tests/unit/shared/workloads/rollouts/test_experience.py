@@ -37,10 +37,6 @@ Change = Callable[[list[GroupRecord]], list[GroupRecord]]
 replace = msgspec.structs.replace
 
 
-def timeless(records: list[GroupRecord]) -> list[GroupRecord]:
-    return [replace(record, began_s=0.0) for record in records]
-
-
 def published(path: Path) -> Path:
     """The file of a version's weights."""
     weights = path / "weights"
@@ -53,7 +49,7 @@ def inspected(
 ) -> Inspection:
     """The findings of the coordinator, with `known` versions that are all the same."""
     weights = published(path)
-    versions = [KnownVersion(number=n, sha256=tiny.SHA256, since_s=100.0 * n) for n in range(known)]
+    versions = [KnownVersion(number=n, sha256=tiny.SHA256) for n in range(known)]
     task = tiny.job("selfplay", changes.pop("steps", 8), **changes)
     return tiny.WORKLOAD.experience.inspect(task, data, versions, lambda _: weights, secret)
 
@@ -74,10 +70,10 @@ def test_the_same_task_writes_the_same_answers_whatever_the_slots_and_pauses(
     assert [record.problem for record in straight] == list(range(8))
     assert all(len(record.lengths) == 4 for record in straight)
     few = tiny.WORKLOAD.options({"group": 4, "slots": 3})
-    narrow = timeless(tiny.answers(tiny.lively(), tmp_path, options=few))
+    narrow = tiny.answers(tiny.lively(), tmp_path, options=few)
     assert [r.tokens for r in narrow] == [r.tokens for r in straight]
     many = tiny.WORKLOAD.options({"group": 4, "slots": 1024})
-    wide = timeless(tiny.answers(tiny.lively(), tmp_path, steps=65, options=many))
+    wide = tiny.answers(tiny.lively(), tmp_path, steps=65, options=many)
     assert [r.tokens for r in wide[:8]] == [r.tokens for r in straight]
     work = tiny.WORKLOAD.begin(tiny.job("selfplay", 8), tiny.lively(), tiny.Window(tmp_path), "cpu")
     while not work.done:
@@ -121,7 +117,7 @@ def test_a_newer_version_answers_the_problems_begun_from_then_on(tmp_path: Path)
 
 def test_rewards_are_the_coordinator_s_own(tmp_path: Path) -> None:
     found = inspected(tmp_path, encode(tiny.answers(tiny.lively(), tmp_path)))
-    assert (found.episodes, found.refused, found.stale) == (8, 0, 0)
+    assert (found.episodes, found.refused) == (8, 0)
     assert found.samples == 4 * len(judged(found.data))  # those with signal alone
     with pytest.raises(BadRequest, match="unknown field"):
         decode(encode([tiny.rewarded(tiny.answers(tiny.lively(), tmp_path)[0])]))
@@ -213,14 +209,6 @@ def test_what_the_task_did_not_ask_for_is_refused_by_name(tmp_path: Path) -> Non
     assert inspected(tmp_path, b"no file").refused == 8
 
 
-def test_answers_of_a_version_too_far_behind_are_stale(tmp_path: Path) -> None:
-    late = tiny.WORKLOAD.options({"group": 4, "slots": 8, "lag": 1})
-    records = [replace(r, began_s=1000.0) for r in tiny.answers(tiny.lively(), tmp_path)]
-    found = inspected(tmp_path, encode(records), known=3, options=late)
-    assert (found.episodes, found.refused, found.stale) == (0, 0, 8)
-    assert "more than 1 behind" in found.complaint
-
-
 @pytest.mark.parametrize(
     ("table", "raw", "said"),
     [
@@ -283,7 +271,7 @@ def test_the_rate_of_learners_rises_after_the_warm_start(
 def test_a_forged_file_is_read_no_further_than_its_first_batch(tmp_path: Path) -> None:
     def read(seed: int) -> Inspection:
         task = {"steps": 40}
-        data = encode(timeless(tiny.answers(tiny.lively(seed), tmp_path, **task)))
+        data = encode(tiny.answers(tiny.lively(seed), tmp_path, **task))
         return inspected(tmp_path, data, **task)
 
     honest, forged = read(1), read(2)

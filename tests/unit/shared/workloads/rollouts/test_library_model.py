@@ -31,7 +31,7 @@ from tests.support.workloads.tiny_rollouts import SHA256, finish, rewarded
 WORKLOAD = RolloutsWorkload()
 LEGS = [{"prompt": f"{n} legs?", "answer": f"{n}"} for n in range(20)]
 LORA = {"train": "lora", "lora": {"rank": 2}}
-KNOWN = [KnownVersion(number=0, sha256=SHA256, since_s=0.0)]
+KNOWN = [KnownVersion(number=0, sha256=SHA256)]
 
 
 class Run:

@@ -186,7 +186,7 @@ def test_every_problem_of_a_dataset_is_asked_in_turns_and_answers_are_judged_by_
     found = tiny.WORKLOAD.experience.inspect(
         job,
         result.experience,
-        [KnownVersion(number=0, sha256=tiny.SHA256, since_s=0.0)],
+        [KnownVersion(number=0, sha256=tiny.SHA256)],
         lambda name: written(weights, tmp_path) if name == 0 else data.asset(str(name)),
         3,
     )
