@@ -267,8 +267,8 @@ class Recomputes(PlatformService):
 def _without_verdict(
     conn: Connection, row: RecomputeRow, messages: tuple[str, str], now: float
 ) -> bool:
-    """End a draw whose task proves nothing, and let the run's tasks be half as long; return False if
-    it had a result before.
+    """End a draw whose task proves nothing, and let the run's tasks be half as long; return False
+    if it had a result before.
     """
     if not end_without_verdict(conn, row, messages, now):
         return False
