@@ -21,6 +21,7 @@ from coordinator.intake.intake import NEVER
 from coordinator.rules import run_file
 from coordinator.rules.run_file import StopSettings
 from coordinator.storage.blobs import DamagedBlob
+from shared.errors import NotFound
 from shared.protocol.accounts import Me
 from shared.protocol.base import Reason
 from shared.protocol.contributions import SubmitRequest, Verdict
@@ -374,3 +375,61 @@ async def test_a_warm_start_is_judged_by_its_own_rate_and_only_until_it_ends(
         later = text.replace("warm_steps = 300", "warm_steps = 0")
         await change(home, runs, file=run_file.encode(run_file.parse(later)))
         assert (await ready.verdict()).state == "accepted"
+
+
+async def test_a_repeated_submission_is_counted_once_and_told_what_became_of_it(
+    tmp_path: Path,
+) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE.replace("quorum = 1000", "quorum = 2"))
+        ann, bob = await home.join("Ann"), await home.join("Bob")
+        first = await uploaded(ann, 1)
+        verdicts = [await first.verdict() for _ in range(2)]
+        assert [verdict.state for verdict in verdicts] == ["accepted", "accepted"]
+        second = await uploaded(ann, 2)
+        assert (await second.verdict()).contribution == verdicts[0].contribution + 1
+        assert (await (await uploaded(bob, 3, broken=True)).verdict()).state == "rejected"
+        assert home.coordinator.intake.decided == {
+            ("tiny", "accepted", ""): 2,
+            ("tiny", "rejected", Reason.NOT_FINITE): 1,
+        }
+        assert await home.coordinator.merger.merge_if_due(1)
+        merged = await first.verdict()
+        assert (merged.state, merged.contribution) == ("merged", verdicts[0].contribution)
+        waiting = await uploaded(bob, 4)
+        await waiting.unchecked()
+        principal = await home.coordinator.volunteers.authenticate(bob.worker_id, bob.secret)
+        standing = await home.coordinator.db.read(
+            lambda conn: home.coordinator.intake.stands(conn, principal, 4)
+        )
+        assert (standing.state, standing.run, standing.redo) == ("checking", "tiny", False)
+
+
+async def test_nobody_learns_or_changes_what_became_of_the_work_of_others(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ann, bob = await home.join("Ann"), await home.join("Bob")
+        ready = await uploaded(ann)
+        verdict = await ready.verdict()
+        assert refused(await ready._replace(worker=bob).submit(), 404).code == "unknown_task"
+        assert refused(await ready.submit(loss_last=4.0), 409).code == "conflict"
+        assert decode(await bob.get("/contributions"), tuple[Verdict, ...]) == ()
+        principal = await home.coordinator.volunteers.authenticate(bob.worker_id, bob.secret)
+        with pytest.raises(NotFound):
+            await home.coordinator.db.read(
+                lambda conn: home.coordinator.intake.stands(conn, principal, verdict.contribution)
+            )
+
+
+async def test_a_page_of_verdicts_has_at_least_one_and_at_most_so_many(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ann = await home.join("Ann")
+        for seed in range(3):
+            await (await uploaded(ann, seed)).verdict()
+        principal = await home.coordinator.volunteers.authenticate(ann.worker_id, ann.secret)
+        history = home.coordinator.intake.history
+        newest = [number for number, _ in await history(principal, None, 10**9)]
+        assert len(newest) == 3
+        assert [number for number, _ in await history(principal, None, -5)] == newest[:1]
+        assert [number for number, _ in await history(principal, newest[0])] == newest[1:]
