@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MISSING = (
-    "answers by a schema need a package that is not installed here: the organiser adds it with"
-    " pip install 'volunteer[grammar]'"
+    "answers by a schema need a package that is not installed here: the organiser adds the extra"
+    " `grammar`"
 )
 # blanks between parts of JSON; without a bound, a weak model writes blanks for ever
 _BLANKS = {"whitespace_pattern": r"[ \n\t]{1,40}"}
