@@ -104,8 +104,22 @@ class Worker:
             if not self._take(wait=not busy):
                 return
             for loaded in busy:
-                for token in loaded.texts.step():
-                    self._tell(messages.GeneratedPiece(id=token.id, piece=_piece(loaded, token)))
+                self._step(loaded)
+
+    def _step(self, loaded: LoadedVersion) -> None:
+        """Generate a token of each sequence of a version; if that fails, fail them all and unload
+        the version, so that the next prompt finds free memory.
+        """
+        try:
+            for token in loaded.texts.step():
+                self._tell(messages.GeneratedPiece(id=token.id, piece=_piece(loaded, token)))
+        except (MemoryError, RuntimeError) as error:
+            failure = _failure(error)
+            for order in loaded.texts.clear():
+                self._tell(messages.OrderFailed(id=order, code=Internal.code, message=failure))
+            for key in [key for key, version in self._loaded.items() if version is loaded]:
+                del self._loaded[key]
+            gc.collect()
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError), self._server.makefile("rb") as stream:
@@ -146,10 +160,8 @@ class Worker:
                 )
             )
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-            if _too_large(error):
-                message = "this version is too large for the memory that answers may take"
-            self._tell(messages.OrderFailed(id=its_id, code=Internal.code, message=message))
+            failure = _failure(error)
+            self._tell(messages.OrderFailed(id=its_id, code=Internal.code, message=failure))
 
     def _carry_out(self, order: messages.Question) -> None:
         if isinstance(order, messages.DrawPictures):
@@ -286,6 +298,13 @@ def _probability(loaded: LoadedVersion, sample: SampledToken) -> TokenLogprob:
         logprob=sample.logprob,
         top=tuple((spelling(token), value) for token, value in sample.top),
     )
+
+
+def _failure(error: Exception) -> str:
+    """Return the message for an order that fails by this error."""
+    if _too_large(error):
+        return "this version is too large for the memory that answers may take"
+    return f"{type(error).__name__}: {error}"
 
 
 def _too_large(error: Exception) -> bool:

@@ -179,6 +179,11 @@ class LlamaShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_attention_heads * self.head_dim
 
     @property
+    def key_width(self) -> int:
+        """Return the numbers of a token's keys in a layer; its values have as many."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
     def norms_begin_at(self) -> float:
         """Return the neutral weight of a norm; zero for Gemma, which adds one to it."""
         return 0.0 if self.model_type in _GEMMAS else 1.0
@@ -268,6 +273,8 @@ class Gpt2Shape(msgspec.Struct, frozen=True, kw_only=True):
     def attention_width(self) -> int:
         return self.n_embd
 
+    key_width = attention_width
+
     def shapes(self) -> Shapes:
         C, M = self.n_embd, self.n_inner or 4 * self.n_embd
         yield "transformer.wte.weight", (self.vocab_size, C)
@@ -332,6 +339,8 @@ class NeoxShape(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def attention_width(self) -> int:
         return self.hidden_size
+
+    key_width = attention_width
 
     def shapes(self) -> Shapes:
         C, M = self.hidden_size, self.intermediate_size

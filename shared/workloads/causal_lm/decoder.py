@@ -17,17 +17,20 @@ from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.model import CausalModel, Past
 from shared.workloads.generation.prompt_text import PromptText, padded
 
+CACHE_BYTES_MAX = 4 << 30  # keys and values of all slots, where texts exceed the training context
+
 
 class SlotCache:
-    """Keys and values of every layer, (S, heads, T, D) each, made when a layer first writes.
+    """Keys and values of every layer, (S, heads, T, D) each, made when a layer first writes, and
+    doubled in length as texts grow.
 
     `rows` are the slots of the present batch, `places` (B, T) the positions of its new tokens, and
     `longest` the most places that a token sees. The library calls `update` and `get_seq_length`.
     """
 
-    def __init__(self, slots: int, context: int) -> None:
+    def __init__(self, slots: int, length: int) -> None:
         self._slots = slots
-        self._context = context
+        self._length = length  # places that a layer has at first
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.rows = torch.zeros(0, dtype=torch.int64)
         self.places = torch.zeros(0, 0, dtype=torch.int64)
@@ -36,9 +39,9 @@ class SlotCache:
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        if layer not in self._layers:
-            shape = (self._slots, keys.shape[1], self._context, keys.shape[3])
-            self._layers[layer] = (keys.new_zeros(shape), values.new_zeros(shape))
+        if layer not in self._layers or self._layers[layer][0].shape[2] < self.longest:
+            pair = (self._grown(keys, layer, 0), self._grown(values, layer, 1))
+            self._layers[layer] = pair
         views = []
         for cache, new in zip(self._layers[layer], (keys, values), strict=True):
             cache[self.rows[:, None], :, self.places] = new.transpose(1, 2)  # (B, T, heads, D)
@@ -48,6 +51,17 @@ class SlotCache:
             views.append(rows_read[:, :, : self.longest])
         return views[0], views[1]
 
+    def _grown(self, new: Tensor, layer: int, part: int) -> Tensor:
+        """Return the keys or values of a layer, with room for the longest text."""
+        length = self._length
+        while length < self.longest:
+            length *= 2
+        cache = new.new_zeros(self._slots, new.shape[1], length, new.shape[3])
+        if layer in self._layers:
+            old = self._layers[layer][part]
+            cache[:, :, : old.shape[2]] = old
+        return cache
+
     def share(self, source: int, slot: int, count: int) -> None:
         """Copy the first `count` places of a slot to another one."""
         for cache in (tensor for pair in self._layers.values() for tensor in pair):
@@ -55,6 +69,16 @@ class SlotCache:
 
     def get_seq_length(self, layer: int = 0) -> int:
         return 0
+
+
+def _context(config: CausalConfig, slots: int) -> int:
+    """Return the most tokens of a text: the training context, or the whole length of a model that
+    was trained elsewhere, as far as the keys and values of all slots fit.
+    """
+    if not config.source:
+        return config.context
+    place_bytes = 8 * slots * config.shape.layers * config.shape.key_width
+    return max(config.context, min(config.shape.positions, CACHE_BYTES_MAX // place_bytes))
 
 
 class CausalDecoder(PromptText):
@@ -70,7 +94,7 @@ class CausalDecoder(PromptText):
     ) -> None:
         super().__init__(tokenizer, config.shape.vocab_size)
         self.slots = slots
-        self.context = config.context
+        self.context = _context(config, slots)
         self._device = device
         self._model = model
         model.module.train(False)

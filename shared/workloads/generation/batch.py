@@ -174,6 +174,14 @@ class Batch:
         if (running := self._running.pop(id, None)) is not None:
             self._release(running)
 
+    def clear(self) -> list[str]:
+        """Drop all sequences; return their ids."""
+        ids = [answer.sequence.id for answer in self._waiting]
+        ids += [one.sequence.id for one in (*self._reading, *self._running.values())]
+        for sequence in ids:
+            self.cancel(sequence)
+        return ids
+
     def step(self) -> Iterator[NextToken]:
         """Generate a token of each running sequence; yield the new tokens."""
         self._admit()

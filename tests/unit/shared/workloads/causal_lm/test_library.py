@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -87,6 +88,24 @@ def test_texts_in_slots_are_continued_as_the_library_continues_each(shape: str) 
         places = [len(texts[slot]) - 1 for slot in slots]
         found_logits = decoder.decode_step(slots, [texts[slot][-1] for slot in slots], places)
         last = dict(zip(slots, found_logits, strict=True))
+
+
+@pytest.mark.parametrize("shape", ["llama", "gpt2", "gemma3_text"])
+def test_a_model_from_elsewhere_writes_beyond_the_training_context(shape: str) -> None:
+    found = config(SHAPES[shape], context=4)
+    weights = load("causal-lm").init(found.to_dict(), 5)
+    whole = msgspec.structs.replace(found, source="/a/folder")
+    model = build(found, weights, None, "cpu")
+    assert CausalDecoder(found, model, None, 2, "cpu").context == 4
+    decoder = CausalDecoder(whole, model, None, 2, "cpu")
+    assert decoder.context == 64
+    tokens = [(5 * number) % 300 for number in range(60)]
+    for start, end in ((0, 3), (3, 30), (30, 59)):  # the cache grows twice, and keeps the past
+        decoder.prefill(1, tokens[start:end], start)
+    last = decoder.decode_step([1], tokens[-1:], [59])[0]
+    with torch.inference_mode():
+        expected = library_model(found)(input_ids=torch.tensor([tokens])).logits[0, -1]
+    assert np.allclose(last, np.asarray(expected), atol=1e-4)
 
 
 @pytest.mark.parametrize("shape", tiny_causal.SHAPES)

@@ -220,3 +220,15 @@ def test_probabilities_and_the_nucleus() -> None:
     assert uniform(1, 2) != uniform(1, 3) != uniform(2, 3)
     shares = [choose(logits, uniform(5, n), temperature=1.0).token for n in range(4000)]
     assert shares.count(1) / 4000 == pytest.approx(0.61, abs=0.03)
+
+
+def test_all_sequences_are_dropped_at_once(given: Any) -> None:
+    engine = decoder(given)
+    batch = Batch(engine)
+    for index, prompt in enumerate(PROMPTS):  # one more than slots
+        batch.add(sequence(str(index), engine.encode(prompt)))
+    list(batch.step())
+    assert sorted(batch.clear()) == [str(index) for index in range(len(PROMPTS))]
+    assert len(batch) == 0
+    batch.add(sequence("again", engine.encode(PROMPTS[0])))
+    assert tokens_of(drain(batch), "again")
