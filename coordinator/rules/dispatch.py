@@ -22,8 +22,8 @@ from coordinator.rules.sizing import (
     allowance_beside_s,
     allowance_s,
     price_micro,
+    samples_for,
     split_at,
-    steps_for,
     steps_in,
     task_seed,
     work_of,
@@ -282,8 +282,7 @@ class _Batch:
         if share.ended or share.cursor >= run.samples_total or not does(waiter, run.kind):
             return None
         start = share.cursor
-        size = steps_for(run, speed(run, waiter)) * run.settings.batch_size
-        share.cursor = min(run.samples_total, start + size)
+        share.cursor += samples_for(run, run.samples_total - start, speed(run, waiter))
         share.open += 1
         return _assign(run, index, waiter, (share.pass_no, start), share.cursor)
 

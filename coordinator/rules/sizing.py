@@ -198,6 +198,20 @@ def _steps_by_speed(run: Run, flops: float) -> int:
     return min(run.local_steps, max(settings.min_steps, fitting))
 
 
+def samples_for(run: Run, left: int, flops: float) -> int:
+    """Return the samples of a new task for a worker of this speed, of `left` without a task.
+
+    Where the server sizes tasks, it cuts the rest of a pass into equal ones: a short last task ends
+    before all others and brings its machine out of step with them.
+    """
+    batch = run.settings.batch_size
+    most = steps_for(run, flops) * batch
+    if run.settings.local_steps or run.endless:
+        return min(left, most)
+    tasks = -(-left // most)
+    return min(left, batch * math.ceil(left / tasks / batch))
+
+
 def sized_steps(plan: Plan, parameters: int, pace: RunPace | None) -> int:
     """Return the steps of a task of a run that leaves them to the server: as many as keep the time
     besides training below the plan's `transfer_share`, within what learns.

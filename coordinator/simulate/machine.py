@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import secrets
 from collections import Counter
@@ -70,7 +71,9 @@ class SimulatedMachine:
         fast = 1 + kind.spread * self.rng.uniform(-1, 1)
         self.speed = kind.steps_per_s * fast
         self.plays = kind.episodes_per_s * fast
-        self.trace = Trace(f"{kind.name}-{number}" if kind.count > 1 else kind.name)
+        self.trace = Trace(
+            f"{kind.name}-{number}" if kind.count > 1 else kind.name, speed=self.speed
+        )
         self.labour: Labour | None = None
         self._principal: Principal | None = None
         self._held: dict[int, int] = {}  # task -> attempt
@@ -453,6 +456,7 @@ class Trace:
     """History of one machine, in seconds since the simulation began."""
 
     name: str
+    speed: float = 0.0  # optimiser steps a second
     segments: list[tuple[float, float, State]] = field(default_factory=list)  # start, stop, state
     state: State = "away"
     since: float = 0.0
@@ -469,9 +473,10 @@ class Trace:
             self.segments.append((self.since, now, self.state))
         self.state, self.since = state, now
 
-    def seconds(self) -> Counter[State]:
-        """Return the seconds spent in each state."""
+    def seconds(self, until: float = math.inf) -> Counter[State]:
+        """Return the seconds spent in each state before `until`."""
         seconds: Counter[State] = Counter()
         for start, stop, state in self.segments:
-            seconds[state] += stop - start  # type: ignore[assignment]  # a Counter of seconds
+            spent = max(0.0, min(stop, until) - start)
+            seconds[state] += spent  # type: ignore[assignment]  # a Counter of seconds
         return seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,6 +13,7 @@ from coordinator.log import configure
 from coordinator.simulate import loop
 from coordinator.simulate.machine import State, Trace
 from coordinator.simulate.pretended_play import PretendedPlay
+from coordinator.simulate.remedies import Cause, remedies
 from coordinator.simulate.scenario import parse
 from coordinator.simulate.simulation import Hooks, MergedHead, SimulationResult, simulate
 from shared.errors import BadRequest, InvalidRunFile, why
@@ -22,27 +24,22 @@ MB = 1e6
 BUSY_ENOUGH = (
     0.9  # share of the time at work from which on the devices, or the judge, are the limit
 )
-WORST: dict[State, tuple[str, str]] = {
-    "wait": (
-        "the wait for slower volunteers before each merge",
-        "size tasks by speed ([run.task] by_speed or target_seconds), lower [run.plan] quorum, "
-        "or set overlap = true",
-    ),
-    "down": (
-        "the download of new versions",
-        "raise [run.task] local_steps, so that there are fewer versions, or find a faster link "
-        "for the server",
-    ),
-    "up": (
-        "the upload of updates",
-        'raise [run.task] local_steps, or take a smaller codec ([run.plan] codec = "int4")',
-    ),
-    "claim": (
-        "the lack of tasks: at the end of the last pass everybody waits for its last ones",
-        "use more data, or smaller tasks ([run.task] local_steps)",
-    ),
-    "prepare": ("the time of a task besides training", "raise [run.task] local_steps"),
+WORST: dict[State, str] = {
+    "wait": "the wait for slower volunteers before each merge",
+    "down": "the download of new versions",
+    "up": "the upload of updates",
+    "claim": "the lack of tasks: at the end of the last pass everybody waits for its last ones",
+    "prepare": "the time of a task besides training",
 }
+# Gains from which on a change helps: of the share of the time at work, of the episodes an hour.
+GAIN_BUSY, GAIN_PLAY = 0.02, 0.03
+
+
+class Bottleneck(NamedTuple):
+    """What limits a run."""
+
+    cause: Cause
+    words: str
 
 
 Progress = Callable[[float, int], None]  # share of the time, newest version
@@ -83,13 +80,16 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     contributions_per_version: float
     steps_per_hour: float  # sum over all machines
     device_idle_share: float
+    # merged work, as a share of what the machines could have done alone, up to the last merge
+    goodput: float
     up_mb_per_hour: float  # mean of a volunteer while online
     down_mb_per_hour: float
     server_mb_per_hour: float  # up and down, over the whole simulated time
     play: PlayFigures | None
+    cause: Cause
     bottleneck: str
-    advice: str
     machines: tuple[MachineRow, ...]
+    advice: str = ""  # a change, and what it gained when it was simulated; "" = none gained
 
 
 def predict(outcome: SimulationResult) -> Prediction:
@@ -101,7 +101,7 @@ def predict(outcome: SimulationResult) -> Prediction:
     down = sum(trace.down_bytes for trace in outcome.traces) / MB
     spent = _spent(outcome.traces)
     play = None if outcome.play is None else _played(outcome, outcome.play)
-    bottleneck, advice = _bottleneck(spent) if play is None else _limit(outcome.traces, play)
+    limit = _bottleneck(spent) if play is None else _limit(outcome.traces, play)
     versions = len(outcome.merged_at)
     return Prediction(
         seed=outcome.scenario.seed,
@@ -113,14 +113,24 @@ def predict(outcome: SimulationResult) -> Prediction:
         contributions_per_version=outcome.merged / max(1, versions),
         steps_per_hour=sum(row.steps for row in rows) / hours,
         device_idle_share=1 - _busy_share(spent),
+        goodput=_goodput(outcome),
         up_mb_per_hour=up / online_h,
         down_mb_per_hour=down / online_h,
         server_mb_per_hour=(up + down) / hours,
         play=play,
-        bottleneck=bottleneck,
-        advice=advice,
+        cause=limit.cause,
+        bottleneck=limit.words,
         machines=rows,
     )
+
+
+def _goodput(outcome: SimulationResult) -> float:
+    until = max(outcome.merged_at, default=0.0)
+    alone = 0.0
+    for trace in outcome.traces:
+        seconds = trace.seconds(until)
+        alone += trace.speed * (sum(seconds.values()) - seconds["away"])
+    return outcome.merged_steps / max(1.0, alone)
 
 
 def _row(trace: Trace) -> MachineRow:
@@ -176,40 +186,31 @@ def _played(outcome: SimulationResult, judge: PretendedPlay) -> PlayFigures:
     )
 
 
-def _limit(traces: Sequence[Trace], play: PlayFigures) -> tuple[str, str]:
+def _limit(traces: Sequence[Trace], play: PlayFigures) -> Bottleneck:
     """Return the bottleneck between the machines that play, the judge and those that learn."""
     unit, judging = f"{play.unit}s", play.judge_busy_share
     if judging >= BUSY_ENOUGH:
-        return (
-            f"the judge: it checks {unit} {judging:.0%} of the time",
-            "another replica of the server, which has a judge of its own",
-        )
+        return Bottleneck("judge", f"the judge: it checks {unit} {judging:.0%} of the time")
     players, learners = (
         _spent([trace for trace in traces if trace.seconds()[state]]) for state in ("play", "train")
     )
     if _busy_share(learners) >= BUSY_ENOUGH or _worst(learners) != "claim":
-        cause, advice = _bottleneck(learners)
-        return f"on machines that learn, {cause}", advice
+        limit = _bottleneck(learners)
+        return Bottleneck(limit.cause, f"on machines that learn, {limit.words}")
     if (busy := _busy_share(players)) >= BUSY_ENOUGH or _worst(players) != "claim":
-        return (
-            f"the machines that play: {busy:.0%} of the time they make {unit}",
-            f"more or faster ones, or longer tasks ([run.task.options] {unit})",
-        )
-    return (
-        f"those that make {unit} and those that learn wait for each other",
-        "raise [run.task.options] queue",
-    )
+        words = f"the machines that play: {busy:.0%} of the time they make {unit}"
+        return Bottleneck("players", words)
+    return Bottleneck("apart", f"those that make {unit} and those that learn wait for each other")
 
 
-def _bottleneck(spent: Counter[State]) -> tuple[str, str]:
+def _bottleneck(spent: Counter[State]) -> Bottleneck:
     whole = sum(spent.values())
     if not whole:
-        return "nobody came", "let some [[workers]] join before the simulation ends"
+        return Bottleneck("nobody", "nobody came")
     if (busy := _busy_share(spent)) >= BUSY_ENOUGH:
-        return f"the devices: they train {busy:.0%} of the time", "more or faster volunteers"
+        return Bottleneck("devices", f"the devices: they train {busy:.0%} of the time")
     worst = _worst(spent)
-    cause, advice = WORST[worst]
-    return f"{cause} ({spent[worst] / whole:.0%} of the time)", advice
+    return Bottleneck(worst, f"{WORST[worst]} ({spent[worst] / whole:.0%} of the time)")
 
 
 def _worst(spent: Counter[State]) -> State:
@@ -227,12 +228,13 @@ def told(prediction: Prediction) -> str:
         f"{p.contributions_per_version:.1f} contributions each)",
         f"  steps per hour           {p.steps_per_hour:10.0f}   of all devices together",
         f"  device idle              {p.device_idle_share:10.0%}   of the time online",
+        *_of_goodput(p),
         f"  MB up per hour           {p.up_mb_per_hour:10.1f}   of one volunteer",
         f"  MB down per hour         {p.down_mb_per_hour:10.1f}   of one volunteer",
         f"  MB per hour              {p.server_mb_per_hour:10.1f}   of the coordinator, both ways",
         *_of_play(p.play),
         f"  bottleneck               {p.bottleneck}",
-        f"  what would help          {p.advice}",
+        *([f"  what would help          {p.advice}"] if p.advice else []),
         "",
         f"  {'machine':16} {'busy':>5} {'MB up/h':>9} {'MB down/h':>10} {'accepted':>9} "
         f"{'in vain':>8}",
@@ -244,6 +246,15 @@ def told(prediction: Prediction) -> str:
         for row in p.machines
     ]
     return "\n".join(lines)
+
+
+def _of_goodput(p: Prediction) -> list[str]:
+    if p.play is not None:
+        return []
+    return [
+        f"  goodput                  {p.goodput:10.0%}   of the machines' work alone was merged "
+        "(to the last merge)"
+    ]
 
 
 def _of_play(play: PlayFigures | None) -> list[str]:
@@ -280,9 +291,32 @@ def run(
     def seen(head: MergedHead) -> None:
         tell(min(0.99, head.seconds / (scenario.hours * 3600)), head.row.version)
 
-    outcome = loop.run(simulate(scenario, Hooks(on_version=seen)))
-    tell(1.0, len(outcome.merged_at))
+    hooks = Hooks(on_version=seen)
+    outcome = loop.run(simulate(scenario, hooks))
     prediction = predict(outcome)
+    prediction = msgspec.structs.replace(prediction, advice=tried(outcome, prediction, hooks))
+    tell(1.0, len(outcome.merged_at))
     if as_json:
         return msgspec.json.encode(prediction).decode()
     return told(prediction)
+
+
+def tried(outcome: SimulationResult, prediction: Prediction, hooks: Hooks) -> str:
+    """Return the first remedy that helps in a simulation of its own, and by how much; "" if none
+    does.
+    """
+    for remedy in remedies(outcome, prediction.cause):
+        changed = predict(loop.run(simulate(remedy.scenario, hooks)))
+        if gain := _gain(prediction, changed):
+            return f"{remedy.words}: {gain} (simulated)"
+    return ""
+
+
+def _gain(before: Prediction, after: Prediction) -> str:
+    """Return the gain of a change in words; "" if there is none worth a word."""
+    if before.play is not None and after.play is not None:
+        old, new = before.play.per_hour, after.play.per_hour
+        unit = before.play.unit
+        return f"{new:.0f} {unit}s an hour, not {old:.0f}" if new > old * (1 + GAIN_PLAY) else ""
+    old, new = (1 - p.device_idle_share for p in (before, after))
+    return f"devices at work {new:.0%}, not {old:.0%}" if new > old + GAIN_BUSY else ""

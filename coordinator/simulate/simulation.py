@@ -76,6 +76,7 @@ class SimulationResult:
     seconds: float
     merged_at: tuple[float, ...]  # times of the versions after 0
     merged: int  # merged contributions
+    merged_steps: float  # optimiser steps of all machines that are part of a version
     traces: tuple[Trace, ...]
     finished: str  # reason why the run ended; "" when its time was up
     play: PretendedPlay | None  # None: a run whose machines only train
@@ -293,6 +294,7 @@ class _Simulation:
         now = self._clock.monotonic()
         rows = await self._versions(0)
         began = self._clock.now() - now
+        samples = (rows[-1].tokens if rows else 0) / (await self._run_row()).sample_size
         return SimulationResult(
             scenario=self._scenario,
             about=about,
@@ -300,6 +302,7 @@ class _Simulation:
             seconds=now,
             merged_at=tuple(row.created_at - began for row in rows),
             merged=sum(len(decode(row.contributions)) for row in rows),
+            merged_steps=samples / about.file.task.batch_size,
             traces=tuple(machine.trace for machine in self._machines),
             finished=finished,
             play=self._play,

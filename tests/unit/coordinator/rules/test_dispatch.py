@@ -424,3 +424,25 @@ def _check_ranges(made: tuple[Assignment, ...], cursor: int, todo: dict[int, Tod
             for a in new:
                 assert a.start == place
                 place = a.stop
+
+
+def _lengths(run: Run, workers: int = 20) -> list[int]:
+    """Return the steps of the first pass's tasks, in order."""
+    assignments = ask([waiter(i) for i in range(workers)], [run]).assignments
+    return [a.steps for a in assignments if a.pass_no == 1]
+
+
+@given(st.integers(1, 2000), st.integers(5, 60))
+def test_no_task_of_a_pass_that_the_server_sizes_is_much_shorter_than_the_others(
+    samples: int, steps: int
+) -> None:
+    task = {"batch_size": 4, "local_steps": 0}
+    lengths = _lengths(run_of(samples_total=samples, local_steps=steps, task=task), 110)
+    assert sum(lengths) >= samples / 4
+    assert max(lengths) <= steps
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_a_length_that_a_person_wrote_stays() -> None:
+    run = run_of(samples_total=100, task={"batch_size": 4, "local_steps": 10})
+    assert _lengths(run) == [10, 10, 5]

@@ -76,7 +76,7 @@ def test_one_judge_bounds_many_players() -> None:
     assert played(found).per_hour == pytest.approx(4 * 3600, rel=0.05)
     assert played(found).judge_busy_share > 0.95
     assert found.bottleneck.startswith("the judge")
-    assert "replica" in found.advice
+    assert found.cause == "judge"
     free = predict(outcome(run, workers=[learner, many], hours=0.03))
     assert played(free).per_hour == pytest.approx(8 * 3600, rel=0.05)
     assert played(free).judge_busy_share == 0
