@@ -5,6 +5,7 @@ This module imports neither torch nor transformers, so a command line may use it
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,10 +50,14 @@ _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True):
-    """Low-rank adapters (Hu et al. 2022): W + alpha / rank B A, with W frozen."""
+    """Low-rank adapters (Hu et al. 2022): W + alpha / rank B A, with W frozen.
+
+    With `rslora` (Kalajdzievski 2023) alpha is divided by the root of the rank.
+    """
 
     rank: int = 8
     alpha: float = 16.0
+    rslora: bool = False
     dropout: float = 0.0  # dropout of an adapter's input
     targets: tuple[str, ...] = ()  # last parts of the names of adapted matrices
 
@@ -66,7 +71,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scale(self) -> float:
-        return self.alpha / self.rank
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True):

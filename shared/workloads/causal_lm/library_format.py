@@ -166,6 +166,7 @@ def _adapter_settings(config: CausalConfig, lora: Lora) -> dict[str, Any]:
         "revision": base.partition("@")[2] or None,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
+        "use_rslora": lora.rslora,
         "lora_dropout": lora.dropout,
         "target_modules": sorted(lora.targets),
         "fan_in_fan_out": isinstance(config.shape, Gpt2Shape),

@@ -112,7 +112,8 @@ def test_a_model_from_elsewhere_writes_beyond_the_training_context(shape: str) -
 def test_adapters_change_what_peft_changes(shape: str) -> None:
     import peft  # takes seconds, which each process that collects tests would spend
 
-    found = config(SHAPES[shape], train="lora", lora={"rank": 4})
+    rslora = shape in ("llama", "gpt2")
+    found = config(SHAPES[shape], train="lora", lora={"rank": 4, "rslora": rslora})
     assert found.lora is not None
     weights = {
         name: torch.randn(value.shape, generator=torch.Generator().manual_seed(7)) * 0.1
@@ -128,6 +129,7 @@ def test_adapters_change_what_peft_changes(shape: str) -> None:
     lora = peft.LoraConfig(
         r=found.lora.rank,
         lora_alpha=found.lora.alpha,
+        use_rslora=rslora,
         target_modules=list(found.lora.targets),
         fan_in_fan_out=shape == "gpt2",
     )

@@ -76,7 +76,7 @@ def test_the_library_gives_the_same_logits(tmp_path: Path, shape: str, train: st
 def test_peft_gives_the_same_logits_beside_the_frozen_model(tmp_path: Path, shape: str) -> None:
     import peft  # takes seconds, which each process that collects tests would spend
 
-    config, whole = trained(shape, train="lora")
+    config, whole = trained(shape, train="lora", lora={"rslora": shape == "llama"})
     plain = CausalConfig.from_dict({**config.to_dict(), "train": "all", "lora": None})
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     for folder in (base, adapter):
