@@ -14,9 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from coordinator.database import upload_rows
+from coordinator.database import tasks, upload_rows
 from coordinator.request_body import ClientGone
 from shared.protocol.contributions import UploadInfo, Verdict
+from shared.protocol.limits import UPLOAD_PIECE_BYTES
 from tests.support.databases import Postgres
 from tests.support.local_coordinator import (
     LocalCoordinator,
@@ -134,3 +135,34 @@ async def test_the_announced_hash_is_checked_over_all_pieces(
     decode(await ann.put(info.upload_id, 0, data[:1000]), UploadInfo)
     wrong = bytes(len(data) - 1000)
     assert refused(await ann.put(info.upload_id, 1000, wrong), 422).code == "invalid_frame"
+
+
+@pytest.mark.slow
+async def test_a_file_of_more_than_one_piece_goes_on_where_a_replica_died(
+    homes: list[LocalCoordinator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = UPLOAD_PIECE_BYTES + (24 << 20)
+    monkeypatch.setattr(tasks, "grant_bytes", lambda *_: size)
+    chunk = bytes(1 << 20)
+
+    async def zeros(count: int) -> AsyncIterator[bytes]:
+        for _ in range(count // len(chunk)):
+            yield chunk
+
+    digest = hashlib.sha256()
+    for _ in range(size // len(chunk)):
+        digest.update(chunk)
+    await homes[0].start_run()
+    ann = await homes[0].join("Ann")
+    lease = await ann.claim()
+    announced = {"size": size, "sha256": digest.hexdigest()}
+    info = decode(await ann.announce(lease, b"", **announced), UploadInfo)
+    first = await ann.put(info.upload_id, 0, zeros(UPLOAD_PIECE_BYTES))
+    assert decode(first, UploadInfo).offset == UPLOAD_PIECE_BYTES
+    shutil.rmtree(homes[0].coordinator.settings.directory / "cache")  # its machine is gone
+    spread(ann, homes[1:])
+    info = decode(await ann.announce(lease, b"", **announced), UploadInfo)
+    assert (info.offset, info.complete) == (UPLOAD_PIECE_BYTES, False)
+    rest = await ann.put(info.upload_id, info.offset, zeros(size - info.offset))
+    assert decode(rest, UploadInfo).complete
+    assert await homes[2].coordinator.blobs.hash(digest.hexdigest()) == digest.hexdigest()
