@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from coordinator.database import runs
 from coordinator.database.engine.open_database import Database
 from coordinator.database.engine.postgres import POOL
 from coordinator.services import opened
+from coordinator.upkeep.backup import backup, restore
 from shared.clock import machine_time
 from shared.errors import StorageFull, Unavailable
 from shared.units import HOUR_S
@@ -29,11 +30,11 @@ SHORT = RUN.replace("quorum = 2", "quorum = 1")
 
 @pytest.fixture
 async def fleet(postgres: Postgres, tmp_path: Path) -> AsyncIterator[list[LocalCoordinator]]:
-    """Two replicas on one clock."""
+    """Three replicas on one clock."""
     url, blobs, clock = await postgres.fresh(), str(tmp_path / "blobs"), VirtualClock()
     async with AsyncExitStack() as stack:
         made = list[LocalCoordinator]()
-        for name in ("one", "two"):
+        for name in ("one", "two", "three"):
             (tmp_path / name).mkdir()
             if made:
                 shutil.copy(tmp_path / "one" / "signing.key", tmp_path / name)
@@ -47,7 +48,7 @@ async def fleet(postgres: Postgres, tmp_path: Path) -> AsyncIterator[list[LocalC
 async def test_a_replica_with_a_full_disk_holds_up_nobody(
     fleet: list[LocalCoordinator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full, roomy = fleet
+    full, roomy, _ = fleet
     await full.start_run(SHORT)
     ann = await full.join("Ann")
     lease = await ann.claim()
@@ -69,6 +70,35 @@ async def test_a_replica_with_a_full_disk_holds_up_nobody(
     assert await roomy.coordinator.merger.merge_if_due(row.id)
     row = await roomy.coordinator.db.read(lambda conn: runs.by_name(conn, "tiny"))
     assert row.head == 1
+
+
+async def test_a_backup_made_while_three_replicas_work_is_whole(
+    fleet: list[LocalCoordinator], tmp_path: Path
+) -> None:
+    one = fleet[0].coordinator
+    await fleet[0].start_run(SHORT)
+    run = await one.db.read(lambda conn: runs.by_name(conn, "tiny"))
+    workers = [
+        await home.join(name) for home, name in zip(fleet, ("Ann", "Bob", "Cem"), strict=True)
+    ]
+
+    async def work(rounds: Iterable[int]) -> None:
+        for number in rounds:
+            assert (await workers[number % 3].work(number)).state != "rejected"
+            other = fleet[(number + 1) % 3].coordinator
+            assert await other.merger.merge_if_due(run.id)
+            await other.upkeep.sweep()
+
+    await work([0])
+    saved, place = tmp_path / "saved", Settings(data_dir=str(tmp_path / "drill"))
+    clock = fleet[0].clock
+    await asyncio.gather(backup(one.db, one.blobs, one.settings, clock, saved), work(range(1, 7)))
+    await restore(place, saved)
+    async with opened(place, VirtualClock()) as drill:
+        report = await drill.checks.run()
+        row = await drill.db.read(lambda conn: runs.by_name(conn, "tiny"))
+    assert report.breaches == ()
+    assert 1 <= row.head <= 7
 
 
 async def test_a_wrong_clock_of_a_machine_deletes_no_file_in_use(
