@@ -70,7 +70,7 @@ from coordinator.upkeep.losses import Losses
 from coordinator.upkeep.overview_cache import Beats, Overviews
 from coordinator.upkeep.store_mark import StoreMarks, stored_mark
 from coordinator.upkeep.upkeep import Upkeep
-from shared.clock import Clock, SystemClock
+from shared.clock import Clock, SystemClock, pause
 from shared.errors import Configuration, VolunteerError
 from shared.programs.machine_limits import disk_bytes
 from shared.proofs.signing import SigningKey
@@ -324,10 +324,10 @@ class Coordinator(Platform):
                 if self.stopping.is_set():
                     return
                 log.error("background job waits", job=name, error=error.message)
-                await self.clock.sleep(RESTART_S)
+                await pause(self.clock, RESTART_S, self.stopping)
             except Exception:
                 log.exception("background job failed", job=name)
-                await self.clock.sleep(RESTART_S)
+                await pause(self.clock, RESTART_S, self.stopping)
 
     def _engine(self) -> InferenceEngine | None:
         """Connect the engine that the settings name. Raises Configuration."""
