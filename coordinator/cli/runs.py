@@ -362,6 +362,11 @@ def _experience(figures: ExperienceFigures | None) -> str | None:
     )
     signal = None if figures.signal is None else f"{figures.signal:.0%} of them teach something"
     cut = f"{figures.cut:.0%} of answers cut off unended" if figures.cut else None
+    solved = length = None
+    if figures.solved is not None:
+        solved = "{:.0%} of answers right at first, {:.0%} lately".format(*figures.solved)
+    if figures.length is not None:
+        length = "{:,.0f} tokens each at first, {:,.0f} lately".format(*figures.length)
     behind = None if figures.behind is None else f"{figures.behind:.1f} versions behind"
     speed = (
         None if figures.tokens_per_s is None else f"{figures.tokens_per_s:,.0f} tokens/s an actor"
@@ -373,6 +378,8 @@ def _experience(figures: ExperienceFigures | None) -> str | None:
         f"{figures.made:,} {figures.unit}s, {figures.an_hour:,.0f} an hour",
         signal or f"{per_episode:.1f} samples each",
         f"learnt from {used:.1f} times",
+        solved,
+        length,
         cut,
         behind,
         ", ".join(part for part in (speed, learner_speed) if part),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from statistics import median
+from typing import Any
 
 import msgspec
 from sqlalchemy import (
@@ -192,19 +193,41 @@ def reported(
     """Return the median of a figure in the newest reports on accepted contributions of these kinds,
     with `a_second` times the samples a second; None if none reports it.
     """
-    c = contributions.c
-    of_run = select(c.id, c.kind, c.state, c.report).where(c.run_id == run_id)
-    n = of_run.order_by(c.id.desc()).limit(LOOKED_THROUGH).subquery().c
-    good = n.state.in_(("accepted", "merged", "superseded")) & n.kind.in_(kinds)
-    newest = select(n.report).where(good).order_by(n.id.desc()).limit(LATELY)
-    reports = [decode(report) for report in conn.execute(newest).scalars()]
     values: list[float] = [
         report["metrics"][name]
         * (report["samples"] / max(1e-3, report["train_s"]) if a_second else 1.0)
-        for report in reports
+        for report in _reports(conn, run_id, kinds, oldest=False)
         if name in report.get("metrics", {})
     ]
     return median(values) if values else None
+
+
+def course(conn: Connection, run_id: int, name: str, kind: str) -> tuple[float, float] | None:
+    """Return the medians of a figure in the oldest and in the newest reports on accepted
+    contributions of a kind; None if none reports it.
+    """
+    ends = [
+        [
+            float(report["metrics"][name])
+            for report in _reports(conn, run_id, (kind,), oldest=oldest)
+            if name in report.get("metrics", {})
+        ]
+        for oldest in (True, False)
+    ]
+    return (median(ends[0]), median(ends[1])) if all(ends) else None
+
+
+def _reports(
+    conn: Connection, run_id: int, kinds: Collection[str], *, oldest: bool
+) -> list[dict[str, Any]]:
+    """Return the oldest or the newest reports on accepted contributions of these kinds."""
+    c = contributions.c
+    of_run = select(c.id, c.kind, c.state, c.report).where(c.run_id == run_id)
+    order = c.id.asc() if oldest else c.id.desc()
+    n = of_run.order_by(order).limit(LOOKED_THROUGH).subquery().c
+    good = n.state.in_(("accepted", "merged", "superseded")) & n.kind.in_(kinds)
+    ends = select(n.report).where(good).order_by(n.id.asc() if oldest else n.id.desc())
+    return [decode(report) for report in conn.execute(ends.limit(LATELY)).scalars()]
 
 
 def totals(conn: Connection, run_id: int) -> Totals:

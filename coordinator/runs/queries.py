@@ -81,6 +81,8 @@ class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
     # versions between the one that made a sample and the one that learns from it
     behind: float | None = None
     cut: float | None = None  # share of answers that did not end
+    solved: tuple[float, float] | None = None  # share of right answers, at first and lately
+    length: tuple[float, float] | None = None  # tokens of an answer, at first and lately
     tokens_per_s: float | None = None  # tokens a second of one actor that generates text
     learnt_per_s: float | None = None  # tokens a second of one learner
 
@@ -340,6 +342,8 @@ class RunQueries:
                 else None,
                 behind=experience.reported(conn, run.id, "behind", contributions.UPDATES),
                 cut=experience.reported(conn, run.id, "cut", ("experience",)),
+                solved=experience.course(conn, run.id, "solved", "experience"),
+                length=experience.course(conn, run.id, "length", "experience"),
                 tokens_per_s=experience.reported(conn, run.id, "tokens_per_s", ("experience",)),
                 learnt_per_s=experience.reported(
                     conn, run.id, "answer_tokens", contributions.UPDATES, a_second=True

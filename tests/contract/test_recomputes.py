@@ -75,6 +75,12 @@ async def test_figures_of_reports_are_the_median_of_good_work(database: Database
         assert experience.reported(conn, run, "speed", ("experience",)) == 5.0
         assert experience.reported(conn, run, "speed", ("experience",), a_second=True) == 50.0
         assert experience.reported(conn, run, "other", ("experience",)) is None
+        assert experience.course(conn, run, "speed", "experience") == (5.0, 5.0)
+        assert experience.course(conn, run, "other", "experience") is None
+        for value in (2.0,) * 64 + (9.0,) * 64:
+            report = f'{{"metrics": {{"speed": {value}}}}}'
+            add_contribution(conn, run, NEW, "accepted", kind="experience", report=report)
+        assert experience.course(conn, run, "speed", "experience") == (2.0, 9.0)
 
     await database.write(play)
 

@@ -252,9 +252,11 @@ class RolloutWork:
     def _metrics(self) -> dict[str, float]:
         took = max(self._elapsed_s, 1e-6)
         solved = sum(self._solved) / max(1, len(self._solved))
+        answers = max(1, len(self._solved) * self._options.group)
         return {
             "solved": solved,
-            "cut": self._cut / max(1, len(self._solved) * self._options.group),
+            "cut": self._cut / answers,
+            "length": self._tokens / answers,
             "tokens": float(self._tokens),
             "tokens_per_s": self._tokens / took,
             "problems_per_hour": 3600 * len(self._records) / took,

@@ -106,6 +106,10 @@ async def test_two_volunteers_go_on_after_one_was_killed_among_its_answers(tmp_p
         assert shown is not None
         assert shown.cut is not None
         assert 0 <= shown.cut <= 1
+        assert shown.solved is not None
+        assert all(0 <= share <= 1 for share in shown.solved)
+        assert shown.length is not None
+        assert min(shown.length) > 0
         assert (await home.coordinator.runs.queries.decided("rollouts")).rejected == 0
         assert await sound(home)
 
