@@ -302,6 +302,7 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             ("bits a byte", _bits(run)),
             ("workers", run.workers),
             ("steps", run.steps),
+            ("ends", f"about {when(run.ends_at)}, by its pace" if run.ends_at else None),
             (run.items, run.tokens),
             ("credits", f"{run.credits_per_step:g} a step"),
             ("merge", run.merging),

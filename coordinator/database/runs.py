@@ -72,6 +72,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     steps_provable: int = 0
     drift: float | None = None
     drift_version: int | None = None
+    idle_s: float = 0.0
 
 
 def _row(mapping: Any) -> RunRow:
@@ -103,6 +104,7 @@ UNSTARTED: dict[str, Any] = {
     "state_reason": "",
     "started_at": None,
     "ended_at": None,
+    "idle_s": 0.0,
 }
 
 
@@ -170,7 +172,13 @@ def move(
     conn: sa.Connection, run: RunRow, state: RunState, change: StateChange, **values: Any
 ) -> None:
     """Change the state. Raises Conflict for an impossible transition, or if it has just changed."""
-    cause = {"state_since": change.at, "state_actor": change.actor, "state_reason": change.reason}
+    cause: dict[str, Any] = {
+        "state_since": change.at,
+        "state_actor": change.actor,
+        "state_reason": change.reason,
+    }
+    if state == "running" and run.started_at is not None and run.state_since is not None:
+        cause |= {"idle_s": run.idle_s + max(0.0, change.at - run.state_since)}
     if (run.state, state) not in TRANSITIONS:
         raise Conflict(f'the run "{run.name}" is {run.state}, so it cannot become {state}')
     changed = conn.execute(

@@ -156,7 +156,9 @@ class RunQueries:
             version=run.head,
             loss_first=evaluations.first_loss(conn, run.id),
             progress=progress,
-            ends_at=ends_at(run.started_at, progress, self._clock.now()) if goes_on else None,
+            ends_at=ends_at(run.started_at, run.idle_s, progress, self._clock.now())
+            if goes_on
+            else None,
             credits_per_step=run.price_micro / 1e6,
             memory_bytes=_memory(run, about),
             libraries=tuple(about.workload.libraries(about.file.model)),
@@ -449,11 +451,16 @@ def _progress(run: RunRow, about: Definition) -> float | None:
     return min(1.0, about.share_done(run, max(0, run.head), run.tokens))
 
 
-def ends_at(started_at: float | None, progress: float | None, now: float) -> float | None:
-    """Return when a run ends at its pace since the start; None while too little is done to say."""
+def ends_at(
+    started_at: float | None, idle_s: float, progress: float | None, now: float
+) -> float | None:
+    """Return when a run ends at its pace since the start, without its pauses; None while too little
+    is done to say.
+    """
     if started_at is None or progress is None or not PROGRESS_MIN <= progress < 1:
         return None
-    return now + (now - started_at) * (1 - progress) / progress
+    worked_s = max(0.0, now - started_at - idle_s)
+    return now + worked_s * (1 - progress) / progress
 
 
 def _rate(worker: Mapping[str, Any], run: RunRow) -> float | None:

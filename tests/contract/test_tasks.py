@@ -21,7 +21,7 @@ from shared.errors import (
     Gone,
     NotFound,
 )
-from shared.protocol.base import Reason
+from shared.protocol.base import Reason, RunState
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat
 from shared.protocol.leases import Lease, ReleaseRequest
 from shared.protocol.limits import RENEW_S
@@ -431,3 +431,17 @@ async def test_the_background_job_flushes_and_expires_until_it_is_stopped(
     stop.set()
     await job
     assert (await house.row(lease.task)).returned
+
+
+async def test_pauses_count_as_no_time_of_a_run(house: VirtualQueue) -> None:
+    def walk(conn: Connection) -> list[float]:
+        runs.set_values(conn, house.run, started_at=100.0, state_since=100.0)
+        changes: list[tuple[RunState, float]] = [("paused", 150.0), ("running", 170.0)]
+        idle = []
+        for state, at in [*changes, ("completed", 200.0)]:
+            row = runs.by_id(conn, house.run)
+            runs.move(conn, row, state, runs.StateChange(at=at))
+            idle.append(runs.by_id(conn, house.run).idle_s)
+        return idle
+
+    assert await house.write(walk) == [0.0, 20.0, 20.0]

@@ -45,20 +45,21 @@ def test_progress_is_told_as_the_volunteers_program_tells_it(
 
 
 @pytest.mark.parametrize(
-    ("started_at", "progress", "end"),
+    ("started_at", "idle_s", "progress", "end"),
     [
-        (0.0, 0.25, 400.0),
-        (50.0, 0.5, 150.0),
-        (None, 0.5, None),  # a draft
-        (0.0, None, None),  # it ends by a date or a loss
-        (0.0, 0.001, None),  # too little to say
-        (0.0, 1.0, None),
+        (0.0, 0.0, 0.25, 400.0),
+        (50.0, 0.0, 0.5, 150.0),
+        (0.0, 60.0, 0.25, 220.0),  # paused for a minute
+        (None, 0.0, 0.5, None),  # a draft
+        (0.0, 0.0, None, None),  # it ends by a date or a loss
+        (0.0, 0.0, 0.001, None),  # too little to say
+        (0.0, 0.0, 1.0, None),
     ],
 )
 def test_the_end_of_a_run_is_estimated_by_its_pace(
-    started_at: float | None, progress: float | None, end: float | None
+    started_at: float | None, idle_s: float, progress: float | None, end: float | None
 ) -> None:
-    assert ends_at(started_at, progress, 100.0) == end
+    assert ends_at(started_at, idle_s, progress, 100.0) == end
 
 
 def version(number: int, loss: float | None, **more: Any) -> VersionInfo:
