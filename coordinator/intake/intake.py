@@ -287,10 +287,14 @@ class Intake(PlatformService):
             is_out = its.standing == "suspended" or row.volunteer_id in suspended
             if judgement.state != "rejected" and is_out:
                 judgement = validation.SUSPENDED
+            # its run ended after it was read
+            task = held.get(row.id)
+            if judgement.state == "accepted" and task is not None and task.state == "cancelled":
+                judgement = validation.TOO_LATE
             if judgement.reason == Reason.STALE and _is_late(row, its.run, _plan(its)):
                 self._too_late(conn, row, its.run)
             else:
-                judged.append((row, judgement if row.id in held else LOST))
+                judged.append((row, LOST if task is None else judgement))
         decided = [(row, each.stored(measured[row.id])) for row, each in judged]
         verdicts.decide_all(conn, decided, now)
         taken = list[_Taken]()

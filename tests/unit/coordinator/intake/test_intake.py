@@ -179,6 +179,22 @@ async def test_a_result_whose_task_was_taken_back_is_not_counted_at_all(tmp_path
         assert (await bob.hand_in(theirs, await bob.begin(theirs), 2)).state == "accepted"
 
 
+async def test_work_whose_run_ends_while_it_is_decided_is_paid_and_waits_for_no_merge(
+    tmp_path: Path,
+) -> None:
+    """The run was read before another replica ended it, and its task after that."""
+    async with local_coordinator(tmp_path) as home:
+        await home.start_run(ALONE)
+        ann = await home.join("Ann")
+        ready = await uploaded(ann)
+        await ready.unchecked()
+        await change(home, tasks, state="cancelled")
+        assert await home.coordinator.intake.recheck() == 1
+        assert await outcome(home) == ("superseded", Reason.RUN_ENDED)
+        assert await pay(ann) == (0, 0, ready.lease.price_micro)
+        assert await read(home, tasks.c.state) == ["cancelled"]
+
+
 async def test_work_of_an_account_that_was_suspended_meanwhile_is_neither_drawn_nor_paid(
     tmp_path: Path,
 ) -> None:
