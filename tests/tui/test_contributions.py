@@ -40,6 +40,8 @@ def test_work_that_brings_nothing_is_a_cross_with_its_reason() -> None:
     assert "it counts nothing" in text
     paid = replace(unpaid, message="enough others were in time", credits_micro=1)
     assert "✓ not needed" in text_of(verdict_lines(paid, 84, UNICODE))
+    free = replace(paid, credits_micro=0)  # of a run that pays nothing
+    assert "✓ not needed" in text_of(verdict_lines(free, 84, UNICODE))
 
 
 def test_a_contribution_names_its_run_and_the_version_it_is_in() -> None:

@@ -81,12 +81,13 @@ def verdict_lines(
 
 def outcome(verdict: Verdict, paid: Collection[int] = ()) -> str:
     """Return the state of a contribution: "paid" for accepted work that the ledger has paid (games,
-    which no version merges), "unpaid" for work that is decided and brings nothing.
+    which no version merges), "unpaid" for decided work whose pay was refused.
     """
     if verdict.state == "accepted" and verdict.contribution in paid:
         return "paid"
-    decided = verdict.state in ("merged", "superseded")
-    return "unpaid" if decided and not verdict.credits_micro and judged(verdict) else verdict.state
+    decided = verdict.state in ("merged", "superseded") and not verdict.credits_micro
+    # Work of price 0 brings nothing either; the coordinator's sentence refuses its pay by this word.
+    return "unpaid" if decided and "paid" in verdict.message else verdict.state
 
 
 def reason_of(verdict: Verdict, *, paid: bool = False) -> str:
