@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from coordinator.log import configure
+from coordinator.rules.run_file_help import explained
 from coordinator.simulate import loop
 from coordinator.simulate.machine import State, Trace
 from coordinator.simulate.pretended_play import PretendedPlay
@@ -280,7 +281,11 @@ def run(
         text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRunFile(f"the scenario {file} cannot be read: {why(error)}") from error
-    scenario = parse(text, file.parent)
+    try:
+        scenario = parse(text, file.parent)
+    except InvalidRunFile as error:
+        complaint = explained(text, str(error)) if "not TOML" in str(error) else str(error)
+        raise InvalidRunFile(f"{file}: {complaint}") from error
     if hours is not None:
         if hours <= 0:
             raise BadRequest(f"--hours must be above 0, not {hours:g}")

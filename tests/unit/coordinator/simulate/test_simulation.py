@@ -250,6 +250,24 @@ def test_the_command_says_what_it_needs(tmp_path: Path) -> None:
             app(["simulate", "--hours", hours, str(file)])
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("name: x\n", "scenario.toml: line 1: this is YAML"),
+        ('{"run": 1}', "scenario.toml: line 1: this is JSON"),
+        ("[run]\nworkload = gpt\n", 'scenario.toml: line 2: a text stands in quotes: "gpt"'),
+        ('name = "x"\n', "scenario.toml: a scenario needs a table"),
+    ],
+)
+def test_a_file_that_is_no_scenario_is_named_with_its_fault(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
+    (tmp_path / "scenario.toml").write_text(text)
+    with pytest.raises(InvalidRunFile) as refusal:
+        app(["simulate", str(tmp_path / "scenario.toml")])
+    assert sentence in str(refusal.value)
+
+
 def test_virtual_time_jumps_and_a_deadlock_is_an_error() -> None:
     async def nap() -> float:
         await asyncio.sleep(86_400)
