@@ -234,7 +234,7 @@ def test_the_command_prints_an_example_that_it_can_play(
     assert capsys.readouterr().out == example()
     file = tmp_path / "scenario.toml"
     file.write_text(example())
-    assert app(["simulate", str(file), "--hours", "0.3", "--json"]) == 0
+    assert app(["simulate", str(file), "--hours", "0.1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["versions"] > 0
     assert len(found["machines"]) == 4
