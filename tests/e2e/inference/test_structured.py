@@ -142,7 +142,7 @@ class Animal(BaseModel):
 chat = ChatOpenAI(model="tiny", base_url=sys.argv[1], max_retries=0, seed=2, max_tokens=250)
 for method in ("json_schema", "function_calling"):
     print(type(chat.with_structured_output(Animal, method=method).invoke("2 plus 2?")).__name__)
-called = chat.bind_tools([Animal], tool_choice="any").invoke("2 plus 2?")
+called = chat.bind_tools([Animal], tool_choice="any", parallel_tool_calls=False).invoke("2 + 2?")
 print(called.tool_calls[0]["name"])
 """
 
