@@ -11,6 +11,7 @@ computes all of it, and returns a few numbers.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -18,9 +19,9 @@ from msgspec import Meta
 
 from coordinator.checking.recompute import Recomputes, RecomputeTask
 from coordinator.database import recomputes, record
-from coordinator.database.recomputes import RecomputeRow
+from coordinator.database.recomputes import CHECKER, RecomputeRow
 from coordinator.platform import Platform, PlatformService
-from coordinator.rules.checks import ComputeDevice, Redone
+from coordinator.rules.checks import HOLD_S, ComputeDevice, Redone
 from shared.errors import BadRequest, Conflict, NotFound, VolunteerError
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class Checkers(PlatformService):
             if recomputes.see_checker(conn, name, machine.kind, now):
                 record.append(conn, "organiser", "checker.work", name, machine.kind, now)
             served = recomputes.served(conn, now)
-            return recomputes.hold(conn, hold, machine.kind, served, now)
+            holder = recomputes.Holder.checker(hold, now)
+            return recomputes.take_for_checker(conn, holder, machine.kind, served)
 
         for _ in range(ENDED_MAX):
             row = await self._db.write(taken)
@@ -89,13 +91,19 @@ class Checkers(PlatformService):
             return await self._recomputes.prepare(row)
         # the server's own loop tries it after two failures, and postpones it with the reason
         except VolunteerError:
-            await self._give_back(row.contribution_id, row.hold, failed=True)
+            await self._give_back(row, failed=True)
             return None
 
     async def renew(self, contribution: int, hold: str) -> bool:
         """Renew a checker's hold; return False if another has the recompute, or it is done."""
-        now = self._clock.now()
-        return await self._db.write(lambda conn: recomputes.renew(conn, contribution, hold, now))
+
+        def renew(conn: Connection) -> bool:
+            row = recomputes.get(conn, contribution)
+            if row is None or row.owner != CHECKER + hold:
+                return False
+            return recomputes.JOBS.renew(conn, row, self._clock.now() + HOLD_S)
+
+        return await self._db.write(renew)
 
     async def report(
         self, contribution: int, hold: str, on: ComputeDevice, outcome: CheckerOutcome
@@ -105,7 +113,7 @@ class Checkers(PlatformService):
         """
         row = await self._held(contribution, hold)
         if outcome.found is None:
-            await self._give_back(contribution, hold, failed=outcome.failed)
+            await self._give_back(row, failed=outcome.failed)
             return CheckerVerdict(result="", message="")
         if row.state != "done":
             task = await self._recomputes.prepare(row)
@@ -113,17 +121,16 @@ class Checkers(PlatformService):
         row = await self._held(contribution, hold)
         return CheckerVerdict(result=row.result, message=row.message)
 
-    async def _give_back(self, contribution: int, hold: str, *, failed: bool) -> None:
-        await self._db.write(
-            lambda conn: recomputes.give_back(conn, contribution, hold, failed=failed)
-        )
+    async def _give_back(self, row: RecomputeRow, *, failed: bool) -> None:
+        tries = row.tries + int(failed)
+        await self._db.write(partial(recomputes.JOBS.release, job=row, tries=tries))
         self._signals.notify("recomputes")
 
     async def _held(self, contribution: int, hold: str) -> RecomputeRow:
         row = await self._db.read(lambda conn: recomputes.get(conn, contribution))
         if row is None:
             raise NotFound(f"contribution {contribution} is not to be done again")
-        if row.hold != hold:
+        if row.owner != CHECKER + hold:
             raise Conflict(
                 f"the recompute of contribution {contribution} was not renewed in time and is"
                 " another's by now"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -30,6 +31,7 @@ from coordinator.database import volunteers as accounts
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.recomputes import DrawTerms, RecomputeRow, StoredCase
 from coordinator.database.runs import RunRow
+from coordinator.merging.lease_keeper import LeaseKeeper
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import checks as rules
 from coordinator.rules import likeness, refusals
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 
 Drawn = Literal["", "drawn", "never"]  # "never": no machine could do its task again
-POLL_S = 60.0  # interval of looking for postponed recomputes
+POLL_S = 15.0  # interval of looking for postponed recomputes, and those of a dead process
 SENTENCE_CHARS_MAX = 500
 
 log = structlog.get_logger("checks")
@@ -65,6 +67,7 @@ class Recomputes(PlatformService):
         super().__init__(on)
         self._compute, self._aside = computes
         self._draws = draws
+        self._leases = LeaseKeeper(on)
         self._choosing = asyncio.Lock()
         self._under_way: RecomputeRow | None = None
         self._ordered = False  # a recompute was ordered and may begin after the commit
@@ -130,7 +133,7 @@ class Recomputes(PlatformService):
     async def next(self) -> bool:
         """Make the next recompute that is not left to a checker; False when there is none."""
         async with self._choosing:
-            row = self._under_way = await self._first()
+            row = self._under_way = await self._take()
         if row is None:
             return False
         try:
@@ -144,33 +147,40 @@ class Recomputes(PlatformService):
         """
         async with self._choosing:
             larger = self._under_way
-            row = None if larger is None else await self._first(larger)
-            if larger is None or row is None or not rules.overtakes(row.flops, larger.flops):
+            row = None if larger is None else await self._take(larger)
+            if row is None:
                 return False
             with self._compute.paused():
                 return await self._attempt(row, self._aside)
 
-    async def _first(self, under_way: RecomputeRow | None = None) -> RecomputeRow | None:
-        now = self._clock.now()
-        return await self._db.read(
-            lambda conn: recomputes.first(conn, now, recomputes.served(conn, now), under_way)
-        )
+    async def _take(self, under_way: RecomputeRow | None = None) -> RecomputeRow | None:
+        now, leases = self._clock.now(), self._leases
+        holder = recomputes.Holder(owner=leases.owner, now=now, until=now + leases.lease_s)
+
+        def take(conn: Connection) -> RecomputeRow | None:
+            return recomputes.take(conn, holder, recomputes.served(conn, now), under_way)
+
+        return await self._db.write(take)
 
     async def _attempt(self, row: RecomputeRow, compute: Compute) -> bool:
-        """Run a recompute, or postpone it with the reason; return False if the server stops."""
+        """Run a leased recompute, or postpone it with the reason; return False if the server
+        stops.
+        """
         try:
-            why = await self._make(row, compute)
+            async with self._leases.renewing(recomputes.JOBS, row):
+                why = await self._make(row, compute)
         except Unavailable as error:
             if compute.stopping:
+                await self._db.write(partial(recomputes.JOBS.release, job=row))
                 return False
             why = error.message
         except (VolunteerError, OSError) as error:
             why = f"it cannot be done again now: {error}"
         if why:
             log.warning("recompute waits", contribution=row.contribution_id, reason=why)
-            until = self._clock.now() + rules.POSTPONED_S
-            waits = row.contribution_id, until, why[:SENTENCE_CHARS_MAX]
-            await self._db.write(lambda conn: recomputes.postpone(conn, *waits))
+            until, message = self._clock.now() + rules.POSTPONED_S, why[:SENTENCE_CHARS_MAX]
+            postpone = partial(recomputes.JOBS.release, job=row, after=until, message=message)
+            await self._db.write(postpone)
         return True
 
     async def prepare(self, row: RecomputeRow) -> RecomputeTask:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, bindparam, exists, func, or_, select, update
 from coordinator.database import contributions
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import among, its, one_of
-from coordinator.database.recomputes import RecomputeRow, StoredCase
+from coordinator.database.recomputes import IS_OPEN, RecomputeRow, StoredCase
 from coordinator.database.runs import OPEN
 from coordinator.database.tables.accounts import volunteers, workers
 from coordinator.database.tables.runs import runs
@@ -57,7 +57,7 @@ _OPEN_NOW = (
     .join(recomputes, _R.audit_id == _T.id)
     .join(runs, runs.c.id == _T.run_id)
     .where(one_of(_T.state, ("todo", "doing")), one_of(_T.kind, (AUDIT,)))
-    .where(one_of(_R.state, ("waiting",)), runs.c.state.in_(OPEN))
+    .where(IS_OPEN, runs.c.state.in_(OPEN))
 )
 _ELSEWHERE = (
     select(_V.id)
@@ -72,7 +72,7 @@ _ELSEWHERE = (
 _TO_OPEN = (
     select(_R.contribution_id)
     .join(runs, runs.c.id == _R.run_id)
-    .where(one_of(_R.state, ("waiting",)), _R.audit_id.is_(None), _R.hold == "", _R.seed != 0)
+    .where(one_of(_R.state, ("waiting",)), _R.audit_id.is_(None), _R.seed != 0)
     .where(or_(_R.drawn_at < bindparam("before"), _R.flops > RECOMPUTE_FLOPS_MAX))
     .where(runs.c.state.in_(OPEN))
     .order_by(_R.contribution_id)
@@ -83,7 +83,7 @@ _WAITING = (
     _MARKS.add_columns(_R.audit_id, _R.work, _R.declined, _T.price_micro)
     .join(recomputes, _R.volunteer_id == _V.id)
     .join(tasks, _T.id == _R.audit_id)
-    .where(among(_R.audit_id, "ids"), _R.state == "waiting")
+    .where(among(_R.audit_id, "ids"), IS_OPEN)
 )
 _ABOUT = _MARKS.add_columns(_V.accepted_micro).where(among(_V.id, "ids"), _V.standing == "vetted")
 _HAD = (

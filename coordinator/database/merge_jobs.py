@@ -116,9 +116,11 @@ def fail(conn: Connection, part: PartRow, message: str, *, content: bool) -> Non
     """Fail a part for content that cannot be merged; after a fault of disk or network it gets a
     second try.
     """
-    over = content or part.failures + 1 >= FAILURES_MAX
-    state = "failed" if over else "todo"
-    JOBS.change(conn, part, state=state, failures=part.failures + 1, message=message)
+    failures = part.failures + 1
+    if content or failures >= FAILURES_MAX:
+        JOBS.change(conn, part, state="failed", failures=failures, message=message)
+    else:
+        JOBS.release(conn, part, failures=failures, message=message)
 
 
 def made_by(part: PartRow) -> MergedPart:

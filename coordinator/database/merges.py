@@ -6,8 +6,8 @@ import msgspec
 from sqlalchemy import (
     Connection,
     insert,
+    or_,
     select,
-    update,
 )
 
 from coordinator.database.engine.leased_jobs import LeasedJobs
@@ -52,28 +52,25 @@ class Bid(msgspec.Struct, frozen=True, kw_only=True):
 
 _M = merges.c
 _MERGE = select(merges).where(its(_M.run_id), its(_M.base), its(_M.shard))
-_MERGE_LOCKED = _MERGE.with_for_update()
 _ADD_MERGE = insert(merges).returning(*_M)
-_TAKE_OVER = update(merges).where(its(_M.run_id), its(_M.base), its(_M.shard)).returning(*_M)
 JOBS = LeasedJobs(merges, MergeRow, free="abandoned", leased="leased")
 
 
-def take(conn: Connection, bid: Bid, now: float, *, fresh: bool = False) -> MergeRow | None:
-    """Lease the merge of `base`, also one that failed or whose lease ran out; None if it is
-    committed or another process has it.
+def begin(conn: Connection, bid: Bid, now: float) -> MergeRow:
+    """Insert and lease a merge. The caller has locked the run and seen that the merge has not begun."""
+    blank = {"state": "leased", "attempt": 1, "failures": 0, "message": "", "created_at": now}
+    row = conn.execute(_ADD_MERGE, msgspec.structs.asdict(bid) | blank).mappings().one()
+    return MergeRow(**row)
 
-    `fresh`: the caller has locked the run and seen that the merge has not begun.
+
+def take_over(conn: Connection, merge: MergeRow, bid: Bid, now: float) -> MergeRow | None:
+    """Lease a merge that failed, or whose lease ran out or is the owner's; None if it is committed
+    or another process has it.
     """
-    key = {"its_run_id": bid.run_id, "its_base": bid.base, "its_shard": bid.shard}
-    row = None if fresh else conn.execute(_MERGE_LOCKED, key).mappings().first()
-    values = msgspec.structs.asdict(bid) | {"state": "leased", "ended_at": None}
-    if row is None:
-        initial = {"attempt": 1, "failures": 0, "message": "", "created_at": now}
-        return MergeRow(**conn.execute(_ADD_MERGE, initial | values).mappings().one())
-    if row["state"] == "committed" or MergeRow(**row).is_led(bid.owner, now):
-        return None
-    takeover = {"attempt": row["attempt"] + 1} | values
-    return MergeRow(**conn.execute(_TAKE_OVER, key | takeover).mappings().one())
+    free = or_(_M.state != "leased", _M.lease_until <= now, _M.owner == bid.owner)
+    candidates = select(merges).where(_M.id == merge.id, _M.state != "committed", free)
+    terms = {"contributions": bid.contributions, "terms": bid.terms, "ended_at": None}
+    return JOBS.take(conn, candidates, bid.owner, bid.lease_until, **terms)
 
 
 def of_base(conn: Connection, run_id: int, base: int) -> MergeRow | None:
@@ -91,8 +88,3 @@ def by_id(conn: Connection, merge_id: int) -> MergeRow:
 def end(conn: Connection, merge: MergeRow, state: str, now: float, **values: object) -> bool:
     """End a merge that this process still leases; return False if another process took it over."""
     return JOBS.change(conn, merge, state=state, ended_at=now, **values)
-
-
-def abandon(conn: Connection, now: float) -> None:
-    """Abandon every leased merge. Only for a server that is alone on the database."""
-    JOBS.end_all(conn, state="abandoned", ended_at=now)

@@ -16,6 +16,7 @@ import msgspec
 import sqlalchemy as sa
 
 from coordinator.database.contributions import ContributionRow
+from coordinator.database.engine.leased_jobs import LeasedJobs
 from coordinator.database.engine.statements import among, deletion, its, one_of
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.contributions import contributions
@@ -38,7 +39,8 @@ from shared.decoding import decode
 from shared.workloads.base import DatasetManifest, Job
 
 FORGOTTEN_S = 30 * 86_400.0  # a checker not seen for this long is deleted
-State = Literal["waiting", "done"]
+State = Literal["waiting", "leased", "done"]
+CHECKER = "checker-"  # how the owner of a checker's lease begins
 SPEED_OF = 32  # newest recomputes that estimate the time of others
 
 
@@ -59,8 +61,9 @@ class RecomputeRow(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     drawn_at: float
     ended_at: float | None
-    hold: str
-    held_until: float
+    owner: str
+    attempt: int
+    lease_until: float
     tries: int
     seed: int
     audit_id: int | None  # task of its audit
@@ -84,7 +87,8 @@ class StoredCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _R, _V = recomputes.c, volunteers.c
-_OPEN = one_of(_R.state, ("waiting",))
+IS_OPEN = one_of(_R.state, ("waiting", "leased"))
+JOBS = LeasedJobs(recomputes, RecomputeRow, free="waiting", leased="leased")
 _ADD = sa.insert(recomputes).returning(*_R)
 _GET = sa.select(recomputes).where(its(_R.contribution_id))
 
@@ -122,41 +126,37 @@ _WHOSE = (
 )
 _PLACE = _R.drawn_at + (sa.func.coalesce(_SPENT.c.flops, 0.0) + _R.flops) / CORE_FLOPS
 _AUDITED = sa.exists().where(tasks.c.id == _R.audit_id, tasks.c.state == "doing")
-_FREE = (_R.state == "waiting") & (_R.held_until <= _NOW)
 
 
-def _line(free: sa.ColumnElement[bool]) -> sa.Select[object]:
-    """Return the query of the first free recompute, in queue order."""
+def _line(able: sa.ColumnElement[bool]) -> sa.Select[*tuple[object, ...]]:
+    """Return the query of the ready recomputes that an owner is able to make, in queue order."""
     return (
         sa.select(recomputes)
         .join(volunteers, _V.id == _R.volunteer_id)
         .outerjoin(_SPENT, _SPENT.c.lot == _LOT)
-        .where(free, ~_AUDITED)
+        .where(JOBS.ready(_NOW), able, ~_AUDITED)
         .order_by(
             sa.case((sa.bindparam("newcomers") == _IS_NEW, 0), else_=1), _PLACE, _R.contribution_id
         )
-        .limit(1)
     )
 
 
 # Recomputes left to checkers: those of their classes of devices, unless enough checkers failed at
 # one, or a checker of the class is busy with a much larger one.
-_H = recomputes.alias("held").c
+_H = recomputes.alias("leased").c
 _BUSY = sa.exists().where(
     _H.kind == _R.kind,
-    _H.hold != "",
-    _H.state == "waiting",
-    _H.held_until > _NOW,
+    _H.owner.startswith(CHECKER),
+    _H.state == "leased",
+    _H.lease_until > _NOW,
     _H.flops >= OVERTAKES_FROM * _R.flops,
 )
 _LEFT = among(_R.kind, "served") & (_R.tries < CHECKER_TRIES_MAX) & ~_BUSY
-_FIRST = _line(_FREE & ~_LEFT & (_R.flops <= RECOMPUTE_FLOPS_MAX))
+_FOR_SERVER = _line(~_LEFT & (_R.flops <= sa.bindparam("most")))
 # Recomputes of a checker's own class, or that neither the server nor another checker can compare.
 _FOR_CHECKER = _line(
-    _FREE
-    & (_R.tries < CHECKER_TRIES_MAX)
-    & ((_R.kind == sa.bindparam("own")) | ~among(_R.kind, "others"))
-).with_for_update(of=recomputes, skip_locked=True)
+    (_R.tries < CHECKER_TRIES_MAX) & ((_R.kind == sa.bindparam("own")) | ~among(_R.kind, "others"))
+)
 
 
 def _turn(conn: sa.Connection, now: float, under_way: RecomputeRow | None = None) -> int:
@@ -169,78 +169,53 @@ def _turn(conn: sa.Connection, now: float, under_way: RecomputeRow | None = None
     return int(done.get(1, 0.0) < done.get(0, 0.0))
 
 
-def first(
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Process that asks for a recompute, and its lease."""
+
+    owner: str
+    now: float
+    until: float
+
+    @classmethod
+    def checker(cls, hold: str, now: float) -> Holder:
+        """Return a checker that names its lease `hold`."""
+        return cls(owner=CHECKER + hold, now=now, until=now + HOLD_S)
+
+
+def take(
     conn: sa.Connection,
-    now: float,
+    holder: Holder,
     served: Collection[str] = (),
     under_way: RecomputeRow | None = None,
 ) -> RecomputeRow | None:
-    """Return the next recompute for the server, which makes `under_way` now; None without one.
+    """Lease the next recompute to a server; None without one. It overtakes `under_way`, the larger
+    one that the server makes now.
 
     No checker or auditor has taken it, and it is not left to checkers.
     """
-    values = {"now": now, "served": sorted(served), "newcomers": _turn(conn, now, under_way)}
-    row = conn.execute(_FIRST, values).mappings().first()
-    return None if row is None else RecomputeRow(**row)
+    most = RECOMPUTE_FLOPS_MAX if under_way is None else under_way.flops / OVERTAKES_FROM
+    values = {"now": holder.now, "served": sorted(served), "most": most}
+    values["newcomers"] = _turn(conn, holder.now, under_way)
+    return JOBS.take(conn, _FOR_SERVER.params(values), holder.owner, holder.until)
 
 
-_HELD = sa.select(recomputes).where(its(_R.hold), _R.state == "waiting")
-_MINE = its(_R.contribution_id) & its(_R.hold) & (_R.state == "waiting")
-_HOLD = (
-    sa.update(recomputes)
-    .where(its(_R.contribution_id))
-    .values(hold=sa.bindparam("holder"), held_until=sa.bindparam("until"))
-    .returning(*_R)
-)
-_RENEW = sa.update(recomputes).where(_MINE).values(held_until=sa.bindparam("until"))
-_GIVE_BACK = (
-    sa.update(recomputes)
-    .where(_MINE)
-    .values(hold="", held_until=0.0, tries=_R.tries + sa.bindparam("more"))
-)
-_POSTPONE = (
-    sa.update(recomputes)
-    .where(its(_R.contribution_id), _R.state == "waiting")
-    .values(hold="", held_until=sa.bindparam("until"), message=sa.bindparam("why"))
-)
+_LEASED_TO = sa.select(recomputes).where(its(_R.owner), _R.state == "leased")
 
 
-def hold(
-    conn: sa.Connection, holder: str, kind: str, served: Collection[str], now: float
+def take_for_checker(
+    conn: sa.Connection, holder: Holder, kind: str, served: Collection[str]
 ) -> RecomputeRow | None:
-    """Return the recompute that a checker holds under this name, or lease it the next one; None
-    without one.
+    """Return the recompute that a checker has, or lease it the next one; None without one.
 
     It is of the checker's own class of devices, or of a class that no other machine can compare.
     """
-    row = conn.execute(_HELD, {"its_hold": holder}).mappings().first()
+    row = conn.execute(_LEASED_TO, {"its_owner": holder.owner}).mappings().first()
     if row is not None:
         return RecomputeRow(**row)
-    values = {"now": now, "own": kind, "others": sorted({HERE, *served} - {kind})}
-    values["newcomers"] = _turn(conn, now)
-    number = conn.execute(_FOR_CHECKER, values).scalar()
-    if number is None:
-        return None
-    values_of_hold = {"its_contribution_id": number, "holder": holder, "until": now + HOLD_S}
-    return RecomputeRow(**conn.execute(_HOLD, values_of_hold).mappings().one())
-
-
-def renew(conn: sa.Connection, contribution_id: int, holder: str, now: float) -> bool:
-    """Renew a checker's hold; return False if the recompute is another's by now, or done."""
-    values = {"its_contribution_id": contribution_id, "its_hold": holder, "until": now + HOLD_S}
-    return bool(conn.execute(_RENEW, values).rowcount)
-
-
-def give_back(conn: sa.Connection, contribution_id: int, holder: str, *, failed: bool) -> bool:
-    """Release a checker's recompute for others; `failed` counts the try."""
-    values = {"its_contribution_id": contribution_id, "its_hold": holder, "more": int(failed)}
-    return bool(conn.execute(_GIVE_BACK, values).rowcount)
-
-
-def postpone(conn: sa.Connection, contribution_id: int, until: float, why: str) -> None:
-    """Postpone a recompute that could not be made, with the reason for the organiser."""
-    values = {"its_contribution_id": contribution_id, "until": until, "why": why}
-    conn.execute(_POSTPONE, values)
+    others = sorted({HERE, *served} - {kind})
+    values = {"now": holder.now, "own": kind, "others": others}
+    values["newcomers"] = _turn(conn, holder.now)
+    return JOBS.take(conn, _FOR_CHECKER.params(values), holder.owner, holder.until)
 
 
 # --- one draw: stored, ended ---
@@ -297,11 +272,11 @@ def end(
 _IS_DRAW = _R.refusal == ""
 _OPEN_OF = (
     sa.select(_R.contribution_id)
-    .where(its(_R.volunteer_id), _OPEN, _IS_DRAW)
+    .where(its(_R.volunteer_id), IS_OPEN, _IS_DRAW)
     .order_by(_R.contribution_id)
 )
 # An audit's answer is an open draw of its auditor, too, until the recompute has a result.
-_ANSWERED_OF = sa.select(sa.func.min(_R.answer_id)).where(its(_R.auditor_id), _R.state == "waiting")
+_ANSWERED_OF = sa.select(sa.func.min(_R.answer_id)).where(its(_R.auditor_id), IS_OPEN)
 _PROVEN_TO = (
     sa.select(_R.contribution_id)
     .where(its(_R.volunteer_id), one_of(_R.state, ("done",)), _R.result == "passed", _IS_DRAW)
@@ -320,7 +295,7 @@ NO_ID = 2**62
 
 _OPEN_COUNTS = (
     sa.select(_R.volunteer_id, sa.func.count())
-    .where(among(_R.volunteer_id, "volunteers"), _OPEN, _IS_DRAW)
+    .where(among(_R.volunteer_id, "volunteers"), IS_OPEN, _IS_DRAW)
     .group_by(_R.volunteer_id)
 )
 
@@ -333,7 +308,7 @@ def open_counts(conn: sa.Connection, volunteer_ids: Iterable[str]) -> dict[str, 
 
 _OLDEST_OPEN = (
     sa.select(_R.volunteer_id, sa.func.min(_R.contribution_id))
-    .where(among(_R.volunteer_id, "volunteers"), _OPEN, _IS_DRAW)
+    .where(among(_R.volunteer_id, "volunteers"), IS_OPEN, _IS_DRAW)
     .group_by(_R.volunteer_id)
 )
 
@@ -388,8 +363,8 @@ def is_fresh(conn: sa.Connection, row: RecomputeRow) -> bool:
 
 # --- refused updates ---
 
-_ASKED_OF_RUN = sa.select(sa.func.count()).where(its(_R.run_id), _OPEN, ~_IS_DRAW)
-_ASKED_OF_ACCOUNT = sa.select(sa.func.count()).where(its(_R.volunteer_id), _OPEN, ~_IS_DRAW)
+_ASKED_OF_RUN = sa.select(sa.func.count()).where(its(_R.run_id), IS_OPEN, ~_IS_DRAW)
+_ASKED_OF_ACCOUNT = sa.select(sa.func.count()).where(its(_R.volunteer_id), IS_OPEN, ~_IS_DRAW)
 _REPEATED = sa.select(sa.func.count()).where(
     its(_R.run_id),
     one_of(_R.refusal, sorted(ADVICE)),
@@ -426,7 +401,7 @@ def newest_work(conn: sa.Connection, run_id: int) -> str | None:
     return conn.execute(_NEWEST_WORK, {"its_run_id": run_id}).scalar()
 
 
-_WAITING = sa.select(sa.func.count()).where(_OPEN)
+_WAITING = sa.select(sa.func.count()).where(IS_OPEN)
 _BLOBS = (
     sa.select(contributions.c.sha256, versions.c.published_sha256, _R.work)
     .join_from(recomputes, contributions, contributions.c.id == _R.contribution_id)
@@ -435,7 +410,7 @@ _BLOBS = (
         (versions.c.run_id == contributions.c.run_id)
         & (versions.c.version == contributions.c.base_version),
     )
-    .where(_OPEN)
+    .where(IS_OPEN)
 )
 _NEWEST_DONE = (
     sa.select(_R.flops, contributions.c.checked_s)
@@ -447,9 +422,9 @@ _NEWEST_DONE = (
 )
 _DONE_LATELY = sa.select(sa.func.sum(_NEWEST_DONE.c.flops), sa.func.sum(_NEWEST_DONE.c.checked_s))
 _ABLE = (_R.flops <= RECOMPUTE_FLOPS_MAX) | among(_R.kind, "served")
-_BEHIND = sa.select(sa.func.sum(_R.flops)).where(_R.state == "waiting", _ABLE)
+_BEHIND = sa.select(sa.func.sum(_R.flops)).where(IS_OPEN, _ABLE)
 _STUCK = sa.select(_R.contribution_id).where(
-    its(_R.volunteer_id), _R.state == "waiting", ~_ABLE | (_R.message != "")
+    its(_R.volunteer_id), IS_OPEN, ~_ABLE | (_R.message != "")
 )
 
 

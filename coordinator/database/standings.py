@@ -71,7 +71,7 @@ _STAKES = select(escrow.c.volunteer_id, func.sum(escrow.c.amount_micro)).group_b
 _KINDS = (
     select(recomputes.c.kind, recomputes.c.message, func.count())
     .add_columns(func.max(recomputes.c.flops))
-    .where(recomputes.c.state == "waiting")
+    .where(store.IS_OPEN)
     .group_by(recomputes.c.kind, recomputes.c.message)
     .limit(REASONS_MAX)
 )

@@ -83,7 +83,8 @@ class Evaluation(PlatformService):
         """Evaluate waiting versions until `stop` is set."""
         watch = self._signals.watch("versions")
         if self._db.dialect == "sqlite":  # one server: any lease is left from a dead process
-            await self._db.write(lambda conn: evaluations.JOBS.end_all(conn, state="waiting"))
+            now = self._clock.now()
+            await self._db.write(lambda conn: evaluations.JOBS.release_all(conn, now))
         stopper = asyncio.ensure_future(stop.wait())
         stopper.add_done_callback(lambda _: self._compute.close())
         try:

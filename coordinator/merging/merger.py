@@ -116,7 +116,8 @@ class Merger(PlatformService):
         """Make due merges until `stop` is set."""
         # SQLite has one server, so any lease is left from a dead process
         if self._db.dialect == "sqlite":
-            await self._db.write(lambda conn: merges.abandon(conn, self._clock.now()))
+            now = self._clock.now()
+            await self._db.write(partial(merges.JOBS.release_all, now=now, ended_at=now))
         watch = self._signals.watch("contributions", "queue", TOPIC)
         while not stop.is_set():
             busy = False
@@ -233,7 +234,11 @@ class Merger(PlatformService):
             owner=self._leases.owner,
             lease_until=self._clock.now() + self._leases.lease_s,
         )
-        merge = merges.take(conn, bid, self._clock.now(), fresh=before is None)
+        now = self._clock.now()
+        if before is None:
+            merge: MergeRow | None = merges.begin(conn, bid, now)
+        else:
+            merge = merges.take_over(conn, before, bid, now)
         if merge is None:
             return None
         if recipe.terms.shards > 1 and not begun_before:

@@ -92,11 +92,6 @@ def drawn(secret: bytes, kind: Kind, contribution: int, digest: str, chance: flo
     return value < chance * DRAWS
 
 
-def overtakes(flops: float, under_way: float) -> bool:
-    """Return True if a recompute may overtake a running, larger one."""
-    return flops * OVERTAKES_FROM <= under_way
-
-
 class Likeness(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of two updates, or of their sums."""
 

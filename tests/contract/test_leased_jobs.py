@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -46,8 +47,14 @@ async def lease(database: Database, owner: str, now: float) -> EvaluationRow | N
     return await database.write(lambda conn: JOBS.take(conn, query, owner, now + LEASE_S))
 
 
-async def change(database: Database, row: EvaluationRow, values: dict[str, object]) -> bool:
-    return await database.write(lambda conn: JOBS.change(conn, row, **values))
+async def change(database: Database, row: EvaluationRow, act: str, now: float) -> bool:
+    changes: dict[str, Callable[[sa.Connection], bool]] = {
+        "renew": lambda conn: JOBS.renew(conn, row, now + LEASE_S),
+        "end": lambda conn: JOBS.change(conn, row, state="done"),
+        "release": lambda conn: JOBS.release(conn, row),
+        "postpone": lambda conn: JOBS.release(conn, row, now + LEASE_S),
+    }
+    return await database.write(changes[act])
 
 
 async def states(database: Database) -> list[tuple[str, int, float]]:
@@ -63,7 +70,7 @@ async def test_jobs_are_as_the_model_says_after_every_step(database: Database, s
     leases: list[EvaluationRow] = []  # of every owner so far, most of them over
     await jobs(database, len(model))
     for _ in range(STEPS):
-        act = rng.choice(("take", "take", "renew", "end", "release", "wait"))
+        act = rng.choice(("take", "take", "renew", "end", "release", "postpone", "wait"))
         if act == "wait":
             now += rng.choice((1.0, LEASE_S))
         elif act == "take":
@@ -71,7 +78,7 @@ async def test_jobs_are_as_the_model_says_after_every_step(database: Database, s
             free = [
                 number
                 for number, job in enumerate(model)
-                if job.state == "waiting" or (job.state == "running" and job.until <= now)
+                if job.state in ("waiting", "running") and job.until <= now
             ]
             assert (row.version if row else None) == (free[0] if free else None)
             if row is not None:
@@ -83,16 +90,10 @@ async def test_jobs_are_as_the_model_says_after_every_step(database: Database, s
             row = rng.choice(leases[-4:])
             job = model[row.version]
             is_owner = job.state == "running" and job.attempt == row.attempt
-            changes: dict[str, dict[str, object]] = {
-                "renew": {"lease_until": now + LEASE_S},
-                "end": {"state": "done"},
-                "release": {"state": "waiting"},
-            }
-            values = changes[act]
-            assert is_owner == await change(database, row, values)
-            if is_owner and act == "renew":
-                job.until = now + LEASE_S
-            elif is_owner:
+            assert is_owner == await change(database, row, act, now)
+            if is_owner and act != "end":
+                job.until = 0.0 if act == "release" else now + LEASE_S
+            if is_owner and act != "renew":
                 job.state = "done" if act == "end" else "waiting"
             if all(job.state == "done" for job in model):
                 break

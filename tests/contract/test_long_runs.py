@@ -25,6 +25,7 @@ from tests.contract.test_escrow import NEW, add
 from tests.support.account_rows import add_contribution, add_task
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.long_run import effort, grow, look_again
+from tests.support.recompute_rows import first
 from tests.support.rounds import MergeRounds
 from tests.support.run_rows import add_run, add_versions
 
@@ -110,7 +111,7 @@ async def test_a_check_reads_no_history_of_its_machine_nor_of_an_auditor(databas
             assert await database.read(lambda conn: audits.auditors(conn, [NEW]))
             proven = await database.read(lambda conn: recomputes.proven(conn, NEW, 0))
             assert proven.last == row.id
-            assert await database.read(lambda conn: recomputes.first(conn, 1.0)) is None
+            assert await database.write(lambda conn: first(conn, 1.0)) is None
             assert await database.read(recomputes.waiting) == 0
             assert await database.read(recomputes.blobs_in_use) == set()
             return spent.spent - before

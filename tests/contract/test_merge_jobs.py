@@ -27,8 +27,7 @@ async def merge(database: Database) -> MergeRow:
     def begin(conn: Connection) -> MergeRow:
         run_id = add_run(conn)
         bid = Bid(run_id=run_id, base=0, contributions="[1]", owner="leader", lease_until=NOW + 15)
-        found = merges.take(conn, bid, NOW)
-        assert found is not None
+        found = merges.begin(conn, bid, NOW)
         merge_jobs.begin(conn, found.id, ["survey", "merge"], range(4))
         return found
 

@@ -10,7 +10,7 @@ from coordinator.checking import proof
 from coordinator.database import contributions, experience, recomputes, volunteers
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.open_database import Database
-from coordinator.database.recomputes import DrawTerms, RecomputeRow, StoredCase
+from coordinator.database.recomputes import DrawTerms, Holder, RecomputeRow, StoredCase
 from coordinator.database.tables.contributions import contributions as rows
 from coordinator.rules.checks import (
     CHECKER_AWAY_S,
@@ -21,6 +21,7 @@ from coordinator.rules.checks import (
 from shared.workloads.base import ChunkRef, DatasetManifest
 from tests.contract.test_escrow import FRIEND, NEW, add, draw, have, merged, setting, settle
 from tests.support.account_rows import add_contribution
+from tests.support.recompute_rows import first
 from tests.support.workloads.tiny_gpt import SMALL, job
 
 
@@ -36,6 +37,10 @@ def order(
     told = DrawTerms(work=work, flops=flops, kind=kind)
     volunteers.count_draw(conn, row.volunteer_id)
     return recomputes.add(conn, row, told)
+
+
+def checker(now: float) -> Holder:
+    return Holder.checker("a" * 32, now)
 
 
 async def test_draws_of_another_kind_take_no_places_among_the_newest(database: Database) -> None:
@@ -92,7 +97,7 @@ async def test_a_draw_waits_at_once_and_ends_once(database: Database) -> None:
         row = contributions.by_id(conn, merged(conn, run, NEW, 1.0))
         order(conn, row)
         assert recomputes.waiting(conn) == 1
-        found = recomputes.first(conn, 99.0)
+        found = first(conn, 99.0)
         assert found is not None
         assert proof.settle(conn, found, "passed", ("", "{}"), 2.0)
         assert not proof.settle(conn, found, "failed", ("", "{}"), 3.0)  # another replica
@@ -133,9 +138,9 @@ async def test_a_device_of_a_long_name_has_a_class_that_is_stored(database: Data
         row = contributions.by_id(conn, merged(conn, run, NEW, 1.0))
         kind = device_kind("x" * 32)
         order(conn, row, kind=kind)
-        assert recomputes.first(conn, 99.0) is not None
-        assert recomputes.first(conn, 99.0, {kind}) is None
-        assert recomputes.hold(conn, "a" * 32, kind, {kind}, 99.0) is not None
+        assert first(conn, 99.0) is not None
+        assert first(conn, 99.0, {kind}) is None
+        assert recomputes.take_for_checker(conn, checker(99.0), kind, {kind}) is not None
 
     await database.write(play)
 
@@ -162,15 +167,38 @@ async def test_what_cannot_be_done_here_now_waits_with_its_reason(database: Data
             contributions.by_id(conn, merged(conn, run, NEW, 1.0)),
             flops=2 * RECOMPUTE_FLOPS_MAX,
         )
-        assert recomputes.first(conn, 99.0) is None  # for a checker
-        assert recomputes.hold(conn, "a" * 32, "cpu", (), 99.0) is not None
+        assert first(conn, 99.0) is None  # for a checker
+        assert recomputes.take_for_checker(conn, checker(99.0), "cpu", ()) is not None
         small = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)))
-        recomputes.postpone(conn, small.contribution_id, 600.0, "no library")
-        assert recomputes.first(conn, 599.0) is None
-        found = recomputes.first(conn, 600.0)
+        row = recomputes.take(conn, Holder(owner="a", now=99.0, until=114.0))
+        assert row is not None
+        assert recomputes.JOBS.release(conn, row, 600.0, message="no library")
+        assert first(conn, 599.0) is None
+        found = first(conn, 600.0)
         assert found is not None
         assert (found.contribution_id, found.message) == (small.contribution_id, "no library")
         assert recomputes.open_of(conn, NEW) == [large.contribution_id, small.contribution_id]
+
+    await database.write(play)
+
+
+async def test_a_recompute_that_one_process_makes_goes_to_no_other(database: Database) -> None:
+    run = await setting(database)
+
+    def play(conn: Connection) -> None:
+        order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)))
+        server, other = (Holder(owner=name, now=99.0, until=114.0) for name in ("a", "b"))
+        row = recomputes.take(conn, server)
+        assert row is not None
+        assert recomputes.take(conn, other) is None
+        assert recomputes.take_for_checker(conn, checker(99.0), "cpu", ()) is None
+        later = recomputes.take_for_checker(conn, checker(114.0), "cpu", ())  # silent for too long
+        assert later is not None
+        assert later.contribution_id == row.contribution_id
+        assert not recomputes.JOBS.renew(conn, row, 129.0)
+        assert not recomputes.JOBS.release(conn, row)
+        assert recomputes.take(conn, Holder(owner="a", now=114.0, until=129.0)) is None
+        assert recomputes.open_of(conn, NEW) == [row.contribution_id]
 
     await database.write(play)
 
@@ -197,7 +225,7 @@ async def test_a_crowd_of_one_network_waits_as_one(database: Database) -> None:
         honest = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1e12)
         seen = []
         while honest.contribution_id not in seen:
-            found = recomputes.first(conn, 100.0)
+            found = first(conn, 100.0)
             assert found is not None
             seen.append(found.contribution_id)
             done(conn, found, 100.0)
@@ -215,7 +243,7 @@ async def test_who_jams_with_huge_tasks_does_not_stand_before_small_ones(
         for number in range(5):
             sybil(conn, run, number, "", 4e13)
         honest = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1e11)
-        found = recomputes.first(conn, 100.0)
+        found = first(conn, 100.0)
         assert found is not None
         assert found.contribution_id == honest.contribution_id
 
@@ -228,17 +256,17 @@ async def test_the_server_does_what_a_checker_is_too_busy_for(database: Database
 
     def play(conn: Connection) -> None:
         sybil(conn, run, 0, "", 4e13)
-        assert recomputes.hold(conn, "a" * 32, "cpu", {"cpu"}, 100.0) is not None
+        assert recomputes.take_for_checker(conn, checker(100.0), "cpu", {"cpu"}) is not None
         small, like = (
             order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=flops)
             for flops in (1e12, 2e13)
         )
-        found = recomputes.first(conn, 100.0, {"cpu"})
+        found = first(conn, 100.0, {"cpu"})
         assert found is not None
         assert found.contribution_id == small.contribution_id
         done(conn, found, 100.0)
-        assert recomputes.first(conn, 100.0, {"cpu"}) is None  # the checker's
-        assert recomputes.first(conn, 100.0) is not None, like
+        assert first(conn, 100.0, {"cpu"}) is None  # the checker's
+        assert first(conn, 100.0) is not None, like
 
     await database.write(play)
 
@@ -253,7 +281,7 @@ async def test_newcomers_have_half_at_most(database: Database) -> None:
             order(conn, contributions.by_id(conn, merged(conn, run, FRIEND, 1.0)), flops=1e10)
         whose = []
         for _ in range(6):
-            found = recomputes.first(conn, 100.0)
+            found = first(conn, 100.0)
             assert found is not None
             whose.append(found.volunteer_id == FRIEND)
             done(conn, found, 100.0)
@@ -269,14 +297,15 @@ async def test_who_passed_a_draw_does_not_wait_behind_a_crowd_of_fresh_accounts(
     run = await setting(database)
 
     def play(conn: Connection) -> None:
-        first = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1e11)
-        done(conn, first, 10.0)
+        passed = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1e11)
+        done(conn, passed, 10.0)
         for number in range(20):
             sybil(conn, run, number, "", 1e10)
         second = order(conn, contributions.by_id(conn, merged(conn, run, NEW, 1.0)), flops=1e12)
-        found = recomputes.first(conn, 100.0)
-        assert found == second
-        other = recomputes.first(conn, 100.0, (), found)  # beside it newcomers have their turn
+        found = first(conn, 100.0)
+        assert found is not None
+        assert found.contribution_id == second.contribution_id
+        other = first(conn, 100.0, (), found)  # beside it newcomers have their turn
         assert other is not None
         assert other.volunteer_id != NEW
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from math import inf
 
 from coordinator.rules import checks, standing
 from coordinator.rules.audits import confirmed_chance
-from coordinator.rules.checks import CORE_FLOPS, FLOOR, SHARED_S, Result
+from coordinator.rules.checks import CORE_FLOPS, FLOOR, OVERTAKES_FROM, SHARED_S, Result
 
 NEVER = 2**62
 PROBATION = standing.Account(state="probation", invited=False)
@@ -244,7 +245,8 @@ class Books:
 
     def first(self, now: float, under_way: Draw | None = None) -> Draw | None:
         """Return the next draw that the server does again."""
-        waiting = list(self.open.values())
+        most = inf if under_way is None else under_way.flops / OVERTAKES_FROM
+        waiting = [draw for draw in self.open.values() if draw.flops <= most]
         if not waiting:
             return None
         self._done = [draw for draw in self._done if draw.ended_at > now - SHARED_S]

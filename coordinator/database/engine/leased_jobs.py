@@ -2,16 +2,25 @@
 
 Each row has the columns `state`, `attempt`, `owner` and `lease_until`. A lease counts the attempt
 up, and every later change of the job names its attempt: a process that was silent for longer than
-its lease cannot change a job that another process has taken over.
+its lease cannot change a job that another process has taken over. `lease_until` of a free job is the
+end of a pause: nobody leases it before.
+
+Merges, their parts, evaluations and recomputes are such jobs. Two things look alike and are none:
+
+- Tasks (`database/leases`). Their lease goes to a machine elsewhere: it has one deadline for
+  heartbeats and one for the work, is bound to a version, and many are handed out in one statement.
+- Answers at stake (`ledger/answer_pay`) and requests (`inference/request_rows`). Only the process
+  that answers can go on, since prompts are in no table: nobody takes such a row over, and a silent
+  process's rows are ended.
 """
 
 from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, and_, or_, update
+from sqlalchemy import BindParameter, ColumnElement, Connection, Select, Table, and_, update
 
-from coordinator.database.engine.statements import its
+from coordinator.database.engine.statements import its, one_of
 
 
 class LeasedJob(Protocol):
@@ -28,33 +37,38 @@ class LeasedJobs(Generic[J]):
     """Leased jobs of one table, with the states of a job that is free and of one that is leased."""
 
     def __init__(self, table: Table, row: type[J], *, free: str, leased: str) -> None:
+        self._table = table
         self._columns = table.c
         self._row = row
         self._keys = tuple(column.key for column in table.primary_key)
         self._free, self._leased = free, leased
+        self._open = free, leased
         here = [its(column) for column in table.primary_key]
         self._lease = update(table).where(*here)
         self._change = update(table).where(*here, its(table.c.attempt), table.c.state == leased)
         self._all = update(table).where(table.c.state == leased)
 
-    def ready(self, now: float) -> ColumnElement[bool]:
+    def ready(self, now: float | BindParameter[float]) -> ColumnElement[bool]:
         """Return the condition of jobs that may be leased: free, or left by a silent owner."""
-        c = self._columns
-        lapsed = and_(c.state == self._leased, c.lease_until <= now)
-        return and_(c.state.in_((self._free, self._leased)), or_(c.state == self._free, lapsed))
+        return and_(one_of(self._columns.state, self._open), self._columns.lease_until <= now)
 
     def take(
-        self, conn: Connection, candidates: Select[*tuple[object, ...]], owner: str, until: float
+        self,
+        conn: Connection,
+        candidates: Select[*tuple[object, ...]],
+        owner: str,
+        until: float,
+        **values: object,
     ) -> J | None:
-        """Lease the first of `candidates`, which select the table's rows; None without one. Jobs
-        that another transaction leases meanwhile are passed over.
+        """Lease the first of `candidates`, which select the table's rows, and change it; None
+        without one. Jobs that another transaction leases meanwhile are passed over.
         """
-        query = candidates.limit(1).with_for_update(skip_locked=True)
+        query = candidates.limit(1).with_for_update(of=self._table, skip_locked=True)
         row = conn.execute(query).mappings().first()
         if row is None:
             return None
         lease = {"state": self._leased, "owner": owner, "lease_until": until}
-        lease |= {"attempt": row["attempt"] + 1}
+        lease |= {"attempt": row["attempt"] + 1} | values
         conn.execute(self._lease, {f"its_{key}": row[key] for key in self._keys} | lease)
         return self._row(**{**row, **lease})
 
@@ -67,10 +81,12 @@ class LeasedJobs(Generic[J]):
         """Lengthen a job's lease; return False as `change` does."""
         return self.change(conn, job, lease_until=until)
 
-    def release(self, conn: Connection, job: J) -> bool:
-        """Free a leased job for any process; return False as `change` does."""
-        return self.change(conn, job, state=self._free)
+    def release(self, conn: Connection, job: J, after: float = 0.0, **values: object) -> bool:
+        """Free a leased job for any process after an instant; return False as `change` does."""
+        free = {"state": self._free, "owner": "", "lease_until": after}
+        return self.change(conn, job, **free, **values)
 
-    def end_all(self, conn: Connection, **values: object) -> None:
-        """Change every leased job. Only for a server that is alone on the database."""
-        conn.execute(self._all.values(**values))
+    def release_all(self, conn: Connection, now: float, **values: object) -> None:
+        """Free every leased job. Only for a server that is alone on the database."""
+        free = {"state": self._free, "owner": "", "lease_until": now}
+        conn.execute(self._all.values(**free, **values))

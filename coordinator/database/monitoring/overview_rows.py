@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.statements import its, one_of
+from coordinator.database.recomputes import IS_OPEN
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.experience import harvests
 from coordinator.database.tables.inference import usage
@@ -150,14 +151,14 @@ def _length(name: str, table: sa.FromClause, *which: sa.ColumnElement[bool]) -> 
     ).select_from(some)
 
 
-_AUDITED = (recomputes.c.state == "waiting") & recomputes.c.audit_id.is_not(None)
+_AUDITED = IS_OPEN & recomputes.c.audit_id.is_not(None)
 _QUEUES = sa.union_all(
     _length("tasks", tasks, _T.state == "todo"),
     _length("overdue", tasks, _T.state == "doing", _T.renew_by < sa.bindparam("now")),
     _length("verdicts", contributions, _C.state.in_(("received", "checking"))),
     _length("experience", harvests, harvests.c.chunk.is_(None), harvests.c.run_id.in_(_OPEN_RUNS)),
     _length("evaluations", evaluations, _E.state.in_(("waiting", "running"))),
-    _length("recomputes", recomputes, recomputes.c.state == "waiting"),
+    _length("recomputes", recomputes, IS_OPEN),
     _length("audits", recomputes, _AUDITED, recomputes.c.answer_id.is_(None)),
     _length("answered audits", recomputes, _AUDITED, recomputes.c.answer_id.is_not(None)),
     _length("merge parts", merge_parts, merge_parts.c.state.in_(("todo", "leased"))),

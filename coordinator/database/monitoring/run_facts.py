@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from coordinator.database import merges, runs, versions
 from coordinator.database.engine.statements import its, one_of
 from coordinator.database.monitoring import replicas
+from coordinator.database.recomputes import CHECKER
 from coordinator.database.runs import RunRow
 from coordinator.database.tables.accounts import workers
 from coordinator.database.tables.contributions import contributions
@@ -76,7 +77,7 @@ _ACCEPTED = (
     .subquery()
 )
 _UNPROVEN = (
-    sa.select(_ACCEPTED.c.decided_at, _K.message, _K.hold, _K.audit_id)
+    sa.select(_ACCEPTED.c.decided_at, _K.message, _K.owner, _K.audit_id)
     .join(recomputes, _K.contribution_id == _ACCEPTED.c.id, isouter=True)
     .where(_ACCEPTED.c.unproven.is_(True))
     .order_by(_ACCEPTED.c.id)
@@ -211,7 +212,7 @@ def proofs(conn: sa.Connection, run: RunRow) -> ProofFacts:
     if not rows:
         return ProofFacts()
     provers = Counter(
-        row.message or f"made by {_prover(row.hold, row.audit_id)}"
+        row.message or f"made by {_prover(row.owner, row.audit_id)}"
         for row in rows
         if row.message is not None  # others wait behind a draw
     )
@@ -219,10 +220,10 @@ def proofs(conn: sa.Connection, run: RunRow) -> ProofFacts:
     return ProofFacts(count=len(rows), provers=common, since=rows[0].decided_at)
 
 
-def _prover(hold: str | None, audit_id: int | None) -> str:
+def _prover(owner: str, audit_id: int | None) -> str:
     if audit_id is not None:
         return "a volunteer that audits it"
-    return f"the checker {hold}" if hold else "this server"
+    return "a checker" if owner.startswith(CHECKER) else "this server"
 
 
 def episodes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from coordinator.database.tables.base import Key, metadata
+from coordinator.database.tables.base import Key, lease_columns, metadata
 
 # Pay at stake; a row is deleted when it is freed or forfeited. The ledger's events stay.
 escrow = sa.Table(
@@ -27,7 +27,7 @@ recomputes = sa.Table(
     sa.Column("task_id", sa.ForeignKey("tasks.id"), nullable=False),
     sa.Column("volunteer_id", sa.String(64), nullable=False),  # account of the contribution
     sa.Column("worker_id", sa.String(64), nullable=False),  # machine of the contribution
-    sa.Column("state", sa.String(16), nullable=False),  # waiting, done
+    sa.Column("state", sa.String(16), nullable=False),  # waiting, leased, done
     # StoredCase of the task as it was leased; the task's row changes afterwards
     sa.Column("work", sa.Text, nullable=False),
     # reason of a refusal that the recompute repeats or not; "" for a draw
@@ -43,9 +43,7 @@ recomputes = sa.Table(
     ),  # sentence on the result, or why the recompute waits
     sa.Column("drawn_at", sa.Double, nullable=False),
     sa.Column("ended_at", sa.Double, nullable=True),
-    # name under which a checker holds it; "" = none
-    sa.Column("hold", sa.String(32), nullable=False, server_default=""),
-    sa.Column("held_until", sa.Double, nullable=False, server_default="0"),
+    *lease_columns(),
     sa.Column("tries", sa.Integer, nullable=False, server_default="0"),  # failed tries of checkers
     sa.Column(
         "seed", sa.BigInteger, nullable=False

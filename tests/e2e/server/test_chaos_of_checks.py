@@ -111,7 +111,7 @@ class Crew:
     async def stuck(self) -> list[dict[str, Any]]:
         """Return the checks without a result, with their audits' tasks and accounts."""
         r = recomputes.c
-        columns = (r.contribution_id, r.state, r.held_until, r.hold, r.tries, accounts.c.nickname)
+        columns = (r.contribution_id, r.state, r.lease_until, r.owner, r.tries, accounts.c.nickname)
         query = (
             select(*columns, r.agrees, tasks.c.state.label("task"))
             .join(accounts, accounts.c.id == r.volunteer_id)

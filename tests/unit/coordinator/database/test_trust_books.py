@@ -30,6 +30,7 @@ from shared.protocol.base import Reason
 from tests.contract.test_escrow import add
 from tests.support.account_rows import add_contribution, add_run
 from tests.support.examples import try_on_database
+from tests.support.recompute_rows import first
 from tests.support.run_rows import add_version
 from tests.support.trust_books import Account, Books, Draw
 
@@ -275,7 +276,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def the_line_is_that_of_the_model(self) -> None:
-        found = self.runner.run(self.db.read(lambda conn: recomputes.first(conn, self.now)))
+        found = self.runner.run(self.db.write(lambda conn: first(conn, self.now)))
         ours = self.books.first(self.now)
         assert (found and found.contribution_id) == (ours and ours.number)
 
