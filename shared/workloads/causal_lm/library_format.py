@@ -1,4 +1,4 @@
-"""Version in the formats of transformers (adapters merged), peft (adapters alone) and ONNX."""
+"""Version in the formats of transformers (adapters merged) and peft (adapters alone)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape, NeoxShape
 from shared.workloads.causal_lm.base_settings import GENERATION, TOKENS
 from shared.workloads.causal_lm.config import HEAD, CausalConfig, Lora, adapted, origin
-from shared.workloads.causal_lm.model import Past, build
 from shared.workloads.data.chat_template import ChatTemplate, answer_end
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.generation.sample_text import DRAWN, SAMPLE_TOKENS
-from shared.workloads.training.onnx_file import language_model
 
 
 def as_model(config: CausalConfig, whole: Weights, target: FormatWanted) -> ConvertedModel:
@@ -82,20 +80,6 @@ def as_adapter(config: CausalConfig, whole: Weights, target: FormatWanted) -> Co
         code=code,
         needs="peft transformers torch",
     )
-
-
-def as_onnx(config: CausalConfig, whole: Weights, target: FormatWanted) -> ConvertedModel:
-    """Return a folder for onnxruntime: the scores of tokens, without a cache."""
-    model = build(config, whole, whole, "cpu")
-
-    def scores(tokens: Tensor) -> Tensor:
-        batch, count = tokens.shape
-        at = torch.arange(count)
-        visible = (at[:, None] >= at).expand(batch, 1, count, count)
-        places = at.expand(batch, count)
-        return model.logits(tokens, Past(visible, places), position_ids=places)
-
-    return language_model(model.module, scores, config.shape.positions, target.tokenizer)
 
 
 class _Words(NamedTuple):

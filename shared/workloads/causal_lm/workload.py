@@ -42,7 +42,7 @@ class CausalWorkload(Workload):
 
     name = "causal-lm"
     version = 1
-    formats = ("transformers", "peft", "onnx")
+    formats = ("transformers", "peft")
     dataset_kinds = ("tokens", "chat-tokens")
     optional = (settings.LIBRARY,)
     declaration = Declaration(output="text")
@@ -147,8 +147,8 @@ class CausalWorkload(Workload):
         return CausalDecoder(checked, model, tokenizer, slots, device)
 
     def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
-        from shared.workloads.causal_lm.library_format import as_adapter, as_model, as_onnx
+        from shared.workloads.causal_lm.library_format import as_adapter, as_model
 
         checked = CausalConfig.from_dict(config)
-        write = {"peft": as_adapter, "onnx": as_onnx}.get(target.format, as_model)
+        write = as_adapter if target.format == "peft" else as_model
         return write(checked, weights, target)

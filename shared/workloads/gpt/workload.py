@@ -43,7 +43,7 @@ class GptWorkload(Workload):
     name = "gpt"
     version = 1
     dataset_kinds = ("tokens",)
-    formats = ("transformers", "onnx")
+    formats = ("transformers",)
     declaration = Declaration(output="text")
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -115,16 +115,6 @@ class GptWorkload(Workload):
         return tensors
 
     def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
-        from shared.workloads.gpt.model import build
         from shared.workloads.gpt.transformers_folder import converted
-        from shared.workloads.training.onnx_file import language_model
 
-        checked = GptConfig.from_dict(config)
-        if target.format == "transformers":
-            return converted(checked, weights, target)
-        model = build(checked, weights, "cpu")
-
-        def scores(tokens: torch.Tensor) -> torch.Tensor:
-            return model.logits(model.hidden(tokens))
-
-        return language_model(model, scores, checked.block_size, target.tokenizer)
+        return converted(GptConfig.from_dict(config), weights, target)

@@ -41,8 +41,6 @@ FORMATS = (
     ("dcgan", "onnx"),
     ("gomoku", "safetensors"),
     ("gomoku", "onnx"),
-    ("causal-lm", "onnx"),
-    ("gpt", "onnx"),
 )
 
 

@@ -16,8 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shared.errors import BadRequest
 from shared.workloads.base import FormatWanted, load
-from shared.workloads.causal_lm import model as causal_lm
-from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.data.tokenizer import (
     VOCAB_MIN,
     load_tokenizer,
@@ -31,7 +29,6 @@ from shared.workloads.gomoku.network import NetEvaluator
 from shared.workloads.gpt.config import GptConfig
 from shared.workloads.gpt.model import build
 from shared.workloads.training.onnx_file import onnx_file
-from tests.support.workloads import tiny_causal
 
 MARKED = "before <|endoftext|> after"
 TEXTS = ["def naïve(x):\n    return 'ß', '水', x\n", "  two  blanks <|endoftext|> as text"]
@@ -172,37 +169,6 @@ def test_a_generator_draws_the_same_by_onnxruntime() -> None:
         with torch.inference_mode():
             expected = draw(config, weights, noise).numpy()
         assert np.allclose(images, expected, atol=1e-4)
-
-
-@pytest.mark.parametrize("architecture", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
-def test_a_gpt_scores_the_same_by_onnxruntime(architecture: str) -> None:
-    raw = {**SMALL, "vocab_size": 300, "architecture": architecture}
-    config = GptConfig.from_dict(raw)
-    weights = noisy(load("gpt").init(config.to_dict(), 1))
-    theirs = session("gpt", config.to_dict(), weights)
-    model = build(config, weights, "cpu").eval()
-    for rows, length in ((1, 1), (3, config.block_size)):
-        tokens = torch.randint(300, (rows, length), generator=torch.Generator().manual_seed(2))
-        (logits,) = theirs.run(None, {"tokens": tokens.numpy()})
-        with torch.inference_mode():
-            assert np.allclose(logits, model.logits(model.hidden(tokens)), atol=1e-4)
-
-
-@pytest.mark.parametrize("train", [pytest.param("all", marks=pytest.mark.slow), "lora"])
-def test_a_language_model_of_the_library_scores_the_same_by_onnxruntime(train: str) -> None:
-    workload, shape = load("causal-lm"), {**tiny_causal.LLAMA, "vocab_size": 300}
-    whole, table = (
-        workload.config(tiny_causal.table(shape, train=each), None) for each in ("all", train)
-    )
-    weights = noisy({**workload.init(whole, 1), **workload.init(table, 1)})
-    theirs = session("causal-lm", table, weights)
-    model = causal_lm.build(CausalConfig.from_dict(table), weights, weights, "cpu")
-    model.module.eval()
-    for rows, length in ((1, 1), (3, 40)):
-        tokens = torch.randint(300, (rows, length), generator=torch.Generator().manual_seed(2))
-        (logits,) = theirs.run(None, {"tokens": tokens.numpy()})
-        with torch.inference_mode():
-            assert np.allclose(logits, model.logits(tokens), atol=1e-4)
 
 
 def test_a_player_judges_the_same_by_onnxruntime() -> None:
