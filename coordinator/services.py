@@ -188,7 +188,7 @@ class Coordinator(Platform):
             server=server,
             volunteers=Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock)),
             ledger=Ledger(db),
-            api_keys=ApiKeys(db, clock, settings),
+            api_keys=ApiKeys(db, clock),
             answers=Answers(db, clock, settings),
             transparency=Transparency(db, clock, key),
             claims=claims,

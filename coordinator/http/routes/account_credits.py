@@ -1,9 +1,9 @@
-"""API keys, usage and gifts of a volunteer; receipts, and the record that they are proved by."""
+"""API keys and usage of a volunteer; receipts, and the record that they are proved by."""
 
 from __future__ import annotations
 
 from coordinator.http.routes.endpoint_app import Call
-from shared.protocol.inference import Given, GiveRequest, KeyInfo, KeyRequest, NewKey, UsageRow
+from shared.protocol.inference import KeyInfo, KeyRequest, NewKey, UsageRow
 from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
 
 
@@ -21,10 +21,6 @@ async def revoke_key(call: Call[None]) -> KeyInfo:
 
 async def usage(call: Call[None]) -> tuple[UsageRow, ...]:
     return await call.coordinator.api_keys.usage(call.principal, key=call.query_number("key"))
-
-
-async def give(call: Call[GiveRequest]) -> Given:
-    return await call.coordinator.api_keys.give(call.principal, call.body)
 
 
 async def receipts(call: Call[None]) -> tuple[SignedReceipt, ...]:

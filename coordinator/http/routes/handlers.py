@@ -62,7 +62,6 @@ HANDLERS: dict[Endpoint[Any], Handler] = dict(
         _answered(endpoints.KEY_CREATE, account_credits.create_key),
         _answered(endpoints.KEY_REVOKE, account_credits.revoke_key),
         _answered(endpoints.USAGE, account_credits.usage),
-        _answered(endpoints.GIVE, account_credits.give),
         _answered(endpoints.TREE_HEAD, account_credits.head),
         _answered(endpoints.CONSISTENCY, account_credits.consistency),
         _answered(endpoints.SERVER, operations.server),
