@@ -25,6 +25,7 @@ import pytest
 from coordinator.config import TABLE as coordinator_settings
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import RunFile
+from tests.support import house
 from tests.support.sources import (
     PACKAGES,
     ROOT,
@@ -190,6 +191,11 @@ def test_no_import_cycle() -> None:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         pytest.fail("import cycle: " + " <- ".join(error.args[1]))
+
+
+def test_the_picture_of_the_house_is_drawn_from_its_imports() -> None:
+    drawn = (ROOT / "docs" / "images" / "house.svg").read_text("utf-8")
+    assert drawn == house.picture(), "run: python -m tests.support.house docs/images/house.svg"
 
 
 # -------------------------------------------------------------------- what starting up may cost
