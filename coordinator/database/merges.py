@@ -57,7 +57,7 @@ JOBS = LeasedJobs(merges, MergeRow, free="abandoned", leased="leased")
 
 
 def begin(conn: Connection, bid: Bid, now: float) -> MergeRow:
-    """Insert and lease a merge. The caller has locked the run and seen that the merge has not begun."""
+    """Insert and lease a merge. The caller has locked the run, and the merge has not begun."""
     blank = {"state": "leased", "attempt": 1, "failures": 0, "message": "", "created_at": now}
     row = conn.execute(_ADD_MERGE, msgspec.structs.asdict(bid) | blank).mappings().one()
     return MergeRow(**row)

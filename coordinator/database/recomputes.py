@@ -212,8 +212,7 @@ def take_for_checker(
     row = conn.execute(_LEASED_TO, {"its_owner": holder.owner}).mappings().first()
     if row is not None:
         return RecomputeRow(**row)
-    others = sorted({HERE, *served} - {kind})
-    values = {"now": holder.now, "own": kind, "others": others}
+    values = {"now": holder.now, "own": kind, "others": sorted({HERE, *served} - {kind})}
     values["newcomers"] = _turn(conn, holder.now)
     return JOBS.take(conn, _FOR_CHECKER.params(values), holder.owner, holder.until)
 

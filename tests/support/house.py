@@ -112,7 +112,7 @@ def _side(package: str, left: float, top: float, wide: float) -> tuple[list[str]
 
 
 def _rows(floor: list[str], wide: float) -> Iterator[list[str]]:
-    """Yield a floor in rows that fit the width; no room of a floor imports another of it."""
+    """Yield a floor in rows that fit the width; rooms of one floor import none of each other."""
     row: list[str] = []
     for room in floor:
         if row and sum(_width(other) + GAP for other in [*row, room]) > wide:
@@ -138,7 +138,7 @@ def _text(kind: str, x: float, y: float, words: str) -> str:
 
 
 def picture() -> str:
-    """Return the picture as SVG: both sides, and what they share below the volunteer."""
+    """Return the picture as SVG: both sides, and the shared rooms below the volunteer."""
     middle, end = WIDTH * 0.58, WIDTH - 0.5
     left, left_high = _side("coordinator", 0.5, 0.5, middle - 24)
     right, right_high = _side("volunteer", middle, 0.5, end - middle)

@@ -2,8 +2,8 @@
 
 Each row has the columns `state`, `attempt`, `owner` and `lease_until`. A lease counts the attempt
 up, and every later change of the job names its attempt: a process that was silent for longer than
-its lease cannot change a job that another process has taken over. `lease_until` of a free job is the
-end of a pause: nobody leases it before.
+its lease cannot change a job that another process has taken over. `lease_until` of a free job is
+the end of a pause: nobody leases it before.
 
 Merges, their parts, evaluations and recomputes are such jobs. Two things look alike and are none:
 
