@@ -183,6 +183,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             extra={"unit": "credits"},
         ),
     ] = 0.0
+    gift_credits_per_day: Annotated[
+        float,
+        Meta(
+            description="Credits one account may give to others within 24 hours; 0 = none.",
+            ge=0,
+            le=1e9,
+            extra={"unit": "credits"},
+        ),
+    ] = 10_000.0
     inference: Annotated[
         str,
         Meta(

@@ -188,7 +188,7 @@ class Coordinator(Platform):
             server=server,
             volunteers=Volunteers(db, clock, settings, signals, Entrance.of(settings, key, clock)),
             ledger=Ledger(db),
-            api_keys=ApiKeys(db, clock),
+            api_keys=ApiKeys(db, clock, settings),
             answers=Answers(db, clock, settings),
             transparency=Transparency(db, clock, key),
             claims=claims,

@@ -1,4 +1,4 @@
-"""API keys of the OpenAI-compatible interface, their usage, and grants of credits."""
+"""API keys of the OpenAI-compatible interface, their usage, and gifts of credits."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from coordinator.database import record, runs
 from coordinator.database import volunteers as store
 from coordinator.database.inference import api_key_rows, request_rows
 from coordinator.database.inference.api_key_rows import KeyRow
-from coordinator.database.ledger import payments
-from coordinator.rules import nicknames
+from coordinator.database.ledger import gifts, payments
+from coordinator.rules import codes, nicknames
 from coordinator.rules.reports import line
 from shared.decoding import decode
 from shared.errors import BadRequest, Conflict, Forbidden, NotFound, TooManyRequests, Unauthorized
 from shared.protocol.inference import (
     KEYS_MAX,
+    Given,
+    GiveRequest,
     KeyInfo,
     KeyRequest,
     KeyState,
     NewKey,
     UsageRow,
 )
+from shared.text import credit
 from shared.units import DAY_S, HOUR_S
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from coordinator.config import Settings
     from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
@@ -40,7 +44,9 @@ SHOWN_CHARS = 10
 NAME_CHARS_MAX = 64
 # Most keys that an account makes within 24 hours, including those revoked since.
 KEYS_A_DAY = 20
+GIFTS_A_DAY = 100  # most gifts that an account makes within 24 hours
 RETRY_S = HOUR_S  # wait after the day's limit
+MICRO = 1_000_000
 
 WRONG_KEY = "this key is wrong: `volunteer key list` shows yours, `volunteer key create` makes one"
 GONE_KEY = "this key was revoked or has expired: `volunteer key create` makes another"
@@ -66,9 +72,10 @@ class GrantResult(msgspec.Struct, frozen=True, kw_only=True):
 class ApiKeys:
     """The keys of all accounts."""
 
-    def __init__(self, db: Database, clock: Clock) -> None:
+    def __init__(self, db: Database, clock: Clock, settings: Settings) -> None:
         self._db = db
         self._clock = clock
+        self._gift_micro = round(settings.gift_credits_per_day * MICRO)
 
     async def sign_in(self, key: str) -> Asker:
         """Return a key's account. Raises Unauthorized, Forbidden for one banned or suspended."""
@@ -159,15 +166,54 @@ class ApiKeys:
         who = principal.volunteer_id
         return tuple(await self._db.read(lambda conn: request_rows.listing(conn, who, key)))
 
+    async def give(self, principal: Principal, request: GiveRequest) -> Given:
+        """Move earned credits to another account, named by nickname or id.
+
+        Raises NotFound, BadRequest, Forbidden for a suspended giver, too little credit or a spent
+        daily cap, TooManyRequests, Conflict for a used id.
+        """
+        codes.check_id("gift", request.id)
+        now, to = self._clock.now(), nicknames.skeleton(request.to[:256])
+
+        def move(conn: Connection) -> Given:
+            giver = store.locked(conn, principal.volunteer_id)
+            if giver.standing == "suspended" or giver.state != "active":
+                raise Forbidden("a suspended account cannot give credits")
+            taker = _taker(conn, request.to[:256], to)
+            if taker.id == giver.id:
+                raise BadRequest("an account cannot give credits to itself")
+            sides = (giver.id, taker.id)
+            total_micro, count = gifts.given_since(conn, giver.id, now - DAY_S)
+            has = payments.balances(conn, giver.id).earned_micro
+            try:
+                new = gifts.give(conn, sides, request.id, request.amount_micro, now)
+            except Forbidden as error:
+                amount = credit(request.amount_micro)
+                raise Forbidden(f"you have {credit(has)} credits to give, not {amount}") from error
+            if new and total_micro + request.amount_micro > self._gift_micro:
+                raise Forbidden(
+                    f"at most {credit(self._gift_micro)} credits may be given within 24 hours, "
+                    f"and {credit(total_micro)} were given already"
+                )
+            if new and count >= GIFTS_A_DAY:
+                raise TooManyRequests(
+                    f"an account makes at most {GIFTS_A_DAY} gifts within 24 hours",
+                    retry_after_s=RETRY_S,
+                )
+            left = payments.balances(conn, giver.id).earned_micro
+            return Given(to=taker.nickname, amount_micro=request.amount_micro, left_micro=left)
+
+        return await self._db.write(move)
+
     async def grant(self, name: str, amount_micro: int, reason: str) -> GrantResult:
         """Give an account credits on behalf of the organiser. Raises NotFound, BadRequest."""
-        why, key = reason_of(reason), secrets.token_hex(16)
+        why, gift = reason_of(reason), secrets.token_hex(16)
         now, to = self._clock.now(), nicknames.skeleton(name[:256])
 
         def add(conn: Connection) -> GrantResult:
             taker = store.find(conn, name[:256], to)
             stored_reason = record.reason(conn, taker.id, why)
-            payments.grant(conn, taker.id, key, amount_micro, stored_reason, now)
+            gifts.grant(conn, taker.id, gift, amount_micro, stored_reason, now)
             detail = {"reason": stored_reason, "amount_micro": amount_micro}
             record.append(conn, "organiser", "grant", taker.id, detail, now)
             left = payments.balances(conn, taker.id).earned_micro
@@ -234,3 +280,16 @@ def _check_standing(conn: Connection, account: store.VolunteerRow) -> None:
     ):
         return
     raise Forbidden("keys are for those who helped: come back when a contribution is merged")
+
+
+def _taker(conn: Connection, who: str, key: str) -> store.VolunteerRow:
+    """Return the receiving account; a banned or forgotten account counts as missing. Raises
+    NotFound.
+    """
+    try:
+        volunteer = store.find(conn, who, key)
+    except NotFound:
+        volunteer = None
+    if volunteer is None or volunteer.state != "active":
+        raise NotFound(f'there is no volunteer "{who}"')
+    return volunteer

@@ -28,7 +28,7 @@ from coordinator.runs.definition import definition
 from coordinator.runs.example import example, example_dataset
 from coordinator.runs.export import PLAIN, Exported
 from coordinator.runs.queries import DecidedCounts, ExperienceFigures
-from coordinator.runs.wind_down import VERSION, Deed
+from coordinator.runs.wind_down import VERSION, Deed, Difference
 from shared.errors import BadRequest
 from shared.protocol.accounts import RunInfo
 from shared.protocol.listings import LeaderRow
@@ -88,6 +88,11 @@ class ForkRun(ConfirmedRequest, frozen=True, kw_only=True):
     """Request for a fork. `source` is a version, like my-run@40; `name` is the draft's."""
 
     source: str
+
+
+class DiffRuns(CommandRequest, frozen=True, kw_only=True):
+    first: str
+    second: str
 
 
 class RunShown(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +187,11 @@ async def extend(coordinator: Coordinator, ask: ExtendRun) -> Deed:
 @organiser_command("run.fork", needs="database")
 async def fork(coordinator: Coordinator, ask: ForkRun) -> Deed:
     return await coordinator.wind_down.fork(ask.source, ask.name, yes=ask.yes)
+
+
+@organiser_command("run.diff", needs="database")
+async def diff(coordinator: Coordinator, ask: DiffRuns) -> tuple[Difference, ...]:
+    return await coordinator.wind_down.diff(ask.first, ask.second)
 
 
 @organiser_command("run.pause", needs="database")

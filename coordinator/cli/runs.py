@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from coordinator.cli.listing import as_json, facts, table, when, write_csv
-from coordinator.cli.target import HERE, TargetOptions, Where, call
+from coordinator.cli.target import HERE, TargetOptions, Where, call, listed
 from shared.errors import BadRequest, InvalidRunFile, why
 from shared.files.text_file import read_text
 from shared.programs.progress_line import ProgressLine
@@ -208,6 +208,23 @@ def fork(
 ) -> int:
     """Make a draft from a run's file and one of its versions. Only a preview, without --yes."""
     return deed(call(where, "run.fork", name=name, source=source, yes=yes), where.json)
+
+
+@app.command
+def diff(
+    first: Annotated[str, Parameter(help="Name of a run.")],
+    second: Annotated[str, Parameter(help="Name of the other run.")],
+    *,
+    where: TargetOptions = HERE,
+) -> None:
+    """List the keys that differ between two run files, and the progress of both runs."""
+    columns = {
+        "key": lambda d: d.key,
+        first: lambda d: d.first,
+        second: lambda d: d.second,
+    }
+    empty = "They do not differ."
+    listed(where, "run.diff", columns, empty, first=first, second=second)
 
 
 @app.command
@@ -515,7 +532,7 @@ def export(
     version: Annotated[int | None, Parameter(help="Version to export (default: the best).")] = None,
     format: Annotated[
         str,
-        Parameter(help="safetensors; transformers or peft for text; onnx for pictures and moves."),
+        Parameter(help="safetensors; transformers or peft for text; onnx."),
     ] = "safetensors",
     dtype: Annotated[
         str,

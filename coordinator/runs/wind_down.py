@@ -1,4 +1,4 @@
-"""Wind-down and reuse of runs: delete, extend, fork.
+"""Wind-down and reuse of runs: delete, extend, fork, compare.
 
 Each method that changes something describes its effect; only if `yes` is set it makes the change
 and adds a line to the record.
@@ -38,8 +38,16 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
     done: bool
 
 
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One key in which two runs differ."""
+
+    key: str
+    first: str
+    second: str
+
+
 class WindDown(PlatformService):
-    """Deletes, extends and forks runs, and deletes datasets."""
+    """Deletes, extends, forks and compares runs, and deletes datasets."""
 
     async def _do(self, work: Callable[[Connection], tuple[str, ...]], yes: bool) -> Deed:
         """Make a change in one transaction, which is undone unless `yes` is set."""
@@ -172,6 +180,17 @@ class WindDown(PlatformService):
 
         return await self._do(copy, yes)
 
+    async def diff(self, first: str, second: str) -> tuple[Difference, ...]:
+        """Return the differences of two runs: keys of their files, and their progress."""
+
+        def read(conn: Connection) -> tuple[Difference, ...]:
+            facts = [_facts(conn, runs.by_name(conn, name)) for name in (first, second)]
+            keys = sorted(facts[0].keys() | facts[1].keys())
+            pairs = [(key, facts[0].get(key, ""), facts[1].get(key, "")) for key in keys]
+            return tuple(Difference(key=k, first=a, second=b) for k, a, b in pairs if a != b)
+
+        return await self._db.read(read)
+
 
 class _OnlyAsked(Exception):
     """Raised to undo a transaction that was only a preview."""
@@ -202,3 +221,20 @@ def _said(stop: StopSettings) -> str:
     conditions = {key: value for key, value in msgspec.structs.asdict(stop).items() if value}
     phrases = [_ENDS[key].format(value) for key, value in conditions.items()]
     return ", ".join(phrases) or "the organiser's word"
+
+
+def _facts(conn: Connection, run: RunRow) -> dict[str, str]:
+    facts = dict(_flat("", msgspec.to_builtins(definition(run).file)))
+    del facts["name"]
+    loss = evaluations.newest_loss(conn, run.id)
+    head = "" if run.head < 0 else str(run.head)
+    facts |= {"(version)": head, "(tokens)": str(run.tokens), "(state)": run.state}
+    return facts | {"(loss)": "" if loss is None else f"{loss:.4f}"}
+
+
+def _flat(path: str, value: object) -> list[tuple[str, str]]:
+    """Return every key of nested tables with its value as text."""
+    if not isinstance(value, dict):
+        return [(path, str(value))]
+    prefix = f"{path}." if path else ""
+    return [pair for key, child in value.items() for pair in _flat(f"{prefix}{key}", child)]

@@ -275,6 +275,15 @@ USAGE = Endpoint(
     query=(Parameter(name="key", kind=int, help="Only requests with this key."),),
     bytes_max=LISTING_BYTES_MAX,
 )
+GIVE = Endpoint(
+    method="POST",
+    path="/me/give",
+    summary="Give earned credits to another volunteer; the same id again gives nothing more",
+    request=inference.GiveRequest,
+    reply=inference.Given,
+    writes=True,
+)
+
 # The record, open to everybody: banned volunteers may check it too.
 
 TREE_HEAD = Endpoint(

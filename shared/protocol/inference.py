@@ -74,6 +74,22 @@ class UsageRow(Message):
     first_token_s: float | None
 
 
+class GiveRequest(Message):
+    """Gift of earned credits to another account; a repeated `id` gives nothing more."""
+
+    id: Word
+    to: Annotated[str, Meta(max_length=256)]
+    amount_micro: Number
+
+
+class Given(Message):
+    """Confirmation of a gift."""
+
+    to: str
+    amount_micro: int
+    left_micro: int
+
+
 # --- machines of volunteers that answer ---
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import psutil
 
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import gifts
 from coordinator.inference.builtin import BuiltinEngine, Power
 from coordinator.inference.inference_engine import Generation, ModelVersion
 from coordinator.inference.messages import ModelFiles
@@ -87,7 +87,7 @@ async def prepare(path: Path, run: str = RUN) -> Prepared:
         await home.start_run(run)
         ann = await home.join("Ann")
         who = ann.volunteer_id
-        await inside.db.write(lambda c: payments.grant(c, who, "bench", 10**12, "", 1.0))
+        await inside.db.write(lambda c: gifts.grant(c, who, "bench", 10**12, "", 1.0))
         reply = await ann.post("/me/keys", {"name": "bench"})
         engine = BuiltinEngine(inside.db, SystemClock(), inside.blobs)
         files = await engine._files(MODEL)

@@ -57,7 +57,7 @@ async def told(db: Database, *drafts: EventDraft) -> list[str]:
         (("pending", "escrow", "vest", "forfeit"), FOLLOW),
         (("pending", "reverse"), FOLLOW),
         (("pending", "escrow", "reverse"), FOLLOW),
-        (("pending", "grant"), FOLLOW),
+        (("pending", "give"), FOLLOW),
     ],
 )
 async def test_steps_of_a_contribution_follow_from_each_other(

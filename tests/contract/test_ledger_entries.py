@@ -14,6 +14,7 @@ from coordinator.database.engine.open_database import Database
 from coordinator.database.ledger import (
     debts,
     escrow,
+    gifts,
     payments,
     postings,
     reversal,
@@ -173,7 +174,7 @@ async def test_a_contribution_cannot_earn_less_than_nothing_or_too_much(
 def draft(**values: Any) -> EventDraft:
     moves = (Move(MIA, "earned", -5), Move(BOB, "earned", 5))
     said: dict[str, Any] = (
-        {"key": "k", "kind": "settle", "moves": moves, "run_id": 1, "contribution_id": 2}
+        {"key": "k", "kind": "give", "moves": moves, "run_id": 1, "contribution_id": 2}
         | {"memo": "m"}
         | values
     )
@@ -325,7 +326,7 @@ async def test_what_was_earned_since_counts_pay_and_reversals_of_one_account(
         payments.post_step(conn, "escrow", [pay(4, 4)], 300.0)
         payments.post_step(conn, "vest", [pay(4, 4)], 400.0)
         payments.post_step(conn, "reverse", [pay(2, 2)], 500.0)
-        payments.grant(conn, MIA, "g", 1000, "", 500.0)
+        gifts.grant(conn, MIA, "g", 1000, "", 500.0)
 
     await database.write(write)
 
@@ -368,7 +369,7 @@ async def test_a_debt_is_lent_charged_and_repaid_from_what_comes(database: Datab
 
 async def test_a_grant_comes_from_the_mint_and_settles_a_debt_first(database: Database) -> None:
     await database.write(lambda conn: debts.charge(conn, MIA, 8, 4, "", 1.0))
-    await database.write(lambda conn: payments.grant(conn, MIA, "g", 10, "well done", 2.0))
+    await database.write(lambda conn: gifts.grant(conn, MIA, "g", 10, "well done", 2.0))
     granted = {MINT: -10, (MIA, "earned"): 10}
     repaid = {(MIA, "debt"): -4, (MIA, "earned"): -4, MINT: 8}
     assert (await entries(database))[1:] == [
@@ -378,16 +379,48 @@ async def test_a_grant_comes_from_the_mint_and_settles_a_debt_first(database: Da
 
 
 @pytest.mark.parametrize("amount", [0, -1, AMOUNT_MAX + 1])
-async def test_a_grant_of_nothing_or_of_too_much_is_refused(
-    database: Database, amount: int
-) -> None:
-    await database.write(lambda conn: payments.grant(conn, MIA, "g", 1, "", 2.0))
+async def test_a_gift_of_nothing_or_of_too_much_is_refused(database: Database, amount: int) -> None:
+    await database.write(lambda conn: gifts.grant(conn, MIA, "g", 1, "", 2.0))
+    for give in (
+        lambda conn: gifts.grant(conn, MIA, "h", amount, "", 2.0),
+        lambda conn: gifts.give(conn, (MIA, BOB), "h", amount, 2.0),
+    ):
+        await refused(database, BadRequest, "above 0", give)
+
+
+async def test_a_gift_is_moved_once_and_settles_the_debt_of_its_taker(database: Database) -> None:
+    def write(conn: Connection) -> list[bool]:
+        gifts.grant(conn, MIA, "g", AMOUNT_MAX, "", 1.0)
+        debts.charge(conn, BOB, 8, 3, "", 1.0)
+        return [gifts.give(conn, (MIA, BOB), "x", 10, at) for at in (2.0, 3.0)]
+
+    assert await database.write(write) == [True, False]
+    moved = {(MIA, "earned"): -10, (BOB, "earned"): 10}
+    repaid = {(BOB, "debt"): -3, (BOB, "earned"): -3, MINT: 6}
+    said = f"from {MIA} to {BOB}"
+    assert (await entries(database))[2:] == [
+        (f"give:{MIA}:x", "give", moved, None, None, said, 2.0),
+        (f"repaid:x:{BOB}", "repay", repaid, None, None, "", 2.0),
+    ]
     await refused(
-        database,
-        BadRequest,
-        "above 0",
-        lambda conn: payments.grant(conn, MIA, "h", amount, "", 2.0),
+        database, Conflict, "posted before", lambda c: gifts.give(c, (MIA, BOB), "x", 11, 4.0)
     )
+    await refused(
+        database, Forbidden, "does not hold", lambda c: gifts.give(c, (BOB, MIA), "y", 8, 4.0)
+    )
+    await database.write(lambda conn: gifts.give(conn, (MIA, BOB), "y", 5, 4.0))
+    await database.write(lambda conn: gifts.give(conn, (BOB, MIA), "z", 2, 4.0))
+
+    async def given(who: str, at: float) -> tuple[int, int]:
+        return await database.read(lambda conn: gifts.given_since(conn, who, at))
+
+    assert [await given(MIA, at) for at in (2.0, 2.1, 4.0, 4.1)] == [
+        (15, 2),
+        (5, 1),
+        (5, 1),
+        (0, 0),
+    ]
+    assert await given(BOB, 0.0) == (2, 1)
 
 
 @pytest.mark.parametrize("amount", [0, -1, AMOUNT_MAX + 1])

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select
 
 from coordinator.accounts.accounts import Volunteers
-from coordinator.accounts.api_keys import KEYS_A_DAY, ApiKeys, Asker
+from coordinator.accounts.api_keys import GIFTS_A_DAY, KEYS_A_DAY, ApiKeys, Asker
 from coordinator.config import Settings
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open_database import Database
 from coordinator.database.inference import request_rows
-from coordinator.database.ledger import answer_pay, payments
+from coordinator.database.ledger import answer_pay, gifts, payments
 from coordinator.database.tables.ledger import accounts, events
 from coordinator.inference.metering import GONE_S, Meter, MeteredRequest, RunningRequest
 from coordinator.rules.run_file import ServeSettings, TierSettings
 from coordinator.rules.serving import cost_micro
 from shared.errors import (
+    BadRequest,
     Conflict,
     Forbidden,
     InsufficientQuota,
     TooManyRequests,
     Unauthorized,
 )
-from shared.protocol.inference import KeyRequest
+from shared.protocol.inference import GiveRequest, KeyRequest
 from shared.units import DAY_S
-from tests.support.account_rows import add_contribution, add_run, breaches, join, spend
+from tests.support.account_rows import add_contribution, add_run, breaches, join
 from tests.support.virtual_clock import VirtualClock
 
 UNIT_NANO = 1500
@@ -44,14 +49,14 @@ class Bench:
         self.clock = VirtualClock()
         self.settings = Settings(**more)  # type: ignore[arg-type]
         self.people = Volunteers(db, self.clock, self.settings)
-        self.keys = ApiKeys(db, self.clock)
+        self.keys = ApiKeys(db, self.clock, self.settings)
         self.run_id = 0
 
     async def begin(self) -> None:
         self.ann = await join(self.people, "Ann")
         self.run_id = await self.db.write(add_run)
         who = self.ann.volunteer_id
-        await self.db.write(lambda c: payments.grant(c, who, "first", CREDITS, "", 1.0))
+        await self.db.write(lambda c: gifts.grant(c, who, "first", CREDITS, "", 1.0))
 
     def meter(self, directory: Path | None = None) -> Meter:
         more = {} if directory is None else {"data_dir": str(directory)}
@@ -222,8 +227,7 @@ async def test_a_server_that_starts_alone_settles_everything_at_once(bench: Benc
 async def test_fifty_at_once_hold_no_more_than_there_is(bench: Bench) -> None:
     meter = bench.meter()
     worst = cost_micro(UNIT_NANO, 15)
-    spent = CREDITS - 10 * worst
-    await bench.db.write(lambda conn: spend(conn, bench.ann.volunteer_id, spent))
+    await bench.keys.give(bench.ann, await gift(bench, CREDITS - 10 * worst))
     tier = TierSettings(tokens_waiting=10_000)
     begun = await asyncio.gather(
         *(meter.begin(bench.order(tier=tier)) for _ in range(50)), return_exceptions=True
@@ -231,7 +235,12 @@ async def test_fifty_at_once_hold_no_more_than_there_is(bench: Bench) -> None:
     refused = [each for each in begun if isinstance(each, InsufficientQuota)]
     assert len(refused) == 40
     assert "missing" in refused[0].message
-    assert await bench.has() == (0, 10 * worst, spent)
+    assert await bench.has() == (0, 10 * worst, 0)
+
+
+async def gift(bench: Bench, amount: int) -> GiveRequest:
+    await join(bench.people, "Bob")
+    return GiveRequest(id="g" * 16, to="Bob", amount_micro=amount)
 
 
 async def test_the_free_quota_is_counted_a_day(bench: Bench) -> None:
@@ -305,6 +314,54 @@ async def test_keys_made_and_revoked_all_day_do_not_fill_the_database(bench: Ben
         await bench.keys.create(bench.ann, KeyRequest())
     await bench.clock.advance(DAY_S + 1)
     assert (await bench.keys.create(bench.ann, KeyRequest())).key
+
+
+async def test_many_tiny_gifts_do_not_fill_the_ledger(bench: Bench) -> None:
+    await join(bench.people, "Bob")
+    gifts = [GiveRequest(id=f"{n:016}", to="Bob", amount_micro=1) for n in range(GIFTS_A_DAY + 1)]
+    for gift in gifts[:-1]:
+        await bench.keys.give(bench.ann, gift)
+    with pytest.raises(TooManyRequests, match="gifts within 24 hours"):
+        await bench.keys.give(bench.ann, gifts[-1])
+    left = (await bench.keys.give(bench.ann, gifts[0])).left_micro  # a lost reply, sent again
+    assert left == CREDITS - GIFTS_A_DAY
+
+
+async def test_a_gift_is_made_once_within_a_daily_cap_and_both_see_it(database: Database) -> None:
+    bench = Bench(database, gift_credits_per_day=0.5)
+    await bench.begin()
+    bob = await join(bench.people, "Bob")
+    one = GiveRequest(id="a" * 16, to="bob", amount_micro=400_000)
+    for _ in range(2):
+        assert (await bench.keys.give(bench.ann, one)).left_micro == CREDITS - 400_000
+    with pytest.raises(Forbidden, match=r"0\.50 credits may be given"):
+        await bench.keys.give(bench.ann, GiveRequest(id="b" * 16, to="Bob", amount_micro=200_000))
+    with pytest.raises(BadRequest, match="to itself"):
+        await bench.keys.give(bench.ann, GiveRequest(id="c" * 16, to="Ann", amount_micro=1))
+    much = GiveRequest(id="d" * 16, to="Bob", amount_micro=10**12)
+    with pytest.raises(Forbidden, match="credits to give, not "):
+        await bench.keys.give(bench.ann, much)
+    for who, amount in ((bench.ann, -400_000), (bob, 400_000)):
+        mine = partial(payments.history, volunteer_id=who.volunteer_id, before=None, limit=9)
+        rows = await database.read(mine)
+        assert [r.amount_micro for r in rows if r.kind == "given"] == [amount]
+    assert await breaches(database) == []
+
+
+# --- any order of steps, with kills between ---
+
+
+STEP = st.sampled_from(["begin", "count", "tick", "end", "kill", "recover"])
+
+
+@settings(max_examples=25)
+@given(steps=st.lists(st.tuples(STEP, st.integers(0, 9)), max_size=40))
+def test_whatever_happens_every_hold_ends_and_the_ledger_sums_to_zero(
+    sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    path = tmp_path_factory.mktemp("ledger") / "volunteer.db"
+    shutil.copyfile(sqlite_template, path)
+    asyncio.run(_happens(path, steps))
 
 
 async def _happens(path: Path, steps: list[tuple[str, int]]) -> None:

@@ -230,7 +230,7 @@ async def test_reasons_are_read_until_the_volunteer_is_forgotten(
     people: Volunteers, database: Database
 ) -> None:
     eve = await join(people, "Eve")
-    keys, words = ApiKeys(database, VirtualClock()), 'Eve Meyer, "a copy"'
+    keys, words = ApiKeys(database, VirtualClock(), Settings()), 'Eve Meyer, "a copy"'
 
     def paid(conn: Connection) -> None:
         number = add_contribution(conn, add_run(conn), eve.volunteer_id, price_micro=50)

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, insert, select
 
 from coordinator.accounts.accounts import Principal, Volunteers
 from coordinator.database.engine.open_database import Database
-from coordinator.database.ledger import payments, spending
+from coordinator.database.ledger import payments
 from coordinator.database.ledger.check import check_ledger
 from coordinator.database.ledger.payments import Payment
 from coordinator.database.tables.accounts import workers
@@ -162,9 +162,3 @@ def earn(conn: Connection, *rows: Payment) -> None:
 async def breaches(db: Database) -> list[str]:
     """Return the breaches that the check of the ledger finds."""
     return await db.read(check_ledger)
-
-
-def spend(conn: Connection, volunteer_id: str, amount_micro: int) -> None:
-    """Spend earned credits of an account on an answer."""
-    spending.hold(conn, volunteer_id, "spent", amount_micro, "an answer", 1.0)
-    spending.settle(conn, volunteer_id, "spent", amount_micro, 1.0)

@@ -13,7 +13,7 @@ import openai
 import structlog
 import uvicorn
 
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import gifts, payments
 from coordinator.database.ledger.check import check_ledger
 from coordinator.database.ledger.payments import Balances
 from coordinator.http.app import create_app
@@ -89,7 +89,7 @@ async def answering(
         assert {(await ann.work(1)).state, (await bob.work(2)).state} == {"accepted"}
         assert await home.coordinator.merger.merge_if_due(1)
         who = ann.volunteer_id
-        await home.coordinator.db.write(lambda c: payments.grant(c, who, "test", CREDITS, "", 1.0))
+        await home.coordinator.db.write(lambda c: gifts.grant(c, who, "test", CREDITS, "", 1.0))
         made = engine or CountingEngine()
         home.coordinator.answers.connect(made)
         config = uvicorn.Config(create_app(home.coordinator), lifespan="off", log_level="error")

@@ -329,7 +329,7 @@ GROUPS = {
     "Begin": ("join", "link", "benchmark", "service"),
     "Watch": ("status", "runs", "logs", "settings"),
     "Steer": ("pause", "resume", "finish", "stop"),
-    "Use what you earned": ("generate", "chat", "play", "key", "usage", "receipts"),
+    "Use what you earned": ("generate", "chat", "play", "key", "usage", "give", "receipts"),
     "Look after": ("name", "update", "leave", "uninstall"),
 }
 group(app, GROUPS)

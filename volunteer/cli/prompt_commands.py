@@ -1,4 +1,4 @@
-"""key, usage, generate and chat: commands that spend a volunteer's credits."""
+"""key, usage, generate, chat and give: commands that spend a volunteer's credits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from cyclopts.validators import Number
 from shared.errors import BadRequest
 from shared.files.text_file import UTF8
 from shared.sentences import Sentence, figure
+from shared.text import printable
 from shared.units import DAY_S, MIB
 from volunteer.cli.drawings import draw, picture_of, put
 from volunteer.cli.exit_codes import at_terminal, hinted, remark
@@ -281,9 +282,38 @@ def chat(
     return int(ask_account(profile, talk))
 
 
+def give(
+    name: Annotated[str, Parameter(help="Nickname or id of the receiver.")],
+    amount: Annotated[float, Parameter(help="Credits.")],
+    *,
+    json: Json = False,
+    profile: Profile = "",
+) -> int:
+    """Give earned credits to another volunteer."""
+    import secrets
+
+    from shared.protocol.endpoints import GIVE
+    from shared.protocol.inference import GiveRequest
+    from shared.text import MICRO
+    from volunteer.i18n.formats import credit
+
+    request = GiveRequest(id=secrets.token_hex(16), to=name, amount_micro=_micro(amount, MICRO))
+    done = call_account(profile, GIVE, body=request)
+    if json:
+        return print_json(done)
+    sentence = _(
+        "{to} got {amount} credits; you have {left}",
+        to=done.to,
+        amount=credit(done.amount_micro),
+        left=credit(done.left_micro),
+    )
+    print(printable(sentence))
+    return 0
+
+
 def add_to(parent: App) -> None:
     parent.command(key)
-    for command in (runs, usage, generate, chat):
+    for command in (runs, usage, generate, chat, give):
         parent.command(command)
 
 

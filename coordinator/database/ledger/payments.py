@@ -8,7 +8,6 @@
     forfeit   escrow  -> mint      taken back before it was earned
     withdraw  pending -> mint      taken back before it was paid; its event is a "forfeit"
     reverse   earned  -> mint      taken back on purpose
-    grant     mint    -> earned    the organiser gives it, for a reason
 
 spending.py posts spending; debts.py handles reversed credit that was spent.
 
@@ -30,7 +29,6 @@ from sqlalchemy import ColumnElement, Connection, Double, String, bindparam, cas
 from coordinator.database import record
 from coordinator.database.contributions import ContributionRow
 from coordinator.database.engine.statements import its, one_of
-from coordinator.database.ledger import debts
 from coordinator.database.ledger.postings import (
     AMOUNT_MAX,
     BALANCE_MAX,
@@ -78,6 +76,7 @@ WORDS: Mapping[str, str] = {
     "settle": "spent",
     "release": "released",
     "grant": "granted",
+    "give": "given",
     "answer": "in escrow",
     "answered": "earned",
     "unanswer": "forfeited",
@@ -177,15 +176,6 @@ def post_step(
                 raise Conflict(f'contribution {i} has had its event "{earlier[0]}" already')
 
     post(conn, [_draft(step, pay, memo) for pay in rows], now, allowed if befores else None)
-
-
-def grant(conn: Connection, owner: str, key: str, amount_micro: int, memo: str, now: float) -> None:
-    """Give credit from the mint. Raises BadRequest for the amount, Conflict for a used key."""
-    if not 0 < amount_micro <= AMOUNT_MAX:
-        raise BadRequest("a grant must be above 0 and at most 9 billion credits")
-    moves = (Move(owner, "earned", amount_micro), Move(SYSTEM, MINT, -amount_micro))
-    post(conn, [EventDraft(key=f"grant:{key}", kind="grant", moves=moves, memo=memo)], now)
-    debts.repay(conn, {owner: f"repaid:grant:{key}"}, now)
 
 
 def steps_of(conn: Connection, ids: Sequence[int]) -> dict[int, set[str]]:

@@ -6,45 +6,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from coordinator.http.openapi import document
-from coordinator.http.routes import blob_files, operations, runs, workers
+from coordinator.http.routes import account_credits, blob_files, operations, runs, workers
 from coordinator.http.routes.endpoint_app import Call, Handler, Reply, json_reply
 from shared.protocol import endpoints
 from shared.protocol.endpoint import Endpoint
 from shared.protocol.endpoints import V1
-from shared.protocol.inference import KeyInfo, KeyRequest, NewKey, UsageRow
-from shared.protocol.transparency import SignedHead, SignedReceipt, TreeProof
 
 R = TypeVar("R")
-
-
-async def _keys(call: Call[None]) -> tuple[KeyInfo, ...]:
-    return await call.coordinator.api_keys.listing(call.principal)
-
-
-async def _create_key(call: Call[KeyRequest]) -> NewKey:
-    return await call.coordinator.api_keys.create(call.principal, call.body)
-
-
-async def _revoke_key(call: Call[None]) -> KeyInfo:
-    return await call.coordinator.api_keys.revoke(call.principal, call.number("key"))
-
-
-async def _usage(call: Call[None]) -> tuple[UsageRow, ...]:
-    return await call.coordinator.api_keys.usage(call.principal, key=call.query_number("key"))
-
-
-async def _receipts(call: Call[None]) -> tuple[SignedReceipt, ...]:
-    transparency = call.coordinator.transparency
-    return await transparency.receipts(call.principal, call.query_number("cursor"))
-
-
-async def _head(call: Call[None]) -> SignedHead:
-    return await call.coordinator.transparency.head()
-
-
-async def _consistency(call: Call[None]) -> TreeProof:
-    transparency = call.coordinator.transparency
-    return await transparency.consistency(call.query_number("old"), call.query_number("new"))
 
 
 async def _openapi(_: Call[None]) -> Reply:
@@ -89,13 +57,14 @@ HANDLERS: dict[Endpoint[Any], Handler] = dict(
         _answered(endpoints.LEADERBOARD, runs.leaderboard),
         _answered(endpoints.CONTRIBUTIONS, runs.history),
         _answered(endpoints.LEDGER, runs.ledger),
-        _answered(endpoints.RECEIPTS, _receipts),
-        _answered(endpoints.KEYS, _keys),
-        _answered(endpoints.KEY_CREATE, _create_key),
-        _answered(endpoints.KEY_REVOKE, _revoke_key),
-        _answered(endpoints.USAGE, _usage),
-        _answered(endpoints.TREE_HEAD, _head),
-        _answered(endpoints.CONSISTENCY, _consistency),
+        _answered(endpoints.RECEIPTS, account_credits.receipts),
+        _answered(endpoints.KEYS, account_credits.keys),
+        _answered(endpoints.KEY_CREATE, account_credits.create_key),
+        _answered(endpoints.KEY_REVOKE, account_credits.revoke_key),
+        _answered(endpoints.USAGE, account_credits.usage),
+        _answered(endpoints.GIVE, account_credits.give),
+        _answered(endpoints.TREE_HEAD, account_credits.head),
+        _answered(endpoints.CONSISTENCY, account_credits.consistency),
         _answered(endpoints.SERVER, operations.server),
         _answered(endpoints.WHEEL, operations.wheel),
         _answered(endpoints.OPENAPI, _openapi),

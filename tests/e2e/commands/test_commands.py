@@ -52,8 +52,9 @@ def test_a_run_shows_what_its_checks_found_and_cost(here: Run, busy: Path) -> No
         rows.execute("UPDATE contributions SET train_s = 50, checked_s = 1.25")
         rows.execute(
             "INSERT INTO recomputes (contribution_id, run_id, task_id, volunteer_id, worker_id,"
-            " state, work, flops, kind, result, measured, message, seed, drawn_at)"
-            " SELECT id, run_id, task_id, volunteer_id, worker_id, 'done', '{}', 1, 'cpu',"
+            " state, owner, attempt, lease_until, work, flops, kind, result, measured, message,"
+            " seed, drawn_at)"
+            " SELECT id, run_id, task_id, volunteer_id, worker_id, 'done', '', 1, 0, '{}', 1, 'cpu',"
             " 'passed', '{}', '', 0, 0 FROM contributions"
         )
     shown = here("run", "show", "tiny").out

@@ -112,6 +112,7 @@ def test_a_run_has_one_name_in_all_arguments() -> None:
             ("create",),
             ("list",),
             ("fork",),
+            ("diff",),
         ):
             assert names[0] == "--run", words
         if words in (("generate",), ("chat",)):

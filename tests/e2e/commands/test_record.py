@@ -22,7 +22,7 @@ from tests.support.server_process import Process
 READING = {
     "run.list", "run.show", "run.report", "run.export", "dataset.list", "task.list", "invite.list",
     "volunteer.list", "volunteer.show", "record.list", "record.verify", "trust", "check", "backup",
-    "run.rollouts", "announce.list", "alerts.list", "alerts.test", "top",
+    "run.diff", "run.rollouts", "announce.list", "alerts.list", "alerts.test", "top",
 }  # fmt: skip
 # What an auditor says of a task that it took: what that proves has its own lines.
 READING |= {"checker.renew", "checker.report"}

@@ -104,6 +104,11 @@ def test_a_fork_begins_from_a_version_with_the_file_of_its_run(
         assert why in run("run", "fork", "again", "--from", source, "--yes", *there).err
     here("run", "fork", "again", "--from", "tiny@1", "--yes")
     here("run", "start", "again")
+    rows = {
+        row["key"]: row for row in json.loads(here("run", "diff", "tiny", "again", "--json").out)
+    }
+    assert rows["train.init_from"]["second"] == "tiny@1"
+    assert rows.keys() <= {"train.init_from", "(version)", "(tokens)", "(loss)"}
     assert asyncio.run(weights(busy, "tiny", 1)) == asyncio.run(weights(busy, "again", 0))
     draft = here("run", "fork", "third", "--from", "tiny@0", "--yes").out
     here("run", "stop", "tiny", "--yes")

@@ -187,6 +187,16 @@ async def test_a_key_is_made_listed_used_and_revoked(house: Answering, run: Run)
             await client.models.list()
 
 
+async def test_credits_are_given(house: Answering, run: Run) -> None:
+    code, out, _ = await run("give", "Bob", "2.5")
+    assert code == 0
+    assert out.startswith("Bob got 2.50 credits; you have ")
+    code, _, err = await run("give", "Nobody", "1")
+    assert code == 1
+    assert 'there is no volunteer "Nobody"' in err
+    assert (await run("give", "Bob", "-1"))[0] == 2
+
+
 async def test_refusals_are_sentences(house: Answering, run: Run) -> None:
     code, _, err = await run("generate", "tinny", "x")
     assert (code, 'did you mean "tiny"' in err) == (1, True)

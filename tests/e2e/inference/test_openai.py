@@ -19,7 +19,6 @@ from shared.errors import Unavailable
 from shared.protocol.inference import UsageRow
 from shared.workloads.data.image_dataset import build_images
 from shared.workloads.data.image_sources import digit_pictures
-from tests.support.account_rows import spend
 from tests.support.answering import Answering, answering
 from tests.support.counting_engine import PNG, CountingEngine, expected
 from tests.support.local_coordinator import RUN, decode
@@ -521,8 +520,8 @@ async def test_keys_that_do_not_work(house: Answering) -> None:
 
 async def test_too_little_credit_says_how_much_is_missing(house: Answering) -> None:
     token = f"{house.ann.worker_id}.{house.ann.secret}"
-    who, spent = house.ann.volunteer_id, (await house.balances()).earned_micro
-    await house.coordinator.db.write(lambda conn: spend(conn, who, spent))
+    gift = {"id": "a" * 32, "to": "Bob", "amount_micro": (await house.balances()).earned_micro}
+    assert (await house.ann.post("/me/give", gift)).status_code == 200
     async with house.client(token) as client:
         with pytest.raises(openai.RateLimitError, match=r"missing.*train with") as caught:
             await client.completions.create(model="tiny", prompt="x", max_tokens=200)

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.accounts.authentication import Principal
 from coordinator.database import volunteers as store
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import gifts, payments
 from coordinator.inference import answerers
 from coordinator.inference.builtin import BuiltinEngine, Power
 from coordinator.inference.volunteer_engine import VolunteerEngine
@@ -227,7 +227,7 @@ async def test_nine_of_ten_answers_made_up_keep_nothing_and_their_askers_are_pai
         made.coordinator.answers.meter.draws.roll = lambda: rolls.pop(0)
         dee = await made.home.join("Dee")
         await made.coordinator.db.write(
-            lambda c: payments.grant(c, dee.volunteer_id, "dee", 10**9, "", 1.0)
+            lambda c: gifts.grant(c, dee.volunteer_id, "dee", 10**9, "", 1.0)
         )
         key = decoding.decode((await dee.post("/me/keys", {"name": "x"})).content, NewKey)
         prices, honestly = list[int](), 0

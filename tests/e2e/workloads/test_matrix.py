@@ -22,7 +22,7 @@ import pytest
 import uvicorn
 
 from coordinator.admin.registry import COMMANDS
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import gifts
 from coordinator.http.app import create_app
 from coordinator.http.server import listen
 from coordinator.inference.builtin import BuiltinEngine, Power
@@ -98,7 +98,7 @@ async def serving(path: Path, text: str) -> AsyncIterator[Cell]:
             pass
         ann = await home.join("Ann", workloads=list(RUNS))
         await coordinator.db.write(
-            lambda conn: payments.grant(conn, ann.volunteer_id, "test", 10**12, "", 1.0)
+            lambda conn: gifts.grant(conn, ann.volunteer_id, "test", 10**12, "", 1.0)
         )
         engine = BuiltinEngine(coordinator.db, SystemClock(), coordinator.blobs, Power(threads=1))
         coordinator.answers.connect(engine)

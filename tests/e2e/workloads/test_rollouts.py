@@ -22,7 +22,7 @@ from torch import Tensor
 
 from coordinator.database import evaluations, experience, runs
 from coordinator.database.inference.api_key_rows import helped
-from coordinator.database.ledger import payments
+from coordinator.database.ledger import gifts
 from coordinator.database.tables.accounts import volunteers
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import add_beside
@@ -226,7 +226,7 @@ async def asked(home: LocalCoordinator) -> None:
     coordinator.answers.connect(engine)
     ann = await home.join("Asker", workloads=["rollouts"])
     who = ann.volunteer_id
-    await coordinator.db.write(lambda conn: payments.grant(conn, who, "test", 10**9, "", 1.0))
+    await coordinator.db.write(lambda conn: gifts.grant(conn, who, "test", 10**9, "", 1.0))
     config = uvicorn.Config(create_app(coordinator), lifespan="off", log_level="error")
     try:
         with listen("127.0.0.1", 0) as listener:

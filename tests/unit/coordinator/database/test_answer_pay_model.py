@@ -19,7 +19,7 @@ from coordinator.accounts.suspension import suspend, unsuspend
 from coordinator.database.engine.open_database import Database
 from coordinator.database.inference import api_key_rows, request_rows
 from coordinator.database.inference.request_rows import Ending, OpenRow, StreamProgress
-from coordinator.database.ledger import answer_pay, payments
+from coordinator.database.ledger import answer_pay, gifts, payments
 from coordinator.database.ledger.check import check_ledger
 from coordinator.database.tables.inference import answer_stakes, api_keys
 from coordinator.database.tables.ledger import events
@@ -96,7 +96,7 @@ class Books(RuleBasedStateMachine):
                 add(conn, self.id(name), invited=False)
             made = {}
             for name in ASKERS:
-                payments.grant(conn, self.id(name), f"g-{self.id(name)}", CREDITS, "", 1.0)
+                gifts.grant(conn, self.id(name), f"g-{self.id(name)}", CREDITS, "", 1.0)
                 key = {
                     "volunteer_id": self.id(name), "name": "k", "key_hash": self.id(name),
                     "prefix": "k", "spent_micro": 0, "runs": "[]",

@@ -16,6 +16,8 @@ from volunteer.cli.main import run_command
         (["--no-iu"], "there is no option --no-iu: did you mean --no-ui?"),
         (["usage", "--nothing"], "no option --nothing here; see `volunteer usage --help`"),
         (["key", "revok"], 'there is no command "revok": did you mean "revoke"?'),
+        (["give", "Bob"], "AMOUNT is missing; see `volunteer give --help`"),
+        (["give", "Bob", "much"], 'AMOUNT: "much" is not a number'),
         (["pause", "cpu", "now"], '"now" is one word too many; see `volunteer pause --help`'),
         (["play", "g", "--level", "x"], '--level: "x" is not one of easy, middle, hard'),
         (["--device"], "--device needs a value"),

@@ -20,6 +20,7 @@ from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, Device, LinkCode
 from shared.protocol.endpoint import Endpoint
 from shared.protocol.inference import (
+    Given,
     ImageReply,
     ImageUsage,
     KeyInfo,
@@ -96,6 +97,8 @@ ALONE = [  # words, and the code they end with where nothing was joined
     ("--language xx status", 2),
     ("--no-iu", 2),
     ("usage --nothing", 2),
+    ("give Bob", 2),
+    ("give Bob much", 2),
     ("pause cpu now", 2),
     ("play g --level x", 2),
     ("--device", 2),
@@ -123,6 +126,7 @@ ALONE = [  # words, and the code they end with where nothing was joined
     ("stop", 75),
     ("receipts verify", 78),
     ("key list", 78),
+    ("give Bob 0", 2),
     ("uninstall", 1),
     ("uninstall --json", 2),
     ("uninstall --yes", 0),
@@ -208,6 +212,7 @@ class Answers:
                 replace(ROW, kind="image", free=True),
                 replace(ROW, latency_s=None),
             ),
+            endpoints.GIVE: Given(to="Bob", amount_micro=2_500_000, left_micro=1),
             endpoints.MODEL: card,
             endpoints.IMAGES: ImageReply(created=0, data=(), usage=ImageUsage(cost_micro=5)),
         }[endpoint]
@@ -268,6 +273,7 @@ def joined(home: Path, monkeypatch: pytest.MonkeyPatch) -> Answers:
         ("key list", 0),
         ("key revoke 3", 0),
         ("usage", 0),
+        ("give Bob 2.5", 0),
         ("generate tiny Once", 0),
         ("generate tiny Once --output x.png", 2),
         ("receipts accept", 0),
