@@ -10,8 +10,8 @@ A piece has a folder below build/mutants with a copy of the tree, in which mutmu
 of the piece's files and runs the piece's tests. Beside mutmut's own changes each operand of `and`
 and `or` is dropped once. A run that was stopped resumes, and repeats what it knows of functions
 that have changed. Survivors that change no behaviour stand in tests/mutants.toml with their
-reasons, and are not counted. The exit code is 1 where a smaller share of the mutants that were tried
-was killed than the piece demands: nine in ten unless it says less, which may only rise.
+reasons, and are not counted. The exit code is 1 where a smaller share of the mutants that were
+tried was killed than the piece demands: nine in ten unless it says less, which may only rise.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def test_a_run_shows_what_its_checks_found_and_cost(here: Run, busy: Path) -> No
             "INSERT INTO recomputes (contribution_id, run_id, task_id, volunteer_id, worker_id,"
             " state, owner, attempt, lease_until, work, flops, kind, result, measured, message,"
             " seed, drawn_at)"
-            " SELECT id, run_id, task_id, volunteer_id, worker_id, 'done', '', 1, 0, '{}', 1, 'cpu',"
-            " 'passed', '{}', '', 0, 0 FROM contributions"
+            " SELECT id, run_id, task_id, volunteer_id, worker_id, 'done', '', 1, 0, '{}', 1,"
+            " 'cpu', 'passed', '{}', '', 0, 0 FROM contributions"
         )
     shown = here("run", "show", "tiny").out
     assert "done again: 2 passed; 2.5 s beside 100.0 s of accepted work (2.5%)" in shown
