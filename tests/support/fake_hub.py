@@ -90,6 +90,9 @@ class FakeHub(ThreadingHTTPServer):
     business. Gives models file by file: weights by a redirect to where large files lie.
     """
 
+    def handle_error(self, *_: object) -> None:
+        """Print nothing: a client that went away is no fault, and a command's errors are judged."""
+
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.full = False

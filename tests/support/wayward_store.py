@@ -22,6 +22,9 @@ class WaywardStore(ThreadingHTTPServer):
 
     daemon_threads = True
 
+    def handle_error(self, *_: object) -> None:
+        """Print nothing: a client that went away is no fault, and a command's errors are judged."""
+
     def __init__(self, target: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.target = target.removeprefix("http://")
