@@ -171,7 +171,7 @@ def migrate(
         raise BadRequest("migrate works on the server's own machine: leave --server out")
     settings = where.settings()
     data_directory(settings.directory)
-    asyncio.run(bring(settings.database_url))
+    is_new = asyncio.run(bring(settings.database_url))
     if new_tokens:
         asyncio.run(_renew_tokens(settings))
     stated = asyncio.run(_state(settings)) if recovered else ""
@@ -189,7 +189,7 @@ def migrate(
             }
         )
     else:
-        print(f"{database} is up to date")
+        print(f"{database} {'was empty and is a new one now' if is_new else 'is up to date'}")
         if stated:
             print(stated)
 

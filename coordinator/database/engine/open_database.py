@@ -242,14 +242,15 @@ def file_of(url: str) -> Path | None:
     return _path(target) if target.get_backend_name() == "sqlite" else None
 
 
-async def migrate(url: str) -> None:
-    """Upgrade a database to this version in one transaction, or create it.
+async def migrate(url: str) -> bool:
+    """Upgrade a database to this version in one transaction, or create it. Return True if it was
+    missing or empty.
 
     Raises Configuration, Unavailable or StorageFull.
     """
     if (file := file_of(url)) is not None:
         await asyncio.to_thread(sqlite.prepare_file, file)
-    await _once(url, _migrate, begin="BEGIN IMMEDIATE")
+    return await _once(url, _migrate, begin="BEGIN IMMEDIATE")
 
 
 async def _once(url: str, work: Callable[[Connection], T], begin: str = "BEGIN") -> T:
@@ -281,7 +282,7 @@ def _once_sqlite(path: Path, work: Callable[[Connection], T], begin: str) -> T:
         engine.dispose()
 
 
-def _migrate(connection: Connection) -> None:
+def _migrate(connection: Connection) -> bool:
     if connection.dialect.name == "postgresql":
         lock = text("SELECT pg_advisory_xact_lock(:key)").bindparams(key=MIGRATION_LOCK)
         connection.execute(lock)
@@ -290,3 +291,4 @@ def _migrate(connection: Connection) -> None:
         check_revision(connection)
     if revision_found != REVISIONS[-1]:
         upgrade(connection)
+    return revision_found is None

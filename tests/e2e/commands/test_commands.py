@@ -244,6 +244,11 @@ def test_every_command_of_the_registry_is_typed() -> None:
         assert command.request.__struct_config__.forbid_unknown_fields
 
 
+def test_migrate_says_whether_the_database_was_empty(here: Run) -> None:
+    assert here("migrate").out.endswith("sqlite3 was empty and is a new one now\n")
+    assert here("migrate").out.endswith("sqlite3 is up to date\n")
+
+
 def test_migrate_says_what_it_signed_after_a_recovery(here: Run) -> None:
     here("migrate")
     assert "signed for the volunteers: no runs, 0 rows" in here("migrate", "--recovered").out
