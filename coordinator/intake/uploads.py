@@ -15,7 +15,7 @@ import re
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -574,8 +574,9 @@ class Uploads(PlatformService):
 
     def _sweep(self, older_than: float) -> None:
         for path in self._directory.iterdir():
-            if path.stat().st_mtime < older_than and path.name not in self._writers:
-                delete_file(path, "expired")
+            with suppress(FileNotFoundError):  # its upload ended just now
+                if path.stat().st_mtime < older_than and path.name not in self._writers:
+                    delete_file(path, "expired")
 
 
 def _place(row: UploadRow) -> tuple[int, int, int, int]:
