@@ -27,7 +27,16 @@ _as_json = False  # format of printed errors
 
 
 def exit_code(command: Callable[[], object]) -> int:
-    """Run a command and print its errors; return the exit code, 0 for any result but a number."""
+    """Run a command and print its errors; return the exit code, 0 for any result but a number.
+    The format of errors that the command chose ends with it.
+    """
+    try:
+        return _outcome(command)
+    finally:
+        for_machines(False)
+
+
+def _outcome(command: Callable[[], object]) -> int:
     try:
         raise_again()
         result = command()

@@ -37,6 +37,7 @@ from tests.tui.pages import SERVER
 from volunteer.account.join import probe
 from volunteer.agent.claimer import DISK_WAIT_S
 from volunteer.cli import exit_codes, start
+from volunteer.cli.main import run_command
 from volunteer.control import commands, events
 from volunteer.files import write_record, write_whole
 from volunteer.machine.device_memory import device_lost
@@ -100,6 +101,15 @@ async def test_a_join_says_once_that_it_retries(capsys: pytest.CaptureFixture[st
     printed = capsys.readouterr().err
     assert printed.startswith("volunteer: retrying: http://127.0.0.1:1 cannot be reached")
     assert printed.count("retrying") == 1
+
+
+async def test_a_command_for_scripts_leaves_the_next_one_its_sentences(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_command(["pause", "--for", "soon", "--json"]) == exit_codes.EXIT_USAGE
+    capsys.readouterr()
+    await retry_in_vain(VirtualClock())
+    assert "retrying" in capsys.readouterr().err
 
 
 async def test_a_join_by_a_script_prints_no_retries(capsys: pytest.CaptureFixture[str]) -> None:
