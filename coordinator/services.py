@@ -58,7 +58,8 @@ from coordinator.scheduling.heartbeat_replies import Heartbeats
 from coordinator.scheduling.queue import Queue
 from coordinator.scheduling.renewals import Renewals
 from coordinator.signals import Signals
-from coordinator.storage.blobs import Announcer, in_pool
+from coordinator.storage.announced_blobs import Announcer
+from coordinator.storage.blobs import in_pool
 from coordinator.storage.disk_space import Space
 from coordinator.storage.folders import data_directory
 from coordinator.storage.open import open_blobs
@@ -397,10 +398,10 @@ def _examiners(on: Platform, computing: tuple[Compute, ...]) -> Examiners:
 def _announcer(db: Database, clock: Clock) -> Announcer:
     """Return the function that announces blobs in the database."""
 
-    async def announce_all(names: Sequence[str]) -> list[Exception | None]:
+    async def announce_all(names: Sequence[str]) -> list[str | Exception]:
         since = clock.now()
-        swept = await db.write(lambda conn: unreferenced_blobs.announce(conn, set(names), since))
-        return [unreferenced_blobs.being_deleted() if name in swept else None for name in names]
+        serials = await db.write(lambda conn: unreferenced_blobs.announce(conn, set(names), since))
+        return [serials.get(name) or unreferenced_blobs.being_deleted() for name in names]
 
     return Joiner(announce_all, ANNOUNCED_MAX).ask
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 from sqlalchemy import Connection, insert, select, union
@@ -71,10 +71,18 @@ def add(conn: Connection, manifest: DatasetManifest, manifest_sha256: str, now: 
     return dataset_id
 
 
-def serve(conn: Connection, dataset_id: int, files: Iterable[ChunkRef], now: float) -> None:
-    """Keep the files that a dataset's runs need, and let volunteers fetch them."""
+def serve(
+    conn: Connection,
+    dataset_id: int,
+    files: Iterable[ChunkRef],
+    now: float,
+    serials: Mapping[str, str],
+) -> None:
+    """Keep the files that a dataset's runs need, and let volunteers fetch them. Raises like
+    `register`.
+    """
     by_hash = {file.sha256: file for file in files}
-    register(conn, [(file.sha256, file.size, "asset") for file in by_hash.values()], now)
+    register(conn, [(file.sha256, file.size, "asset") for file in by_hash.values()], now, serials)
     registered = select(dataset_blobs.c.sha256).where(dataset_blobs.c.dataset_id == dataset_id)
     there = set(conn.execute(registered.where(dataset_blobs.c.sha256.in_(list(by_hash)))).scalars())
     fresh = [
@@ -149,11 +157,30 @@ def is_served(conn: Connection, sha256: str) -> bool:
 # --- the register of blobs ---
 
 
-def register(conn: Connection, rows: Iterable[tuple[str, int, str]], now: float) -> None:
-    """Register stored blobs (sha256, size, kind); already registered ones stay unchanged.
+Blob: TypeAlias = tuple[str, int, str]  # SHA-256, bytes and kind
+
+
+def register(
+    conn: Connection, rows: Iterable[Blob], now: float, serials: Mapping[str, str]
+) -> None:
+    """Register blobs that this process has put, under announcements of these serials by
+    name; already registered ones stay unchanged.
 
     Raises Unavailable for one that a sweep deletes, or has deleted since it was announced.
     """
+    _register(conn, rows, now, serials)
+
+
+def register_referenced(conn: Connection, rows: Iterable[Blob], now: float) -> None:
+    """Register blobs to which rows, of uploads or of parts, have referred since they were
+    announced. Raises Unavailable for one that a sweep deletes.
+    """
+    _register(conn, rows, now, None)
+
+
+def _register(
+    conn: Connection, rows: Iterable[Blob], now: float, serials: Mapping[str, str] | None
+) -> None:
     noted = {
         sha: {"sha256": sha, "size": size, "kind": kind, "created_at": now}
         for sha, size, kind in rows
@@ -162,7 +189,7 @@ def register(conn: Connection, rows: Iterable[tuple[str, int, str]], now: float)
         # Rows are inserted in one order, so that two transactions cannot deadlock.
         insertion = insert_new(conn, blobs, "sha256").returning(blobs.c.sha256)
         new = conn.execute(insertion, [noted[sha] for sha in sorted(noted)]).scalars()
-        unreferenced_blobs.reference(conn, sorted(noted), set(new))
+        unreferenced_blobs.reference(conn, sorted(noted), set(new), serials)
 
 
 def blob_sizes(conn: Connection, sha256s: Sequence[str]) -> dict[str, int]:

@@ -4,12 +4,14 @@
         └─────────────────────────────────────┘
 
 A sweeper holds the names that it deletes for SWEEPER_S at most, then it has died, or it stops. A
-blob whose name is not here is never deleted, whatever refers to it.
+blob whose name is not here is never deleted, whatever refers to it. An announcement keeps its
+serial until a sweep may have deleted the blob: what was written before is there if the serial is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import secrets
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,13 +28,16 @@ SWEEPER_S = 120.0  # a sweeper that holds a name for longer has died
 
 _U = unreferenced_blobs.c
 _OF = among(_U.sha256, "names")
-_REFERENCED = deletion(unreferenced_blobs, "moved").where(_OF).returning(_U.sha256, _U.sweeper)
+_REFERENCED = (
+    deletion(unreferenced_blobs, "moved").where(_OF).returning(_U.sha256, _U.sweeper, _U.serial)
+)
 _OLD = sa.or_(
     _U.since < sa.bindparam("before"),
     sa.and_(_U.sweeper.is_not(None), _U.since < sa.bindparam("died")),
 )
 _DUE = sa.select(_U.sha256).where(_OLD).order_by(_U.since)
-_SWEPT = sa.select(_U.sha256).where(_OF, _U.sweeper.is_not(None))
+_SERIALS = sa.select(_U.sha256, _U.serial).where(_OF, _U.sweeper.is_(None))
+_LOCKED = _SERIALS.with_for_update()
 _DELETED = deletion(unreferenced_blobs, "settled").where(_OF, _U.sweeper == sa.bindparam("owner"))
 _RELEASE = (
     sa.update(unreferenced_blobs).where(_U.sweeper == sa.bindparam("owner")).values(sweeper=None)
@@ -56,37 +61,67 @@ def _announcement(dialect: str) -> Any:
     new = insert_postgresql if dialect == "postgresql" else insert_sqlite
     statement = new(unreferenced_blobs)
     later = sa.case((statement.excluded.since > _U.since, statement.excluded.since), else_=_U.since)
-    died = _U.since < statement.excluded.since - SWEEPER_S
+    died = sa.and_(_U.sweeper.is_not(None), _U.since < statement.excluded.since - SWEEPER_S)
     return statement.on_conflict_do_update(
         index_elements=["sha256"],
-        set_={"since": later, "sweeper": None},
+        set_={
+            "since": later,
+            "sweeper": None,
+            "serial": sa.case((died, statement.excluded.serial), else_=_U.serial),
+        },
         where=_U.sweeper.is_(None) | died,
     )
 
 
-def announce(conn: sa.Connection, names: Collection[str], since: float) -> set[str]:
-    """Announce blobs that are about to be written; return those that a sweep deletes meanwhile."""
+def _row(name: str, since: float) -> dict[str, str | float]:
+    return {"sha256": name, "since": since, "serial": secrets.token_hex(8)}
+
+
+def announce(conn: sa.Connection, names: Collection[str], since: float) -> dict[str, str]:
+    """Announce blobs that are about to be written; return the serials of the announcements by name,
+    none for a blob that a sweep deletes meanwhile.
+    """
     if not names:
-        return set()
-    rows = [{"sha256": name, "since": since} for name in sorted(names)]  # in one order: no deadlock
+        return {}
+    rows = [_row(name, since) for name in sorted(names)]  # in one order: no deadlock
     conn.execute(_announcement(conn.dialect.name), rows)
-    return set(conn.execute(_SWEPT, {"names": sorted(names)}).scalars())
+    return dict(conn.execute(_SERIALS, {"names": sorted(names)}).all())
 
 
 def being_deleted() -> Unavailable:
     return Unavailable("an old copy of these bytes is being deleted: try again", retry_after_s=5.0)
 
 
-def reference(conn: sa.Connection, names: Sequence[str], new: Collection[str]) -> None:
+def demand(conn: sa.Connection, serials: Mapping[str, str]) -> None:
+    """Raise Unavailable unless each announcement, a serial by name, stands: a sweep deleted a blob.
+    A row that refers to the blobs, inserted in this transaction, keeps them from then on.
+    """
+    if serials:
+        rows = conn.execute(_LOCKED, {"names": sorted(serials)}).all()
+        if dict(rows) != dict(serials):
+            raise being_deleted()
+
+
+def reference(
+    conn: sa.Connection,
+    names: Sequence[str],
+    new: Collection[str],
+    serials: Mapping[str, str] | None,
+) -> None:
     """Take registered blobs out of the sweep's reach.
 
-    Raises Unavailable for one being deleted, and for a `new` one that is not announced: a sweep
-    deleted it before this transaction.
+    Raises Unavailable for one being deleted, and for a `new` one whose announcement does not stand,
+    by its serial in `serials`: a sweep deleted it before this transaction. With None, rows have
+    referred to the blobs ever since, and any announcement is theirs.
     """
-    if names:
-        sweepers = dict(conn.execute(_REFERENCED, {"names": list(names)}).all())
-        if any(sweepers.values()) or any(name not in sweepers for name in new):
-            raise being_deleted()
+    if not names:
+        return
+    rows = conn.execute(_REFERENCED, {"names": list(names)}).all()
+    current = {row.sha256: row.serial for row in rows if row.sweeper is None}
+    proofs = current if serials is None else serials
+    whole = all(name in current and proofs.get(name) == current[name] for name in new)
+    if len(current) < len(rows) or not whole:
+        raise being_deleted()
 
 
 def let_go(conn: sa.Connection, used: Collection[str], before: float) -> int:
@@ -96,7 +131,7 @@ def let_go(conn: sa.Connection, used: Collection[str], before: float) -> int:
     registered = dict(conn.execute(sa.select(blobs.c.sha256, blobs.c.created_at)).all())
     free = [name for name, at in sorted(registered.items()) if at < before and name not in used]
     if free:
-        rows = [{"sha256": name, "since": registered[name]} for name in free]
+        rows = [_row(name, registered[name]) for name in free]
         conn.execute(insert_new(conn, unreferenced_blobs, "sha256"), rows)
         conn.execute(
             deletion(blobs, "let go").where(among(blobs.c.sha256, "names")), {"names": free}

@@ -259,7 +259,8 @@ class Harvest(PlatformService):
                 ),
             )
             return
-        datasets.register(conn, [(sha256, len(inspection.data), "experience")], now)
+        blob = (sha256, len(inspection.data), "experience")
+        datasets.register(conn, [blob], now, self._blobs.serials)
         experience.add_harvest(
             conn,
             experience.HarvestRow(

@@ -128,7 +128,7 @@ class Replay(PlatformService):
                 sealed_at=now,
                 retired_at=None,
             )
-            datasets.register(conn, [(sha256, chunk.size, "chunk")], now)
+            datasets.register(conn, [(sha256, chunk.size, "chunk")], now, self._blobs.serials)
             return experience.seal(conn, chunk, [row.contribution_id for row in rows])
 
         done = await self._db.write(store)

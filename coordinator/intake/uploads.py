@@ -233,11 +233,11 @@ class Uploads(PlatformService):
                 answers.append(error)
         new = [answer[0] for answer in answers if isinstance(answer, tuple) and answer[1]]
         names = {row.sha256 for row in new}
-        swept = unreferenced_blobs.announce(conn, names, self._clock.now())
-        upload_rows.add(conn, [row for row in new if row.sha256 not in swept])
+        serials = unreferenced_blobs.announce(conn, names, self._clock.now())
+        upload_rows.add(conn, [row for row in new if row.sha256 in serials])
         return [
             unreferenced_blobs.being_deleted()
-            if isinstance(answer, tuple) and answer[0].sha256 in swept
+            if isinstance(answer, tuple) and answer[1] and answer[0].sha256 not in serials
             else answer
             for answer in answers
         ]
@@ -541,7 +541,7 @@ class Uploads(PlatformService):
 
     def _store(self, conn: Connection, rows: Sequence[UploadRow]) -> None:
         now = self._clock.now()
-        datasets.register(conn, [(row.sha256, row.size, "update") for row in rows], now)
+        datasets.register_referenced(conn, [(row.sha256, row.size, "update") for row in rows], now)
         upload_rows.finish(conn, [row.id for row in rows])
 
     async def _drop(self, upload_ids: list[str], *, incomplete: bool = False) -> None:

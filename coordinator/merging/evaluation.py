@@ -248,7 +248,8 @@ class Evaluation(PlatformService):
             if not is_current:
                 return False
             if sample_sha:
-                datasets.register(conn, [(sample_sha, len(measured.sample.data), "sample")], now)
+                blob = (sample_sha, len(measured.sample.data), "sample")
+                datasets.register(conn, [blob], now, self._blobs.serials)
             best = evaluations.best(conn, run.id)
             if about.matches_choose:  # 0 at first
                 best = 0 if run.best is None else None

@@ -349,7 +349,8 @@ class Merger(PlatformService):
         )
         if not moved or not verdicts.merge_all(conn, job.rows, progress.version, now):
             raise Conflict("the head has moved, or a contribution was decided elsewhere")
-        datasets.register(conn, [*content.blobs(), *draft.blobs()], now)
+        datasets.register(conn, content.blobs(), now, self._blobs.serials)
+        datasets.register_referenced(conn, draft.blobs(), now)
         if content.state_sha256:
             part_rows.add_state(conn, content.state_sha256, draft.states)
         in_parts = job.merge.attempt > 1 or job.recipe.terms.shards > 1

@@ -166,7 +166,7 @@ class Parts(PlatformService):
 
     async def _try(self, part: PartRow) -> None:
         try:
-            result = await self._made(part)
+            await self._finish(part, await self._made(part))
         except StorageFull:
             await self._db.write(partial(merge_jobs.JOBS.release, job=part))
             raise
@@ -174,12 +174,13 @@ class Parts(PlatformService):
             await self._failed(part, str(error), content=False)
         except (VolunteerError, ValueError) as error:
             await self._failed(part, str(error), content=True)
-        else:
-            await self._finish(part, result)
 
     async def _finish(self, part: PartRow, result: MergedPart) -> None:
         def finish_part(conn: Connection) -> SpentFiles | None:
             if merge_jobs.finish(conn, part, result):
+                names = {result.sha256, result.state_sha256} - {""}
+                serials = {name: self._blobs.serials.get(name, "") for name in names}
+                unreferenced_blobs.demand(conn, serials)
                 return None
             return self._hold(conn, [result.sha256])
 

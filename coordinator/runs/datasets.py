@@ -43,15 +43,18 @@ class _ChunkStore:
 
     def __init__(self, blobs: BlobStore, db: Database, clock: Clock) -> None:
         self._blobs, self._db, self._clock = blobs, db, clock
-        self._names, self._announced_at = set[str](), clock.now()
+        self.serials: dict[str, str] = {}  # serials of announcements by name
+        self._announced_at = clock.now()
 
     async def put(self, data: bytes) -> str:
         sha256 = await self._blobs.put_bytes(data)
-        self._names.add(sha256)
+        self.serials[sha256] = self._blobs.serials[sha256]
         now = self._clock.now()
         if now - self._announced_at > ANNOUNCED_S:
             self._announced_at = now
-            await self._db.write(lambda conn: unreferenced_blobs.announce(conn, self._names, now))
+            await self._db.write(
+                lambda conn: unreferenced_blobs.announce(conn, set(self.serials), now)
+            )
         return sha256
 
 
@@ -93,7 +96,8 @@ class Datasets(PlatformService):
 
         The sentences in `skipped` are stored for the listing. Raises InvalidRunFile, Conflict.
         """
-        bridge = _Bridge(_ChunkStore(self._blobs, self._db, self._clock))
+        store = _ChunkStore(self._blobs, self._db, self._clock)
+        bridge = _Bridge(store)
         try:
             loop = asyncio.get_running_loop()
             manifest = await loop.run_in_executor(self._threads, build, bridge.put)
@@ -112,9 +116,8 @@ class Datasets(PlatformService):
                 ("heldout", manifest.heldout),
                 ("asset", manifest.assets.values()),
             ]
-            datasets.register(
-                conn, [(c.sha256, c.size, kind) for kind, chunks in kinds for c in chunks], now
-            )
+            rows = [(c.sha256, c.size, kind) for kind, chunks in kinds for c in chunks]
+            datasets.register(conn, rows, now, store.serials)
             number = datasets.add(conn, manifest, sha, now)
             detail = {"manifest": sha, "chunks": len(manifest.chunks)}
             record.append(conn, "organiser", "dataset.add", manifest.name, detail, now)

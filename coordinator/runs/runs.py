@@ -180,7 +180,7 @@ class Runs(PlatformService):
         def store(conn: Connection) -> RunRow:
             run_id = runs.add(conn, values)
             if dataset and files:
-                datasets.serve(conn, dataset.id, files, self._clock.now())
+                datasets.serve(conn, dataset.id, files, self._clock.now(), self._blobs.serials)
             record.append(conn, "organiser", "run.create", file.name, "", self._clock.now())
             return runs.by_id(conn, run_id)
 
@@ -318,7 +318,7 @@ class Runs(PlatformService):
         progress = TrainingProgress(version=version, global_step=run.global_step, tokens=run.tokens)
         plain = {"contributions": "[]", "update_norm": None}
         made_of = {"parent": None if version == 0 else run.head}
-        datasets.register(conn, content.blobs(), self._clock.now())
+        datasets.register(conn, content.blobs(), self._clock.now(), self._blobs.serials)
         self.add_version(conn, run, content, progress, {"kind": kind} | plain | made_of)
 
     def add_version(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import tomlkit
 
 from coordinator.config import Constants, Settings
-from coordinator.database import runs, unreferenced_blobs
+from coordinator.database import datasets, runs, unreferenced_blobs
 from coordinator.database import versions as version_rows
 from coordinator.database.engine.memory import in_memory
 from coordinator.database.versions import VersionRow
@@ -32,6 +32,7 @@ from coordinator.simulate.pretended_play import PretendedPlay
 from coordinator.simulate.scenario import Scenario
 from shared.decoding import decode
 from shared.errors import InvalidRunFile
+from shared.proofs.signing import canonical, digest
 from shared.workloads.base import ChunkRef, DatasetManifest, Role, load
 from shared.workloads.data.local_data import LocalData
 
@@ -216,9 +217,15 @@ class _Simulation:
     async def _add(self, manifest: DatasetManifest) -> None:
         """Add a dataset, also one whose chunks are nowhere: they are announced as if stored."""
         chunks = (*manifest.chunks, *manifest.heldout, *manifest.assets.values())
-        names, now = {chunk.sha256 for chunk in chunks}, self._clock.now()
-        await self._coordinator.db.write(lambda conn: unreferenced_blobs.announce(conn, names, now))
-        await self._coordinator.datasets.add(lambda put: manifest)
+
+        def add(conn: Connection) -> None:
+            now = self._clock.now()
+            unreferenced_blobs.announce(conn, {chunk.sha256 for chunk in chunks}, now)
+            rows = [(chunk.sha256, chunk.size, "chunk") for chunk in chunks]
+            datasets.register_referenced(conn, rows, now)
+            datasets.add(conn, manifest, digest(canonical(manifest)), now)
+
+        await self._coordinator.db.write(add)
 
     async def _local_data(self, dataset: DatasetManifest | None) -> LocalData | None:
         if dataset is None or self._hooks.dataset is None:

@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +24,7 @@ from uuid import uuid4
 
 import msgspec
 
+from coordinator.storage.announced_blobs import AnnouncedBlobs, Announcer, unannounced
 from shared.errors import BadRequest, StorageFull, Unavailable
 from shared.files.cancel_safe_open import R, opened
 from shared.files.deletions import Reason, delete_file
@@ -91,6 +92,12 @@ class BlobStore(Protocol):
     staging: Staging | None
     public: bool
 
+    @property
+    def serials(self) -> Mapping[str, str]:
+        """Return the serials of the announcements under which this process has put blobs, by
+        name.
+        """
+
     async def put_file(self, sha256: str, path: Path) -> None:
         """Announce a blob, then store it as `store_file` does."""
 
@@ -137,14 +144,6 @@ class BlobStore(Protocol):
 
     def scratch(self) -> Path:
         """Return a directory on the same filesystem for files on their way into the store."""
-
-
-# Tells the database of a blob before it is written.
-Announcer: TypeAlias = Callable[[str], Awaitable[None]]
-
-
-async def unannounced(sha256: str) -> None:
-    """Announce nothing: this store has no database."""
 
 
 def is_name(text: str) -> bool:
@@ -267,7 +266,7 @@ class DiskBlobs:
 
     def __init__(self, root: Path, announce: Announcer = unannounced) -> None:
         self._root = root
-        self._announce = announce
+        self._announced_blobs = AnnouncedBlobs(announce)
         self._scratch = root / "tmp"
         self._scratch.mkdir(parents=True, exist_ok=True)
         if root.stat().st_mode & 0o777 != 0o700:  # else a read-only disk would refuse
@@ -275,6 +274,10 @@ class DiskBlobs:
 
     def _path(self, sha256: str) -> Path:
         return self._root / check_name(sha256)[:2] / sha256
+
+    @property
+    def serials(self) -> Mapping[str, str]:
+        return self._announced_blobs.serials
 
     def scratch(self) -> Path:
         return self._scratch
@@ -288,8 +291,8 @@ class DiskBlobs:
             await in_pool(write_private, self._root / OWNER, name.encode())
 
     async def put_file(self, sha256: str, path: Path) -> None:
-        await self._announce(sha256)
-        await self.store_file(sha256, path)
+        async with self._announced_blobs.writing(sha256):
+            await self.store_file(sha256, path)
 
     async def store_file(self, sha256: str, path: Path) -> None:
         await in_pool(self._take, sha256, path)
@@ -328,8 +331,8 @@ class DiskBlobs:
 
     async def put_bytes(self, data: bytes) -> str:
         sha256 = hashlib.sha256(data).hexdigest()
-        await self._announce(sha256)
-        await in_pool(self._put_bytes, sha256, data)
+        async with self._announced_blobs.writing(sha256):
+            await in_pool(self._put_bytes, sha256, data)
         return sha256
 
     def _put_bytes(self, sha256: str, data: bytes) -> None:

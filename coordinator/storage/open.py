@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator.storage.blobs import Announcer, BlobStore, DiskBlobs, unannounced
+from coordinator.storage.announced_blobs import Announcer, unannounced
+from coordinator.storage.blobs import BlobStore, DiskBlobs
 from shared.errors import Configuration
 
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
+from coordinator.storage.announced_blobs import AnnouncedBlobs, Announcer, unannounced
 from coordinator.storage.blobs import (
     OWNER,
     READ_BYTES,
-    Announcer,
     BlobEntry,
     DamagedBlob,
     FileStream,
@@ -33,7 +33,6 @@ from coordinator.storage.blobs import (
     open_in_pool,
     storage_errors,
     sync_file,
-    unannounced,
 )
 from coordinator.storage.sparse_copy import SparseCopy
 from coordinator.storage.staging import Staging
@@ -98,11 +97,15 @@ class S3Blobs:
         public = os.environ.get("AWS_ENDPOINT_URL_PUBLIC", "")
         self._signing = S3Store.from_url(url, endpoint=public) if public else None
         self.public = self._signing is not None
-        self._announce = announce
+        self._announced_blobs = AnnouncedBlobs(announce)
         self._cache = cache
         self._cache_bytes_max = cache_bytes_max
         self.staging: Staging | None = Staging(self)
         (cache / "tmp").mkdir(parents=True, exist_ok=True)
+
+    @property
+    def serials(self) -> Mapping[str, str]:
+        return self._announced_blobs.serials
 
     def scratch(self) -> Path:
         return self._cache / "tmp"
@@ -121,8 +124,8 @@ class S3Blobs:
         await self.put_object(OWNER, name.encode(), len(name))
 
     async def put_file(self, sha256: str, path: Path) -> None:
-        await self._announce(sha256)
-        await self.store_file(sha256, path)
+        async with self._announced_blobs.writing(sha256):
+            await self.store_file(sha256, path)
 
     async def store_file(self, sha256: str, path: Path) -> None:
         await self.put_object(self.key(sha256), path, (await in_pool(path.stat)).st_size)
@@ -165,8 +168,8 @@ class S3Blobs:
 
     async def put_bytes(self, data: bytes) -> str:
         sha256 = hashlib.sha256(data).hexdigest()
-        await self._announce(sha256)
-        await self.put_object(self.key(sha256), data, len(data))
+        async with self._announced_blobs.writing(sha256):
+            await self.put_object(self.key(sha256), data, len(data))
         return sha256
 
     async def local(self, sha256: str) -> Path:

@@ -57,7 +57,7 @@ async def fill(base: Path, gigabytes: float) -> None:
             sha = hashlib.sha256(data).hexdigest()
             await services.blobs.put_file(sha, path)
             rows = [(sha, FILE_BYTES, "chunk")]
-            await services.db.write(partial(datasets.register, rows=rows, now=0.0))
+            await services.db.write(partial(datasets.register_referenced, rows=rows, now=0.0))
 
 
 class Crew:

@@ -79,7 +79,7 @@ async def stock(data_dir: Path, path: Path, size: int) -> BlobRef:
         now = time.time()
 
         def note(conn: Any) -> None:
-            datasets.register(conn, [(sha, size, "chunk")], now)
+            datasets.register(conn, [(sha, size, "chunk")], now, services.blobs.serials)
             conn.execute(insert(dataset_blobs).values(dataset_id=1, sha256=sha, served=True))
             conn.execute(update(runs).values(parameters=size // 4))
 

@@ -16,8 +16,13 @@ from shared.errors import Unavailable
 A, B, C = ("a" * 64, "b" * 64, "c" * 64)
 
 
-async def announce(database: Database, names: set[str], since: float) -> set[str]:
+async def announced(database: Database, names: set[str], since: float) -> dict[str, str]:
     return await database.write(lambda conn: unreferenced_blobs.announce(conn, names, since))
+
+
+async def announce(database: Database, names: set[str], since: float) -> set[str]:
+    """Announce blobs; return those that a sweep deletes meanwhile."""
+    return names - (await announced(database, names, since)).keys()
 
 
 async def take(database: Database, used: set[str], before: float, most: int = 9) -> list[str]:
@@ -29,7 +34,13 @@ async def take(database: Database, used: set[str], before: float, most: int = 9)
 
 
 async def register(database: Database, name: str, now: float) -> None:
-    await database.write(partial(datasets.register, rows=[(name, 1, "update")], now=now))
+    """Register a blob to which a row has referred since it was announced."""
+    await database.write(partial(datasets.register_referenced, rows=[(name, 1, "update")], now=now))
+
+
+async def register_written(database: Database, written: dict[str, str]) -> None:
+    rows = [(name, 1, "asset") for name in written]
+    await database.write(partial(datasets.register, rows=rows, now=9.0, serials=written))
 
 
 async def test_what_was_never_known_is_never_taken(database: Database) -> None:
@@ -130,6 +141,48 @@ async def test_a_blob_that_was_deleted_since_its_announcement_is_not_registered(
     with pytest.raises(Unavailable):
         await register(database, A, 5.0)
     assert await database.read(datasets.all_registered) == {}
+
+
+async def test_bytes_are_registered_under_the_announcement_they_were_written_under(
+    database: Database,
+) -> None:
+    written = await announced(database, {A, B}, 1.0)
+    assert await announced(database, {A}, 3.0) == {A: written[A]}  # nothing was deleted since
+    await register_written(database, written)
+    assert {A, B} == (await database.read(datasets.all_registered)).keys()
+
+
+async def test_an_announcement_of_another_vouches_for_no_deleted_bytes(database: Database) -> None:
+    """A process stood still, a sweep deleted its blob, and another is about to write it again."""
+    written = await announced(database, {A}, 1.0)
+    assert await take(database, set(), 2.0) == [A]
+    await database.write(lambda conn: unreferenced_blobs.end_sweep(conn, "me", [A]))
+    of_another = await announced(database, {A}, 5.0)
+    for lost in (written, {A: ""}):
+        with pytest.raises(Unavailable):
+            await register_written(database, lost)
+        with pytest.raises(Unavailable):
+            await database.write(partial(unreferenced_blobs.demand, serials=lost))
+    assert await database.read(datasets.all_registered) == {}
+    await database.write(partial(unreferenced_blobs.demand, serials=of_another))
+    await register_written(database, of_another)
+
+
+async def test_a_sweep_that_died_may_have_deleted_what_was_announced(database: Database) -> None:
+    written = await announced(database, {A}, 1.0)
+    assert await take(database, set(), 2.0) == [A]  # at 102
+    of_another = await announced(database, {A}, 103.0 + SWEEPER_S)
+    with pytest.raises(Unavailable):
+        await register_written(database, written)
+    await register_written(database, of_another)
+
+
+async def test_a_name_that_was_let_go_needs_an_announcement_of_its_own(database: Database) -> None:
+    written = await announced(database, {A}, 1.0)
+    await register_written(database, written)
+    await database.write(lambda conn: unreferenced_blobs.let_go(conn, set(), 100.0))
+    with pytest.raises(Unavailable):
+        await register_written(database, written)
 
 
 async def test_one_sweep_takes_the_oldest_few(database: Database) -> None:

@@ -48,7 +48,7 @@ async def chunk(home: LocalCoordinator, number: int, groups: list[JudgedGroup]) 
     )
 
     def add(conn: Connection) -> None:
-        datasets.register(conn, [(name, len(data), "chunk")], 0.0)
+        datasets.register_referenced(conn, [(name, len(data), "chunk")], 0.0)
         assert experience.seal(conn, row, [])
 
     await home.coordinator.db.write(add)

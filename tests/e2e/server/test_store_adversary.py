@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import Connection, delete
+from sqlalchemy import Connection, Delete, delete
 
 from coordinator.accounts.authentication import Principal
 from coordinator.config import Settings
@@ -237,20 +237,27 @@ async def add_file(world: World) -> None:
         if world.rng.random() < 0.2:
             await hours(world)
         ref = ChunkRef(sha256=sha, size=len(data), items=1)
-        await replica.db.write(
-            lambda conn: datasets.serve(conn, world.dataset, [ref], world.clock.now())
-        )
-        world.files[sha] = data
+
+        def serve(conn: Connection) -> None:
+            now = world.clock.now()
+            datasets.serve(conn, world.dataset, [ref], now, replica.blobs.serials)
+            world.files[sha] = data  # here, as a removal may follow before this actor goes on
+
+        await replica.db.write(serve)
 
 
 async def remove_file(world: World) -> None:
     """Let go of a file on purpose."""
     await world.turns.wait()
     for sha in [*world.files][:1]:
-        del world.files[sha]
         removal = delete(dataset_blobs).where(dataset_blobs.c.sha256 == sha)
+
+        def remove(conn: Connection, sha: str = sha, removal: Delete = removal) -> None:
+            conn.execute(removal).close()
+            world.files.pop(sha, None)
+
         with suppress(VolunteerError, Killed, asyncio.CancelledError):
-            await world.a_replica().db.write(lambda conn: conn.execute(removal).close())  # noqa: B023
+            await world.a_replica().db.write(remove)
 
 
 async def sweep(world: World) -> None:

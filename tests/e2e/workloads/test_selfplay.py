@@ -312,7 +312,7 @@ async def test_a_window_reaches_back_until_it_holds_a_batch(
                 retired_at=None,
             )
             unreferenced_blobs.announce(conn, {row.sha256}, 0.0)
-            datasets.register(conn, [(row.sha256, 1, "chunk")], 0.0)
+            datasets.register_referenced(conn, [(row.sha256, 1, "chunk")], 0.0)
             assert experience.seal(conn, row, [])
         wanted = ((64, 1), (64, 25), (64, 1000))
         return [len(experience.window(conn, 1, *each)) for each in wanted]
@@ -341,7 +341,7 @@ async def test_games_that_another_replica_sealed_are_not_sealed_again(
             )
 
         unreferenced_blobs.announce(conn, {"7", "8"}, 0.0)
-        datasets.register(conn, [(str(number), 1, "chunk") for number in (7, 8)], 0.0)
+        datasets.register_referenced(conn, [(str(number), 1, "chunk") for number in (7, 8)], 0.0)
         ids = [row.contribution_id for row in experience.unsealed(conn, 1, 10)]
         assert len(ids) == 2
         done = experience.seal(conn, chunk(7), ids[:1]), experience.seal(conn, chunk(8), ids)

@@ -1,0 +1,51 @@
+"""AnnouncedBlobs of the blobs that this process writes.
+
+A blob is announced in the database before it is written, and a sweep that deletes it ends its
+announcement: bytes written under an announcement are in the store for as long as its serial stands.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+SERIALS_S = 7200.0  # a process registers what it wrote within this time, or writes it again
+
+# Announces a name in the database; returns the serial of the announcement.
+Announcer: TypeAlias = Callable[[str], Awaitable[str]]
+
+
+async def unannounced(sha256: str) -> str:
+    """Announce nothing: this store has no database."""
+    return ""
+
+
+class AnnouncedBlobs:
+    """Serials of the announcements under which this process has written blobs, by name."""
+
+    def __init__(self, announce: Announcer) -> None:
+        self._announce = announce
+        self._serials: dict[str, str] = {}
+        self._ages = deque[tuple[float, str, str]]()  # instant, name and serial, oldest first
+
+    @property
+    def serials(self) -> Mapping[str, str]:
+        return self._serials
+
+    @asynccontextmanager
+    async def writing(self, sha256: str) -> AsyncIterator[None]:
+        """Announce a blob; its serial is noted once the caller has written it."""
+        serial = await self._announce(sha256)
+        yield
+        self._serials[sha256] = serial
+        self._ages.append((time.monotonic(), sha256, serial))
+        self._forget(time.monotonic() - SERIALS_S)
+
+    def _forget(self, before: float) -> None:
+        while self._ages and self._ages[0][0] < before:
+            _, sha256, serial = self._ages.popleft()
+            if self._serials.get(sha256) == serial:
+                del self._serials[sha256]
