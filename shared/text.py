@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 TEXT_CHARS_MAX = 2000
 SHOWN_CHARS_MAX = 60
 MICRO = 1_000_000  # micro-credits in a credit
+BARS = "▁▂▃▄▅▆▇█"
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ZERO_WIDTH = ("Mn", "Me", "Cf", "Cc")
@@ -104,6 +105,16 @@ def csv_cell(value: object) -> object:
     if value[0] in "+-" and value[1:].replace(".", "", 1).isdecimal():
         return value
     return "'" + value
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """Return a curve of one text line: the newest `width` values, scaled between their extremes."""
+    tail = list(values)[-width:]
+    if not tail:
+        return ""
+    low, high = min(tail), max(tail)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in tail)
 
 
 def duration(seconds: float) -> str:

@@ -15,7 +15,16 @@ from shared.errors import BadRequest, InvalidRunFile, why
 from shared.files.text_file import read_text
 from shared.programs.progress_line import ProgressLine
 from shared.protocol.limits import process_on
-from shared.text import credit, duration, measure_word, measured, printable, size, whole_percent
+from shared.text import (
+    credit,
+    duration,
+    measure_word,
+    measured,
+    printable,
+    size,
+    sparkline,
+    whole_percent,
+)
 from shared.workloads.declaration import MEASURES
 
 if TYPE_CHECKING:
@@ -307,6 +316,7 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             ("credits", f"{run.credits_per_step:g} a step"),
             ("merge", run.merging),
             ("experience", _experience(details.experience)),
+            *_curves(details.experience),
             ("contributions", _contributions(details.contributions, details.checks)),
             ("up", details.codec),
             ("down", DOWNLINKS.get(details.downlink, details.downlink)),
@@ -362,12 +372,6 @@ def _experience(figures: ExperienceFigures | None) -> str | None:
         figures.learnt / max(1, figures.samples),
     )
     signal = None if figures.signal is None else f"{figures.signal:.0%} of them teach something"
-    cut = f"{figures.cut:.0%} of answers cut off unended" if figures.cut else None
-    solved = length = None
-    if figures.solved is not None:
-        solved = "{:.0%} of answers right at first, {:.0%} lately".format(*figures.solved)
-    if figures.length is not None:
-        length = "{:,.0f} tokens each at first, {:,.0f} lately".format(*figures.length)
     behind = None if figures.behind is None else f"{figures.behind:.1f} versions behind"
     speed = (
         None if figures.tokens_per_s is None else f"{figures.tokens_per_s:,.0f} tokens/s an actor"
@@ -379,13 +383,29 @@ def _experience(figures: ExperienceFigures | None) -> str | None:
         f"{figures.made:,} {figures.unit}s, {figures.an_hour:,.0f} an hour",
         signal or f"{per_episode:.1f} samples each",
         f"learnt from {used:.1f} times",
-        solved,
-        length,
-        cut,
         behind,
         ", ".join(part for part in (speed, learner_speed) if part),
     )
     return "; ".join(part for part in parts if part)
+
+
+def _curves(figures: ExperienceFigures | None) -> list[tuple[str, str]]:
+    """Return the curves of a run's judged answers over its versions, with their newest and first
+    values.
+    """
+    if figures is None or not figures.rollouts:
+        return []
+    points = figures.rollouts
+    curves = {
+        "reward": ([point.reward for point in points], "{:.3f}"),
+        "entropy": ([point.entropy for point in points], "{:.3f} nats a token"),
+        "length": ([point.length for point in points], "{:,.1f} tokens"),
+        "cut off": ([100 * point.cut for point in points], "{:.1f} % of answers"),
+    }
+    return [
+        (name, f"{form.format(curve[-1])} (first {form.format(curve[0])})  {sparkline(curve)}")
+        for name, (curve, form) in curves.items()
+    ]
 
 
 def _bits(run: RunInfo) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -17,15 +18,24 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.dialects.postgresql import insert as insert_postgresql
+from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
 from coordinator.database.engine.statements import deletion
 from coordinator.database.tables.contributions import contributions
-from coordinator.database.tables.experience import chunks, harvests, matches, metrics
+from coordinator.database.tables.experience import (
+    chunks,
+    harvests,
+    matches,
+    metrics,
+    rollout_sums,
+)
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from shared.decoding import decode
 from shared.protocol.base import TaskState
 from shared.units import DAY_S
+from shared.workloads.experience import RolloutSums
 
 KEPT_S = DAY_S  # a retired chunk stays for the learners that still read it
 OPEN: tuple[TaskState, ...] = ("todo", "doing")
@@ -196,38 +206,49 @@ def reported(
     values: list[float] = [
         report["metrics"][name]
         * (report["samples"] / max(1e-3, report["train_s"]) if a_second else 1.0)
-        for report in _reports(conn, run_id, kinds, oldest=False)
+        for report in _reports(conn, run_id, kinds)
         if name in report.get("metrics", {})
     ]
     return median(values) if values else None
 
 
-def course(conn: Connection, run_id: int, name: str, kind: str) -> tuple[float, float] | None:
-    """Return the medians of a figure in the oldest and in the newest reports on accepted
-    contributions of a kind; None if none reports it.
-    """
-    ends = [
-        [
-            float(report["metrics"][name])
-            for report in _reports(conn, run_id, (kind,), oldest=oldest)
-            if name in report.get("metrics", {})
-        ]
-        for oldest in (True, False)
-    ]
-    return (median(ends[0]), median(ends[1])) if all(ends) else None
-
-
-def _reports(
-    conn: Connection, run_id: int, kinds: Collection[str], *, oldest: bool
-) -> list[dict[str, Any]]:
-    """Return the oldest or the newest reports on accepted contributions of these kinds."""
+def _reports(conn: Connection, run_id: int, kinds: Collection[str]) -> list[dict[str, Any]]:
+    """Return the newest reports on accepted contributions of these kinds."""
     c = contributions.c
     of_run = select(c.id, c.kind, c.state, c.report).where(c.run_id == run_id)
-    order = c.id.asc() if oldest else c.id.desc()
-    n = of_run.order_by(order).limit(LOOKED_THROUGH).subquery().c
+    n = of_run.order_by(c.id.desc()).limit(LOOKED_THROUGH).subquery().c
     good = n.state.in_(("accepted", "merged", "superseded")) & n.kind.in_(kinds)
-    ends = select(n.report).where(good).order_by(n.id.asc() if oldest else n.id.desc())
-    return [decode(report) for report in conn.execute(ends.limit(LATELY)).scalars()]
+    newest = select(n.report).where(good).order_by(n.id.desc())
+    return [decode(report) for report in conn.execute(newest.limit(LATELY)).scalars()]
+
+
+def add_rollouts(conn: Connection, run_id: int, sums: Sequence[RolloutSums]) -> None:
+    """Add sums over judged answers to the stored sums of their versions."""
+    rows = [{"run_id": run_id, **msgspec.structs.asdict(row)} for row in sums]
+    if rows:
+        rows.sort(key=lambda row: row["version"])  # in one order: no deadlock
+        conn.execute(_addition(conn.dialect.name), rows)
+
+
+@cache
+def _addition(dialect: str) -> Any:
+    new = insert_postgresql if dialect == "postgresql" else insert_sqlite
+    statement, old = new(rollout_sums), rollout_sums.c
+    return statement.on_conflict_do_update(
+        index_elements=["run_id", "version"],
+        set_={
+            column.name: column + statement.excluded[column.name]
+            for column in (old.answers, old.reward, old.tokens, old.surprise, old.cut)
+        },
+    )
+
+
+def rollouts(conn: Connection, run_id: int) -> list[RolloutSums]:
+    """Return the sums over judged answers by version, oldest first."""
+    r = rollout_sums.c
+    columns = r.version, r.answers, r.reward, r.tokens, r.surprise, r.cut
+    query = select(*columns).where(r.run_id == run_id).order_by(r.version)
+    return [RolloutSums(**row) for row in conn.execute(query).mappings()]
 
 
 def totals(conn: Connection, run_id: int) -> Totals:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shared.programs.progress_line import ProgressLine
-from shared.text import measure_word, measured, printable, size
+from shared.text import measure_word, measured, printable, size, sparkline
 from shared.workloads.data.image_files import read_png
 from shared.workloads.data.resize import braille, corner
 from shared.workloads.declaration import MEASURES
@@ -22,21 +22,10 @@ if TYPE_CHECKING:
     from shared.protocol.accounts import RunInfo
     from shared.protocol.versions import VersionInfo
 
-BARS = "▁▂▃▄▅▆▇█"
 LINE_EVERY_S = 3.0
 SAMPLE_CHARS = 360
 PICTURE_CELLS = 37
 TABLE_ROWS = 8
-
-
-def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """Return a curve of one text line: the newest `width` values, scaled between their extremes."""
-    tail = list(values)[-width:]
-    if not tail:
-        return ""
-    low, high = min(tail), max(tail)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((value - low) * scale)] for value in tail)
 
 
 class DemoView:

@@ -274,6 +274,7 @@ class Harvest(PlatformService):
                 at=now,
             ),
         )
+        experience.add_rollouts(conn, row.run_id, inspection.rollouts)
 
 
 def experience_of(run: RunRow) -> Experience:

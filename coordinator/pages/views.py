@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import Stretch
-    from coordinator.runs.queries import DecidedCounts
+    from coordinator.runs.queries import DecidedCounts, RolloutFigures
     from coordinator.services import Coordinator
     from shared.protocol.accounts import RunInfo
     from shared.protocol.listings import LeaderRow
@@ -63,6 +63,14 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
     progress: str  # a percentage, or ""
 
 
+class RolloutCurve(msgspec.Struct, frozen=True, kw_only=True):
+    """RolloutCurve of a figure of judged answers, with its words."""
+
+    title: str
+    name: str
+    line: Line
+
+
 class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of a run's page."""
 
@@ -72,6 +80,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     checks: CostOfChecks
     curve: Line | None
     strength: Line | None
+    rollouts: Sequence[RolloutCurve]
     columns: Sequence[ChartColumn]
     crowd: int  # volunteers in the highest column
     began_at: float | None  # ends of the columns' axis of time
@@ -94,6 +103,7 @@ class RunSums(msgspec.Struct, frozen=True, kw_only=True):
     figures: DecidedCounts
     checks: CostOfChecks
     news: tuple[News, ...]
+    rollouts: Sequence[RolloutCurve]
 
 
 class Views:
@@ -323,6 +333,7 @@ class Views:
             live=live(info, sums.figures, sums.checks.work_s),
             curve=_curve(losses, info.measure),
             strength=charts.line([Point(*rating) for rating in rated]),
+            rollouts=sums.rollouts,
             columns=_columns(
                 stretches, lambda stretch: stretch.volunteers, row.started_at or now, until
             ),
@@ -344,6 +355,7 @@ class Views:
             figures=await self._queries.decided(row.name),
             checks=await self._queries.checks(row.name),
             news=await self._public.news(row, announced),
+            rollouts=_rollout_curves(await self._queries.rollouts(row.name)),
         )
 
     def error(self, error: VolunteerError) -> FinishedPage:
@@ -400,6 +412,23 @@ def _column_title(stretch: Stretch) -> str:
 def _curve(losses: Sequence[VersionLoss], measure: Measure) -> Line | None:
     most = 100.0 if measure == "share solved" else math.inf
     return charts.line([_point(loss, measure) for loss in losses], most)
+
+
+def _rollout_curves(figures: Sequence[RolloutFigures]) -> list[RolloutCurve]:
+    """Return the curves of judged answers over versions."""
+    percent = 100.0
+    values: dict[str, tuple[str, list[float], float]] = {
+        "Reward": ("mean of the answers that were judged", [f.reward for f in figures], 1.0),
+        "Entropy": ("nats a token", [f.entropy for f in figures], math.inf),
+        "Length": ("tokens of an answer", [f.length for f in figures], math.inf),
+        "Cut off": ("% of answers without an end", [percent * f.cut for f in figures], percent),
+    }
+    curves = []
+    for name, (words, ys, most) in values.items():
+        points = [Point(f.version, y) for f, y in zip(figures, ys, strict=True)]
+        if line := charts.line(points, most):
+            curves.append(RolloutCurve(title=f"{name} by version, {words}", name=name, line=line))
+    return curves
 
 
 def _point(loss: VersionLoss, measure: Measure) -> Point:

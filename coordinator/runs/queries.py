@@ -43,7 +43,7 @@ from shared.protocol.versions import (
 )
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.chat_template import ChatFrame
-from shared.workloads.experience import warm_start
+from shared.workloads.experience import RolloutSums, warm_start
 from shared.workloads.generation.suite_score import standard_error
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ PATIENCE_S = 300.0  # longest wait for silent vetted volunteers, if the plan has
 PROGRESS_MIN = 0.01  # least share of [stop] from which its end is estimated
 LISTING_MAX = 1000
 LOSSES_MAX = 2000
+ROLLOUT_POINTS = 48  # most points of the curves of judged answers
 MANIFEST_S = 1.0  # time for which the manifest of a version is cached
 
 
@@ -67,6 +68,17 @@ class DecidedCounts(
 
     accepted: int
     rejected: int
+
+
+class RolloutFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Means over the judged answers of neighbouring versions; `version` is the last one."""
+
+    version: int
+    answers: int
+    reward: float
+    entropy: float  # nats a token: minus the log-probability of a drawn token
+    length: float  # tokens of an answer, its end included
+    cut: float  # share of answers that did not end
 
 
 class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,9 +92,7 @@ class ExperienceFigures(msgspec.Struct, frozen=True, kw_only=True):
     signal: float | None = None  # share of episodes that learners can learn from
     # versions between the one that made a sample and the one that learns from it
     behind: float | None = None
-    cut: float | None = None  # share of answers that did not end
-    solved: tuple[float, float] | None = None  # share of right answers, at first and lately
-    length: tuple[float, float] | None = None  # tokens of an answer, at first and lately
+    rollouts: tuple[RolloutFigures, ...] = ()  # judged answers by version, none of games
     tokens_per_s: float | None = None  # tokens a second of one actor that generates text
     learnt_per_s: float | None = None  # tokens a second of one learner
 
@@ -343,14 +353,20 @@ class RunQueries:
                 if pacing.samples
                 else None,
                 behind=experience.reported(conn, run.id, "behind", contributions.UPDATES),
-                cut=experience.reported(conn, run.id, "cut", ("experience",)),
-                solved=experience.course(conn, run.id, "solved", "experience"),
-                length=experience.course(conn, run.id, "length", "experience"),
+                rollouts=rollout_course(experience.rollouts(conn, run.id)),
                 tokens_per_s=experience.reported(conn, run.id, "tokens_per_s", ("experience",)),
                 learnt_per_s=experience.reported(
                     conn, run.id, "answer_tokens", contributions.UPDATES, a_second=True
                 ),
             )
+
+        return await self._db.read(read)
+
+    async def rollouts(self, name: str) -> tuple[RolloutFigures, ...]:
+        """Return the figures of a run's judged answers by version; empty for one without."""
+
+        def read(conn: Connection) -> tuple[RolloutFigures, ...]:
+            return rollout_course(experience.rollouts(conn, runs.by_name(conn, name).id))
 
         return await self._db.read(read)
 
@@ -363,6 +379,31 @@ class RunQueries:
         counts = await self._counts.get(name, lambda: self._db.read(count))
         good = sum(counts.get(state, 0) for state in ("accepted", "merged", "superseded"))
         return DecidedCounts(accepted=good, rejected=counts.get("rejected", 0))
+
+
+def rollout_course(
+    rows: Sequence[RolloutSums], most: int = ROLLOUT_POINTS
+) -> tuple[RolloutFigures, ...]:
+    """Return the means of judged answers by version; neighbours of many versions are joined to
+    `most` points.
+    """
+    count = min(most, len(rows))
+    ends = [len(rows) * (at + 1) // count for at in range(count)]
+    return tuple(
+        _rollout_figures(rows[start:stop]) for start, stop in zip([0, *ends], ends, strict=False)
+    )
+
+
+def _rollout_figures(rows: Sequence[RolloutSums]) -> RolloutFigures:
+    answers, tokens = sum(row.answers for row in rows), sum(row.tokens for row in rows)
+    return RolloutFigures(
+        version=rows[-1].version,
+        answers=answers,
+        reward=sum(row.reward for row in rows) / answers,
+        entropy=sum(row.surprise for row in rows) / tokens,
+        length=tokens / answers,
+        cut=sum(row.cut for row in rows) / answers,
+    )
 
 
 def merging_text(needs: int, merge_in_s: float | None) -> str:

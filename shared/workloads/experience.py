@@ -63,6 +63,17 @@ class KnownVersion(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str  # SHA-256 of its published weights
 
 
+class RolloutSums(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the judged answers of one version."""
+
+    version: int  # version that wrote them
+    answers: int
+    reward: float
+    tokens: int
+    surprise: float  # minus the log-probabilities of the tokens, in nats
+    cut: int  # answers that reached the limit of length without an end
+
+
 class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     """Findings about a file of episodes; `data` holds its valid ones."""
 
@@ -78,6 +89,7 @@ class Inspection(msgspec.Struct, frozen=True, kw_only=True):
     wins: int = 0  # wins of the measured version in a match
     draws: int = 0
     losses: int = 0
+    rollouts: tuple[RolloutSums, ...] = ()  # sums over valid answers, none of games
 
 
 class EpisodeChunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from coordinator.rules.checks import (
     device_kind,
 )
 from shared.workloads.base import ChunkRef, DatasetManifest
+from shared.workloads.experience import RolloutSums
 from tests.contract.test_escrow import FRIEND, NEW, add, draw, have, merged, setting, settle
 from tests.support.account_rows import add_contribution
 from tests.support.recompute_rows import first
@@ -80,12 +81,31 @@ async def test_figures_of_reports_are_the_median_of_good_work(database: Database
         assert experience.reported(conn, run, "speed", ("experience",)) == 5.0
         assert experience.reported(conn, run, "speed", ("experience",), a_second=True) == 50.0
         assert experience.reported(conn, run, "other", ("experience",)) is None
-        assert experience.course(conn, run, "speed", "experience") == (5.0, 5.0)
-        assert experience.course(conn, run, "other", "experience") is None
-        for value in (2.0,) * 64 + (9.0,) * 64:
-            report = f'{{"metrics": {{"speed": {value}}}}}'
-            add_contribution(conn, run, NEW, "accepted", kind="experience", report=report)
-        assert experience.course(conn, run, "speed", "experience") == (2.0, 9.0)
+
+    await database.write(play)
+
+
+async def test_judged_answers_are_summed_by_version(database: Database) -> None:
+    run = await setting(database)
+
+    def sums(version: int, answers: int) -> RolloutSums:
+        return RolloutSums(
+            version=version,
+            answers=answers,
+            reward=answers / 4,
+            tokens=3 * answers,
+            surprise=answers / 2,
+            cut=1,
+        )
+
+    def play(conn: Connection) -> None:
+        experience.add_rollouts(conn, run, ())
+        assert experience.rollouts(conn, run) == []
+        experience.add_rollouts(conn, run, (sums(3, 8), sums(2, 4)))
+        experience.add_rollouts(conn, run, (sums(3, 16),))
+        third = msgspec.structs.replace(sums(3, 24), cut=2)
+        assert experience.rollouts(conn, run) == [sums(2, 4), third]
+        assert experience.rollouts(conn, run + 1) == []
 
     await database.write(play)
 

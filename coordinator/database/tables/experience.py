@@ -1,4 +1,6 @@
-"""Experience of actors: harvests, the chunks of the replay window, matches and metrics."""
+"""Experience of actors: harvests, sums over answers, chunks of the replay window, matches and
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,19 @@ harvests = sa.Table(
     sa.Column("at", sa.Double, nullable=False),
 )
 sa.Index("ix_harvests_open", harvests.c.run_id, harvests.c.chunk)
+
+# Sums over the judged answers of each version of a run of rollouts.
+rollout_sums = sa.Table(
+    "rollout_sums",
+    metadata,
+    sa.Column("run_id", sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("answers", sa.BigInteger, nullable=False),
+    sa.Column("reward", sa.Double, nullable=False),
+    sa.Column("tokens", sa.BigInteger, nullable=False),
+    sa.Column("surprise", sa.Double, nullable=False),
+    sa.Column("cut", sa.BigInteger, nullable=False),
+)
 
 # Replay window: immutable files of episodes, in the order of sealing. No row is ever deleted.
 chunks = sa.Table(

@@ -17,6 +17,7 @@ from shared.workloads.experience import (
     KnownVersion,
     Pacing,
     Rollout,
+    RolloutSums,
 )
 from shared.workloads.rollouts.answer_proof import refuted
 from shared.workloads.rollouts.answer_records import (
@@ -93,6 +94,7 @@ class RolloutExperience(Experience):
             complaint=next(iter(wrong.values()), ""),
             read=again.read,
             faults=again.faults,
+            rollouts=_sums(judged_records, config.end),
         )
 
     def refuted(self, faults: int, read: int) -> bool:
@@ -163,6 +165,24 @@ def _judge(record: GroupRecord, problems: Problems) -> JudgedGroup:
     decode = problems.text.decode
     rewards = tuple(reward(problem, decode(answer.tolist())) for answer in record.answers())
     return JudgedGroup(**msgspec.structs.asdict(record), rewards=rewards)
+
+
+def _sums(records: Sequence[JudgedGroup], end: int) -> tuple[RolloutSums, ...]:
+    """Return the sums over groups by version; `end` is the token that ends an answer."""
+    by_version: dict[int, list[JudgedGroup]] = {}
+    for record in records:
+        by_version.setdefault(record.version, []).append(record)
+    return tuple(
+        RolloutSums(
+            version=version,
+            answers=sum(len(group.lengths) for group in groups),
+            reward=sum(sum(group.rewards) for group in groups),
+            tokens=sum(sum(group.lengths) for group in groups),
+            surprise=-float(sum(part.sum() for group in groups for part in group.said())),
+            cut=sum(int(answer[-1]) != end for group in groups for answer in group.answers()),
+        )
+        for version, groups in sorted(by_version.items())
+    )
 
 
 def _misfits(records: Sequence[GroupRecord], task: _Task) -> dict[int, str]:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from sqlalchemy import Connection
 
 from coordinator.database import datasets, experience
 from coordinator.database.experience import ChunkRow
+from coordinator.runs.queries import rollout_course
+from shared.workloads.experience import RolloutSums
 from shared.workloads.rollouts.answer_records import JudgedGroup, encode, packed, quantised
 from shared.workloads.rollouts.config import Problems, RolloutsConfig
 from tests.support.command_line import Run
 from tests.support.local_coordinator import LocalCoordinator, local_coordinator
 from tests.support.rollouts_run import RUN
+
+SUMS = [
+    RolloutSums(version=n, answers=16, reward=2 * n, tokens=48, surprise=96 - 12 * n, cut=4 - n)
+    for n in (1, 2, 4)
+]
 
 ANSWERS = (b"12\0", b"9\x1b\nx")  # the second has no end, and marks that steer a terminal
 
@@ -98,6 +107,56 @@ def test_a_stranger_s_answer_steers_no_terminal(run: Run, there: tuple[str, Path
     assert "reward 0  version 1  problem 7  4 tokens, cut off" in text
     assert "\x1b" not in text
     assert "    9 \n    x\n" in text
+
+
+async def sums(directory: Path) -> None:
+    async with local_coordinator(directory) as home:
+        await home.coordinator.db.write(lambda conn: experience.add_rollouts(conn, 1, SUMS))
+
+
+def test_reward_entropy_length_and_cut_answers_are_curves_over_versions(
+    run: Run, there: tuple[str, Path]
+) -> None:
+    assert "reward" not in run("run", "show", "rollouts", *there).out  # nothing was judged
+    asyncio.run(sums(there[1]))
+    text = run("run", "show", "rollouts", *there).out
+    assert re.search(r"^reward +0\.500 \(first 0\.125\)  ▁▃█$", text, re.MULTILINE)
+    assert re.search(
+        r"^entropy +1\.000 nats a token \(first 1\.750 nats a token\)  █▆▁$", text, re.M
+    )
+    assert re.search(r"^length +3\.0 tokens \(first 3\.0 tokens\)  ▁▁▁$", text, re.MULTILINE)
+    assert re.search(r"^cut off +0\.0 % of answers \(first 18\.8 % of answers\)  █", text, re.M)
+    shown = json.loads(run("run", "show", "rollouts", *there, "--json").out)
+    points = shown["experience"]["rollouts"]
+    assert [point["version"] for point in points] == [1, 2, 4]
+    assert points[0] == {
+        "version": 1, "answers": 16, "reward": 0.125, "entropy": 1.75, "length": 3, "cut": 0.1875
+    }  # fmt: skip
+
+
+async def test_the_page_of_a_run_draws_the_same_curves(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home, home.client() as client:
+        await home.coordinator.runs.create(RUN)
+        await home.coordinator.runs.start("rollouts")
+        await home.coordinator.db.write(lambda conn: experience.add_rollouts(conn, 1, SUMS))
+        page = (await client.get("/runs/rollouts")).text
+        for words in (
+            "Reward went from 0.125 at version 1 to 0.5 at version 4",
+            "Entropy went from 1.75 at version 1 to 1 at version 4",
+            "Length went from 3 at version 1",
+            "Cut off went from 18.75 at version 1 to 0 at version 4",
+        ):
+            assert f'aria-label="{words}' in page
+
+
+def test_many_versions_are_joined_to_few_points() -> None:
+    row = RolloutSums(version=0, answers=1, reward=1.0, tokens=2, surprise=1.0, cut=0)
+    rows = [msgspec.structs.replace(row, version=n, reward=n % 2) for n in range(1000)]
+    points = rollout_course(rows, 4)
+    assert [point.version for point in points] == [249, 499, 749, 999]
+    assert {(point.answers, point.reward, point.entropy) for point in points} == {(250, 0.5, 0.5)}
+    assert rollout_course([], 4) == ()
+    assert len(rollout_course(rows[:3], 4)) == 3
 
 
 def test_a_run_of_a_dataset_has_none(run: Run, tmp_path: Path) -> None:

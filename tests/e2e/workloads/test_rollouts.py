@@ -104,12 +104,10 @@ async def test_two_volunteers_go_on_after_one_was_killed_among_its_answers(tmp_p
         assert {"solved", "cut", "loss"} <= set(rows[0].metrics)
         shown = await home.coordinator.runs.queries.experience("rollouts")
         assert shown is not None
-        assert shown.cut is not None
-        assert 0 <= shown.cut <= 1
-        assert shown.solved is not None
-        assert all(0 <= share <= 1 for share in shown.solved)
-        assert shown.length is not None
-        assert min(shown.length) > 0
+        assert shown.rollouts
+        assert sum(point.answers for point in shown.rollouts) >= 16 * found.sealed
+        assert all(0 <= point.reward <= 1 and 0 <= point.cut <= 1 for point in shown.rollouts)
+        assert all(point.entropy > 0 and 1 <= point.length <= 5 for point in shown.rollouts)
         assert (await home.coordinator.runs.queries.decided("rollouts")).rejected == 0
         assert await sound(home)
 

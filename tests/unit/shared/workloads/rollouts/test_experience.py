@@ -322,3 +322,22 @@ def test_a_log_probability_at_the_floor_blames_nobody() -> None:
     reach = rounding(np.array([-LOWEST, -LOWEST / 2], np.float32))
     assert np.isinf(reach[0])
     assert np.isfinite(reach[1])
+
+
+def test_judged_answers_are_summed_whatever_they_teach(tmp_path: Path) -> None:
+    records = tiny.answers(tiny.lively(), tmp_path)
+    (sums,) = inspected(tmp_path, encode(records)).rollouts
+    assert (sums.version, sums.answers) == (0, 8 * 4)
+    assert sums.tokens == sum(sum(record.lengths) for record in records)
+    spoken = sum(float(-part.sum()) for record in records for part in record.said())
+    assert sums.surprise == pytest.approx(spoken)
+    unended = [answer for r in records for answer in r.answers() if answer[-1] != END]
+    assert sums.cut == len(unended)
+    assert 0 <= sums.reward <= sums.answers
+
+
+def test_refused_answers_are_in_no_sum(tmp_path: Path) -> None:
+    records = tiny.answers(tiny.lively(), tmp_path)
+    other = msgspec.structs.replace(records[0], weights="f" * 64)
+    (sums,) = inspected(tmp_path, encode([other, *records[1:]])).rollouts
+    assert sums.answers == 7 * 4
