@@ -89,6 +89,7 @@ def standard_library_documents() -> Iterator[Document]:
 def _directory(root: Path, skipped: Skipped, column: str) -> Iterator[Document]:
     tables = set(table_rows.tables_in(root, skipped))
     suffixes: Counter[str] = Counter()
+    documents = 0
     for path in walk(root, skipped=skipped):
         if tables and (path.name == "README.md" or path.suffix == ".json"):
             continue  # these files describe the tables
@@ -97,10 +98,18 @@ def _directory(root: Path, skipped: Skipped, column: str) -> Iterator[Document]:
                 suffixes[path.suffix] += 1
             continue
         try:
-            yield from _file(path, path.relative_to(root).as_posix(), skipped, column)
+            for document in _file(path, path.relative_to(root).as_posix(), skipped, column):
+                documents += 1
+                yield document
         except InvalidRunFile as error:
             skipped.add(error.message)
     skipped.add_others(root, suffixes)
+    if not documents:
+        reason = f" ({skipped.sentences[-1].removeprefix(f'{root}: ')})" if skipped.count else ""
+        raise InvalidRunFile(
+            f"{root}: there is no text to read in this folder{reason}: name files of text, or"
+            " another folder"
+        )
 
 
 def _file(path: Path, name: str, skipped: Skipped, column: str) -> Iterator[Document]:

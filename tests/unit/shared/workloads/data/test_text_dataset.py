@@ -207,6 +207,11 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
     refuses("it is a program", noise)
     refuses(r"too little text .*\(11 bytes in 1 document\)", plain)
     refuses(r"too little text .*\(0 bytes in 0 documents\)", Document("blank", "  \n"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    refuses(r"folder: there is no text to read in this folder: name files", folder)
+    (folder / "scan.pdf").write_bytes(b"%PDF")
+    refuses(r"in this folder \(files of other kinds were not read: \.pdf 1\): name", folder)
     refuses("vocab_size 100 must lie between 257", *stories(), vocab_size=100)
     refuses("heldout_share 0.9", plain, heldout_share=0.9)
     refuses("not a tokenizer.json", *stories(), tokenizer=b"{}")
