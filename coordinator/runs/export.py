@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -37,7 +38,7 @@ from coordinator.runs.version_files import read_weights
 from coordinator.storage import folders
 from shared.decoding import decode
 from shared.errors import BadRequest, InvalidRunFile, NotFound, StorageFull
-from shared.files.deletions import delete_empty_folder, delete_file
+from shared.files.deletions import delete_empty_folder, delete_folder
 from shared.protocol.versions import SuiteCourse
 from shared.workloads.base import ConvertedModel, DatasetManifest, FormatWanted, load
 from shared.workloads.data.chat_template import TEMPLATE
@@ -189,12 +190,16 @@ def write(stop: Stop, source: ExportSource, files: ExportFiles, to: Path) -> Exp
     """Write all files, or none. Raises StorageFull, Conflict if the folder is not empty."""
     there = to.exists()
     folders.empty(to, "the export")
+    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=to))
     try:
-        return _fill(source, files, to)
+        exported = _fill(source, files, unfinished)
+        for name in exported.files:
+            (unfinished / name).replace(to / name)
+        unfinished.rmdir()
+        return msgspec.structs.replace(exported, path=str(to))
     except BaseException as error:
-        for path in to.iterdir():
-            delete_file(path, "scratch")
-        if not there:
+        delete_folder(unfinished, "scratch")
+        if not there and not any(to.iterdir()):
             delete_empty_folder(to, "scratch")
         if _no_room(error):
             raise StorageFull(f"no space is left for {to}: free some, then export again") from error
