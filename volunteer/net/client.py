@@ -30,7 +30,7 @@ from shared.sentences import Sentence, english, figure
 from shared.text import printable
 from volunteer.net.bandwidth import Limit, Throttle
 from volunteer.net.peer import Peer, another
-from volunteer.net.reply_errors import decoded, reason, refusal
+from volunteer.net.reply_errors import REQUEST_ID, decoded, reason, refusal
 from volunteer.net.retry import FOREVER, Backoff, passing
 from volunteer.net.tls import Address, context_for
 
@@ -155,7 +155,7 @@ class Client:
                 data = await self._read(response, call.bytes_max, limit)
                 if call.headers is not None:
                     call.headers(response.headers)
-            return decoded(data, call.reply)
+            return decoded(data, call.reply, foreign=REQUEST_ID not in response.headers)
 
         return await self.retrying(once, call.patience_s)
 
@@ -241,7 +241,7 @@ class Client:
         content = self._counted(body, limit)
         async with self._sent("PUT", path, headers, limit, content=content) as response:
             data = await self._read(response, self.json_bytes_max, limit)
-        return decoded(data, reply)
+        return decoded(data, reply, foreign=REQUEST_ID not in response.headers)
 
     async def recognise(self) -> None:
         """Wait until the joined coordinator, and no other, answers."""

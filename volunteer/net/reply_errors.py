@@ -19,6 +19,7 @@ from shared.text import printable
 from volunteer.i18n.coordinator import refused
 
 SENTENCE_CHARS_MAX = 500
+REQUEST_ID = "x-request-id"  # header of every reply of a coordinator
 
 T = TypeVar("T")
 
@@ -90,15 +91,22 @@ def _seconds(text: str | None) -> float | None:
         return None  # a date, for which the backoff is used
 
 
-def decoded(data: bytes, kind: type[T]) -> T:
+def decoded(data: bytes, kind: type[T], *, foreign: bool = False) -> T:
     """Decode a reply. Raises UpgradeRequired if only another version understands it (a retry does
-    not help), Unreachable for a web page, Internal for other malformed replies.
+    not help), Unreachable for the answer of a portal, which is `foreign`, Internal for other
+    malformed replies.
     """
     if kind is type(None):
         return None  # a reply without content
     try:
         return decode(data, kind)
     except msgspec.ValidationError as error:
+        if foreign:
+            raise ForeignReply(
+                Sentence(
+                    "the answer is not a coordinator's: does this network ask you to log in first?"
+                )
+            ) from error
         raise errors.UpgradeRequired(
             Sentence(
                 "the coordinator's reply is not understood ({error}): `volunteer update`",
