@@ -194,10 +194,14 @@ async def reached(
 def _here(where: Where, command: OrganiserCommand[Any, Any], ask: Any) -> Any:
     import asyncio
 
+    from coordinator.storage.folders import data_directory
+
+    settings = where.settings()
+    if command.needs == "nothing":
+        data_directory(settings.directory)  # refused before the slow imports
     from coordinator.log import configure
     from coordinator.services import opened
 
-    settings = where.settings()
     configure("warning", as_json=False)
 
     async def run() -> Any:
