@@ -25,13 +25,12 @@ from msgspec import Meta
 from shared.decoding import choices, complaint, convert, in_words
 from shared.errors import BadRequest, Configuration, InvalidRunFile, VolunteerError, why
 from shared.files.text_file import read_text
+from shared.files.toml_text import DEEP_MAX, fault
 from shared.nearest import hint, nearest
 from shared.sentences import Sentence
 from shared.text import escaped
 
 S = TypeVar("S", bound=msgspec.Struct)
-
-DEEP_MAX = 32  # depth of tables and lists inside each other
 
 FLAG, ENVIRONMENT = "flag", "environment"  # sources besides a file and "default"
 _PLACES = {
@@ -216,8 +215,10 @@ class SettingsTable(Generic[S]):
 
 def read_file(path: Path) -> dict[str, object]:
     """Return the table of a settings file. Raises Configuration."""
+    text = ""
     try:
-        return tomllib.loads(read_text(path))
+        text = read_text(path)
+        return tomllib.loads(text)
     except OSError as error:
         raise Configuration(
             Sentence("{path} cannot be read: {why}", path=path, why=why(error))
@@ -228,7 +229,7 @@ def read_file(path: Path) -> dict[str, object]:
                 "the settings file {path} is not TOML ({error}); correct it, or move it away to "
                 "start with defaults",
                 path=path,
-                error=_fault(error),
+                error=fault(text, error),
             )
         ) from error
 
@@ -238,18 +239,7 @@ def parse_toml(text: str, name: str) -> dict[str, object]:
     try:
         return tomllib.loads(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError) as error:
-        raise InvalidRunFile(f"{name} is not TOML: {_fault(error)}") from error
-
-
-def _fault(error: Exception) -> str:
-    """Return why a text is not TOML."""
-    if isinstance(error, RecursionError):
-        return f"it nests more than {DEEP_MAX} tables or lists"
-    if isinstance(error, UnicodeDecodeError):
-        return why(error)
-    if isinstance(error, tomllib.TOMLDecodeError):
-        return escaped(error, 200)
-    return "it holds a number that is too large"  # thousands of digits
+        raise InvalidRunFile(f"{name} is not TOML: {fault(text, error)}") from error
 
 
 def read_table(

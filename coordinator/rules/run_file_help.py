@@ -94,13 +94,11 @@ WORDS_OF_TABLES = {
     "[plan]": {"steps": "[task] local_steps", "type": "[plan] preset"},
     "[serve]": {"max_tokens": "[[serve.tiers]] tokens"},
 }
-_SPELLED = re.compile(r"[^=]*=\s*(True|False|TRUE|FALSE|yes|no|on|off|None|null)\s*(#.*)?")
-_UNQUOTED = re.compile(r"[^=]*=\s*([A-Za-z][\w ./-]*?)\s*(#.*)?")
 _MODEL = ("block_size", "n_layer", "n_head", "n_embd", "dropout")  # keys of the workload gpt
 _UNKNOWN = re.compile(
     r'unknown key "(?P<key>[^"]+)" in (?P<place>\[[\w.]+\]|the run file): (?P<hint>.*)', re.DOTALL
 )
-_TOML = re.compile(r"(?P<what>.*) \(at line (?P<line>\d+), column \d+\)", re.DOTALL)
+_TOML = re.compile(r".* is not TOML: (?P<fault>line \d+: .*)", re.DOTALL)
 
 
 def explained(text: str, complaint: str) -> str:
@@ -108,7 +106,7 @@ def explained(text: str, complaint: str) -> str:
     if not text.strip():
         return "the run file is empty: `coordinator run create --list` has some to begin with"
     if toml := _TOML.fullmatch(complaint):
-        return f"line {toml['line']}: {_no_toml(text, int(toml['line']), toml['what'])}"
+        return toml["fault"]
     if match := _UNKNOWN.fullmatch(complaint):
         first_line = f'unknown key "{match["key"]}" in {match["place"]}'
         complaint = f"{first_line}: {_better(match['key'], match['place'], match['hint'])}"
@@ -116,20 +114,6 @@ def explained(text: str, complaint: str) -> str:
     complaint = re.sub(r"^the run file (\w+):", r"\1:", complaint)
     line = line_of(text, complaint)
     return f"line {line}: {complaint}" if line else complaint
-
-
-def _no_toml(text: str, number: int, complaint: str) -> str:
-    """Return why a line is not TOML: the form of another language, or the parser's complaint."""
-    line = text.splitlines()[number - 1].strip()
-    if text.lstrip("\ufeff \t\r\n").startswith("{"):
-        return "this is JSON, and a run file is TOML: key = value, and tables such as [task]"
-    if re.match(r"(---|[\w-]+:(\s|$)|- )", line):
-        return "this is YAML, and a run file is TOML: key = value, and tables such as [task]"
-    if word := _SPELLED.fullmatch(line):
-        return f"{word[1]} is written true or false in TOML, in small letters"
-    if word := _UNQUOTED.fullmatch(line):
-        return f'a text stands in quotes: "{word[1]}"'
-    return complaint.replace("Cannot overwrite a value", "a key is given twice")
 
 
 def _better(key: str, place: str, hint: str) -> str:

@@ -29,6 +29,7 @@ SHARED = [
         "settings",
         "decoding",
         "files/disk_writes",
+        "files/toml_text",
         "programs/usage_errors",
         "workloads/base",
         "workloads/declaration",

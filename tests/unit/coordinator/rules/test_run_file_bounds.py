@@ -6,8 +6,8 @@ import pytest
 
 from coordinator.plan.plan import plan
 from coordinator.rules import run_file
-from shared import settings
 from shared.errors import InvalidPlan, InvalidRunFile
+from shared.files.toml_text import DEEP_MAX
 
 SHORT = 'name = "r"\nworkload = "gpt"\ndataset = "d"\n'
 
@@ -168,11 +168,11 @@ def test_what_lies_beyond_a_bound_reads_why(text: str, sentence: str) -> None:
 
 
 def test_tables_may_nest_so_deep_and_no_deeper() -> None:
-    deep = settings.DEEP_MAX - 2  # beside [model] and its key
+    deep = DEEP_MAX - 2  # beside [model] and its key
     run_file.parse(SHORT + "[model]\na = " + "[" * deep + "]" * deep + "\n")
     with pytest.raises(InvalidRunFile) as error:
         run_file.parse(SHORT + "[model]\na = " + "[" * (deep + 1) + "1" + "]" * (deep + 1) + "\n")
-    assert error.value.message == (f"model.a nests more than {settings.DEEP_MAX} tables or lists")
+    assert error.value.message == (f"model.a nests more than {DEEP_MAX} tables or lists")
 
 
 @pytest.mark.parametrize("key", ["name", "workload"])
