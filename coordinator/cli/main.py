@@ -67,7 +67,7 @@ def main() -> None:
     except CycloptsError as error:
         from shared.programs.usage_errors import mistake
 
-        sentence = mistake("coordinator", error, sys.argv[1:], tuple(app))
+        sentence = mistake("coordinator", error, sys.argv[1:], app)
         _fail(sentence, BadRequest.exit_code)
     except VolunteerError as error:
         _fail(error.message, error.exit_code)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from itertools import chain
 from typing import Literal, get_args, get_origin
 
 from cyclopts import (
+    App,
     CoercionError,
     CycloptsError,
     MissingArgumentError,
@@ -28,9 +29,7 @@ KINDS: dict[object, Sentence] = {
 }
 
 
-def mistake(
-    program: str, error: CycloptsError, argv: Sequence[str], commands: Iterable[str]
-) -> Sentence:
+def mistake(program: str, error: CycloptsError, argv: Sequence[str], app: App) -> Sentence:
     """Return the mistake and the nearest valid word; other parser errors are quoted."""
     match error:
         case UnknownCommandError(app=within) if within is not None and error.unused_tokens:
@@ -38,7 +37,7 @@ def mistake(
         case UnusedCliTokensError() if error.command_chain and error.unused_tokens:
             sentence = Sentence('"{word}" is one word too many', word=error.unused_tokens[0])
         case UnusedCliTokensError():
-            return _no_command(program, (error.unused_tokens or [*argv])[0], commands)
+            return _no_command(program, (error.unused_tokens or [*argv])[0], app)
         case UnknownOptionError():
             option = error.token.keyword or error.token.value
             if near := _near(option, error):
@@ -62,13 +61,18 @@ def mistake(
     return Sentence("{said}; see `{command} --help`", said=sentence, command=command)
 
 
-def _no_command(program: str, word: str, commands: Iterable[str]) -> Sentence:
-    names = sorted(name for name in commands if not name.startswith("-"))
+def _no_command(program: str, word: str, app: App) -> Sentence:
+    names = sorted(name for name in app if not name.startswith("-"))
     if word in names:  # the word follows an option of the program itself
         return Sentence(
             '"{command}" comes first, and its options after it: `{program} {command} --help`',
             command=word,
             program=program,
+        )
+    if subjects := [name for name in names if word in app[name]]:
+        commands = ", ".join(f"`{program} {name} {word}`" for name in subjects)
+        return Sentence(
+            'there is no command "{name}": did you mean {commands}?', name=word, commands=commands
         )
     return Sentence('there is no command "{name}": {hint}', name=word, hint=hint(word, names))
 

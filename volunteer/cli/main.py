@@ -347,7 +347,7 @@ def _parsed(argv: list[str]) -> object:
         from shared.programs.usage_errors import mistake
 
         _speak({"json": "--json" in argv})
-        return say(shown(mistake("volunteer", error, argv, tuple(app))), EXIT_USAGE)
+        return say(shown(mistake("volunteer", error, argv, app)), EXIT_USAGE)
     _speak(bound.arguments)
     try:
         return command(*bound.args, **bound.kwargs)
