@@ -93,7 +93,7 @@ def sampled(config: RolloutsConfig, weights: Weights, data: Data | None, prompt:
     """Return held-out problems with a version's answers and their rewards, or its answer to a
     prompt.
     """
-    question = Problem(prompt=prompt, verifier="exact", arguments={"answer": ""})
+    question = Problem.single(prompt, "exact", {"answer": ""})
     problems = [question] if prompt else heldout_problems(config, data, SHOWN)
     file = data.asset if data else NO_FILES.__getitem__
     answers = answered(config, weights, problems, lambda: False, file)

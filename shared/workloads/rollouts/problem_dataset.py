@@ -1,7 +1,8 @@
 """Dataset of problems: records of an organiser, checked, and stored as two blobs.
 
 A record has a prompt (`prompt`, `question` or `problem`: a text, or turns of a dialogue, with
-`system` before them) and an answer or the arguments of a verifier. A number is judged by `number`,
+`system` before them) and an answer or the arguments of a verifier, or several such `rewards`, each
+with its `weight`. A number is judged by `number`,
 a text by `exact`; of a solution, as GSM8K has it behind `####`, the final answer counts. With the
 tokenizer of a model, prompts are written by its chat template. One blob has the problems that are
 learnt from, the other the held-out problems.
@@ -20,6 +21,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from shared.decoding import complaint, convert, decode
 from shared.errors import InvalidRunFile
+from shared.settings import check_keys
 from shared.text import escaped, printable
 from shared.workloads.base import ChunkRef, DatasetManifest, DatasetWanted
 from shared.workloads.data.chat_template import (
@@ -41,7 +43,14 @@ from shared.workloads.data.tokenizer import (
     load_tokenizer,
     vocab_of,
 )
-from shared.workloads.rollouts.problems import Problem, decoded, encoded, reward, solution
+from shared.workloads.rollouts.problems import (
+    Problem,
+    Reward,
+    decoded,
+    encoded,
+    reward,
+    solution,
+)
 from shared.workloads.rollouts.quantities import quantity
 from shared.workloads.rollouts.verifiers import final, last_line, verifier
 
@@ -53,9 +62,10 @@ BYTES_MAX = 64 << 20
 PROBLEMS_MAX = 100_000
 PROMPTS = ("prompt", "question", "problem")
 ANSWERS = ("answer", "solution")
-FIELDS = frozenset(
-    {*PROMPTS, *ANSWERS, "system", "system_prompt", "verifier", "arguments", "place"}
-)
+SINGLE = (*ANSWERS, "verifier", "arguments", "place")  # keys of a problem's only reward
+REWARDS = "rewards"
+FIELDS = frozenset({*PROMPTS, *SINGLE, "system", "system_prompt", REWARDS})
+REWARDS_MAX = 16
 _TABLES = (".csv", ".tsv")  # files whose numbers are texts
 _UNREAD_SHOWN = 8
 
@@ -67,10 +77,17 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: Words | Annotated[list[Any], Meta(min_length=1, max_length=64)]
     system: Annotated[str, Meta(max_length=32 << 10)] = ""
+    rewards: Annotated[list[dict[str, Any]], Meta(min_length=1, max_length=REWARDS_MAX)]
+
+
+class _RewardLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Reward of a record, by its first names."""
+
     verifier: Annotated[str, Meta(max_length=64)] = ""
     arguments: dict[str, Any] = {}
     answer: Any = UNSET
     place: Annotated[str, Meta(max_length=64)] = ""
+    weight: Annotated[float, Meta(gt=0, le=1000)] = 1.0
 
 
 class PromptWriter:
@@ -230,17 +247,46 @@ def _read(record: Record, path: Path, writer: PromptWriter, unread: Counter[str]
         raise InvalidRunFile(f"{place}: {error.message}") from error
     if not encoded(prompt):
         raise InvalidRunFile(f"{place}: the prompt has no text")
-    arguments, name = _arguments(line, record, path)
+    published = "prompt" not in record.fields or path.suffix.lower() in _TABLES
+    several = record.fields.get(REWARDS) is not None
+    rewards = [
+        _reward(table, f"{place}, reward {number}", published=published)
+        if several
+        else _reward(table, place, published=published)
+        for number, table in enumerate(line.rewards, 1)
+    ]
+    return Problem(prompt=prompt, rewards=tuple(rewards))
+
+
+def _reward(table: Mapping[str, Any], place: str, *, published: bool) -> Reward:
+    """Return a reward whose verifier accepts its own answer. Raises InvalidRunFile, with `place`."""
+    line = _reward_line(table, place)
+    arguments, name = _arguments(line, place, published=published)
     verifier(name, arguments, place)
-    problem = Problem(prompt=prompt, verifier=name, arguments=arguments, place=line.place)
-    answer = solution(problem)
+    part = Reward(verifier=name, arguments=arguments, place=line.place, weight=line.weight)
+    alone = Problem(prompt="", rewards=(part,))
+    answer = solution(alone)
     close = bool(arguments.get("tolerance"))  # a verifier with a tolerance may round
-    if answer is not None and not close and reward(problem, decoded(encoded(answer))) < 1:
+    if answer is not None and not close and reward(alone, decoded(encoded(answer))) < 1:
         raise InvalidRunFile(
             f'{place}: the verifier {name} does not accept the answer "{answer[:64]}": write it as'
             " the verifier reads it"
         )
-    return problem
+    return part
+
+
+def _reward_line(table: Mapping[str, Any], place: str) -> _RewardLine:
+    """Return a reward's keys by their first names. Raises InvalidRunFile, with `place`."""
+    keys = {*SINGLE, *_RewardLine.__struct_fields__}
+    check_keys(table, keys, place)
+    row = {key: value for key, value in table.items() if value is not None}
+    answers = [row.pop(key) for key in ANSWERS if key in row]
+    if answers:
+        row["answer"] = answers[0]
+    try:
+        return convert(row, _RewardLine)
+    except msgspec.ValidationError as error:
+        raise InvalidRunFile(complaint(error, place)) from error
 
 
 def _prompt(line: _Line, writer: PromptWriter, unread: Counter[str]) -> str:
@@ -272,28 +318,30 @@ def _line(record: Record) -> _Line:
             f"{record.place}: the problem has no prompt: its keys are {keys}, and what is looked"
             f" for is {', '.join(PROMPTS)}"
         )
-    row = {key: fields[key] for key in ("verifier", "arguments", "place") if key in fields}
-    row |= {"prompt": fields[prompt_key]}
+    single = {key: fields[key] for key in SINGLE if key in fields}
+    row = {"prompt": fields[prompt_key], REWARDS: fields.get(REWARDS, [single])}
+    if single and REWARDS in fields:
+        raise InvalidRunFile(
+            f"{record.place}: beside rewards it has {next(iter(single))}: write that into one of"
+            " them"
+        )
     if system := fields.get("system") or fields.get("system_prompt"):
         row |= {"system": system}
-    if answer := next((key for key in ANSWERS if key in fields), None):
-        row |= {"answer": fields[answer]}
     try:
         return convert(row, _Line)
     except msgspec.ValidationError as error:
         raise InvalidRunFile(complaint(error, record.place)) from error
 
 
-def _arguments(line: _Line, record: Record, path: Path) -> tuple[dict[str, Any], str]:
-    """Return the arguments of a problem, and its verifier. Raises InvalidRunFile."""
+def _arguments(line: _RewardLine, place: str, *, published: bool) -> tuple[dict[str, Any], str]:
+    """Return the arguments of a reward, and its verifier. Raises InvalidRunFile, with `place`."""
     if isinstance(line.answer, UnsetType):
         if not (line.arguments or line.verifier):
-            raise InvalidRunFile(f"{record.place}: the problem has no answer")
+            raise InvalidRunFile(f"{place}: the problem has no answer")
         return line.arguments, line.verifier or (
             "number" if _plain(line.arguments.get("answer")) else "exact"
         )
     answer = line.answer
-    published = "prompt" not in record.fields or path.suffix.lower() in _TABLES
     if isinstance(answer, str) and published and not line.verifier:
         answer = last_line(final(answer))
         if quantity(answer) is not None:

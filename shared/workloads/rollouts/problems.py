@@ -1,4 +1,4 @@
-"""Problems: a prompt, and the verifier that rewards its answers.
+"""Problems: a prompt, and the weighted rewards of its answers.
 
 A seed draws a problem, or a dataset contains it (`problem_dataset`). A hash of the prompt assigns a
 drawn problem to the training or the held-out part, so that the two never share a problem.
@@ -22,23 +22,43 @@ END = 0  # byte that ends an answer; no text holds it
 HELDOUT_OF = 8  # one of this many drawn problems is held out
 
 
+class Reward(msgspec.Struct, frozen=True, kw_only=True):
+    """One reward of a problem: a verifier with its arguments, and its weight beside the others."""
+
+    verifier: str
+    arguments: dict[str, Any]
+    place: str = ""  # text before the final answer; "" = the usual places
+    weight: float = 1.0
+
+
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """One problem."""
 
     prompt: str
-    verifier: str
-    arguments: dict[str, Any]
-    place: str = ""  # text before the final answer; "" = the usual places
+    rewards: tuple[Reward, ...]
+
+    @classmethod
+    def single(
+        cls, prompt: str, verifier: str, arguments: dict[str, Any], place: str = ""
+    ) -> Problem:
+        """Return a problem with one reward."""
+        reward = Reward(verifier=verifier, arguments=arguments, place=place)
+        return cls(prompt=prompt, rewards=(reward,))
 
 
 def reward(problem: Problem, answer: str) -> float:
-    """Return the reward of an answer, 0 ... 1; 0 over `ANSWER_CHARS_MAX` or if the verifier breaks.
-    Raises InvalidRunFile.
+    """Return the weighted mean of the rewards of an answer, 0 ... 1; 0 over `ANSWER_CHARS_MAX`, and
+    0 from a verifier that breaks. Raises InvalidRunFile.
     """
     if len(answer) > ANSWER_CHARS_MAX:
         return 0.0
-    judge = verifier(problem.verifier, problem.arguments, "the problem")
-    answer_text = answer if judge.whole else final(answer, problem.place)
+    total = sum(part.weight for part in problem.rewards)
+    return sum(part.weight * _reward(part, answer) for part in problem.rewards) / total
+
+
+def _reward(part: Reward, answer: str) -> float:
+    judge = verifier(part.verifier, part.arguments, "the problem")
+    answer_text = answer if judge.whole else final(answer, part.place)
     try:
         return min(1.0, max(0.0, float(judge.reward(answer_text))))
     except Exception:  # an answer that breaks a package's verifier earns nothing
@@ -69,16 +89,25 @@ BYTES = Text(encoded, encoded, decoded, END, 256)
 
 
 def solution(problem: Problem) -> str | None:
-    """Return a right answer, a number without exponent; None where only a search finds one."""
-    if problem.verifier == "sorted":
-        items = Sorted(**problem.arguments).right
+    """Return a right answer, a number without exponent; None where only a search finds one, or
+    where what one reward asks for is not right by the others.
+    """
+    answers = [answer for part in problem.rewards if (answer := _solution(part)) is not None]
+    if len(problem.rewards) > 1:
+        answers = [answer for answer in answers if reward(problem, answer) == 1]
+    return answers[0] if answers else None
+
+
+def _solution(part: Reward) -> str | None:
+    if part.verifier == "sorted":
+        items = Sorted(**part.arguments).right
         return (" " if any(len(item) > 1 for item in items) else "").join(items)
-    answer = problem.arguments.get("answer")
+    answer = part.arguments.get("answer")
     if isinstance(answer, list | tuple):
         answer = answer[0]
     if isinstance(answer, float):
         answer = format(Decimal(repr(answer)), "f")
-    return None if answer is None else f"{problem.place} {answer}".strip()
+    return None if answer is None else f"{part.place} {answer}".strip()
 
 
 def drawn(kind: str, seed: int, number: int, size: int, *, heldout: bool = False) -> Problem:
@@ -101,13 +130,13 @@ def _arithmetic(dice: random.Random, digits: int) -> Problem:
     one, other = (dice.randrange(10 ** (digits - 1), 10**digits) for _ in range(2))
     sign = dice.choice("+-")
     value = one + other if sign == "+" else one - other
-    return Problem(prompt=f"{one}{sign}{other}=", verifier="number", arguments={"answer": value})
+    return Problem.single(f"{one}{sign}{other}=", "number", {"answer": value})
 
 
 def _sorting(dice: random.Random, longest: int) -> Problem:
     items = [dice.randrange(10) for _ in range(dice.randint(3, longest))]
     prompt = f"{''.join(map(str, items))}:"
-    return Problem(prompt=prompt, verifier="sorted", arguments={"items": items})
+    return Problem.single(prompt, "sorted", {"items": items})
 
 
 def _countdown(dice: random.Random, count: int) -> Problem:
@@ -116,11 +145,8 @@ def _countdown(dice: random.Random, count: int) -> Problem:
     for operand in numbers[1:]:
         target = dice.choice((target + operand, abs(target - operand), target * operand))
     dice.shuffle(numbers)
-    return Problem(
-        prompt=f"make {target} of {' '.join(map(str, numbers))}:",
-        verifier="countdown",
-        arguments={"target": target, "numbers": numbers},
-    )
+    prompt = f"make {target} of {' '.join(map(str, numbers))}:"
+    return Problem.single(prompt, "countdown", {"target": target, "numbers": numbers})
 
 
 _Draw = Callable[[random.Random, int], Problem]

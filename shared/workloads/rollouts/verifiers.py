@@ -204,6 +204,18 @@ class Json(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return 0.0
 
 
+class Marks(Verifier, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An answer has the marks, each once and in this order."""
+
+    whole: ClassVar[bool] = True
+    marks: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=16)]
+
+    def reward(self, answer: str) -> float:
+        places = [answer.find(mark) for mark in self.marks]
+        once = all(answer.count(mark) == 1 for mark in self.marks)
+        return float(once and places == sorted(places))
+
+
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -221,6 +233,7 @@ VERIFIERS: Mapping[str, type[Verifier]] = {
     "countdown": Countdown,
     "sorted": Sorted,
     "json": Json,
+    "form": Marks,
 }
 
 

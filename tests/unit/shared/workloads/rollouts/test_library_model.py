@@ -253,9 +253,10 @@ def test_published_problems_are_read_and_other_keys_are_named(tmp_path: Path) ->
     assert manifest.meta["found"] == "keys that were not read: source"
     refs = (*manifest.chunks, *manifest.heldout)
     problems = {p.prompt: p for ref in refs for p in stored(tmp_path / ref.sha256)}
-    verifiers = {p.verifier: p.arguments["answer"] for p in problems.values()}
+    rewards = [each for problem in problems.values() for each in problem.rewards]
+    verifiers = {each.verifier: each.arguments["answer"] for each in rewards}
     assert verifiers["exact"] == "nobody"
-    numbers = {p.arguments["answer"] for p in problems.values() if p.verifier == "number"}
+    numbers = {each.arguments["answer"] for each in rewards if each.verifier == "number"}
     assert numbers == {"1,018", "\\frac{1}{2}"}
 
 

@@ -110,10 +110,81 @@ def test_a_file_becomes_a_dataset_with_a_part_held_out(tmp_path: Path) -> None:
     found = Stored(tmp_path, *SUMS, "", heldout_share=0.1).manifest
     assert (found.kind, found.chunks[0].items, found.heldout[0].items) == ("problems", 36, 4)
     learnt, held = (
-        [each.arguments["answer"] for each in stored(tmp_path / ref.sha256)]
+        [each.rewards[0].arguments["answer"] for each in stored(tmp_path / ref.sha256)]
         for ref in (found.chunks[0], found.heldout[0])
     )
     assert sorted([*learnt, *held]) == [*range(1, 41)]
+
+
+FORM = {"verifier": "form", "arguments": {"marks": ["<think>", "</think>", "<answer>"]}}
+WEIGHED = [{"answer": 4, "weight": 3}, FORM]
+
+
+def test_several_rewards_are_their_weighted_mean(tmp_path: Path) -> None:
+    lines = [line(prompt=f"{n}+{n}=", rewards=WEIGHED) for n in range(4)]
+    manifest = Stored(tmp_path, *lines).manifest
+    problem = stored(tmp_path / manifest.chunks[0].sha256)[0]
+    assert [each.weight for each in problem.rewards] == [3, 1]
+    texts = [
+        "<think>2</think><answer>4</answer>",
+        "4",
+        "<think>2</think><answer>5",
+        "5",
+        "</think>",
+    ]
+    assert [reward(problem, text) for text in texts] == [1, 0.75, 0.25, 0, 0]
+    assert solution(problem) is None  # "4" has not the form
+    assert manifest.meta["without_solution"] == 4
+
+
+def test_an_answer_that_all_rewards_accept_is_a_solution(tmp_path: Path) -> None:
+    both = [{"answer": "4"}, {"verifier": "number", "answer": 4, "weight": 0.1}]
+    manifest = Stored(tmp_path, *SUMS, line(prompt="2+2=", rewards=both)).manifest
+    assert manifest.meta["without_solution"] == 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "sentence"),
+    [
+        ([{"answer": 4, "weight": 0}, FORM], "line 41, reward 1 weight: expected a number above 0"),
+        (
+            [FORM, {"answer": 4, "weight": -1}],
+            "line 41, reward 2 weight: expected a number above 0",
+        ),
+        (
+            [{"answer": 4, "weight": 1e9}],
+            "line 41, reward 1 weight: expected a number of at most 1",
+        ),
+        ([{"answer": 4, "weight": "2"}], "line 41, reward 1 weight: expected a number, not a text"),
+        (
+            [{"answer": 4, "wieght": 2}],
+            'key "wieght" in sums.jsonl line 41, reward 1: did you mean',
+        ),
+        ([{"answer": 4}, {"weight": 1}], "line 41, reward 2: the problem has no answer"),
+        (
+            [{"answer": 4}, {"verifier": "frm"}],
+            'line 41, reward 2: there is no verifier "frm": did',
+        ),
+        ([{"verifier": "form"}], "line 41, reward 1: a problem needs marks for its verifier form"),
+        ([{"answer": "answer: 4"}], "line 41, reward 1: the verifier exact does not accept the"),
+        ([], "line 41 rewards: expected at least 1"),
+        ([{"answer": 4}] * 17, "line 41 rewards: expected at most 16 entries"),
+        ("4", "line 41 rewards: expected a list, not a text"),
+        ([4], "line 41 rewards[0]: expected a table, not a whole number"),
+    ],
+)
+def test_wrong_rewards_are_named_with_line_and_key(
+    tmp_path: Path, rewards: object, sentence: str
+) -> None:
+    with pytest.raises(InvalidRunFile) as caught:
+        Stored(tmp_path, *SUMS, line(prompt="a", rewards=rewards))
+    assert sentence in str(caught.value)
+
+
+def test_rewards_leave_nothing_beside_them(tmp_path: Path) -> None:
+    both = line(prompt="a", answer=4, rewards=WEIGHED)
+    with pytest.raises(InvalidRunFile, match="line 41: beside rewards it has answer: write that"):
+        Stored(tmp_path, *SUMS, both)
 
 
 def test_an_answer_names_its_verifier_and_is_a_solution(tmp_path: Path) -> None:
@@ -129,7 +200,7 @@ def test_an_answer_names_its_verifier_and_is_a_solution(tmp_path: Path) -> None:
     refs = (found.chunks[0], found.heldout[0])
     every = [each for ref in refs for each in stored(tmp_path / ref.sha256)]
     names = ["choice", "exact", *3 * ["number"], "sorted"]
-    assert sorted(each.verifier for each in every) == names
+    assert sorted(each.rewards[0].verifier for each in every) == names
     assert [reward(each, solution(each) or "") for each in every] == [1.0] * 6
 
 

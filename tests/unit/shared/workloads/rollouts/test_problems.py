@@ -26,6 +26,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "expression": {"answer": 1.5},
     "countdown": {"target": 24, "numbers": [1, 3, 4, 6]},
     "sorted": {"items": [10, 9, -2]},
+    "form": {"marks": ["<think>", "</think>", "<answer>"]},
     "json": {
         "schema": {
             "type": "object",
@@ -40,7 +41,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 def earned(verifier: str, answer: str) -> float:
-    return reward(Problem(prompt="p", verifier=verifier, arguments=ARGUMENTS[verifier]), answer)
+    return reward(Problem.single("p", verifier, ARGUMENTS[verifier]), answer)
 
 
 def test_every_verifier_is_tested() -> None:
@@ -82,6 +83,11 @@ def test_every_verifier_is_tested() -> None:
             ["6/(1-3/4)", "so:\n6 / (1 - 3/4) = 24", "4*6", "6*4*1"],
             ["24", "6*4*1*1", "6*(3+1)*1", "6/(1-3/4", "9" * 40],
         ),
+        (
+            "form",
+            ["<think>a</think>\n<answer>4</answer>", "<think></think><answer>"],
+            ["</think><think><answer>", "<think></think>", "<think><think></think><answer>", ""],
+        ),
         ("sorted", ["-2 9 10", "[-2, 9, 10]", "-2,9;10"], ["10 9 -2", "-2 9", "-2 9 10 10", ""]),
     ],
 )
@@ -105,7 +111,7 @@ def test_an_installed_package_brings_a_verifier_of_its_own(monkeypatch: pytest.M
     brought = EntryPoint("vowels", f"{__name__}:Vowels", verifiers.ENTRY_POINTS)
     monkeypatch.setattr(verifiers, "entry_points", lambda group: [brought])
     verifiers._installed.cache_clear()
-    found = reward(Problem(prompt="p", verifier="vowels", arguments={"least": 2}), "aloe")
+    found = reward(Problem.single("p", "vowels", {"least": 2}), "aloe")
     verifiers._installed.cache_clear()
     assert found == 1.0
 
@@ -173,8 +179,8 @@ def test_drawn_problems_are_the_same_again_and_parts_are_apart(
 def test_drawn_problems_can_be_solved() -> None:
     for number in range(50):
         sums, items = drawn("arithmetic", 1, number, 2), drawn("sorting", 1, number, 8)
-        assert reward(sums, str(sums.arguments["answer"])) == 1.0
-        assert reward(items, " ".join(map(str, sorted(items.arguments["items"])))) == 1.0
+        assert reward(sums, str(sums.rewards[0].arguments["answer"])) == 1.0
+        assert reward(items, " ".join(map(str, sorted(items.rewards[0].arguments["items"])))) == 1.0
 
 
 @pytest.mark.parametrize(

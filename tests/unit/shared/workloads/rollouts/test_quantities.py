@@ -70,7 +70,7 @@ RIGHT: list[tuple[Expected, str]] = [
 
 
 def paid(expected: Expected, answer: str) -> float:
-    problem = Problem(prompt="p", verifier="number", arguments={"answer": expected})
+    problem = Problem.single("p", "number", {"answer": expected})
     return reward(problem, answer)
 
 
@@ -85,7 +85,7 @@ def test_right_answers_are_paid_however_they_are_written() -> None:
 
 
 def test_a_place_of_the_problems_own_is_the_only_one() -> None:
-    problem = Problem(prompt="p", verifier="number", arguments={"answer": 4}, place="Result =>")
+    problem = Problem.single("p", "number", {"answer": 4}, "Result =>")
     texts = [
         "Result => 4",
         "4",
@@ -98,7 +98,7 @@ def test_a_place_of_the_problems_own_is_the_only_one() -> None:
 
 
 def test_a_tolerance_is_a_distance() -> None:
-    near = Problem(prompt="p", verifier="number", arguments={"answer": 3.14, "tolerance": 0.01})
+    near = Problem.single("p", "number", {"answer": 3.14, "tolerance": 0.01})
     assert [reward(near, text) for text in ("3.1416", "22/7", "3.2", "3")] == [1, 1, 0, 0]
 
 
