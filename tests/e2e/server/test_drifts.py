@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from multiprocessing import get_context
@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+import tomlkit
 import torch
 
 from coordinator.admin.command import NameRequest
@@ -23,6 +24,7 @@ from coordinator.checking.case import Case
 from coordinator.checking.drifts import FIRST_STEPS, Drifts
 from coordinator.checking.redo import RecomputeFiles, Workbench, redo, update_of
 from coordinator.database import runs
+from coordinator.demo.runs import demo_run
 from coordinator.rules.checks import Redone
 from coordinator.rules.drift import DRIFT_SOUGHT, EXTRAPOLATED
 from coordinator.rules.likeness import DRIFT_MAX, judge, share
@@ -126,6 +128,26 @@ async def test_no_task_is_handed_out_before_its_length_is_measured(tmp_path: Pat
         assert lease.job.steps <= run.steps_provable
         shown = await show.run(home.coordinator, NameRequest(name="tiny"))
         assert f"at most {run.steps_provable} steps" in shown.drift
+
+
+def plain(text: str) -> str:
+    """A run file with the defaults of its workload for tasks and steps."""
+    table = tomlkit.parse(text).unwrap()
+    del table["task"], table["train"]
+    return tomlkit.dumps(table)
+
+
+@pytest.mark.parametrize(("workload", "file"), [("gpt", str), ("dcgan", str), ("dcgan", plain)])
+async def test_tasks_are_as_long_as_the_run_files_people_begin_with_say(
+    tmp_path: Path, workload: str, file: Callable[[str], str]
+) -> None:
+    """A task of one step of a GAN is what Adam's first step would leave of a longer one."""
+    demo = demo_run(workload, 2)
+    async with local_coordinator(tmp_path) as home:
+        name = await home.start_run(file(demo.toml), demo.build)
+        run = await home.coordinator.db.read(lambda conn: runs.by_name(conn, name))
+        assert run.drift_version == 0
+        assert run.steps_provable == 0
 
 
 @pytest.mark.parametrize("optimizer", RUNS)
