@@ -3,6 +3,7 @@
     <profile>/current            names the coordinator in use
     <profile>/lock               lock of the running instance
     <profile>/control.json       address of the running instance
+    <profile>/last-look.json     figures that the owner saw last on the screen
     <profile>/<coordinator>/     identity.json, memory.json, outbox/, tasks/,
                                  receipts/ of one of them
 

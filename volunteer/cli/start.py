@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from volunteer.net.client import Client
     from volunteer.net.tls import Address
     from volunteer.tui.app import VolunteerApp
+    from volunteer.tui.digest import Looks
     from volunteer.tui.look import Look
 
 LAST_LINES_S = 5.0
@@ -257,7 +258,10 @@ async def _work(
         )
 
     if options.screen:
-        return await _with_screen(engine, _look(settings, first=first), settings.priority == "low")
+        from volunteer.tui.app import VolunteerApp
+
+        screen = VolunteerApp(look=_look(settings, first=first), looks=_looks(profile))
+        return await _with_screen(engine, screen, settings.priority == "low")
     program = engine()
     from volunteer.headless import Headless
 
@@ -294,11 +298,15 @@ def _look(settings: Settings, *, first: bool) -> Look:
     return look_of(settings.display, os.environ, "onboarding" if first else "dashboard")
 
 
-async def _with_screen(make: Callable[[], Engine], look: Look, low: bool) -> int:
-    """Run the screen on the agent's event loop; when one ends, so does the other."""
-    from volunteer.tui.app import VolunteerApp
+def _looks(profile: Profile) -> Looks:
+    """Return the owner's looks at the screen of this profile."""
+    from volunteer.tui.digest import Looks
 
-    screen = VolunteerApp(look=look)
+    return Looks(profile.path / "last-look.json")
+
+
+async def _with_screen(make: Callable[[], Engine], screen: VolunteerApp, low: bool) -> int:
+    """Run the screen on the agent's event loop; when one ends, so does the other."""
     drawing = asyncio.create_task(screen.run_async())
     engine = await _behind(screen, drawing, make, low)
     if engine is None:
@@ -352,7 +360,8 @@ async def _attach(options: StartOptions, profile: Profile, settings: Settings) -
             return ""
         from volunteer.tui.app import VolunteerApp
 
-        screen = VolunteerApp(control, look=_look(settings, first=False))
+        look = _look(settings, first=False)
+        screen = VolunteerApp(control, look=look, looks=_looks(profile))
         code = await screen.run_async() or 0
         _last_words(screen.departure.farewell or hinted(_(GOES_ON), options.profile))
         return code

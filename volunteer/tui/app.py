@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
+from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.filter import DimFilter, LineFilter, Monochrome
@@ -30,6 +31,7 @@ from volunteer.files import export, exports
 from volunteer.i18n.catalogue import _, shown
 from volunteer.tui import keys, status_line, themes
 from volunteer.tui.departure import Departure
+from volunteer.tui.digest import Looks
 from volunteer.tui.event_feed import EventFeed, Listener
 from volunteer.tui.look import Appearance, Look, dress
 from volunteer.tui.page import Page
@@ -44,6 +46,7 @@ TICK_S = 0.5
 # How long a thread of pure Python (self-play) may hold the interpreter while a key waits. Python's
 # default is 5 ms, and several such waits a key were half of the measured latency.
 SWITCH_S = 0.001
+DIGEST_S = 30.0  # a digest stays longer than other sentences: it comes once
 BLURRED_TICKS = 4  # without focus every fourth tick is drawn
 # Style classes by the least size of the screen.
 WIDTHS = [(0, "-tiny"), (60, "-narrow"), (80, "-normal"), (116, "-wide")]
@@ -76,6 +79,7 @@ class VolunteerApp(App[int]):
         clock: Clock | None = None,
         tick_s: float | None = TICK_S,
         opener: Callable[[str], Awaitable[bool]] | None = None,
+        looks: Looks | None = None,
     ) -> None:
         look = look or Look()
         # Textual reads both from the instance; a page's module is imported when the page is first
@@ -86,6 +90,7 @@ class VolunteerApp(App[int]):
         self.stylesheet = SteadyStylesheet(variables=self.get_css_variables())
         self.appearance = Appearance(self, look)
         self.departure = Departure(self)
+        self.looks = looks or Looks(None)
         self.clock = clock or SystemClock()
         self.device = ""
         self.opener = opener  # opens addresses; None = the browser of this machine
@@ -170,12 +175,18 @@ class VolunteerApp(App[int]):
         self._hurried = False
         self._show(hurried=True)
 
-    def tell(self, message: str, level: str = "info") -> None:
-        """Show a sentence in the corner of the screen for a few seconds."""
+    def tell(self, message: str, level: str = "info", seconds: float | None = None) -> None:
+        """Show a sentence in the corner of the screen, for a few seconds unless it says more."""
         levels: dict[str, SeverityLevel] = {"warning": "warning", "error": "error"}
-        self.notify(shown(message), severity=levels.get(level, "information"), markup=False)
+        severity = levels.get(level, "information")
+        self.notify(shown(message), severity=severity, timeout=seconds, markup=False)
+
+    def on_app_blur(self, event: events.AppBlur) -> None:
+        """Keep the figures of this look: the owner turns to another window."""
+        self.looks.left(self.latest.status, self.clock.now())
 
     async def on_unmount(self) -> None:
+        self.looks.left(self.latest.status, self.clock.now())
         if self._feed is not None:
             self._feed.close()
         sys.setswitchinterval(self._switch_s)
@@ -196,6 +207,8 @@ class VolunteerApp(App[int]):
         """Make the newest state the visible one, and draw it."""
         if self.view is not self.latest:
             self.view = self.latest
+        if self.app_focus and (news := self.looks.arrived(self.view.status, self.clock.now())):
+            self.tell(news, seconds=DIGEST_S)
         page = self._page
         if page is not None and page.is_mounted:
             page.show(self.scene())
