@@ -81,6 +81,9 @@ class Site:
     async def run(self, scope: Scope) -> FinishedPage:
         return await self.views.run(_run(scope))
 
+    async def shared(self, scope: Scope) -> FinishedPage:
+        return await self.views.shared(_run(scope))
+
     async def version(self, scope: Scope) -> FinishedPage:
         return await self.views.version(_run(scope), _version(scope))
 
@@ -189,6 +192,7 @@ def routes(coordinator: Coordinator) -> list[Route]:
         "/volunteers/{name}": site.volunteer,
         "/runs/{run}": site.run,
         "/runs/{run}/events": site.events,
+        "/runs/{run}/share.png": site.shared,
         "/runs/{run}/versions/{version}": site.version,
         "/runs/{run}/versions/{version}/sample.png": site.picture,
         "/runs/{run}/versions/{version}/model.safetensors": site.weights,

@@ -40,14 +40,18 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     points: tuple[Point, ...]
 
     @property
-    def series(self) -> str:
-        """Return points as `x:y:left:top` in thousandths of the picture, for the script."""
+    def places(self) -> list[tuple[float, float]]:
+        """Return the points as shares of the picture, from the left and from the top."""
         low, high = float(self.labels[-1]), float(self.labels[0])
         span = (self.last - self.first) or 1.0
+        return [((p.x - self.first) / span, (high - p.y) / (high - low)) for p in self.points]
+
+    @property
+    def series(self) -> str:
+        """Return points as `x:y:left:top` in thousandths of the picture, for the script."""
         return " ".join(
-            f"{p.x:g}:{p.y:.4g}:{1000 * (p.x - self.first) / span:.0f}:"
-            f"{1000 * (high - p.y) / (high - low):.0f}"
-            for p in self.points
+            f"{p.x:g}:{p.y:.4g}:{1000 * left:.0f}:{1000 * top:.0f}"
+            for p, (left, top) in zip(self.points, self.places, strict=True)
         )
 
 

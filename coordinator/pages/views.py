@@ -17,6 +17,8 @@ from coordinator.pages.templates import render
 from coordinator.rules.install_lines import PATH_LINE, System, installations
 from coordinator.runs.definition import definition
 from coordinator.runs.public import HISTORY_REST, News, PublicRuns, may_be_had
+from coordinator.runs.share_picture import SharedRun, share_picture
+from coordinator.storage.blobs import in_pool
 from coordinator.ttl_cache import KeyedCache
 from shared.errors import NotFound, VolunteerError
 from shared.network.links import format_link
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from shared.protocol.versions import VersionInfo
 
 FRESH_S = 1.0
+SHARED_S = 60.0  # age of a picture for shares
 PAGES_MAX = 256  # finished pages in memory
 VERSIONS = 10  # newest versions that a run's page lists
 LEADERS = 10
@@ -116,6 +119,7 @@ class Views:
         clock = coordinator.clock
         self._pages: KeyedCache[str, FinishedPage] = KeyedCache(FRESH_S, clock, most=PAGES_MAX)
         self._models: KeyedCache[str, RunPage] = KeyedCache(FRESH_S, clock, most=PAGES_MAX)
+        self._shared: KeyedCache[str, FinishedPage] = KeyedCache(SHARED_S, clock)
         self._sums: KeyedCache[str, RunSums] = KeyedCache(FRESH_S, clock, rest=HISTORY_REST)
 
     async def _once(self, key: str, make: Callable[[], Awaitable[FinishedPage]]) -> FinishedPage:
@@ -284,6 +288,18 @@ class Views:
 
         return await self._once(f"run {name}", make)
 
+    async def shared(self, name: str) -> FinishedPage:
+        """Return the picture of a run for shared links. Raises NotFound."""
+        await self._public.find(name)
+
+        async def make() -> FinishedPage:
+            page = await self.model(name)
+            run = shared_run(page, self._coordinator.settings.name)
+            picture = await in_pool(share_picture, run)
+            return made("image/png", picture, keep=f"public, max-age={SHARED_S:.0f}")
+
+        return await self._shared.get(name, make)
+
     async def version(self, name: str, number: int) -> FinishedPage:
         """Return the page of one version of a run. Raises NotFound."""
         await self._public.find(name)
@@ -435,6 +451,23 @@ def _point(loss: VersionLoss, measure: Measure) -> Point:
     """Return a measured version as a point; for problems the value is the share that is solved."""
     y = 100 * (1 - loss.loss) if measure == "share solved" else loss.loss
     return Point(loss.version, y, at=loss.at)
+
+
+def shared_run(page: RunPage, server: str) -> SharedRun:
+    """Return the content of the picture for shared links."""
+    info = page.info
+    first = info.loss_first
+    since = "" if first is None else f", from {templates.loss(first, info.measure)}"
+    measured = f"{templates.measure(info.measure)} {page.live.loss}{since}"
+    return SharedRun(
+        name=info.name,
+        server=server,
+        figures=(
+            f"version {info.version}, {counted(info.workers, 'machine')} at work",
+            *(() if info.loss is None else (measured,)),
+        ),
+        points=page.curve.places if page.curve is not None else (),
+    )
 
 
 def live(info: RunInfo, figures: DecidedCounts, device_s: float) -> Live:

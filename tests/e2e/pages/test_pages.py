@@ -24,6 +24,7 @@ from coordinator.database import evaluations, runs, versions
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.volunteers import set_volunteer
 from coordinator.http.app import create_app
+from shared.workloads.data.image_files import read_png
 from tests.support.local_coordinator import RUN, LocalCoordinator, local_coordinator
 from tests.support.rounds import MergeRounds
 
@@ -106,7 +107,7 @@ async def test_a_private_run_is_told_from_none_by_nobody(tmp_path: Path) -> None
     async with local_coordinator(tmp_path) as home:
         await merged(home, file=hidden)
         async with home.client() as client:
-            for path in ("", "/versions/1", "/versions/1/sample.png", "/events"):
+            for path in ("", "/versions/1", "/versions/1/sample.png", "/share.png", "/events"):
                 there = await client.get(f"/runs/secret{path}")
                 missing = await client.get(f"/runs/secreX{path}")
                 assert there.status_code == missing.status_code == 404
@@ -115,6 +116,28 @@ async def test_a_private_run_is_told_from_none_by_nobody(tmp_path: Path) -> None
                 answer = await client.get(path)
                 assert "secret" not in answer.text
                 assert "Mia" not in answer.text.replace('"Mia"', "").replace("&#34;Mia&#34;", "")
+
+
+async def test_a_shared_link_has_the_picture_of_its_run(tmp_path: Path) -> None:
+    async with local_coordinator(tmp_path) as home:
+        run = await merged(home)
+        async with home.client() as client:
+            for path in ("/", f"/runs/{run}", f"/runs/{run}/versions/1"):
+                page = (await client.get(path)).text
+                address = re.findall(r'property="og:image" content="([^"]*)"', page)
+                assert len(address) == 1
+                assert address[0].endswith(f"/runs/{run}/share.png")
+                assert 'name="twitter:card" content="summary_large_image"' in page
+            for path in ("/join", "/leaderboard"):  # pages about no run
+                assert "og:image" not in (await client.get(path)).text
+            picture = await client.get(f"/runs/{run}/share.png")
+            again = await client.get(
+                f"/runs/{run}/share.png", headers={"if-none-match": picture.headers["etag"]}
+            )
+        assert (picture.status_code, picture.headers["content-type"]) == (200, "image/png")
+        assert picture.headers["cache-control"] == "public, max-age=60"
+        assert (again.status_code, again.content) == (304, b"")
+        assert read_png(picture.content).shape == (630, 1200, 3)
 
 
 async def test_a_draft_is_nobodys_business(tmp_path: Path) -> None:
