@@ -552,7 +552,7 @@ def export(
     version: Annotated[int | None, Parameter(help="Version to export (default: the best).")] = None,
     format: Annotated[
         str,
-        Parameter(help="safetensors; transformers or peft for text; onnx."),
+        Parameter(help="safetensors; transformers, peft or gguf for text; onnx."),
     ] = "safetensors",
     dtype: Annotated[
         str,

@@ -42,7 +42,7 @@ class CausalWorkload(Workload):
 
     name = "causal-lm"
     version = 1
-    formats = ("transformers", "peft")
+    formats = ("transformers", "peft", "gguf")
     dataset_kinds = ("tokens", "chat-tokens")
     optional = (settings.LIBRARY,)
     declaration = Declaration(output="text")
@@ -148,7 +148,10 @@ class CausalWorkload(Workload):
 
     def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         from shared.workloads.causal_lm.library_format import as_adapter, as_model
+        from shared.workloads.training.gguf_file import as_gguf
 
         checked = CausalConfig.from_dict(config)
-        write = as_adapter if target.format == "peft" else as_model
-        return write(checked, weights, target)
+        if target.format == "peft":
+            return as_adapter(checked, weights, target)
+        model = as_model(checked, weights, target)
+        return as_gguf(model) if target.format == "gguf" else model

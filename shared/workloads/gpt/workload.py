@@ -43,7 +43,7 @@ class GptWorkload(Workload):
     name = "gpt"
     version = 1
     dataset_kinds = ("tokens",)
-    formats = ("transformers",)
+    formats = ("transformers", "gguf")
     declaration = Declaration(output="text")
 
     def defaults(self, plan: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -116,5 +116,7 @@ class GptWorkload(Workload):
 
     def convert(self, target: FormatWanted, config: Config, weights: Weights) -> ConvertedModel:
         from shared.workloads.gpt.transformers_folder import converted
+        from shared.workloads.training.gguf_file import as_gguf
 
-        return converted(GptConfig.from_dict(config), weights, target)
+        model = converted(GptConfig.from_dict(config), weights, target)
+        return as_gguf(model) if target.format == "gguf" else model

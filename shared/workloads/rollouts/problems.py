@@ -23,7 +23,7 @@ HELDOUT_OF = 8  # one of this many drawn problems is held out
 
 
 class Reward(msgspec.Struct, frozen=True, kw_only=True):
-    """One reward of a problem: a verifier with its arguments, and its weight beside the others."""
+    """Reward of a problem: a verifier with its arguments, and a weight."""
 
     verifier: str
     arguments: dict[str, Any]

@@ -129,29 +129,29 @@ def test_peft_finds_the_base_of_an_adapter_by_its_name_and_commit(
 
 GGUF = f"""
 import json, sys
-from pathlib import Path
 import llama_cpp, numpy
-from tests.support.gguf_file import write_gguf
-write_gguf(Path(sys.argv[1]), Path(sys.argv[2]))
 exact = {{"type_k": 0, "type_v": 0, "n_threads": 1}}  # keys and values in float32
-model = llama_cpp.Llama(sys.argv[2], n_ctx=128, verbose=False, logits_all=True, **exact)
+model = llama_cpp.Llama(sys.argv[1], n_ctx=128, verbose=False, logits_all=True, **exact)
 turns = [{{"role": "user", "content": {QUESTION!r}}}]
 made = model.create_chat_completion(turns, max_tokens=60, temperature=0.0)["choices"][0]
 model.reset()
-model.eval(json.loads(sys.argv[3]))
-numpy.save(sys.argv[4], model.scores[: model.n_tokens])
+model.eval(json.loads(sys.argv[2]))
+numpy.save(sys.argv[3], model.scores[: model.n_tokens])
 print(json.dumps([made["message"]["content"], made["finish_reason"]]))
 """
 
 
 def test_llama_cpp_asks_by_the_template_and_the_answer_ends(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
-    pytest.importorskip("gguf")
     chat_base(tmp_path / "base")
     to = tmp_path / "model"
     exported(str(tmp_path / "base"), to, wanted(dtype="float32"), train="lora")
+    exported(
+        str(tmp_path / "base"), tmp_path / "file", wanted("gguf", dtype="float32"), train="lora"
+    )
     tokens = list(range(40))
-    told = run(GGUF, to, tmp_path / "m.gguf", json.dumps(tokens), tmp_path / "logits.npy")
+    file = tmp_path / "file" / "model.gguf"
+    told = run(GGUF, file, json.dumps(tokens), tmp_path / "logits.npy")
     assert json.loads(told) == [ANSWER, "stop"]
     model = transformers.AutoModelForCausalLM.from_pretrained(to)
     with torch.inference_mode():
