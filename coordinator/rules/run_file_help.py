@@ -93,6 +93,24 @@ WORDS_OF_TABLES = {
     "[task]": {"steps": "[task] local_steps", "timeout": "[task] lease_floor_seconds"},
     "[plan]": {"steps": "[task] local_steps", "type": "[plan] preset"},
     "[serve]": {"max_tokens": "[[serve.tiers]] tokens"},
+    "[model.lora]": {
+        "r": "[model.lora] rank",
+        "lora_alpha": "[model.lora] alpha",
+        "lora_dropout": "[model.lora] dropout",
+        "use_rslora": "[model.lora] rslora",
+        "target_modules": "[model.lora] targets",
+    },
+}
+# Keys of other programs, by table, for what a run cannot do, and the way that is left.
+ABSENT = {
+    "[model.lora]": {
+        "modules_to_save": (
+            "no weight is trained whole beside adapters; to teach new tokens, make a model that has"
+            ' them and train all of it: [model] train = "all"'
+        ),
+        "bias": 'adapters train no bias: leave the line out, or train all: [model] train = "all"',
+        "use_dora": "adapters have no magnitudes of their own: leave the line out",
+    },
 }
 _MODEL = ("block_size", "n_layer", "n_head", "n_embd", "dropout")  # keys of the workload gpt
 _UNKNOWN = re.compile(
@@ -120,6 +138,8 @@ def _better(key: str, place: str, hint: str) -> str:
     """Return a better hint for an unknown key than the nearest name in its table, if any."""
     homes = [table for table, keys in _tables().items() if key in keys and table != place]
     words = WORDS | WORDS_OF_TABLES.get(place, {})
+    if absent := ABSENT.get(place, {}).get(key.lower()):
+        return absent
     if key.lower() in words:
         return f"here it is {words[key.lower()]}"
     if homes:

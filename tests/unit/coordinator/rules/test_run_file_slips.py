@@ -9,6 +9,7 @@ from coordinator.rules import run_file
 from coordinator.rules.run_file_help import explained
 from shared.errors import BadRequest, NotFound
 from shared.workloads.base import load
+from tests.support.workloads.tiny_causal import LLAMA
 
 GOOD = """name = "mine"
 workload = "gpt"
@@ -119,6 +120,33 @@ def refused(text: str) -> str:
 def test_a_slip_leads_to_the_right_word_and_line(text: str, line: str, said: str) -> None:
     message = refused(text)
     assert message.startswith(line), message
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            'modules_to_save = ["embed_tokens"]',
+            "to teach new tokens, make a model that has them and",
+        ),
+        ('bias = "all"', "adapters train no bias: leave the line out"),
+        ("use_dora = true", "leave the line out"),
+        ("r = 8", "here it is [model.lora] rank"),
+        ("lora_alpha = 8", "here it is [model.lora] alpha"),
+        ("lora_dropout = 0.1", "here it is [model.lora] dropout"),
+        ("use_rslora = true", "here it is [model.lora] rslora"),
+        ('target_modules = "all-linear"', "here it is [model.lora] targets"),
+    ],
+)
+def test_peft_s_words_for_adapters_lead_to_ours(line: str, said: str) -> None:
+    text = f'name = "mine"\n[model]\ntrain = "lora"\n[model.lora]\n{line}\n'
+    model = {**run_file.parse('workload = "causal-lm"\n' + text).model}
+    model |= {"config": {**LLAMA, "vocab_size": 300}, "context": 32}
+    with pytest.raises(BadRequest) as caught:
+        load("causal-lm").config(model, None)
+    message = explained(text, caught.value.message)
+    assert message.startswith("line 5: unknown key")
     assert said in message
 
 
