@@ -58,6 +58,22 @@ def few_learnt(dataset: str, share: float, samples: int, windows: int) -> tuple[
     return (sentence,)
 
 
+def long_dialogues(dataset: str, context: int, sizes: tuple[int, int, int]) -> tuple[str, ...]:
+    """Return the advice for dialogues that exceed the context; `sizes` are their median, 95th
+    percentile and maximum in tokens.
+    """
+    middle, long, longest = sizes
+    most = context + 1  # the last token of a window is a target only
+    if longest <= most:
+        return ()
+    share = "more than half" if middle > most else "5 to 50%" if long > most else "at most 5%"
+    return (
+        f'{share} of the dialogues of "{printable(dataset, 80)}" exceed the context of'
+        f" {context:,} tokens, the longest with {longest:,}: training reads them in parts, and a"
+        " version is measured without their ends",
+    )
+
+
 def unsteady(plan: Plan, train: TrainSettings, *, trained: bool) -> tuple[str, ...]:
     """Return warnings about a plan whose outer momentum was measured to do harm; `trained` is False
     for a run from random weights.

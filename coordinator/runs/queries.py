@@ -20,7 +20,7 @@ from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
-from coordinator.rules.advice import brief_games, few_learnt, too_large, unsteady
+from coordinator.rules.advice import brief_games, few_learnt, long_dialogues, too_large, unsteady
 from coordinator.rules.drift import bounded
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs.definition import Definition, definition
@@ -274,7 +274,7 @@ class RunQueries:
                 *unsteady(about.plan, file.train, trained=trained),
                 *(brief_games(pacing.unit, file.task.steps) if pacing else ()),
                 *too_large(_memory(run, about), devices),
-                *(() if dataset is None else _few_learnt(run, dataset.manifest)),
+                *(() if dataset is None else _dialogues_advice(run, dataset.manifest)),
                 *bounded(run.steps_provable),
             )
 
@@ -417,13 +417,19 @@ def merging_text(needs: int, merge_in_s: float | None) -> str:
     return text
 
 
-def _few_learnt(run: RunRow, manifest: DatasetManifest) -> tuple[str, ...]:
-    """Return the advice for a run on dialogues of which little is learnt."""
+def _dialogues_advice(run: RunRow, manifest: DatasetManifest) -> tuple[str, ...]:
+    """Return the advice for a run on dialogues of which little is learnt, or that are long."""
     share = manifest.meta.get("answer_share")
     if not isinstance(share, float):
         return ()
     windows = sum((chunk.items - 1) // run.sample_size for chunk in manifest.chunks)
-    return few_learnt(manifest.name, share, run.samples_total, windows)
+    median, long, longest = (
+        int(manifest.meta.get(f"length_{name}", 0)) for name in ("median", "95", "longest")
+    )
+    return (
+        *few_learnt(manifest.name, share, run.samples_total, windows),
+        *long_dialogues(manifest.name, run.sample_size, (median, long, longest)),
+    )
 
 
 def _memory(run: RunRow, about: Definition) -> int:

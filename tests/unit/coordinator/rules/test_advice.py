@@ -9,7 +9,13 @@ import pytest
 from coordinator.plan.plan import plan
 from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS
-from coordinator.rules.advice import brief_games, few_learnt, too_large, unsteady
+from coordinator.rules.advice import (
+    brief_games,
+    few_learnt,
+    long_dialogues,
+    too_large,
+    unsteady,
+)
 from shared.protocol.accounts import Device
 from shared.workloads.base import TrainSettings
 
@@ -78,6 +84,24 @@ def test_few_learnt_tokens_are_told() -> None:
     assert rare == '1.2% of the tokens of "talk" are learnt'
     (empty,) = few_learnt("talk", 0.3, 8, 104)
     assert "8 of its 104 windows have one: the others are left out" in empty
+
+
+@pytest.mark.parametrize(
+    ("sizes", "share"),
+    [
+        ((20, 50, 65), ""),  # a window of 64 has 65 tokens
+        ((20, 65, 66), "at most 5%"),
+        ((65, 66, 300), "5 to 50%"),
+        ((66, 200, 300), "more than half"),
+    ],
+)
+def test_dialogues_that_exceed_the_context_are_told(
+    sizes: tuple[int, int, int], share: str
+) -> None:
+    said = long_dialogues("talk", 64, sizes)
+    assert len(said) == bool(share)
+    sentence = f'{share} of the dialogues of "talk" exceed the context of 64 tokens, the longest'
+    assert all(one.startswith(f"{sentence} with {sizes[2]}: ") for one in said)
 
 
 def test_learners_of_games_with_few_steps_are_named_with_what_they_lost() -> None:
