@@ -19,7 +19,7 @@ from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.runs import runs
 from coordinator.database.tables.tasks import tasks
 from coordinator.database.tasks import BESIDE
-from coordinator.rules.sizing import RunPace
+from coordinator.rules.sizing import RunPace, TaskInWork
 from shared.errors import NotFound
 
 LATELY = 64  # newest tasks whose times give the medians
@@ -107,6 +107,29 @@ def measure(conn: Connection, run_id: int) -> RunPace | None:
     speed = median(voice.flops for voice in voices)
     work = median(voice.step_work for voice in voices)
     return replace(pace, step_s=work / speed, flops=speed)
+
+
+_IN_WORK = select(tasks.c.worker_id, tasks.c.device, tasks.c.begun_at, tasks.c.steps)
+_IN_WORK = _IN_WORK.add_columns(workers.c.step_flops).join_from(tasks, workers)
+_IN_WORK = _IN_WORK.where(
+    its(tasks.c.run_id),
+    tasks.c.state == "doing",
+    tasks.c.begun_at.is_not(None),
+    tasks.c.kind.not_in(BESIDE),
+)
+_WAITING = select(func.count()).where(
+    its(tasks.c.run_id), tasks.c.state == "accepted", tasks.c.kind.not_in(BESIDE)
+)
+
+
+def in_work(conn: Connection, run_id: int) -> tuple[list[TaskInWork], int]:
+    """Return the tasks of a run's passes that have begun, and how many wait for a merge."""
+    values = {"its_run_id": run_id}
+    works = [
+        TaskInWork(row.worker_id, row.device, row.begun_at, row.steps, row.step_flops)
+        for row in conn.execute(_IN_WORK, values)
+    ]
+    return works, int(conn.execute(_WAITING, values).scalar_one())
 
 
 class _Times(NamedTuple):

@@ -15,12 +15,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import msgspec
 
 from coordinator.rules.audits import AUDIT, may_audit
-from coordinator.rules.fit import Todo, Waiter, does, misfit, speed, wanted
+from coordinator.rules.fit import Todo, Waiter, at_begin, does, misfit, speed, wanted
 from coordinator.rules.placement import NOBODY, DeviceBench, Placement
 from coordinator.rules.sizing import (
     Run,
     allowance_beside_s,
     allowance_s,
+    keeps_step,
     price_micro,
     samples_for,
     split_at,
@@ -262,6 +263,10 @@ class _Batch:
             failed = waiter.worker_id in task.failed_by
             if failed and not (again and share.near <= task.failed_by):
                 continue
+            run, flops = at_begin(share.run, waiter), speed(share.run, waiter)
+            steps = steps_in(task.stop - task.start, run.settings.batch_size)
+            if not (task.beside or again or keeps_step(run, steps, flops)):
+                continue
             if not does(waiter, task.beside or share.run.kind):
                 continue
             if task.beside and self._placement.leaves(share.run, task, waiter):
@@ -269,7 +274,7 @@ class _Batch:
             del share.todo[position]
             if task.beside:
                 return _beside(share.run, index, waiter, task)
-            stop = split_at(share.run, task.start, task.stop, speed(share.run, waiter))
+            stop = split_at(run, task.start, task.stop, flops)
             if stop < task.stop:
                 share.open += 1
                 self._more = True  # the rest of a split task gets its number when it is stored
@@ -278,7 +283,7 @@ class _Batch:
 
     def _cut(self, share: _Share, index: int, waiter: Waiter) -> Assignment | None:
         share.turn()
-        run = share.run
+        run = at_begin(share.run, waiter)
         if share.ended or share.cursor >= run.samples_total or not does(waiter, run.kind):
             return None
         start = share.cursor

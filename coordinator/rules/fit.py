@@ -85,6 +85,16 @@ def misfit(run: Run, waiter: Waiter) -> str:
     return ""
 
 
+def at_begin(run: Run, waiter: Waiter) -> Run:
+    """Return a run as it is when a waiter's next task begins: a device in work begins it after its
+    present one.
+    """
+    if run.pace is None or run.pace.round is None:
+        return run
+    left_s = run.pace.round.left_s.get((waiter.worker_id, waiter.device), run.left_s)
+    return msgspec.structs.replace(run, left_s=left_s)
+
+
 def speed(run: Run, waiter: Waiter) -> float:
     """Return the speed that sizes a waiter's work in a run; 0 = unknown."""
     if waiter.vouched:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from coordinator.plan.plan import quorum_of
 from coordinator.plan.plan_tables import Plan
 from coordinator.rules.run_file import SIZED_STEPS, RunFile, TaskSettings
-from shared.protocol.limits import DEVICE_BYTES
+from shared.protocol.limits import DEVICE_BYTES, LONG_POLL_S_MAX
 from shared.units import DAY_S, MIB
 
 LEASE_MAX_S = DAY_S
@@ -38,8 +40,19 @@ STEPS_MAX = (1 << 31) - 1  # most steps of a run that fit a message
 GAME_BYTES_MAX = 1 << 18  # largest size of one compressed game
 
 
+LEAST_PART = 0.2  # least part of a whole task that is cut off to end with the running round
+LIKE = 0.8  # share of a worker's own steps from which on a returned task is like one of its own
+
 # least expected time, as a share of the time that a worker's own benchmark predicts
 BENCHMARK_LEAST = 0.25
+
+
+class RoundInWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Expected end of a round, in which most workers share a merge."""
+
+    merge_at: float
+    # seconds of the round that are left when a device's task ends, by worker and device
+    left_s: Mapping[tuple[str, str], float] = {}
 
 
 class RunPace(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +62,7 @@ class RunPace(msgspec.Struct, frozen=True, kw_only=True):
     flops: float  # measured speed of the workers that did them; 0 = unknown
     train_step_s: float = 0.0  # seconds a step without transfers; 0 = unknown
     transfer_s: float = 0.0  # seconds of a task besides training
+    round: RoundInWork | None = None  # None: most workers share no merges, or nobody works
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +92,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     short_of: str = ""  # what the pass waits for when all its samples are taken
     lately: float = 0.0  # recently given operations, fading (see `FairShares`)
     steps_provable: int = 0  # most steps that a recompute can prove; 0 = no bound
+    left_s: float | None = None  # seconds of the round when a task begins; None = no rounds
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -179,10 +194,65 @@ def steps_for(run: Run, flops: float) -> int:
     recompute can prove.
 
     No worker gets more than `local_steps` unless `target_seconds` is set. A worker much slower than
-    the median gets fewer, which take the median's time, so that no merge of all waits for it.
+    the median gets fewer, which take the median's time, so that no merge of all waits for it. A
+    task that begins in the middle of a round ends with it.
     """
     steps = _steps_by_speed(run, flops)
+    rest = _rest_of_round(run, flops)
+    if rest >= LEAST_PART * steps:
+        steps = min(steps, rest)
     return min(steps, run.steps_provable) if run.steps_provable else steps
+
+
+def _rest_of_round(run: Run, flops: float) -> int:
+    """Return the steps that end with the running round; 0 = a task would wait for its end."""
+    if run.pace is None or run.left_s is None or run.left_s <= LONG_POLL_S_MAX:
+        return 0
+    trains_s = max(0.0, run.left_s - run.pace.transfer_s)
+    return int(trains_s / _train_step_s(run.pace, flops))
+
+
+def _train_step_s(pace: RunPace, flops: float) -> float:
+    has_flops = flops > 0 and pace.flops > 0
+    return pace.train_step_s * (pace.flops / flops if has_flops else 1.0)
+
+
+class TaskInWork(NamedTuple):
+    """Task of a pass that has begun."""
+
+    worker_id: str
+    device: str
+    begun_at: float
+    steps: int
+    flops: float  # speed of its worker; 0 = unknown
+
+
+def round_in_work(
+    plan: Plan, pace: RunPace, tasks: Sequence[TaskInWork], waiting: int
+) -> RoundInWork | None:
+    """Return the round that ends when enough of these tasks have ended for a merge, together with
+    the contributions that wait for one.
+    """
+    shared = plan.update == "delta" and plan.quorum_share > 0.5 and not plan.overlap
+    missing = quorum_of(plan, len(tasks) + waiting) - waiting
+    if not shared or pace.train_step_s <= 0 or missing > len(tasks):
+        return None
+    ends = {
+        (task.worker_id, task.device): task.begun_at
+        + pace.transfer_s
+        + task.steps * _train_step_s(pace, task.flops)
+        for task in tasks
+    }
+    merge_at = sorted(ends.values())[min(missing, len(ends)) - 1] if missing > 0 else 0.0
+    left_s = {device: merge_at - end for device, end in ends.items()}
+    return RoundInWork(merge_at=merge_at, left_s=left_s)
+
+
+def keeps_step(run: Run, steps: int, flops: float) -> bool:
+    """Return True if a returned task of so many steps leaves its worker in step with others: it is
+    about as long as a new one, or the run has no rounds.
+    """
+    return run.left_s is None or steps >= LIKE * steps_for(run, flops)
 
 
 def _steps_by_speed(run: Run, flops: float) -> int:
@@ -337,6 +407,7 @@ def split_at(run: Run, start: int, stop: int, flops: float) -> int:
     limit_s = SPLIT_FACTOR * target_s(run)
     slow = limit_s > 0 and expected is not None and expected > limit_s
     most = min(settings.max_steps, run.steps_provable or steps)
-    if not (slow or steps > most) or fitting >= steps:
+    early = fitting < _steps_by_speed(run, flops)
+    if not (slow or early or steps > most) or fitting >= steps:
         return stop
     return start + fitting * settings.batch_size

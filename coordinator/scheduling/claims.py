@@ -37,7 +37,7 @@ from coordinator.rules.dispatch import (
 )
 from coordinator.rules.fit import Todo, Waiter
 from coordinator.rules.placement import Machines
-from coordinator.rules.sizing import Reached, RunPace, work_of
+from coordinator.rules.sizing import Reached, RunPace, round_in_work, work_of
 from coordinator.rules.standing import PROBATION_LEASES
 from coordinator.rules.standstill import PauseFacts, RunFacts, standstill
 from coordinator.scheduling import lease_message
@@ -264,7 +264,7 @@ class Claims:
         lately = self._shares.lately({run.id: run.weight for run in view.runs}, now)
         offers = {
             run.id: lease_message.offer(
-                specs[run.id], run, self._pace(conn, run.id, now), lately[run.id]
+                specs[run.id], run, self.pace(conn, run.id, now), now, lately[run.id]
             )
             for run in view.runs
         }
@@ -350,10 +350,15 @@ class Claims:
             spec = self._specs[run_id] = lease_message.read_spec(conn, run_id)
         return spec
 
-    def _pace(self, conn: Connection, run_id: int, now: float) -> RunPace | None:
+    def pace(self, conn: Connection, run_id: int, now: float) -> RunPace | None:
+        """Return the pace of a run, cached for a while."""
         measured_at, pace = self._paces.get(run_id, (0.0, None))
         if now > measured_at + PACE_S:
             pace = passes.measure(conn, run_id)
+            spec = self.spec(conn, run_id)
+            if pace is not None and not (spec.file.task.local_steps or spec.pacing):
+                in_work = round_in_work(spec.plan, pace, *passes.in_work(conn, run_id))
+                pace = msgspec.structs.replace(pace, round=in_work)
             self._paces[run_id] = (now, pace)
         return pace
 

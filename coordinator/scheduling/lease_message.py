@@ -160,7 +160,7 @@ def read_spec(conn: Connection, run_id: int) -> Spec:
     )
 
 
-def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) -> Run:
+def offer(spec: Spec, line: LiveRun, pace: RunPace | None, now: float, lately: float = 0.0) -> Run:
     """Return a run in the form that dispatching reads."""
     plan, pacing = spec.plan, spec.pacing
     run = Run(
@@ -185,6 +185,7 @@ def offer(spec: Spec, line: LiveRun, pace: RunPace | None, lately: float = 0.0) 
         passes=spec.file.stop.passes,
         pace=pace,
         lately=lately,
+        left_s=pace.round.merge_at - now if pace and pace.round else None,
     )
     if pacing is None:
         return run

@@ -135,7 +135,7 @@ class Queue:
                 answers[start.task_id] = error
         patient = [start.task_id for start in fresh if start.patient]
         awaited = tasks.await_merge(conn, patient) if patient else {}
-        waits = {task: self._in_step(conn, run_id) for task, run_id in awaited.items()}
+        waits = {task: self._in_step(conn, run_id, now) for task, run_id in awaited.items()}
         answers |= {task: wait for task, wait in waits.items() if wait is not None}
         rows = [rows_by_id[start.task_id] for start in fresh if start.task_id not in answers]
         answers |= {
@@ -144,14 +144,17 @@ class Queue:
         }
         return [answers[start.task_id] for start in starts]
 
-    def _in_step(self, conn: Connection, run_id: int) -> _Wait | None:
+    def _in_step(self, conn: Connection, run_id: int, now: float) -> _Wait | None:
         """Return the merge to which a worker contributed, for which its task waits, at most until
-        the deadline; None if the plan lets work overlap.
+        the deadline; None if the plan lets work overlap, or the merge would come too late.
         """
         plan = self.claims.spec(conn, run_id).plan
         if plan.overlap:
             return None
         patience_s = min(plan.deadline_seconds or LONG_POLL_S_MAX, LONG_POLL_S_MAX)
+        pace = self.claims.pace(conn, run_id, now)
+        if pace and pace.round and pace.round.merge_at > now + patience_s:
+            return None
         return _Wait(run_id=run_id, patience_s=patience_s)
 
     async def release(self, principal: Principal, task_id: int, request: ReleaseRequest) -> None:

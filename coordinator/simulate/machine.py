@@ -333,8 +333,10 @@ class SimulatedMachine:
         takes_s = lease.job.steps / (pace * (1 + self.kind.jitter * self.rng.uniform(-1, 1)))
         began_at = world.clock.monotonic()
         self._newest = [(0.0, start.version)]
-        if self.rng.random() < self.kind.lost_share:
-            await self._world.clock.nap(takes_s * self.rng.random())
+        if (rate := self.kind.lost_per_hour / 3600) and (
+            stays_s := self.rng.expovariate(rate)
+        ) < takes_s:
+            await world.clock.nap(stays_s)
             raise _Vanished
         halt = self._halts[lease.task]
         with contextlib.suppress(TimeoutError):

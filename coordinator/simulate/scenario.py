@@ -50,7 +50,7 @@ class Workers(ScenarioTable):
     join_after_minutes: NotNegative = 0.0
     leave_after_minutes: NotNegative = 0.0  # time after which it leaves for good; 0 = never
     waits: bool = False  # waits for the merge of its last work, however long that takes
-    lost_share: Share = 0.0  # share of its tasks in which it vanishes
+    lost_per_hour: NotNegative = 0.0  # how often it vanishes in an hour of work, in the mean
     back_after_minutes: NotNegative = 5.0  # time until a vanished machine returns
 
 

@@ -93,6 +93,37 @@ async def test_a_plan_that_overlaps_lets_work_begin_at_once(house: VirtualQueue)
     assert (await house.queue.begin(house.a, lease.task, 1)).version == 0
 
 
+async def train_task(house: VirtualQueue, who: Principal, state: str) -> None:
+    """Train a task of 30 steps for 270 seconds, 30 more go by besides, and submit its update."""
+    lease = await house.lease(who, runs=("merging",))
+    await house.queue.begin(who, lease.task, 1)
+    await house.keep_alive(who, lease, 300)
+    row = await house.row(lease.task)
+    number = await house.write(lambda conn: add_contribution(conn, row))
+    table = contributions_table
+    values = {"train_s": 270.0, "state": state}
+    await house.write(lambda conn: conn.execute(table.update().where(table.c.id == number), values))
+    if state == "merged":
+        await house.finish(lease.task)
+
+
+async def test_a_worker_waits_for_no_merge_that_is_far_off(house: VirtualQueue) -> None:
+    """Machines out of step with the others once waited a minute of each round for nothing."""
+    task = {"batch_size": 4, "lease_floor_seconds": 6000.0}
+    plan = {"preset": "fedbuff"}
+    await house.write(lambda conn: add_run(conn, "merging", counts=(10_000,), task=task, plan=plan))
+    for _ in range(3):
+        await train_task(house, house.a, "merged")
+    await train_task(house, house.a, "accepted")
+    others = [house.b, *await house.write(lambda conn: [add_worker(conn) for _ in range(3)])]
+    for who in others:
+        lease = await house.lease(who, runs=("merging",))
+        await house.queue.begin(who, lease.task, 1)
+    await house.clock.advance(31)
+    lease = await house.lease(house.a, runs=("merging",))
+    assert (await house.queue.begin(house.a, lease.task, 1)).version == 0
+
+
 async def test_nobody_begins_what_is_not_his(house: VirtualQueue) -> None:
     lease = await house.lease(house.a)
     for who, attempt in ((house.b, 1), (house.a, 2), (house.a, 0)):

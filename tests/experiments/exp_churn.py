@@ -1,5 +1,5 @@
-"""Churn: eight volunteers, one of them five times slower, and 30 % of their tasks end with the
-machine gone.
+"""Churn: eight volunteers, one of them five times slower, who disappear 4.3 times an hour: 30 % of
+tasks of five minutes end with the machine gone.
 
     make experiments EXPERIMENT=churn                            about ten minutes; a rerun goes on
     make experiments EXPERIMENT=churn EXPERIMENT_ARGS='--quick'
@@ -21,7 +21,7 @@ from tests.experiments.learning import Run, Setup, corpus, defaults, learn
 
 PACE = 0.1  # steps a second of a fast one: a task of 30 steps is five minutes
 SLOWER = 5.0
-LOST = 0.3
+LOST_PER_HOUR = 4.3
 BACK_MINUTES = 1.0
 STEPS = 180  # of each volunteer, waiting
 LEVEL = {"min_lr_ratio": 1.0}  # nobody knows how many steps a way will make
@@ -31,7 +31,7 @@ WAITING = "waiting for all"
 
 
 def machines(slow: bool = True, waits: bool = False) -> tuple[dict[str, Any], ...]:
-    one = {"lost_share": LOST, "back_after_minutes": BACK_MINUTES, "latency_ms": 50.0}
+    one = {"lost_per_hour": LOST_PER_HOUR, "back_after_minutes": BACK_MINUTES, "latency_ms": 50.0}
     one["waits"] = waits
     fast = {"name": "fast", "count": 7, "steps_per_s": PACE, **one}
     late = {"name": "slow", "count": 1, "steps_per_s": PACE / SLOWER, **one}

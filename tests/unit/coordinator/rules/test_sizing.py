@@ -18,7 +18,10 @@ from coordinator.rules.sizing import (
     LEASE_MAX_S,
     UPLOAD_SLACK_BYTES,
     Reached,
+    RoundInWork,
+    Run,
     RunPace,
+    TaskInWork,
     allowance_s,
     clamped,
     cooling,
@@ -27,6 +30,7 @@ from coordinator.rules.sizing import (
     memory_bytes,
     pass_seed,
     price_micro,
+    round_in_work,
     share_done,
     sized_steps,
     split_at,
@@ -212,6 +216,93 @@ def test_tasks_have_the_least_steps_until_the_times_of_some_are_known() -> None:
     whole = plan({})
     assert sized_steps(whole, 124_000_000, None) == 30
     assert sized_steps(whole, 124_000_000, RunPace(step_s=3.0, flops=1e9)) == 30
+
+
+def rounds_of(left_s: float | None, devices: dict[str, float] | None = None) -> Run:
+    """Return a run whose whole tasks have 300 steps of a second, and 20 s of transfers."""
+    left = {(worker, "cpu"): seconds for worker, seconds in (devices or {}).items()}
+    in_work = None if left_s is None else RoundInWork(merge_at=0.0, left_s=left)
+    pace = RunPace(step_s=320 / 300, flops=1e9, train_step_s=1.0, transfer_s=20.0, round=in_work)
+    return run_of(
+        task={"batch_size": 4},
+        local_steps=300,
+        pace=pace,
+        left_s=left_s,
+        samples_total=10**6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("left_s", "steps"),
+    [
+        (None, 300),
+        (-50.0, 300),
+        (60.0, 300),  # its task waits for the merge
+        (75.0, 300),  # a short rest is not worth its transfers
+        (170.0, 150),
+        (320.0, 300),
+        (900.0, 300),
+    ],
+)
+def test_a_task_that_begins_in_the_middle_of_a_round_ends_with_it(
+    left_s: float | None, steps: int
+) -> None:
+    run = rounds_of(left_s)
+    assert steps_for(run, 1e9) == steps
+    slow = steps_for(run, 2e8)
+    assert slow == (30 if steps == 150 else 60)
+
+
+def test_a_device_in_work_begins_its_next_task_after_its_present_one() -> None:
+    run = rounds_of(400.0, {"worker-1": 2.0, "worker-2": 170.0})
+    outcome = ask([waiter(n, flops=1e9) for n in (1, 2, 3)], [run])
+    assert [a.steps for a in outcome.assignments] == [300, 150, 300]
+
+
+def test_a_returned_task_brings_nobody_out_of_step() -> None:
+    """A quick machine got a slow one's short task, and then ended before all others."""
+    short = [todo_of(5, 0, 4 * 60)]
+    in_step = rounds_of(1.0)
+    quick, slow = waiter(1, flops=1e9), waiter(2, flops=2e8)
+    outcome = ask([quick], [in_step], todo=short)
+    assert [(a.task_id, a.steps) for a in outcome.assignments] == [(None, 300)]
+    assert [a.task_id for a in ask([slow], [in_step], todo=short).assignments] == [5]
+    late = ask([quick], [rounds_of(85.0)], todo=short)
+    assert [a.task_id for a in late.assignments] == [5]
+    tail = msgspec.structs.replace(in_step, cursor=10**6)
+    assert [a.task_id for a in ask([quick], [tail], todo=short).assignments] == [5]
+
+
+def test_a_long_returned_task_is_split_where_the_round_ends() -> None:
+    outcome = ask([waiter(1, flops=1e9)], [rounds_of(170.0)], todo=[todo_of(5, 0, 1200)])
+    one = outcome.assignments[0]
+    assert (one.task_id, one.steps, one.stop, one.rest_stop) == (5, 150, 600, 1200)
+
+
+def test_a_round_ends_when_its_quorum_has_ended() -> None:
+    shared, pace = plan({"preset": "diloco", "lr": 0.7}), _pace(transfer_s=20.0)
+    speeds = (1e9, 1e9, 1e9, 1e9, 5e8)
+    works = [TaskInWork(f"w{n}", "cpu", 10.0 * n, 100, flops) for n, flops in enumerate(speeds)]
+    whole = round_in_work(shared, pace, works, 0)
+    assert whole is not None
+    assert whole.merge_at == 20 + 20 + 100 * 2.0  # three of five
+    assert whole.left_s["w0", "cpu"] == 20
+    assert whole.left_s["w4", "cpu"] < -200
+    waiting = round_in_work(shared, pace, works[1:], 1)
+    assert waiting is not None
+    assert waiting.merge_at == whole.merge_at  # one of the three waits already
+    due = round_in_work(shared, pace, works[4:], 4)
+    assert due is not None
+    assert due.merge_at == 0
+
+
+@pytest.mark.parametrize(
+    "table", [{}, {"preset": "diloco", "overlap": True}, {"preset": "sync-sgd"}]
+)
+def test_plans_whose_merges_are_not_shared_have_no_rounds(table: dict[str, Any]) -> None:
+    works = [TaskInWork("w", "cpu", 0.0, 100, 1e9)]
+    assert round_in_work(plan(table), _pace(20.0), works, 0) is None
+    assert round_in_work(plan({"preset": "diloco"}), _pace(20.0), [], 0) is None
 
 
 def test_seeds_differ_and_never_change() -> None:

@@ -92,7 +92,7 @@ def test_a_learner_that_is_too_slow_holds_the_players_back() -> None:
 
 
 def test_the_same_seed_plays_the_same_and_another_one_does_not() -> None:
-    workers = [LEARNER, {**PLAYER, "count": 3, "spread": 0.3, "jitter": 0.1, "lost_share": 0.1}]
+    workers = [LEARNER, {**PLAYER, "count": 3, "spread": 0.3, "jitter": 0.1, "lost_per_hour": 20.0}]
     one, two = (outcome(workers=workers, seed=4) for _ in range(2))
     assert one.merged_at == two.merged_at
     assert [trace.segments for trace in one.traces] == [trace.segments for trace in two.traces]
@@ -101,7 +101,7 @@ def test_the_same_seed_plays_the_same_and_another_one_does_not() -> None:
 
 
 def test_a_machine_that_vanishes_during_a_game_leaves_it_to_others() -> None:
-    weak = {**PLAYER, "name": "weak", "lost_share": 0.5, "back_after_minutes": 2.0}
+    weak = {**PLAYER, "name": "weak", "lost_per_hour": 60.0, "back_after_minutes": 2.0}
     result = outcome(workers=[LEARNER, PLAYER, weak], hours=0.15)
     _, firm, lost = result.traces
     assert lost.seconds()["away"] > 100

@@ -75,7 +75,7 @@ def test_no_advice_asks_for_more_steps_than_learn() -> None:
 def test_goodput_counts_what_was_merged_of_what_machines_could_have_done_alone() -> None:
     steady = predict(played({}, {}))
     assert 0.85 < steady.goodput <= 1.0
-    weak = [{"count": 4, **QUICK, "lost_share": 0.4, "back_after_minutes": 0.2}]
+    weak = [{"count": 4, **QUICK, "lost_per_hour": 30.0, "back_after_minutes": 0.2}]
     churned = predict(played({}, {}, workers=weak))
     assert churned.goodput < steady.goodput - 0.1
     assert churned.goodput < 1 - churned.device_idle_share  # work of vanished machines is lost

@@ -165,7 +165,7 @@ def test_machines_that_wait_hand_in_one_task_for_each_version() -> None:
 
 
 def test_machines_that_vanish_lose_their_tasks_to_others() -> None:
-    weak = {"name": "weak", **QUICK, "lost_share": 0.5, "back_after_minutes": 2.0}
+    weak = {"name": "weak", **QUICK, "lost_per_hour": 40.0, "back_after_minutes": 2.0}
     outcome = played(workers=[{"name": "firm", **QUICK}, weak], hours=0.3)
     firm, lost = outcome.traces
     assert lost.seconds()["away"] > 60
@@ -182,7 +182,7 @@ def test_a_machine_comes_and_goes_when_the_scenario_says() -> None:
 
 
 def test_the_same_seed_plays_the_same_and_another_one_does_not() -> None:
-    workers = [{"count": 3, "steps_per_s": 0.5, "spread": 0.3, "lost_share": 0.1}]
+    workers = [{"count": 3, "steps_per_s": 0.5, "spread": 0.3, "lost_per_hour": 3.0}]
     one, two = (played(workers=workers, seed=4, hours=0.08) for _ in range(2))
     assert one.merged_at == two.merged_at
     assert [t.segments for t in one.traces] == [t.segments for t in two.traces]
@@ -297,3 +297,38 @@ def test_outer_momentum_steps_by_less_towards_the_end_of_a_run(
     loop.run(simulate(from_table(table(run=run, hours=1.0)), Hooks(on_version=see)))
     steps = [float(np.linalg.norm(b - a)) for a, b in itertools.pairwise(found)]
     assert sum(steps[-2:]) < 0.6 * sum(steps[-10:-8])
+
+
+HOME = {"up_mbit": 20.0, "down_mbit": 50.0}
+GONE = {"lost_per_hour": 0.3, "back_after_minutes": 10.0}
+
+
+def at_home(workers: list[dict[str, Any]], seed: int) -> Prediction:
+    """Return the figures of 124 M parameters behind home lines, with every default."""
+    return predicted(
+        seed=seed,
+        hours=2.5,
+        run={"workload": "gpt"},
+        model={"parameters": 124_000_000},
+        data={"items": 100_000_000},
+        server={"up_mbit": 1e4, "down_mbit": 1e4},
+        workers=workers,
+    )
+
+
+@pytest.mark.slow
+def test_machines_in_step_are_at_work_nine_tenths_of_the_time() -> None:
+    prediction = at_home([{"count": 8, "steps_per_s": 1.0, **HOME}], seed=1)
+    assert prediction.device_idle_share < 0.11
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_machines_that_come_and_go_come_into_step_again(seed: int) -> None:
+    """A machine that came back in the middle of a round stayed a part of a round apart for ever;
+    four fifths of the work was merged.
+    """
+    quick = {"name": "quick", "count": 5, "steps_per_s": 1.0, **HOME, **GONE}
+    slow = {"name": "slow", "count": 3, "steps_per_s": 0.2, **HOME, **GONE}
+    prediction = at_home([quick, slow], seed)
+    assert prediction.goodput > 0.83
