@@ -11,7 +11,7 @@ from shared.errors import Configuration
 
 def open_blobs(url: str, cache: Path, announce: Announcer = unannounced) -> BlobStore:
     """Open a setting's store: a directory, or `s3://bucket/prefix`. Raises Configuration."""
-    if url.startswith("s3://"):
+    if url.startswith("s3://") and url.removeprefix("s3://").partition("/")[0]:
         from coordinator.storage.s3 import S3Blobs  # needs an extra
 
         return S3Blobs(url, cache, announce)

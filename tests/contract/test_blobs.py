@@ -275,8 +275,9 @@ def test_a_setting_names_the_store(tmp_path: Path) -> None:
     assert isinstance(open_blobs(str(tmp_path / "b"), tmp_path / "cache"), DiskBlobs)
     with pytest.raises(Configuration):
         open_blobs("ftp://x", tmp_path)
-    with pytest.raises(Configuration, match=r"^the object store s3:// cannot be used: [^\n]+$"):
-        open_blobs("s3://", tmp_path / "cache")
+    for bare in ("s3://", "s3:///prefix"):
+        with pytest.raises(Configuration, match="must be a directory or s3://bucket/prefix, not"):
+            open_blobs(bare, tmp_path / "cache")
     (tmp_path / "file").write_text("")
     with pytest.raises(Configuration, match="cannot be used"):
         open_blobs(str(tmp_path / "file"), tmp_path)

@@ -33,9 +33,9 @@ _OTHER_KINDS = {  # other formats, recognised by their first bytes, whatever the
     b"\x28\xb5\x2f\xfd": "it is compressed: unpack it first (unzstd)",
     b"PK\x03\x04": "it is an archive or an office document: unpack it, or save it as text",
     b"%PDF": "it is a PDF: save it as text first",
-    b"\x89PNG": "it is a picture",
-    b"\xff\xd8\xff": "it is a picture",
-    b"\x7fELF": "it is a program",
+    b"\x89PNG": "it is a picture: pictures are named after --images",
+    b"\xff\xd8\xff": "it is a picture: pictures are named after --images",
+    b"\x7fELF": "it is a program: name files of text",
 }
 
 
