@@ -20,6 +20,8 @@ from coordinator.plan.presets import PRESETS
 from shared.errors import InvalidPlan
 from shared.settings import read_table
 
+# length of a round, in times of its longest training: transfers and waits take the rest
+ROUND = 1.25
 EXPONENT = 0.5  # late work counts (1 + gap)^-EXPONENT in the polynomial table of staleness
 
 
@@ -80,8 +82,8 @@ def ready(plan: Plan, pending: Pending) -> Ready:
     needs = max(0, quorum - pending.count)
     if pending.count < least:
         return Ready(now=False, needs=needs, deadline_in_s=None)
-    # A deadline shorter than a task would leave out machines that are merely out of step.
-    patience_s = max(plan.deadline_seconds, pending.round_s)
+    # A deadline shorter than a round would leave out machines that are merely out of step.
+    patience_s = max(plan.deadline_seconds, ROUND * pending.round_s)
     left_s = max(0.0, patience_s - pending.waited_s) if plan.deadline_seconds else None
     enough_work = 0 < plan.work_target <= pending.work
     grace_s = _grace_left(plan, pending)

@@ -257,11 +257,12 @@ def test_with_a_quorum_it_waits_a_little_for_the_others(
     assert ready(plan({"quorum": 3, "grace": 0}), pending).now == (count >= 3)
 
 
-def test_a_deadline_is_never_shorter_than_a_task() -> None:
+def test_a_deadline_is_never_shorter_than_a_round() -> None:
     """Machines that are out of step by less than a task are merged together."""
     wants = plan({"quorum": 3, "deadline_seconds": 60})
     assert not ready(wants, Pending(count=2, waited_s=61, round_s=700.0, live_workers=4)).now
-    assert ready(wants, Pending(count=2, waited_s=700, round_s=700.0, live_workers=4)).now
+    assert not ready(wants, Pending(count=2, waited_s=770, round_s=700.0, live_workers=4)).now
+    assert ready(wants, Pending(count=2, waited_s=875, round_s=700.0, live_workers=4)).now
     assert ready(wants, Pending(count=2, waited_s=61, round_s=20.0, live_workers=4)).now
 
 
@@ -286,7 +287,7 @@ def test_the_first_step_is_enough_work_where_one_is_asked_for() -> None:
 
 
 def test_the_time_that_is_left_is_the_shorter_of_deadline_and_grace() -> None:
-    pending = Pending(count=3, live_workers=4, round_s=100.0, waited_s=95.0)
+    pending = Pending(count=3, live_workers=4, round_s=100.0, waited_s=120.0)
     assert ready(plan({"grace": 0.1, "deadline_seconds": 60}), pending).deadline_in_s == 5.0
     assert ready(plan({"grace": 0.1, "deadline_seconds": 300}), pending).deadline_in_s == 10.0
     found = ready(plan({"grace": 0.1, "deadline_seconds": 0}), pending)
