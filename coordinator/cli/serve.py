@@ -192,6 +192,8 @@ def migrate(
         print(f"{database} {'was empty and is a new one now' if is_new else 'is up to date'}")
         if stated:
             print(stated)
+        if take_over:
+            print(f"the blob store {without_password(settings.blobs_url)} is its own from now on")
 
 
 async def _state(settings: Settings) -> str:

@@ -195,7 +195,7 @@ def write(stop: Stop, source: ExportSource, files: ExportFiles, to: Path) -> Exp
         exported = _fill(source, files, unfinished)
         for name in exported.files:
             (unfinished / name).replace(to / name)
-        unfinished.rmdir()
+        delete_empty_folder(unfinished, "scratch")
         return msgspec.structs.replace(exported, path=str(to))
     except BaseException as error:
         delete_folder(unfinished, "scratch")

@@ -6,7 +6,8 @@ that its database never took is on a copy of the database, or on one that lost t
 deletes nothing until its organiser decides.
 
     same mark, known turn       this database's store
-    same mark, unknown turn     a copy of this database was here, or this one is older than it was
+    same mark, unknown turn     a copy of this database was here, or this one is older than it was:
+                                so it is if the turn was taken at this database's own address
     other mark, other key       another coordinator's store
     no mark                     a new store, if it holds no blob that this database does not know
 """
@@ -17,7 +18,7 @@ import os
 import secrets
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 RENEW_S = 60.0
 LEASE_S = 180.0  # a server that took no turn for this long has ended
 TURNS_MAX = 64  # turns that the database remembers: each replica may take some at one moment
+RECOVER = "stop its servers, then `coordinator migrate --recovered`"
 TAKE_OVER = (
     "name this database's own store with --blobs, or the store's own database with --database; if "
     "no other server will ever use the store again, `coordinator migrate --take-over` makes it "
@@ -69,6 +71,13 @@ class _Memory(msgspec.Struct, frozen=True, kw_only=True):
     lost: str  # what the database lost: nothing is deleted meanwhile
 
 
+class _Problem(NamedTuple):
+    """Why a store is not this database's, and what its organiser may do."""
+
+    reason: str  # "" = it is
+    advice: str = TAKE_OVER
+
+
 class StoreMarks:
     """Marks the blob store of this database, and refuses another's."""
 
@@ -86,8 +95,8 @@ class StoreMarks:
         if mark is None:
             await self._check_unmarked(memory)
             await self._mark(await self._db.write(_own_mark))
-        elif problem := self._problem(memory, mark):
-            raise Configuration(f"{problem}: {TAKE_OVER}")
+        elif (problem := self._problem(memory, mark)).reason:
+            raise Configuration(f"{problem.reason}: {problem.advice}")
 
     async def renew(self) -> bool:
         """Take a turn of a server when it is time; return False where the store is not this
@@ -99,7 +108,9 @@ class StoreMarks:
         if mark is None:
             problem = f"the file `owner` of {self._store} is gone"
         else:
-            problem = self._problem(memory, mark)
+            problem, advice = self._problem(memory, mark)
+            if advice == RECOVER:
+                problem = f"{problem}: {advice}"
             if not problem and mark.contested:
                 problem = self._foreign(mark)
         await self._db.write(lambda conn: _note(conn, problem))
@@ -116,18 +127,22 @@ class StoreMarks:
     async def release(self) -> None:
         """End the lease of a server that stops; its replicas take another turn."""
         memory, mark = await self._db.read(_memory), await stored_mark(self._blobs, self._store)
-        if mark is not None and not mark.contested and not self._problem(memory, mark):
+        if mark is not None and not mark.contested and not self._problem(memory, mark).reason:
             await self._write(msgspec.structs.replace(mark, until=self._clock.now()))
 
     async def take_over(self, *, recovered: bool = False) -> None:
         """Make the store this database's from now on, with a new mark.
 
-        Raises Configuration while another server uses it, unless this database is `recovered`: then
-        that server is one of its own.
+        Raises Configuration while another server uses it, and for a database that lost its newest
+        transactions, unless it is `recovered`: then that server is one of its own.
         """
         memory, mark = await self._db.read(_memory), await stored_mark(self._blobs, self._store)
-        if mark is not None and not recovered and self._problem(memory, mark):
-            check_unused(self._store, mark, mark.key, self._clock.now())
+        if mark is not None and not recovered:
+            problem = self._problem(memory, mark)
+            if problem.advice == RECOVER:
+                raise Configuration(f"{problem.reason}: {problem.advice}")
+            if problem.reason:
+                check_unused(self._store, mark, mark.key, self._clock.now())
         await self._mark(await self._db.write(_new_mark))
 
     async def _check_unmarked(self, memory: _Memory) -> None:
@@ -137,6 +152,11 @@ class StoreMarks:
         names = await self._db.read(lambda conn: set(datasets.all_registered(conn)))
         announced = await self._db.read(unreferenced_blobs.names)
         stored = {entry.sha256 async for entry in self._blobs.entries()}
+        if not stored and memory.store == self._store:
+            raise Configuration(
+                f"{self._store} is empty, where the blobs of {self._place} were: mount its volume, "
+                "or restore a backup"
+            )
         if memory.store or (names and not stored):
             raise Configuration(
                 f"{self._store} is not the blob store of this database, {self._place}, which last "
@@ -148,21 +168,28 @@ class StoreMarks:
                 f"{self._store} holds blobs that {self._place} does not know: {TAKE_OVER}"
             )
 
-    def _problem(self, memory: _Memory, mark: StoreMark) -> str:
-        """Return why the store is not this database's; "" where it is."""
+    def _problem(self, memory: _Memory, mark: StoreMark) -> _Problem:
+        """Return why the store is not this database's; no reason where it is."""
         if mark.key != self._key:
-            return (
+            return _Problem(
                 f"{self._store} is the blob store of the key {mark.key} and of the database "
                 f"{mark.place}, this is {self._key} and {self._place}"
             )
         if mark.mark != memory.mark or mark.database != memory.database:
-            return self._foreign(mark)
-        if mark.turn not in memory.turns:
-            return (
-                f"{self._foreign(mark)}, or the database lost its newest transactions (then "
-                "`coordinator migrate --recovered`)"
+            return _Problem(self._foreign(mark))
+        if mark.turn in memory.turns:
+            return _Problem("")
+        if mark.place == self._place:
+            return _Problem(
+                f"{self._place} lost its newest transactions: {self._store} was last used by a "
+                "later state of it; nothing is deleted",
+                RECOVER,
             )
-        return ""
+        return _Problem(
+            self._foreign(mark),
+            f"if this is that database, which moved and lost its newest transactions, {RECOVER}; "
+            f"otherwise {TAKE_OVER}",
+        )
 
     def _foreign(self, mark: StoreMark) -> str:
         return (

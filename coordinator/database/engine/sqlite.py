@@ -218,7 +218,8 @@ class SqliteRunner:
         if identity is None or identity != self._file:
             self._fail(
                 f"the database file {self._path} was removed or replaced while this server had it "
-                "open: stop the server, then put it back or restore a backup"
+                "open: stop the server, then put it back or restore a backup (the server leaves "
+                f"the newest transactions of the old one in {_log_aside(self._path).name})"
             )
             raise Unavailable(self.failed, retry_after_s=FAILED_RETRY_S)
 
@@ -246,6 +247,8 @@ class SqliteRunner:
             connection.close()
         self._reading.dispose()
         self._writer.dispose()
+        if self._file is not None and _identity(self._path) != self._file:
+            _set_log_aside(self._path)
 
     # --- the clock ---
 
@@ -391,6 +394,18 @@ class SqliteRunner:
         if self._version not in (-1, version):
             self._changed()
         self._version = version
+
+
+def _log_aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal.removed")
+
+
+def _set_log_aside(path: Path) -> None:
+    """Move the log of a removed file aside: SQLite would replay it into another file in its place,
+    and damage that.
+    """
+    with suppress(OSError):
+        path.with_name(f"{path.name}-wal").replace(_log_aside(path))
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -130,6 +130,20 @@ async def test_nobody_reads_on_from_a_file_that_is_gone(tmp_path: Path) -> None:
         assert not (tmp_path / "coordinator.sqlite3").exists()
 
 
+async def test_an_older_copy_is_not_damaged_by_the_log_of_the_removed_file(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.sqlite3"
+    async with local_coordinator(tmp_path) as home:
+        older = path.read_bytes()  # without what the log holds
+        await home.start_run()
+        path.unlink()
+    assert not path.with_name(f"{path.name}-wal").exists()
+    assert path.with_name(f"{path.name}-wal.removed").stat().st_size > 0
+    path.write_bytes(older)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("SELECT count(*) FROM runs").fetchone() == (0,)
+
+
 async def test_a_failed_database_is_an_alert(tmp_path: Path) -> None:
     async with local_coordinator(tmp_path) as home:
         (tmp_path / "coordinator.sqlite3").unlink()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 import msgspec
@@ -146,7 +146,7 @@ async def copied(place: Place, source: Coordinator, url: str, name: str) -> str:
     path = file_of(url)
     assert path is not None
     await source.db.write(lambda conn: None)
-    with sqlite3.connect(path) as read, sqlite3.connect(target) as write:
+    with closing(sqlite3.connect(path)) as read, closing(sqlite3.connect(target)) as write:
         read.backup(write)
     return f"sqlite:///{target}"
 
@@ -177,6 +177,39 @@ async def test_a_copy_of_the_database_deletes_nothing_of_the_first(
     assert await one.upkeep.sweep() == 1  # what was announced only
     assert await trouble(one) == ""
     assert "nothing is deleted" in await trouble(two)
+
+
+async def test_a_database_that_lost_transactions_recovers_and_takes_nothing_over(
+    place: Place, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/coordinator.sqlite3"
+    one = await place.server("one", url)
+    before = await filled(one)
+    older = file_of(await copied(place, one, url, "older.db"))
+    assert older is not None
+    await place.clock.advance(2 * RENEW_S)
+    assert await one.store_marks.renew()
+    settings = one.settings
+    await place.stack.aclose()
+    older.replace(tmp_path / "coordinator.sqlite3")
+    await place.clock.advance(2 * LEASE_S)
+    async with opened(settings, place.clock) as coordinator:
+        for refused in (coordinator.store_marks.claim, coordinator.store_marks.take_over):
+            with pytest.raises(Configuration, match=r"lost its newest.*--recovered`$"):
+                await refused()
+        await coordinator.store_marks.take_over(recovered=True)
+    again = await place.server("one", url)
+    assert await again.store_marks.renew()
+    assert await stored(again.blobs) == before
+
+
+async def test_a_volume_that_is_not_mounted_is_named(place: Place, tmp_path: Path) -> None:
+    url, volume = f"sqlite:///{tmp_path}/coordinator.sqlite3", tmp_path / "volume"
+    await filled(await place.server("one", url, str(volume)))
+    await place.stack.aclose()
+    shutil.rmtree(volume)
+    with pytest.raises(Configuration, match=r"is empty.*mount its volume"):
+        await place.server("one", url, str(volume))
 
 
 async def test_a_copy_in_the_same_postgresql_server_is_refused_at_once(
