@@ -199,7 +199,8 @@ class Newer(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         response = await self._inner.handle_async_request(request)
-        newer = httpx.Response(200, stream=httpx.ByteStream(b"[]"))
+        headers = {"x-request-id": response.headers["x-request-id"]}
+        newer = httpx.Response(200, headers=headers, stream=httpx.ByteStream(b"[]"))
         return newer if "/submit" in request.url.path else response
 
 
