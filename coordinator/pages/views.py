@@ -67,7 +67,7 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RolloutCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """RolloutCurve of a figure of judged answers, with its words."""
+    """Curve of one figure of judged answers by version, with its words."""
 
     title: str
     name: str
