@@ -76,6 +76,7 @@ class _Problem(NamedTuple):
 
     reason: str  # "" = it is
     advice: str = TAKE_OVER
+    older: bool = False  # this database lost its newest transactions
 
 
 class StoreMarks:
@@ -108,9 +109,8 @@ class StoreMarks:
         if mark is None:
             problem = f"the file `owner` of {self._store} is gone"
         else:
-            problem, advice = self._problem(memory, mark)
-            if advice == RECOVER:
-                problem = f"{problem}: {advice}"
+            why = self._problem(memory, mark)
+            problem = f"{why.reason}: {why.advice}" if why.older else why.reason
             if not problem and mark.contested:
                 problem = self._foreign(mark)
         await self._db.write(lambda conn: _note(conn, problem))
@@ -139,7 +139,7 @@ class StoreMarks:
         memory, mark = await self._db.read(_memory), await stored_mark(self._blobs, self._store)
         if mark is not None and not recovered:
             problem = self._problem(memory, mark)
-            if problem.advice == RECOVER:
+            if problem.older:
                 raise Configuration(f"{problem.reason}: {problem.advice}")
             if problem.reason:
                 check_unused(self._store, mark, mark.key, self._clock.now())
@@ -184,6 +184,7 @@ class StoreMarks:
                 f"{self._place} lost its newest transactions: {self._store} was last used by a "
                 "later state of it; nothing is deleted",
                 RECOVER,
+                older=True,
             )
         return _Problem(
             self._foreign(mark),
