@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from coordinator.attendance import Attendance
 from coordinator.config import Settings
 from coordinator.database.engine.open_database import Database
 from coordinator.signals import Signals
@@ -26,6 +27,7 @@ class Platform:
     signals: Signals
     threads: Executor
     space: Space
+    attendance: Attendance
 
 
 class PlatformService:

@@ -24,6 +24,7 @@ from coordinator.accounts.entrance import Entrance
 from coordinator.accounts.ledger import Ledger
 from coordinator.accounts.server_identity import ServerIdentity, own_key, software
 from coordinator.accounts.transparency import Transparency
+from coordinator.attendance import Attendance
 from coordinator.checking.audits import Audits
 from coordinator.checking.case import Draws
 from coordinator.checking.checkers import Checkers
@@ -158,8 +159,7 @@ class Coordinator(Platform):
         cls, settings: Settings, clock: Clock, db: Database, key: SigningKey, separate: bool
     ) -> Self:
         signals, traffic = Signals(clock), TrafficCounter()
-        cache = settings.directory / "cache"
-        blobs = open_blobs(settings.blobs_url, cache, _announcer(db, clock))
+        blobs = open_blobs(settings.blobs_url, settings.directory / "cache", _announcer(db, clock))
         await signals.connect(db)
         on = Platform(
             settings=settings,
@@ -170,8 +170,9 @@ class Coordinator(Platform):
             signals=signals,
             threads=ThreadPoolExecutor(max_workers=4, thread_name_prefix="work"),
             space=Space(settings.directory, settings.space_floor_bytes, clock, blobs.scratch()),
+            attendance=Attendance(clock),
         )
-        renewals = Renewals(db, clock)
+        renewals = Renewals(db, clock, on.attendance)
         claims = Claims(db, clock, signals, renewals, ClaimTerms.of(settings))
         computing = _computing(separate)
         runs = Runs(on, computing[0], Drifts(on, computing[2]))

@@ -23,6 +23,7 @@ from coordinator.database.statistics import VolunteerSummary
 from coordinator.experience.rollouts import newest
 from coordinator.merging.healing import Proposal, proposal
 from coordinator.rules.drift import described
+from coordinator.rules.machine_time import MachineTime
 from coordinator.rules.run_file import StopSettings, parse
 from coordinator.runs.definition import definition
 from coordinator.runs.example import example, example_dataset
@@ -109,6 +110,7 @@ class RunShown(msgspec.Struct, frozen=True, kw_only=True):
     drift: str = ""  # measured drift of a task, and the bound of its steps
     advice: tuple[str, ...] = ()
     contributions: DecidedCounts | None = None
+    time: MachineTime | None = None  # use of its machines' time over the last day
     experience: ExperienceFigures | None = None  # figures of a run that makes its own data
     leaders: tuple[LeaderRow, ...] = ()  # volunteers who agreed to be shown
 
@@ -162,6 +164,7 @@ async def show(coordinator: Coordinator, ask: NameRequest) -> RunShown:
         drift=described(row.drift, row.drift_version, row.steps_provable),
         advice=await coordinator.runs.queries.advice(ask.name),
         contributions=await coordinator.runs.queries.decided(ask.name),
+        time=await coordinator.runs.queries.machine_time(ask.name),
         experience=await coordinator.runs.queries.experience(ask.name),
         leaders=leaders[:SHOWN_LEADERS],
     )

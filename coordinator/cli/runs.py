@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import VolunteerSummary
     from coordinator.merging.healing import Proposal
+    from coordinator.rules.machine_time import MachineTime
     from coordinator.runs.queries import DecidedCounts, ExperienceFigures
     from coordinator.runs.wind_down import Deed
     from shared.protocol.accounts import RunInfo
@@ -318,6 +319,7 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             ("experience", _experience(details.experience)),
             *_curves(details.experience),
             ("contributions", _contributions(details.contributions, details.checks)),
+            ("machines' time", _machine_time(details.time)),
             ("up", details.codec),
             ("down", DOWNLINKS.get(details.downlink, details.downlink)),
             ("rule", details.rule),
@@ -457,6 +459,13 @@ def _contributions(figures: DecidedCounts | None, cost: CostOfChecks | None) -> 
         return None
     time = "" if cost is None else f", {duration(cost.work_s)} of device time"
     return f"{figures.accepted:,} found good, {figures.rejected:,} refused{time}"
+
+
+def _machine_time(time: MachineTime | None) -> str | None:
+    """Return the use of the machines' time over the last day: busy, and goodput."""
+    if time is None:
+        return None
+    return f"{time.busy:.0%} at training, goodput {time.goodput:.0%} (merged), over the last day"
 
 
 def _healed(proposed: Proposal, where: Where) -> str:

@@ -112,6 +112,7 @@ class Intake(PlatformService):
 
     def __init__(self, on: Platform, examiners: Examiners) -> None:
         super().__init__(on)
+        self._attendance = on.attendance
         self._recomputes = examiners.recomputes
         self._harvest = examiners.harvest
         self.audits = examiners.audits
@@ -145,6 +146,10 @@ class Intake(PlatformService):
         quantize.codec(request.codec)
         with self.durations.timed():
             row, fresh = await self._arriving.ask(_Submission(principal, task_id, request))
+            if fresh:
+                self._attendance.trained(row.run_id, row.train_s)
+                if row.kind == "experience":  # learners use it; it is not merged itself
+                    self._attendance.merged(row.run_id, row.train_s)
             if row.state == "checking":
                 await self._check(row)
             elif row.state == "rejected":

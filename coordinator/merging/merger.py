@@ -101,6 +101,7 @@ class Merger(PlatformService):
 
     def __init__(self, on: Platform, runs_service: Runs, evaluation: Evaluation) -> None:
         super().__init__(on)
+        self._attendance = on.attendance
         self._runs = runs_service
         self._evaluation = evaluation
         # One merge at a time in this process; `merge_threads` work within it.
@@ -165,6 +166,7 @@ class Merger(PlatformService):
             return await self._overtaken(job, error)
         self.durations.add(took)
         self.outcomes[job.run.name, "merged"] += 1
+        self._attendance.merged(job.run.id, sum(row.train_s for row in job.rows))
         await self._parts.discard(spent)
         log.info(
             "merged",

@@ -33,6 +33,8 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     items: str  # unit of `amount`
     amount: int
     progress: float | None  # 0 to 1
+    busy: float | None  # share of its machines' time at training, over the last day
+    goodput: float | None  # share at training that was merged
     standstill: str  # cause why it does not go on, or ""
 
 
@@ -66,5 +68,7 @@ def run_figures(page: RunPage, base: str) -> RunFigures:
         items=info.items,
         amount=info.tokens,
         progress=info.progress,
+        busy=None if page.time is None else page.time.busy,
+        goodput=None if page.time is None else page.time.goodput,
         standstill="" if info.standstill is None else info.standstill.cause,
     )

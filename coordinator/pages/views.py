@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
     from coordinator.database.standings import CostOfChecks
     from coordinator.database.statistics import Stretch
+    from coordinator.rules.machine_time import MachineTime
     from coordinator.runs.queries import DecidedCounts, RolloutFigures
     from coordinator.services import Coordinator
     from shared.protocol.accounts import RunInfo
@@ -81,6 +82,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     live: Live
     figures: DecidedCounts
     checks: CostOfChecks
+    time: MachineTime | None
     curve: Line | None
     strength: Line | None
     rollouts: Sequence[RolloutCurve]
@@ -105,6 +107,7 @@ class RunSums(msgspec.Struct, frozen=True, kw_only=True):
 
     figures: DecidedCounts
     checks: CostOfChecks
+    time: MachineTime | None
     news: tuple[News, ...]
     rollouts: Sequence[RolloutCurve]
 
@@ -344,6 +347,7 @@ class Views:
         return RunPage(
             figures=sums.figures,
             checks=sums.checks,
+            time=sums.time,
             news=sums.news,
             info=info,
             live=live(info, sums.figures, sums.checks.work_s),
@@ -370,6 +374,7 @@ class Views:
         return RunSums(
             figures=await self._queries.decided(row.name),
             checks=await self._queries.checks(row.name),
+            time=await self._queries.machine_time(row.name),
             news=await self._public.news(row, announced),
             rollouts=_rollout_curves(await self._queries.rollouts(row.name)),
         )

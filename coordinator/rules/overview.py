@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from coordinator.rules.audits import OFFERED_AFTER_S
+from coordinator.rules.machine_time import MachineTime
 from shared.protocol.base import Standstill
 from shared.text import duration
 
@@ -58,6 +59,7 @@ class RunLine(OverviewPart, frozen=True, kw_only=True):
     accepted: int = 0  # updates that wait for the merge
     steps: int = 0  # merged steps
     tokens: int = 0
+    time: MachineTime | None = None  # None while its machines were hardly there
     pushed: Flow  # work submitted by volunteers in the window
     pulled: Flow  # work merged into versions
 

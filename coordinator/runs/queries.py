@@ -16,12 +16,14 @@ from coordinator.database import (
     versions,
     volunteers,
 )
+from coordinator.database.monitoring import machine_hours
 from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
 from coordinator.rules.advice import brief_games, few_learnt, long_dialogues, too_large, unsteady
 from coordinator.rules.drift import bounded
+from coordinator.rules.machine_time import MachineSeconds, MachineTime
 from coordinator.rules.sizing import memory_bytes
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.standstills import Standstills, ThisServer
@@ -367,6 +369,17 @@ class RunQueries:
 
         def read(conn: Connection) -> tuple[RolloutFigures, ...]:
             return rollout_course(experience.rollouts(conn, runs.by_name(conn, name).id))
+
+        return await self._db.read(read)
+
+    async def machine_time(self, name: str) -> MachineTime | None:
+        """Return the use of the time of a run's machines; None if they were hardly there.
+        Raises NotFound.
+        """
+
+        def read(conn: Connection) -> MachineTime | None:
+            hours = machine_hours.lately(conn, self._clock.now())
+            return hours.get(runs.by_name(conn, name).id, MachineSeconds()).shares
 
         return await self._db.read(read)
 

@@ -249,6 +249,7 @@ class Queue:
                 await self._try("expire", self.expire)
             await pause(self._clock, FLUSH_S, stop)
         await self._try("flush", self.renewals.flush)
+        await self._try("attendance", self.renewals.write_attendance)
 
     async def _try(self, chore: str, work: Callable[[], Awaitable[object]]) -> None:
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.database import heartbeats
 from coordinator.database.heartbeats import Renewal, Sign
+from coordinator.database.monitoring import machine_hours
 from coordinator.database.tasks import TaskRow
 from shared.errors import BadRequest
 from shared.protocol.heartbeat import HeartbeatRequest, TaskBeat, TaskOrder
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from coordinator.accounts.accounts import Principal
+    from coordinator.attendance import Attendance
     from coordinator.database.engine.open_database import Database
     from shared.clock import Clock
 
 TASKS_MAX = 256  # tasks in one heartbeat
 PAUSE_MAX_S = 2 * HEARTBEAT_S  # most time that a heartbeat during a pause adds to a lease
 COMPARE_S = 5.0
+ATTENDANCE_S = 60.0  # interval of writing the time of machines
 WRITE_MAX = 2000  # leases in one statement
 LATE = "its time ran out: submit it before another worker takes it"
 
@@ -46,12 +49,13 @@ class _HeldLease:
 class Renewals:
     """Leases kept in memory: renewed at each heartbeat, and written in batches."""
 
-    def __init__(self, db: Database, clock: Clock) -> None:
+    def __init__(self, db: Database, clock: Clock, attendance: Attendance) -> None:
         self._db = db
         self._clock = clock
+        self._attendance = attendance
         self._held: dict[int, _HeldLease] = {}
         self._signs: dict[str, Sign] = {}
-        self._compared_at = clock.now()
+        self._compared_at = self._attended_at = clock.now()
 
     def hold(self, row: TaskRow) -> None:
         """Add a lease that was just made, begun or read."""
@@ -75,6 +79,9 @@ class Renewals:
         self.saw(principal.worker_id, _state(request))
         if not all(map(self._knows, request.tasks)):
             await self._learn(principal.worker_id, request.tasks)
+        leases = [self._held[task.task].row for task in request.tasks if task.task in self._held]
+        devices = {(lease.run_id, lease.device) for lease in leases}
+        self._attendance.beat(principal.worker_id, devices, paused=_state(request) == "paused")
         return tuple([self._order(principal, task, request.paused) for task in request.tasks])
 
     async def _learn(self, worker_id: str, tasks: Sequence[TaskBeat]) -> None:
@@ -149,6 +156,14 @@ class Renewals:
             elif self._held.get(task) is lease:
                 self.drop(task)  # the lease has changed elsewhere, and the next beat reads it
         await self._compare()
+        if self._clock.now() >= self._attended_at + ATTENDANCE_S:
+            await self.write_attendance()
+
+    async def write_attendance(self) -> None:
+        """Add the time of the machines to the hours of their runs."""
+        now = self._attended_at = self._clock.now()
+        seconds = self._attendance.drain()
+        await self._db.write(lambda conn: machine_hours.add(conn, seconds, now))
 
     async def _write(self, lines: list[Renewal], signs: list[Sign]) -> list[TaskRow]:
         rows: list[TaskRow] = []

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from coordinator.accounts.accounts import Principal
+from coordinator.attendance import Attendance
 from coordinator.database import passes, runs, tasks
 from coordinator.database import volunteers as store
 from coordinator.database.engine.open_database import Database
@@ -337,7 +338,7 @@ async def test_a_beat_that_meets_a_flush_hears_of_the_end_of_the_run(house: Virt
             return await house.db.read(fn)
 
     known, unknown = await house.lease(house.a), await house.lease(house.a, device="cuda:0")
-    book = Renewals(cast(Database, Meeting()), house.clock)
+    book = Renewals(cast(Database, Meeting()), house.clock, Attendance(house.clock))
     book.hold(await house.row(known.task))
     await book.beat(house.a, HeartbeatRequest(tasks=(TaskBeat(task=known.task, attempt=1),)))
     await house.write(lambda conn: tasks.cancel_run(conn, house.run, 1.0))

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import Connection, insert, update
 
 from coordinator.accounts.accounts import Principal
+from coordinator.attendance import Attendance
 from coordinator.database import contributions, passes
 from coordinator.database.engine.open_database import Database
 from coordinator.database.tables.accounts import volunteers as volunteers_table
@@ -199,7 +200,8 @@ def queue_of(
     db: Database, clock: Clock, leases_max: int = 64, signals: Signals | None = None
 ) -> Queue:
     """A queue of its own on a database."""
-    signals, renewals = signals or Signals(clock), Renewals(db, clock)
+    signals = signals or Signals(clock)
+    renewals = Renewals(db, clock, Attendance(clock))
     claims = Claims(db, clock, signals, renewals, ClaimTerms(leases_max=leases_max))
     return Queue(db, clock, signals, claims, renewals)
 

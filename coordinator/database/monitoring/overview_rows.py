@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from coordinator.database.contributions import UPDATES
 from coordinator.database.engine.statements import its, one_of
+from coordinator.database.monitoring import machine_hours
 from coordinator.database.recomputes import IS_OPEN
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.experience import harvests
@@ -24,6 +25,7 @@ from coordinator.database.tables.tasks import tasks
 from coordinator.database.tables.trust import recomputes
 from coordinator.database.tables.versions import evaluations, versions
 from coordinator.database.versions import PACE_VERSIONS
+from coordinator.rules.machine_time import MachineSeconds
 from coordinator.rules.overview import Flow, MergeLine, RunLine, TaskCount
 from shared.decoding import decode
 
@@ -92,6 +94,7 @@ def listing(conn: sa.Connection, now: float) -> tuple[list[OpenRun], tuple[TaskC
     """Return the runs, open ones first, and the counts of open tasks by kind and state."""
     opened = [tuple(row) for row in conn.execute(_OPEN_TASKS)]
     failed = {run: int(count) for run, count in conn.execute(_FAILED)}
+    hours = machine_hours.lately(conn, now)
     checking = {run: int(count) for run, count in conn.execute(_CHECKING)}
     open_runs = []
     for row in map(dict, conn.execute(_RUNS).mappings()):
@@ -104,6 +107,7 @@ def listing(conn: sa.Connection, now: float) -> tuple[list[OpenRun], tuple[TaskC
             started_at=row["started_at"],
             head_at=row["head_at"],
             tokens=row["tokens"],
+            time=hours.get(row["id"], MachineSeconds()).shares,
             version=row["head"],
             versions_an_hour=_pace(row, now),
             workers=max(

@@ -46,3 +46,14 @@ runs = sa.Table(
     # seconds since the start in which the run was paused or had ended, before it went on
     sa.Column("idle_s", sa.Double, nullable=False, server_default="0"),
 )
+
+# Seconds of a run's devices by the hour: there for it, at training, at training that was merged.
+machine_hours = sa.Table(
+    "machine_hours",
+    metadata,
+    sa.Column("run_id", sa.ForeignKey("runs.id"), primary_key=True),
+    sa.Column("hour", sa.BigInteger, primary_key=True, autoincrement=False),  # since 1970
+    sa.Column("present_s", sa.Double, nullable=False),
+    sa.Column("trained_s", sa.Double, nullable=False),
+    sa.Column("merged_s", sa.Double, nullable=False),
+)

@@ -266,6 +266,16 @@ _RUNS = (
     _of_run("run_loss", "Newest measured loss.", lambda run: run.loss),
     _of_run("run_workers", "Machines with a task of the run in hand.", lambda run: run.workers),
     _of_run("run_tokens", "Tokens, pixels or moves merged.", lambda run: run.tokens),
+    _of_run(
+        "run_busy_ratio",
+        "Share of the last day's time of its machines at training.",
+        lambda run: None if run.time is None else run.time.busy,
+    ),
+    _of_run(
+        "run_goodput_ratio",
+        "Share of that time at training that was merged.",
+        lambda run: None if run.time is None else run.time.goodput,
+    ),
 )
 
 _CHECKS = (

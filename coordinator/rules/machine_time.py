@@ -1,0 +1,35 @@
+"""Machine time: the use of the time of a run's machines."""
+
+from __future__ import annotations
+
+import msgspec
+
+from shared.units import DAY_S
+
+WINDOW_S = DAY_S  # time that the shares are of
+TOLD_S = 600.0  # least time of machines of which a share is told
+
+
+class MachineSeconds(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of devices: there for a run, at training, and at training that was merged."""
+
+    present: float = 0.0
+    trained: float = 0.0
+    merged: float = 0.0
+
+    @property
+    def shares(self) -> MachineTime | None:
+        """Return the shares of the time; None while machines were hardly there."""
+        if self.present < TOLD_S:
+            return None
+        return MachineTime(
+            busy=min(1.0, self.trained / self.present),
+            goodput=min(1.0, self.merged / self.present),
+        )
+
+
+class MachineTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of the time of a run's machines over the last day."""
+
+    busy: float  # at training, its result received
+    goodput: float  # at training whose result was merged
