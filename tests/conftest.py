@@ -113,6 +113,20 @@ def _memory_as_found() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
+@pytest.fixture(autouse=True)
+def _priority_as_found() -> Iterator[None]:
+    """A volunteer without a screen lowers the priority of its process: the tests behind it in this
+    worker would give way to those of all other workers, up to their limits of time.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    yield
+    now = os.getpriority(os.PRIO_PROCESS, 0)
+    assert now == before, "the test lowers its worker: set VOLUNTEER_PRIORITY=normal"
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Nothing that a test starts may read or write the settings and data of who runs the tests."""

@@ -40,6 +40,7 @@ def test_what_a_profile_is_told_to_do_is_about_this_profile(
 ) -> None:
     monkeypatch.setenv("VOLUNTEER_HOME", str(tmp_path))
     monkeypatch.setenv("VOLUNTEER_SANDBOX", "false")  # it would confine the tests behind it
+    monkeypatch.setenv("VOLUNTEER_PRIORITY", "normal")  # they would give way to all others
     assert run_command([*words, "--profile", "lab"]) != 0
     said = capsys.readouterr().err
     assert "`volunteer" in said
