@@ -22,6 +22,7 @@ from volunteer.control.events import AnyEvent
 from volunteer.tui.app import VolunteerApp
 from volunteer.tui.look import Look
 from volunteer.tui.widgets.cards import CreditsCard, RunCard
+from volunteer.tui.widgets.loss_plots import ModelPlot
 
 Snapshot = Callable[..., bool]
 
@@ -264,6 +265,30 @@ async def test_after_a_restart_the_next_loss_is_awaited_not_the_first(engine: Fa
         text = screen_text(app)
         assert "the loss of your next task" in text
         assert "first task" not in text
+
+
+def solving() -> list[AnyEvent]:
+    """A volunteer of a run that problems teach: from 20 to 60 percent solved."""
+    run = replace(scenes.RUN, workload="rollouts", measure="share solved", loss=0.4, loss_first=0.8)
+    beginning = [event for event in scenes.started() if not isinstance(event, events.RunsListed)]
+    versions = [
+        events.LossMeasured(
+            run=run.name, version=version, loss=0.8 - version / 100, mine=0, measure="share solved"
+        )
+        for version in range(41)
+    ]
+    return [*beginning, events.RunsListed(runs=(run,)), *versions]
+
+
+async def test_a_run_of_problems_draws_how_many_percent_are_solved(engine: FakeEngine) -> None:
+    async with opened(engine, solving(), size=(120, 36)) as (app, _):
+        text = screen_text(app)
+        assert "Solved of the model 60 %" in text
+        (chart,) = (plot.chart(app.scene()) for plot in app.screen.query(ModelPlot))
+        assert [round(y) for _, y in chart.series[0].points[::20]] == [20, 40, 60]
+        assert "the answers of your next task" in text
+        assert "Loss" not in text
+        assert "loss" not in text
 
 
 async def test_tasks_of_several_devices_can_be_looked_at(engine: FakeEngine) -> None:

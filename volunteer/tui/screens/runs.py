@@ -206,7 +206,7 @@ class RunsPage(QueryPage):
             x_name=_("version"),
             empty=_("asking the coordinator")
             if answer.asking
-            else _("the loss of each version appears here"),
+            else _("the measure of each version appears here"),
         )
 
     def _mine(self, scene: Scene, name: str) -> frozenset[int]:

@@ -20,7 +20,7 @@ class TaskPlot(Plot):
     def heading(self, scene: Scene) -> tuple[str, str]:
         curve = self._curve(scene)
         if curve is None:
-            return _("Loss of this task"), ""
+            return _("This task now") if _solves(scene) else _("Loss of this task"), ""
         if not curve.points and curve.preview:
             return _("This task now"), ""
         subtitle = f"{_('generator')} {scene.glyphs.dot} {_('critic')}" if curve.second else ""
@@ -50,6 +50,8 @@ class TaskPlot(Plot):
 
     def chart(self, scene: Scene) -> Chart:
         curve = self._curve(scene)
+        if curve is None and _solves(scene):
+            return Chart(empty=_("the answers of your next task appear here"))
         if curve is None:
             me = scene.view.status.me
             worked = bool(scene.view.status.verdicts or (me is not None and me.accepted))
@@ -69,6 +71,12 @@ class TaskPlot(Plot):
         else:
             series.append(Series(points=average(curve.points), role="mean"))
         return Chart(series=tuple(series), x_name=_("step"), x_end=float(curve.steps))
+
+
+def _solves(scene: Scene) -> bool:
+    """Return True if the tasks of the shown run answer problems."""
+    info = scene.view.info(scene.view.run())
+    return info is not None and info.measure == "share solved"
 
 
 class ModelPlot(Plot):
@@ -92,7 +100,7 @@ class ModelPlot(Plot):
     def chart(self, scene: Scene) -> Chart:
         model = scene.view.models.get(scene.view.run())
         if model is None or not model.points:
-            return Chart(empty=_("the loss of each new version appears here"))
+            return Chart(empty=_("the measure of each version appears here"))
         info = scene.view.info(scene.view.run())
         points = rising(model.points, info.measure if info else "loss")
         return Chart(

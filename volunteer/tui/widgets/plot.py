@@ -45,8 +45,10 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rising(points: Sequence[Point], measure: Measure) -> Sequence[Point]:
-    """Return a measured loss by version as people read it: for problems, the share solved."""
-    return [(x, 1 - y) for x, y in points] if measure == "share solved" else points
+    """Return a measured loss by version as people read it: for problems, the percentage
+    solved.
+    """
+    return [(x, 100 * (1 - y)) for x, y in points] if measure == "share solved" else points
 
 
 class Plot(Panel):
