@@ -20,6 +20,12 @@ from shared.decoding import decode
 from shared.errors import BadRequest
 from shared.programs.installation import lacking
 from shared.workloads.base import ConvertedModel
+from shared.workloads.training.gguf_tokenizer import (
+    REFUSED,
+    Vocabulary,
+    add_tokens,
+    vocabulary,
+)
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -27,19 +33,25 @@ if TYPE_CHECKING:
 NAME = "model.gguf"
 # llama.cpp's names of model types; it reads Mistral as a Llama
 _ARCHITECTURES = {
-    "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gpt2": "gpt2"
-}  # fmt: skip
-_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# llama.cpp's names of the patterns by which tokenizers divide a text
-_PATTERNS = {
-    _PATTERN.replace("DIGITS", r"\p{N}{1,3}"): "llama-bpe",
-    _PATTERN.replace("DIGITS", r"\p{N}"): "qwen2",
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "gpt2": "gpt2",
 }
+_ACTIVATIONS = {
+    "gpt2": ("gelu", "gelu_new"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), ("gelu_pytorch_tanh",)),
+}
+# of so many layers, all but the last see a window alone
+_WINDOWED = {"gemma2": 2, "gemma3_text": 6}
+_LARGE = {"gemma2": 46, "gemma3_text": 62}  # layers of the sizes with another scale of attention
 _FILE_TYPES = {"float32": "ALL_F32", "float16": "MOSTLY_F16", "bfloat16": "MOSTLY_BF16"}
 _WEIGHT_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function")
 _CODE = (
     "from llama_cpp import Llama",
     "",
@@ -52,7 +64,6 @@ _CHAT = (
     "reply = model.create_chat_completion(turns, max_tokens=32)",
     'print(reply["choices"][0]["message"]["content"])',
 )
-_REFUSED = "the format gguf is not for"
 
 
 class _Folder(NamedTuple):
@@ -61,7 +72,7 @@ class _Folder(NamedTuple):
     config: Mapping[str, Any]
     tokenizer: Mapping[str, Any]
     template: str | None
-    begins: bool  # a text begins with the token of its beginning
+    begin: int | None  # token with which the tokenizer itself begins a text
 
 
 def as_gguf(model: ConvertedModel) -> ConvertedModel:
@@ -72,18 +83,18 @@ def as_gguf(model: ConvertedModel) -> ConvertedModel:
     if importlib.util.find_spec("gguf") is None:
         raise lacking("a GGUF file", "gguf")
     if "tokenizer.json" not in model.files:
-        raise BadRequest(f"{_REFUSED} a model without a tokenizer: llama.cpp needs one")
+        raise BadRequest(f"{REFUSED} a model without a tokenizer: llama.cpp needs one")
     folder = _Folder(
         config=decode(model.files["config.json"], dict[str, Any]),
         tokenizer=decode(model.files["tokenizer.json"], dict[str, Any]),
         template=decode(model.files["tokenizer_config.json"], dict[str, Any]).get("chat_template"),
-        begins=_begins(model.files),
+        begin=_begin(model.files["tokenizer.json"]),
     )
     _check(folder.config)
-    pattern = _pattern(folder.tokenizer)
+    words = vocabulary(folder.tokenizer, chat=folder.template is not None)
     with tempfile.TemporaryDirectory(prefix="gguf-") as scratch:
         path = Path(scratch) / NAME
-        _write(model, folder, pattern, path)
+        _write(model, folder, words, path)
         data = path.read_bytes()
     return ConvertedModel(
         tensors={},
@@ -99,51 +110,60 @@ def _check(config: Mapping[str, Any]) -> None:
     kind = config["model_type"]
     if kind not in _ARCHITECTURES:
         names = ", ".join(_ARCHITECTURES)
-        raise BadRequest(f"{_REFUSED} {kind}, only for {names}: choose transformers")
-    usual = ("gelu", "gelu_new") if kind == "gpt2" else ("silu",)
-    if (act := config.get("activation_function") or config.get("hidden_act")) not in usual:
-        raise BadRequest(f"{_REFUSED} a {kind} with the activation {act}: choose transformers")
+        raise BadRequest(f"{REFUSED} {kind}, only for {names}: choose transformers")
+    act = next((config[key] for key in _ACTIVATION_KEYS if config.get(key) is not None), "gelu_new")
+    if act not in _ACTIVATIONS.get(kind, ("silu",)):
+        raise BadRequest(f"{REFUSED} a {kind} with the activation {act}: choose transformers")
     if biased := [key for key in ("attention_bias", "mlp_bias") if config.get(key)]:
-        raise BadRequest(f"{_REFUSED} a {kind} with {biased[0]}: choose transformers")
-    if (config.get("sliding_window") or math.inf) < config.get("max_position_embeddings", 0):
+        raise BadRequest(f"{REFUSED} a {kind} with {biased[0]}: choose transformers")
+    if kind in _WINDOWED:
+        _check_windows(config)
+    elif (config.get("sliding_window") or math.inf) < config.get("max_position_embeddings", 0):
         raise BadRequest(
-            f"{_REFUSED} a {kind} with a sliding window, which llama.cpp leaves out: choose"
+            f"{REFUSED} a {kind} with a sliding window, which llama.cpp leaves out: choose"
             " transformers"
         )
-    rope_type = (config.get("rope_parameters") or {}).get("rope_type", "default")
-    if rope_type not in ("default", "llama3"):
-        raise BadRequest(f"{_REFUSED} rotary positions of the type {rope_type}")
+    if kind.startswith("gemma") and not config.get("tie_word_embeddings", True):
+        raise BadRequest(f"{REFUSED} a {kind} with a head of its own: choose transformers")
+    rope_type = _rope(config).get("rope_type", "default")
+    if rope_type not in (("default",) if kind in _WINDOWED else ("default", "llama3")):
+        raise BadRequest(f"{REFUSED} rotary positions of the type {rope_type}")
 
 
-def _pattern(tokenizer: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name of the pattern by which a tokenizer divides a text. Raises BadRequest
-    for one that is no BPE of bytes, or divides otherwise.
-    """
-    model, normalizer = tokenizer["model"], tokenizer.get("normalizer") or {"type": "NFC"}
-    divider = tokenizer.get("pre_tokenizer") or {"type": ""}
-    parts = divider["pretokenizers"] if divider["type"] == "Sequence" else [divider]
-    last = parts[-1]
-    if model["type"] != "BPE" or last["type"] != "ByteLevel" or last["add_prefix_space"]:
-        raise BadRequest(f"{_REFUSED} this tokenizer, only for a BPE of bytes")
-    if not model["merges"]:
-        raise BadRequest(f"{_REFUSED} a model of bytes: llama.cpp needs a tokenizer with merges")
-    usual = normalizer["type"] == "NFC" and last["use_regex"]
-    match parts[:-1]:
-        case [] if usual:
-            return "gpt-2"
-        case [{"type": "Digits", "individual_digits": True}] if usual:
-            return "smollm"
-        case [{"type": "Split", "behavior": "Isolated", "pattern": {"Regex": pattern}}] if (
-            pattern in _PATTERNS and normalizer["type"] == "NFC" and not last["use_regex"]
-        ):
-            return _PATTERNS[pattern]
-    raise BadRequest(
-        f"{_REFUSED} this tokenizer: it divides texts by a pattern of its own, not as GPT-2,"
-        " SmolLM, Llama 3 or Qwen 2"
-    )
+def _check_windows(config: Mapping[str, Any]) -> None:
+    """Raise BadRequest for a Gemma with sliding windows other than llama.cpp's."""
+    kind, layers = config["model_type"], config["num_hidden_layers"]
+    period = _WINDOWED[kind]
+    types = [
+        "sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(layers)
+    ]
+    width: int = config["head_dim"]
+    if layers == _LARGE[kind]:
+        width = config["hidden_size"] // config["num_attention_heads"]
+    local = config["rope_parameters"].get("sliding_attention", {}).get("rope_theta", 10_000.0)
+    usual = {
+        "layer_types": list(config.get("layer_types") or types) == types,
+        "sliding_window": bool(config.get("sliding_window")),
+        "query_pre_attn_scalar": config.get("query_pre_attn_scalar", 256) == width,
+        "attn_logit_softcapping": bool(config["attn_logit_softcapping"]) == (kind == "gemma2"),
+        "final_logit_softcapping": kind != "gemma2" or bool(config["final_logit_softcapping"]),
+        "rope_local_base_freq": local == 10_000.0,
+    }
+    if unusual := [key for key, right in usual.items() if not right]:
+        raise BadRequest(
+            f"{REFUSED} a {kind} with this {unusual[0]}, which llama.cpp has fixed: choose"
+            " transformers"
+        )
 
 
-def _write(model: ConvertedModel, folder: _Folder, pattern: str, path: Path) -> None:
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of the rotary positions, of the layers that see everything."""
+    settings: Mapping[str, Any] = config.get("rope_parameters") or {}
+    whole: Mapping[str, Any] = settings.get("full_attention", settings)
+    return whole
+
+
+def _write(model: ConvertedModel, folder: _Folder, words: Vocabulary, path: Path) -> None:
     """Write the file."""
     import gguf
 
@@ -151,7 +171,8 @@ def _write(model: ConvertedModel, folder: _Folder, pattern: str, path: Path) -> 
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[model.dtype]])
     (_add_gpt2 if architecture == "gpt2" else _add_llama)(writer, folder.config)
-    _add_tokens(writer, folder, pattern)
+    add_tokens(writer, folder.tokenizer, folder.config["vocab_size"], words)
+    _add_marks(writer, folder)
     _add_tensors(writer, model, folder.config)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -160,7 +181,7 @@ def _write(model: ConvertedModel, folder: _Folder, pattern: str, path: Path) -> 
 
 
 def _add_llama(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
-    """Add the settings of a Llama or a Qwen."""
+    """Add the settings of a Llama and its relatives."""
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_vocab_size(config["vocab_size"])
@@ -174,10 +195,16 @@ def _add_llama(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_value_length(width)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_dimension_count(width)
-    rope = {"rope_theta": config.get("rope_theta", 10_000.0), **config.get("rope_parameters", {})}
+    rope = {"rope_theta": config.get("rope_theta", 10_000.0), **_rope(config)}
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope.get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _divisors(rope, width).numpy())
+    if config["model_type"] in _WINDOWED:
+        writer.add_sliding_window(config["sliding_window"])
+    if config.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if config.get("final_logit_softcapping"):
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
 
 
 def _divisors(rope: Mapping[str, Any], width: int) -> Tensor:
@@ -204,34 +231,20 @@ def _add_gpt2(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_layer_norm_eps(config["layer_norm_epsilon"])
 
 
-def _begins(files: Mapping[str, bytes]) -> bool:
-    """Return True if the tokenizer itself begins a text with the token of its beginning."""
+def _begin(data: bytes) -> int | None:
+    """Return the token with which a tokenizer.json itself begins a text."""
     from tokenizers import Tokenizer
 
-    begin = decode(files["config.json"], dict[str, Any]).get("bos_token_id")
-    ids = Tokenizer.from_str(files["tokenizer.json"].decode()).encode("a").ids
-    return begin is not None and ids[:1] == [begin]
+    tokenizer = Tokenizer.from_str(data.decode())
+    whole, bare = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
+    return whole.ids[0] if whole.ids[:1] != bare.ids[:1] else None
 
 
-def _add_tokens(writer: GGUFWriter, folder: _Folder, pattern: str) -> None:
-    """Add the tokenizer, its special tokens and the chat template."""
-    import gguf
-
-    config, bpe, size = folder.config, folder.tokenizer["model"], folder.config["vocab_size"]
-    tokens = [f"[PAD{token}]" for token in range(size)]
-    kinds = [gguf.TokenType.UNUSED] * size
-    for text, token in bpe["vocab"].items():
-        tokens[token], kinds[token] = text, gguf.TokenType.NORMAL
-    for added in folder.tokenizer["added_tokens"]:
-        kind = gguf.TokenType.CONTROL if added["special"] else gguf.TokenType.USER_DEFINED
-        tokens[added["id"]], kinds[added["id"]] = added["content"], kind
-    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in bpe["merges"]]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pattern)
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(merges)
+def _add_marks(writer: GGUFWriter, folder: _Folder) -> None:
+    """Add the special tokens and the chat template."""
+    config = folder.config
     begin, end, pad = (config.get(f"{name}_token_id") for name in ("bos", "eos", "pad"))
+    begin = begin if folder.begin is None else folder.begin
     ends = end if isinstance(end, list) else [end]
     for token, add in (
         (begin, writer.add_bos_token_id),
@@ -241,7 +254,7 @@ def _add_tokens(writer: GGUFWriter, folder: _Folder, pattern: str) -> None:
     ):
         if token is not None:
             add(token)
-    writer.add_add_bos_token(folder.begins)
+    writer.add_add_bos_token(folder.begin is not None)
     if folder.template:
         writer.add_chat_template(folder.template)
 
@@ -258,7 +271,7 @@ def _add_tensors(writer: GGUFWriter, model: ConvertedModel, config: Mapping[str,
     for name, value in model.tensors.items():
         place = names.get_name(name, try_suffixes=(".weight", ".bias"))
         if place is None:
-            raise BadRequest(f"{_REFUSED} a model with the tensor {name}")
+            raise BadRequest(f"{REFUSED} a model with the tensor {name}")
         plain = value.ndim < 2 or place.startswith("position_embd")
         dtype = gguf.GGMLQuantizationType.F32 if plain else matrices
         array = _turned(name, value.detach().float(), config).contiguous().numpy()
@@ -266,12 +279,14 @@ def _add_tensors(writer: GGUFWriter, model: ConvertedModel, config: Mapping[str,
 
 
 def _turned(name: str, value: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """Return a tensor as llama.cpp keeps it: matrices of GPT-2 as outputs x inputs, and the rotary
-    halves of a Llama's heads in turns.
+    """Return a tensor as llama.cpp keeps it: matrices of GPT-2 as outputs x inputs, the rotary
+    halves of a Llama's heads in turns, the norms of a Gemma with the one that is added to them.
     """
     architecture, layer = _ARCHITECTURES[config["model_type"]], name.split(".")[-2]
     if architecture == "gpt2" and layer in ("c_attn", "c_proj", "c_fc") and value.ndim == 2:
         return value.T
+    if architecture.startswith("gemma") and layer.endswith("norm"):
+        return value + 1  # Gemma adds one to the weight of a norm, llama.cpp does not
     heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
     if architecture != "llama" or layer not in heads:
         return value

@@ -19,6 +19,7 @@ from shared.errors import BadRequest
 from shared.workloads.base import ConvertedModel, FormatWanted, load
 from shared.workloads.data.tokenizer import byte_tokenizer, train_tokenizer
 from shared.workloads.training.gguf_file import NAME, as_gguf
+from tests.support.workloads import piece_tokenizer as pieces
 from tests.support.workloads.chat_base import CHATML, chat_tokenizer
 from tests.support.workloads.tiny_causal import LLAMA, MISTRAL, SHAPES
 
@@ -42,7 +43,7 @@ def converted(
     table: Mapping[str, Any], tokenizer: bytes | None = TEXT, **more: Any
 ) -> ConvertedModel:
     """A new model in the form of the library transformers."""
-    vocabulary = Tokenizer.from_str(TEXT.decode()).get_vocab_size()
+    vocabulary = Tokenizer.from_str((tokenizer or TEXT).decode()).get_vocab_size()
     config = CAUSAL.config({"config": {"vocab_size": vocabulary, **table}, "context": 32}, None)
     weights = CAUSAL.init(config, 3)
     wanted = FormatWanted("transformers", tokenizer, **more)
@@ -135,7 +136,7 @@ def test_matrices_have_the_wanted_type_and_vectors_are_float32(
 ) -> None:
     model = converted(LLAMA, dtype=dtype)
     to = written(as_gguf(model), tmp_path / "gguf")
-    tensors = {each.name: each for each in gguf.GGUFReader(to / NAME).tensors}
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(to / NAME).tensors}
     assert tensors["token_embd.weight"].tensor_type.name == name
     assert tensors["output_norm.weight"].tensor_type.name == "F32"
     data = gguf.quants.dequantize(
@@ -150,7 +151,7 @@ def test_stretched_positions_of_llama_3_divide_the_frequencies(tmp_path: Path) -
 
     stretched = {**LLAMA, "rope_parameters": STRETCHED, "max_position_embeddings": 128}
     to = written(as_gguf(converted(stretched)), tmp_path / "gguf")
-    tensors = {each.name: each.data for each in gguf.GGUFReader(to / NAME).tensors}
+    tensors = {tensor.name: tensor.data for tensor in gguf.GGUFReader(to / NAME).tensors}
     config = transformers.LlamaConfig(**{**stretched, "head_dim": 8})
     inverse, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     plain = 1 / 10_000.0 ** (np.arange(0, 8, 2) / 8)
@@ -163,6 +164,13 @@ def divided(*parts: Any, normalizer: Any = None) -> bytes:
     tokenizer.normalizer = normalizer
     text: str = tokenizer.to_str()
     return text.encode()
+
+
+def whole_words(tokenizer: bytes) -> bytes:
+    """The tokenizer as Llama 3 has it: a word that is a token is not merged from its parts."""
+    table = json.loads(tokenizer)
+    table["model"]["ignore_merges"] = True
+    return json.dumps(table).encode()
 
 
 def label(value: object) -> str:
@@ -181,7 +189,7 @@ def split(pattern: str) -> Any:
 @pytest.mark.parametrize(
     ("tokenizer", "name"),
     [
-        (divided(split(LLAMA_3), bare()), "llama-bpe"),
+        (whole_words(divided(split(LLAMA_3), bare())), "llama-bpe"),
         (
             divided(split(LLAMA_3.replace("{1,3}", "")), bare(), normalizer=normalizers.NFC()),
             "qwen2",
@@ -202,7 +210,11 @@ def test_patterns_of_tokenizers_are_named(tmp_path: Path, tokenizer: bytes, name
     ("table", "tokenizer", "sentence"),
     [
         (LLAMA, None, "not for a model without a tokenizer"),
-        (SHAPES["gemma2"], TEXT, "not for gemma2, only for llama, mistral, qwen2, qwen3, gpt2: ch"),
+        (
+            SHAPES["phi3"],
+            TEXT,
+            "not for phi3, only for llama, mistral, qwen2, qwen3, gemma, gemma2",
+        ),
         (SHAPES["gpt_neox"], TEXT, "not for gpt_neox, only for"),
         (MISTRAL, TEXT, "not for a mistral with a sliding window"),
         ({**LLAMA, "hidden_act": "gelu"}, TEXT, "not for a llama with the activation gelu"),
@@ -217,6 +229,7 @@ def test_patterns_of_tokenizers_are_named(tmp_path: Path, tokenizer: bytes, name
             byte_tokenizer(),
             "not for a model of bytes: llama.cpp needs a tokenizer with merge",
         ),
+        (LLAMA, divided(split(LLAMA_3), bare()), "it divides texts by a pattern of its own"),
         (LLAMA, divided(split("a"), bare()), "it divides texts by a pattern of its own"),
         (LLAMA, divided(bare()), "it divides texts by a pattern of its own"),
         (
@@ -233,6 +246,61 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused(
 ) -> None:
     with pytest.raises(BadRequest, match=sentence):
         as_gguf(converted(table, tokenizer))
+
+
+GEMMA_2 = {**SHAPES["gemma2"], "query_pre_attn_scalar": 16}
+
+
+@pytest.mark.parametrize(
+    ("change", "setting"),
+    [
+        ({"query_pre_attn_scalar": 24}, "query_pre_attn_scalar"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ({"sliding_window": None}, "sliding_window"),
+        ({"attn_logit_softcapping": None}, "attn_logit_softcapping"),
+        ({"final_logit_softcapping": None}, "final_logit_softcapping"),
+    ],
+)
+def test_a_gemma_of_which_llama_cpp_knows_less_is_refused(
+    change: Mapping[str, Any], setting: str
+) -> None:
+    as_gguf(converted(GEMMA_2))
+    with pytest.raises(BadRequest, match=f"not for a gemma2 with this {setting}, which llama.cpp"):
+        as_gguf(converted({**GEMMA_2, **change}))
+
+
+def pieced(**changes: Any) -> bytes:
+    """A tokenizer of pieces, with other parts of its model."""
+    table = pieces.piece_tokenizer(pieces.LLAMA_2)
+    table["model"] |= changes
+    return json.dumps(table).encode()
+
+
+def test_merges_that_do_not_follow_from_scores_are_refused() -> None:
+    as_gguf(converted(LLAMA, pieced()))
+    merges = pieces.piece_tokenizer(pieces.LLAMA_2)["model"]["merges"]
+    both = [pair for pair in merges if "".join(pair) == "▁an"]
+    assert len(both) == 2  # ▁ + an, ▁a + n
+    for wrong in (
+        [pair for pair in merges if pair != both[1]],
+        [both[1], *(pair for pair in merges if pair != both[1])],
+    ):
+        with pytest.raises(BadRequest, match="the merges of '▁an' do not follow from scores"):
+            as_gguf(converted(LLAMA, pieced(merges=wrong)))
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        {**pieces.LLAMA_2, "normalizer": {"type": "Lowercase"}},
+        {**pieces.GEMMA, "normalizer": None},
+        {**pieces.MISTRAL, "pre_tokenizer": {**pieces.MISTRAL["pre_tokenizer"], "split": True}},
+    ],
+)
+def test_pieces_of_changed_texts_are_refused(style: Mapping[str, Any]) -> None:
+    data = json.dumps(pieces.piece_tokenizer(style)).encode()
+    with pytest.raises(BadRequest, match="it changes or divides texts in a way of its own"):
+        as_gguf(converted(LLAMA, data))
 
 
 def test_a_model_of_bytes_that_rollouts_taught_is_refused() -> None:
