@@ -15,7 +15,7 @@ import math
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, get_args, get_origin
 
@@ -288,12 +288,17 @@ def check_keys(
             raise error(f'unknown key "{escaped(key)}" in {where}: {hint(key, names)}')
 
 
+@cache
+def _fields_of(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(kind)
+
+
 def _check_names(
     table: Mapping[str, object], kind: type[msgspec.Struct], where: str, error: type[VolunteerError]
 ) -> None:
     """Raise `error` for an unknown key, also in inner tables that forbid unknown keys."""
     check_keys(table, kind.__struct_encode_fields__, where, error)
-    for field in msgspec.structs.fields(kind):
+    for field in _fields_of(kind):
         key, value = field.encode_name, table.get(field.encode_name)
         tables = [value]
         if get_origin(field.type) is dict and isinstance(value, Mapping):

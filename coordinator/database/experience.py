@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
-from coordinator.database.engine.statements import deletion
+from coordinator.database.engine.statements import deletion, its, one_of
 from coordinator.database.tables.contributions import contributions
 from coordinator.database.tables.experience import (
     chunks,
@@ -43,6 +43,8 @@ WAITING: tuple[TaskState, ...] = ("accepted",)  # for a merge
 LATELY = 64  # newest chunks, or reports, that a figure is measured from
 LOOKED_THROUGH = 16 * LATELY  # newest contributions that are searched for reports
 CHUNKS_MAX = 4096  # most chunks of one window: no lease can list more
+# The 0 is written into the statement, so that SQLite uses the partial index.
+_OF_NO_PASS = tasks.c.pass_no == literal_column("0")
 
 
 class HarvestRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,33 +253,30 @@ def rollouts(conn: Connection, run_id: int) -> list[RolloutSums]:
     return [RolloutSums(**row) for row in conn.execute(query).mappings()]
 
 
+def _total(condition: ColumnElement[bool], value: ColumnElement[int] | int) -> ColumnElement[int]:
+    return func.coalesce(func.sum(case((condition, value), else_=0)), 0)
+
+
+_LEARN, _IS_OPEN = tasks.c.kind == "learn", one_of(tasks.c.state, OPEN)
+_SIZE = tasks.c.stop - tasks.c.start
+_EPISODES = select(
+    func.coalesce(func.sum(chunks.c.episodes), 0).label("sealed"),
+    func.coalesce(func.sum(chunks.c.samples), 0).label("samples"),
+).where(its(chunks.c.run_id))
+_TASKS = select(
+    _total(_LEARN & tasks.c.state.not_in(("discarded", "cancelled")), _SIZE).label("planned"),
+    _total(_LEARN & (tasks.c.state == "done"), _SIZE).label("learnt"),
+    _total(_LEARN & one_of(tasks.c.state, WAITING), 1).label("merging"),
+    _total(_LEARN & _IS_OPEN, 1).label("learning"),
+    _total((tasks.c.kind == "evaluate") & _IS_OPEN, 1).label("measuring"),
+).where(its(tasks.c.run_id), one_of(tasks.c.kind, ("learn", "evaluate")), _OF_NO_PASS)
+
+
 def totals(conn: Connection, run_id: int) -> Totals:
-    c, t = chunks.c, tasks.c
-    harvest_sums = select(
-        func.coalesce(func.sum(c.episodes), 0), func.coalesce(func.sum(c.samples), 0)
-    )
-    episodes_sealed, samples = conn.execute(harvest_sums.where(c.run_id == run_id)).one()
-    size = t.stop - t.start
-    done = func.sum(case((t.state == "done", size), else_=0))
-    learn_sums = select(func.coalesce(func.sum(size), 0), func.coalesce(done, 0)).where(
-        _beside(run_id, "learn"), t.state.not_in(("discarded", "cancelled"))
-    )
-    planned, episodes_learnt = conn.execute(learn_sums).one()
-    return Totals(
-        sealed=int(episodes_sealed),
-        samples=int(samples),
-        planned=int(planned),
-        learnt=int(episodes_learnt),
-        merging=_count(conn, run_id, "learn", WAITING),
-        learning=_count(conn, run_id, "learn", OPEN),
-        measuring=_count(conn, run_id, "evaluate", OPEN),
-    )
-
-
-def _count(conn: Connection, run_id: int, kind: str, states: Collection[TaskState]) -> int:
-    t = tasks.c
-    query = select(func.count()).where(t.run_id == run_id, t.kind == kind, t.state.in_(states))
-    return int(conn.execute(query).scalar_one())
+    values = {"its_run_id": run_id}
+    episodes = conn.execute(_EPISODES, values).mappings().one()
+    counts = conn.execute(_TASKS, values).mappings().one()
+    return Totals(**{name: int(number) for name, number in {**episodes, **counts}.items()})
 
 
 # --- tasks ---
@@ -286,9 +285,7 @@ def _count(conn: Connection, run_id: int, kind: str, states: Collection[TaskStat
 def _beside(run_id: int, kind: str) -> ColumnElement[bool]:
     """Return the condition for tasks of a kind that are outside the pass."""
     t = tasks.c
-    # The 0 is written into the statement, so that SQLite uses the partial index.
-    of_no_pass = t.pass_no == literal_column("0")
-    return (t.run_id == run_id) & (t.kind == kind) & of_no_pass
+    return (t.run_id == run_id) & (t.kind == kind) & _OF_NO_PASS
 
 
 def next_start(conn: Connection, run_id: int, kind: str) -> int:

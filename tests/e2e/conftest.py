@@ -17,7 +17,6 @@ import pytest
 from coordinator.config import Settings
 from coordinator.http.app import Coordinator, opened
 from shared.decoding import convert
-from shared.workloads.data.documents import Document
 from tests.support.command_line import (  # noqa: F401 # fixtures of this directory
     busy,
     busy_once,
@@ -28,6 +27,7 @@ from tests.support.command_line import (  # noqa: F401 # fixtures of this direct
 from tests.support.forkserver import Child, ForkServer
 from tests.support.local_coordinator import RUN
 from tests.support.server_process import Process, forked_command
+from tests.support.sums import build_sums
 
 
 @pytest.fixture(scope="session")
@@ -103,13 +103,8 @@ class ServedCoordinator:
 
     async def start_run(self, text: str = RUN) -> str:
         """A tiny dataset and a running run on it; its name."""
-        from shared.workloads.data.text_dataset import build_text
-
-        documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
         async with self.opened() as coordinator:
-            await coordinator.datasets.add(
-                lambda put: build_text("sums", documents, put, vocab_size=300, chunk_tokens=2048)
-            )
+            await coordinator.datasets.add(build_sums)
             run = await coordinator.runs.create(text)
             await coordinator.runs.start(run.name)
         return run.name

@@ -6,7 +6,6 @@ import hashlib
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,8 +27,8 @@ from shared.protocol.contributions import SubmitRequest, UploadInfo, Verdict
 from shared.protocol.leases import BeginReply, ClaimReply, Lease
 from shared.protocol.limits import API
 from shared.tensors.quantize import codec
-from shared.workloads.data.documents import Document
 from tests.support.databases import empty_sqlite
+from tests.support.sums import build_sums
 from tests.support.virtual_clock import VirtualClock
 
 T = TypeVar("T")
@@ -78,12 +77,7 @@ class LocalCoordinator:
 
     async def start_run(self, text: str = RUN, build: Build | None = None) -> str:
         """A tiny dataset, or the one that is built, and a running run on it; its name."""
-        from shared.workloads.data.text_dataset import build_text
-
-        documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
-        await self.coordinator.datasets.add(
-            build or partial(build_text, "sums", documents, vocab_size=300, chunk_tokens=2048)
-        )
+        await self.coordinator.datasets.add(build or build_sums)
         run = await self.coordinator.runs.create(text)
         await self.coordinator.runs.start(run.name)
         return run.name

@@ -139,7 +139,7 @@ def test_a_closed_pipe_is_quiet(command: tuple[str, ...], tmp_path: Path) -> Non
 
 def test_a_server_says_that_it_lives_in_the_future(tmp_path: Path, run: Run) -> None:
     here = ("--data-dir", tmp_path / "data")
-    assert run("run", "create", "--example", *here).code == 0
+    assert run("migrate", *here).code == 0
     with closing(sqlite3.connect(tmp_path / "data" / "coordinator.sqlite3")) as rows, rows:
         stored = (CLOCK_KEY, str(time.time() + 400 * 86400))
         rows.execute("INSERT OR REPLACE INTO meta (key, value) VALUES (?, ?)", stored)
@@ -175,7 +175,7 @@ def test_files_that_are_something_else_are_named_for_what_they_are(
     said = run("run", "list", "--database", f"sqlite:///{text}")
     assert (said.code, "or no database at all" in said.err) == (78, True)
     here = ("--data-dir", tmp_path / "data")
-    assert run("run", "create", "--example", *here).code == 0
+    assert run("migrate", *here).code == 0
     said = run("record", "list", "--limit", "-3", *here)
     assert said.err == "coordinator: option limit: expected a whole number of at least 1\n"
     dated = tmp_path / "run.toml"

@@ -45,6 +45,7 @@ def test_a_folder_becomes_a_run_with_a_join_link_and_says_by_which_commands(
     assert "--name" in again.err
 
 
+@pytest.mark.slow
 def test_as_json_it_prints_one_document(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,9 +47,12 @@ async def merged(home: LocalCoordinator, rounds: int = 2, file: str = RUN) -> st
     run = await home.start_run(file)
     assert await home.coordinator.evaluation.evaluate_next()
     workers = (await home.join("Mia"), await home.join("Bob"))
-    history = MergeRounds(home, run, workers, lambda: 0.0)
     for number in range(rounds):
-        await history.round(10 * number)
+        for place, worker in enumerate(workers):
+            await worker.work(seed=10 * number + place)
+        assert await home.coordinator.merger.merge_if_due(1)
+        await home.clock.advance(3)
+        await home.coordinator.evaluation.evaluate_next()
     return run
 
 

@@ -114,6 +114,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.slow
 async def test_nothing_is_lost_when_the_coordinator_dies_at_each_named_point(
     served: ServedCoordinator, tmp_path: Path
 ) -> None:

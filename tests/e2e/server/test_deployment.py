@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,13 @@ from coordinator.config import Settings
 from coordinator.database.tables.contributions import contributions
 from coordinator.http.routes.metrics import INSTRUMENTS, PREFIX
 from coordinator.services import opened
-from shared.workloads.data.documents import Document
-from shared.workloads.data.text_dataset import build_text
 from tests.e2e.conftest import Forked, free_port
 from tests.support.balancer import balanced
 from tests.support.databases import Postgres, _run
 from tests.support.local_coordinator import RUN
 from tests.support.server_process import Process
 from tests.support.sources import ROOT
+from tests.support.sums import build_sums
 from tests.support.wayward_store import WaywardStore
 
 FOLDER = ROOT / "packaging"
@@ -190,9 +188,7 @@ async def test_the_services_of_the_compose_file_train(
         shutil.copy(tmp_path / "1" / "signing.key", tmp_path / "2")
         two = stack.enter_context(forked(tmp_path / "2", f"--port={ports[1]}"))
         async with opened(settings) as coordinator:
-            documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
-            build = partial(build_text, "sums", documents, vocab_size=300, chunk_tokens=2048)
-            await coordinator.datasets.add(build)
+            await coordinator.datasets.add(build_sums)
             run = await coordinator.runs.create(RUN.replace("quorum = 2", "quorum = 1"))
             await coordinator.runs.start(run.name)
         port = int(environment["COORDINATOR_URL"].rpartition(":")[2])

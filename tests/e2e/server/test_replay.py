@@ -54,7 +54,7 @@ RUNS = {
     "gomoku": GAMES.replace("simulations = 16", "simulations = 8"),
     "rollouts": ROLLOUTS.replace("warm_steps = 300", "warm_steps = 5"),
 }
-BRIEF = ("gpt async-sgd", "dcgan fedavg", "gomoku self-play")
+BRIEF = ("gpt async-sgd", "dcgan fedavg")
 
 
 def test_the_registries_name_nothing_that_is_not_replayed_here() -> None:

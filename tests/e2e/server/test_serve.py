@@ -28,11 +28,10 @@ from coordinator.http.server import welcome
 from coordinator.services import opened
 from shared.errors import Configuration, Unauthorized
 from shared.network.links import parse_link
-from shared.workloads.data.documents import Document
-from shared.workloads.data.text_dataset import build_text
 from tests.e2e.conftest import Commanded, Forked
 from tests.support.local_coordinator import RUN, local_coordinator
 from tests.support.server_process import Process, command
+from tests.support.sums import build_sums
 
 SOON_S = 20.0
 # commands that run in this process set up the log
@@ -105,16 +104,13 @@ def test_commands_work_while_it_serves(server: Process, commanded: Commanded) ->
 
 async def test_it_names_the_command_that_brings_the_newest_run_on(tmp_path: Path) -> None:
     folder = tmp_path / "my data"
-    documents = [Document(str(n), f"{n} plus {n} is {n + n};\n" * 40) for n in range(40)]
     async with opened(Settings(data_dir=str(folder))) as coordinator:
         await coordinator.server.set_address(ServerAddress(url="http://127.0.0.1:1"))
         there = f"--data-dir '{folder}'"
         assert (await welcome(coordinator))[-1].endswith(
             f"coordinator run create --example {there}"
         )
-        await coordinator.datasets.add(
-            lambda put: build_text("sums", documents, put, vocab_size=300, chunk_tokens=2048)
-        )
+        await coordinator.datasets.add(build_sums)
         run = await coordinator.runs.create(RUN)
         assert (await welcome(coordinator))[-1].endswith(f"run start {run.name} {there}")
         await coordinator.runs.start(run.name)

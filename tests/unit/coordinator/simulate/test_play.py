@@ -72,7 +72,7 @@ def test_one_judge_bounds_many_players() -> None:
     slow = {"judge_s": 0.25}
     learner = {**LEARNER, "steps_per_s": 1000.0}
     run = with_options(GAMES, queue=100_000)
-    found = predict(outcome(run, workers=[learner, many], server=slow, hours=0.03))
+    found = predict(outcome(run, workers=[learner, many], server=slow, hours=0.012))
     assert played(found).per_hour == pytest.approx(4 * 3600, rel=0.05)
     assert played(found).judge_busy_share > 0.95
     assert found.bottleneck.startswith("the judge")
@@ -93,16 +93,16 @@ def test_a_learner_that_is_too_slow_holds_the_players_back() -> None:
 
 def test_the_same_seed_plays_the_same_and_another_one_does_not() -> None:
     workers = [LEARNER, {**PLAYER, "count": 3, "spread": 0.3, "jitter": 0.1, "lost_per_hour": 20.0}]
-    one, two = (outcome(workers=workers, seed=4) for _ in range(2))
+    one, two = (outcome(workers=workers, hours=0.02, seed=4) for _ in range(2))
     assert one.merged_at == two.merged_at
     assert [trace.segments for trace in one.traces] == [trace.segments for trace in two.traces]
     assert predict(one) == predict(two)
-    assert outcome(workers=workers, seed=5).merged_at != one.merged_at
+    assert outcome(workers=workers, hours=0.02, seed=5).merged_at != one.merged_at
 
 
 def test_a_machine_that_vanishes_during_a_game_leaves_it_to_others() -> None:
     weak = {**PLAYER, "name": "weak", "lost_per_hour": 60.0, "back_after_minutes": 2.0}
-    result = outcome(workers=[LEARNER, PLAYER, weak], hours=0.15)
+    result = outcome(workers=[LEARNER, PLAYER, weak], hours=0.07)
     _, firm, lost = result.traces
     assert lost.seconds()["away"] > 100
     assert firm.verdicts["accepted"] > lost.verdicts["accepted"] > 0
