@@ -5,6 +5,10 @@
 A key names the network of each player, so that a game keeps the network it began with while others
 begin with a newer one, and two networks can meet. The composition of a batch does not change any
 game.
+
+Each move is searched from its beginning, so that anyone can search it again without the moves
+before. Most positions below the move just made were evaluated in the search before; a cache has
+their evaluations, which are functions of the position alone.
 """
 
 from __future__ import annotations
@@ -54,6 +58,30 @@ class FinishedGame(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+Evaluation = tuple[Floats, np.float32]  # logits (A,) and the value of a position
+
+
+class EvaluationCache:
+    """Evaluations of one network in a game: of the running search and of the search before."""
+
+    def __init__(self) -> None:
+        self._running: dict[bytes, Evaluation] = {}
+        self._last: dict[bytes, Evaluation] = {}
+
+    def get(self, position: bytes) -> Evaluation | None:
+        evaluation = self._running.get(position)
+        if evaluation is None and (evaluation := self._last.get(position)) is not None:
+            self._running[position] = evaluation
+        return evaluation
+
+    def put(self, position: bytes, evaluation: Evaluation) -> None:
+        self._running[position] = evaluation
+
+    def next_search(self) -> None:
+        """Keep the evaluations of the search that ended, and drop older ones."""
+        self._running, self._last = {}, self._running
+
+
 class Seat:
     """Game in progress."""
 
@@ -61,6 +89,12 @@ class Seat:
         self.plan = plan
         self.position = Position(rules, plan.opening)
         self.visits: list[tuple[int, ...]] = []
+        self._caches = {key: EvaluationCache() for key in plan.players}
+
+    @property
+    def cache(self) -> EvaluationCache:
+        """Return the evaluations of the player to move."""
+        return self._caches[self.player]
 
     @property
     def player(self) -> str:
@@ -146,17 +180,22 @@ class Arena:
         )
 
     def _ask(self, boards: Boards) -> tuple[Floats, Floats]:
-        """Evaluate each board by the network of its player."""
-        keys = [self.seats[game].player for game in self._search.waiting_games()]
-        if len(set(keys)) == 1:
-            return self._players[keys[0]](boards)
+        """Return the evaluation of each board by the network of its player, or from its cache."""
         logits = np.empty(boards.shape, np.float32)
         values = np.empty(len(boards), np.float32)
-        for key in sorted(set(keys)):
-            rows_of_player = np.array([one == key for one in keys])
-            logits[rows_of_player], values[rows_of_player] = self._players[key](
-                boards[rows_of_player]
-            )
+        seats = [self.seats[game] for game in self._search.waiting_games()]
+        missing: dict[str, list[int]] = {}
+        for row, (seat, board) in enumerate(zip(seats, boards, strict=True)):
+            evaluation = seat.cache.get(board.tobytes())
+            if evaluation is None:
+                missing.setdefault(seat.player, []).append(row)
+            else:
+                logits[row], values[row] = evaluation
+        for key, rows in sorted(missing.items()):
+            logits[rows], values[rows] = self._players[key](boards[rows])
+            for row in rows:
+                evaluation = (logits[row].copy(), values[row])
+                seats[row].cache.put(boards[row].tobytes(), evaluation)
         return logits, values
 
     def _move(self) -> list[FinishedGame]:
@@ -166,6 +205,7 @@ class Arena:
         for seat, row in zip(self.seats, visits, strict=True):
             ply = len(seat.position.moves)
             seat.visits.append(flat(row))
+            seat.cache.next_search()
             seat.position.play(draw(row, seat.plan.seed, ply, self._manner.temperature_plies))
         self.plies += len(self.seats)
         ended = [seat.played() for seat in self.seats if seat.position.over]
