@@ -42,8 +42,8 @@ CLOSED = {
         "e2e/server/test_blame.py::test_a_run_of_a_wrong_file_pauses_itself_and_blames_nobody",
     ),
     "windows without a learnt token (F3)": (
-        "unit/shared/workloads/data/test_answer_blocks.py::"
-        "test_the_samples_are_the_windows_with_a_target_to_learn",
+        "unit/shared/workloads/data/test_dialogue_windows.py::"
+        "test_each_learnt_token_is_learnt_once_after_all_that_fits_before_it",
     ),
     "accepted work that weighs nothing and holds a merge up (F4)": (
         "e2e/server/test_blame.py::test_work_after_a_wrong_run_counts_whole_and_is_merged_at_once",

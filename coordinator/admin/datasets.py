@@ -95,7 +95,7 @@ class DatasetShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetShown:
-    from shared.workloads.data.answer_blocks import ANSWERS
+    from shared.workloads.data.dialogue_windows import RUNS
 
     refs = (*manifest.chunks, *manifest.heldout, *manifest.assets.values())
     return DatasetShown(
@@ -103,7 +103,7 @@ def _shown(manifest: DatasetManifest, skipped: Iterable[str] = ()) -> DatasetSho
         kind=manifest.kind,
         licence=manifest.licence,
         source=manifest.source,
-        meta={key: value for key, value in manifest.meta.items() if key != ANSWERS},
+        meta={key: value for key, value in manifest.meta.items() if key != RUNS},
         items=sum(chunk.items for chunk in manifest.chunks),
         heldout=sum(chunk.items for chunk in manifest.heldout),
         chunks=len(manifest.chunks),

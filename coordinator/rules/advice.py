@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from coordinator.plan.plan_tables import Plan
 from shared.protocol.accounts import Device
 from shared.protocol.limits import memory_on
-from shared.text import printable, size
+from shared.text import counted, printable, size
 from shared.workloads.base import TrainSettings
 
 # Outer momentum on deltas of 30 local steps (docs/decisions/0036-fresh-optimisers.md): up to this
@@ -18,6 +18,7 @@ MOMENTUM_MIN = 0.5
 # version (0.2 to 0.4 of the points, three seeds), with 100 it won (0.80 to 0.95).
 GAME_STEPS = 100
 FEW_LEARNT = 0.05  # share of learnt tokens below which an organiser is told
+MUCH_PADDING = 0.1  # share of empty places in windows from which an organiser is told
 
 
 def too_large(needed: int, devices: Sequence[Device]) -> tuple[str, ...]:
@@ -45,32 +46,34 @@ def brief_games(unit: str, local_steps: int) -> tuple[str, ...]:
     )
 
 
-def few_learnt(dataset: str, share: float, samples: int, windows: int) -> tuple[str, ...]:
-    """Return the advice for dialogues of which few tokens, or not all windows, are learnt."""
-    if share >= FEW_LEARNT and samples >= windows:
+def few_learnt(dataset: str, share: float) -> tuple[str, ...]:
+    """Return the advice for dialogues of which few tokens are learnt."""
+    if share >= FEW_LEARNT:
         return ()
-    sentence = f'{share:.1%} of the tokens of "{printable(dataset, 80)}" are learnt'
-    if samples < windows:
-        sentence += (
-            f", and {samples:,} of its {windows:,} windows have one: the others are left out;"
-            " a longer context reads more of each"
-        )
-    return (sentence,)
+    return (f'{share:.1%} of the tokens of "{printable(dataset, 80)}" are learnt',)
 
 
-def long_dialogues(dataset: str, context: int, sizes: tuple[int, int, int]) -> tuple[str, ...]:
-    """Return the advice for dialogues that exceed the context; `sizes` are their median, 95th
-    percentile and maximum in tokens.
-    """
-    middle, long, longest = sizes
-    most = context + 1  # the last token of a window is a target only
-    if longest <= most:
+def long_dialogues(dataset: str, context: int, lengths: Sequence[int]) -> tuple[str, ...]:
+    """Return the advice for dialogues that exceed the context, by their lengths in tokens."""
+    # the last token of a window is a target only
+    count = sum(length > context + 1 for length in lengths)
+    if not count:
         return ()
-    share = "more than half" if middle > most else "5 to 50%" if long > most else "at most 5%"
     return (
-        f'{share} of the dialogues of "{printable(dataset, 80)}" exceed the context of'
-        f" {context:,} tokens, the longest with {longest:,}: training reads them in parts, and a"
-        " version is measured without their ends",
+        f'{count:,} of the {counted(len(lengths), "dialogue")} of "{printable(dataset, 80)}" exceed'
+        f" the context of {context:,} tokens, the longest with {max(lengths):,}: training reads"
+        " them in parts, and a version is measured without their ends",
+    )
+
+
+def padded(windows: int, context: int, tokens: int) -> tuple[str, ...]:
+    """Return the advice for windows that whole dialogues fill badly."""
+    share = 1 - tokens / max(1, windows * (context + 1))
+    if share < MUCH_PADDING:
+        return ()
+    return (
+        f"{share:.0%} of the windows of {context:,} tokens stay empty, since a dialogue is kept"
+        " whole: another context may fit these dialogues better",
     )
 
 

@@ -21,7 +21,14 @@ from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
-from coordinator.rules.advice import brief_games, few_learnt, long_dialogues, too_large, unsteady
+from coordinator.rules.advice import (
+    brief_games,
+    few_learnt,
+    long_dialogues,
+    padded,
+    too_large,
+    unsteady,
+)
 from coordinator.rules.drift import bounded
 from coordinator.rules.machine_time import MachineSeconds, MachineTime
 from coordinator.rules.sizing import memory_bytes
@@ -45,6 +52,7 @@ from shared.protocol.versions import (
 )
 from shared.workloads.base import DatasetManifest
 from shared.workloads.data.chat_template import ChatFrame
+from shared.workloads.data.dialogue_windows import dialogues_of
 from shared.workloads.experience import RolloutSums, warm_start
 from shared.workloads.generation.suite_score import standard_error
 
@@ -435,13 +443,11 @@ def _dialogues_advice(run: RunRow, manifest: DatasetManifest) -> tuple[str, ...]
     share = manifest.meta.get("answer_share")
     if not isinstance(share, float):
         return ()
-    windows = sum((chunk.items - 1) // run.sample_size for chunk in manifest.chunks)
-    median, long, longest = (
-        int(manifest.meta.get(f"length_{name}", 0)) for name in ("median", "95", "longest")
-    )
+    lengths = dialogues_of(manifest).lengths
     return (
-        *few_learnt(manifest.name, share, run.samples_total, windows),
-        *long_dialogues(manifest.name, run.sample_size, (median, long, longest)),
+        *few_learnt(manifest.name, share),
+        *long_dialogues(manifest.name, run.sample_size, lengths.tolist()),
+        *padded(run.samples_total, run.sample_size, int(lengths.sum())),
     )
 
 

@@ -142,7 +142,7 @@ class Runs(PlatformService):
         manifest = dataset.manifest if dataset else None
         model = await asyncio.to_thread(workload.config, file.model, manifest)
         passed = manifest if workload.needs_dataset else None  # dataset that the tasks pass over
-        counts = list(workload.samples(model, passed)) if passed else []
+        counts = list(await asyncio.to_thread(workload.samples, model, passed)) if passed else []
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
         stored = run_file.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))

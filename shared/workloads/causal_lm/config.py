@@ -22,8 +22,8 @@ from shared.workloads.base import ChunkRef, DatasetManifest, Origin
 from shared.workloads.causal_lm import architectures, hub, model_folder
 from shared.workloads.causal_lm.architectures import Shape, read_shape
 from shared.workloads.causal_lm.base_settings import BaseSettings, read_base_settings
-from shared.workloads.data.answer_blocks import learnt_windows
-from shared.workloads.data.tokenizer import MARKED
+from shared.workloads.data.tokenizer import MARKED, dtype_of
+from shared.workloads.data.windows import windows_of
 
 BASE = "base"  # prefix of frozen files among the assets of a dataset
 HEAD = "lm_head.weight"
@@ -191,15 +191,15 @@ def config_for(raw: Mapping[str, object], manifest: DatasetManifest | None) -> C
     if vocab and isinstance(settings, Mapping) and "vocab_size" not in settings:
         raw = {**raw, "config": {**settings, "vocab_size": vocab}}
     config = CausalConfig.from_dict(raw)
-    if learnt_share(manifest) is not None and not sum(
-        map(len, learnt_windows(manifest, config.context) or ([0],))
-    ):
-        raise InvalidRunFile(f'the dataset "{manifest.name}" has no answers to learn from')
     if config.shape.vocab_size < vocab:
         raise InvalidRunFile(
             f"[model.config] vocab_size {config.shape.vocab_size} is below the {vocab} tokens of"
             f' the dataset "{manifest.name}", whose tokenizer is not this model\'s'
         )
+    if dtype_of(manifest) == MARKED:
+        if not sum(windows_of(manifest, config.context)):
+            raise InvalidRunFile(f'the dataset "{manifest.name}" has no answers to learn from')
+        return config
     for chunks, use in ((manifest.chunks, "train on"), (manifest.heldout, "hold out")):
         longest = max((chunk.items for chunk in chunks), default=config.context + 1)
         if longest <= config.context:
@@ -290,19 +290,6 @@ def _check_files(files: Mapping[str, ChunkRef]) -> None:
         plain = model_folder.SHARD.fullmatch(name) and _SHA256.fullmatch(file.sha256)
         if not plain or not 0 <= file.size <= _FILE_BYTES_MAX:
             raise InvalidRunFile(f"[model] files: {escaped(name, 120)!r} is not a file of weights")
-
-
-def learnt_share(manifest: DatasetManifest) -> float | None:
-    """Return the learnt share of the tokens of a dataset of dialogues; None for plain text.
-
-    Raises InvalidRunFile for an impossible share.
-    """
-    if manifest.meta.get("dtype") != MARKED:
-        return None
-    share = manifest.meta.get("answer_share")
-    if not isinstance(share, float) or not 1e-6 <= share <= 1:
-        raise InvalidRunFile(f'the dataset "{manifest.name}" has no answers to learn from')
-    return share
 
 
 def schema(config: CausalConfig) -> Schema:

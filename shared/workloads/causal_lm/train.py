@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from shared.workloads.base import Data, Job, Weights
 from shared.workloads.causal_lm.base_model import frozen_of
-from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample, learnt_share
+from shared.workloads.causal_lm.config import CausalConfig, flops_per_sample
 from shared.workloads.causal_lm.model import build
+from shared.workloads.data.dialogue_windows import DialogueWindows, learnt_share
 from shared.workloads.data.pass_order import PassOrder
 from shared.workloads.data.token_loss import Reading, heldout_loss
+from shared.workloads.data.tokenizer import MARKED, dtype_of
 from shared.workloads.data.windows import Windows, of_pass, windows_of
 from shared.workloads.training.device_differences import to_device
 from shared.workloads.training.dropout import sample_keys
@@ -30,11 +32,10 @@ class CausalWork(StepWork):
         counts = windows_of(data.manifest, config.context)
         order = PassOrder(counts, job.order_seed)
         rows = of_pass(order, job.start, job.stop, job.steps, job.batch_size)
-        self._windows = Windows(data, config.context, config.shape.vocab_size, rows)
-        self._learnt = learnt_share(data.manifest)
-        if self._learnt is not None:  # of the tokens in the windows that are samples
-            every = sum(windows_of(data.manifest, config.context, last=True))
-            self._learnt = min(1.0, self._learnt * every / max(1, sum(counts)))
+        marked = dtype_of(data.manifest) == MARKED
+        windows = DialogueWindows if marked else Windows
+        self._windows = windows(data, config.context, config.shape.vocab_size, rows)
+        self._learnt = learnt_share(data.manifest, config.context) if marked else None
         self._dropout = config.lora is not None and config.lora.dropout > 0
         frozen = frozen_of(config, data)
         self._causal = build(config, weights, frozen, device, config.base_precision)
@@ -61,7 +62,7 @@ def evaluate(
     config: CausalConfig, weights: Weights, heldout: Data, budget_s: float, stop: Callable[[], bool]
 ) -> dict[str, float]:
     """Return the metrics of a version; see `heldout_loss`."""
-    marked = learnt_share(heldout.manifest) is not None
+    marked = dtype_of(heldout.manifest) == MARKED
     model = build(config, weights, frozen_of(config, heldout), "cpu")
     model.module.train(False)
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from shared.errors import InvalidRunFile
 from shared.text import printable
 from shared.workloads.base import ChunkRef, DatasetManifest
-from shared.workloads.data.answer_blocks import ANSWERS, answers_text, chunk_bits
 from shared.workloads.data.chat_template import TEMPLATE, ChatTemplate, Endless
 from shared.workloads.data.dialogue_forms import FIELDS, TRL, Dialogue, read_dialogue
+from shared.workloads.data.dialogue_windows import RUNS, runs_of, runs_text
 from shared.workloads.data.pass_order import permutation
 from shared.workloads.data.record_files import files, records
 from shared.workloads.data.skipped import Skipped
@@ -31,7 +31,7 @@ from shared.workloads.data.tokenizer import (
     FIRST,
     LEARNT,
     MARKED,
-    ChunkWriter,
+    TOKEN_BITS,
     Put,
     load_tokenizer,
     vocab_of,
@@ -45,7 +45,9 @@ _LOST = {
     "tool_calls": "tool calls",
 }
 _UNREAD_SHOWN = 8
-_CHUNK_TOKENS = 65_536
+# A chunk ends after the dialogue that fills it. Half of it made twice the padding: windows of 8,192
+# tokens had 5 to 9 %, on three distributions of lengths.
+_CHUNK_TOKENS = 131_072
 
 
 class _Dialogue(NamedTuple):
@@ -117,7 +119,6 @@ def build_chat(
     rest = by_digest[heldout_count:]
     train = [rest[index] for index in permutation(len(rest), settings.seed, 1)]
     vocab_size = vocab_of(tokenizer)
-    chunks, answers = _written(train, put)
     meta: dict[str, str | int | float] = {
         "vocab_size": vocab_size,
         "dtype": MARKED,
@@ -125,7 +126,7 @@ def build_chat(
         "copies": notes.copies,
         "skipped": skipped.count,
         "answer_share": _share(train),
-        ANSWERS: answers,
+        RUNS: runs_text(runs_of(dialogue.tokens) for dialogue in train),
         "bytes_per_token": _bytes_per_token(by_digest[:heldout_count]),
         **lengths([len(dialogue.tokens) for dialogue in by_digest], "tokens"),
         **notes.meta,
@@ -136,8 +137,8 @@ def build_chat(
         kind=KIND,
         licence=settings.licence,
         source=settings.source,
-        chunks=chunks,
-        heldout=_written(by_digest[:heldout_count], put)[0],
+        chunks=_written(train, put),
+        heldout=_written(by_digest[:heldout_count], put),
         assets=_assets(settings, put, vocab_size),
         meta=meta,
     )
@@ -210,23 +211,33 @@ def _encoded(tokenizer: Any, template: ChatTemplate, read: Dialogue) -> Iterator
             ids = tokenizer.encode(piece.text, add_special_tokens=False).ids
             parts.append(np.asarray(ids, np.uint32) | np.uint32(LEARNT if piece.learnt else 0))
         tokens = np.concatenate(parts)
-        if len(tokens):
-            tokens[0] |= np.uint32(FIRST)
+        if len(tokens) > 1:
+            tokens[0] = tokens[0] & np.uint32(TOKEN_BITS) | np.uint32(FIRST)  # no token's target
             yield _Dialogue(hashlib.sha256(tokens.tobytes()).digest(), tokens, size)
 
 
-def _written(dialogues: Iterable[_Dialogue], put: Put) -> tuple[tuple[ChunkRef, ...], str]:
-    """Store dialogues as chunks; return them, and the text that they teach."""
-    bits: list[bytes] = []
+def _written(dialogues: Iterable[_Dialogue], put: Put) -> tuple[ChunkRef, ...]:
+    """Store dialogues as chunks of whole ones."""
+    chunks: list[ChunkRef] = []
+    group: list[NDArray[np.uint32]] = []
 
-    def noted(blob: bytes) -> str:
-        bits.append(chunk_bits(blob))
-        return put(blob)
+    count = 0
 
-    writer = ChunkWriter(noted, MARKED, _CHUNK_TOKENS)
+    def store() -> None:
+        tokens = np.concatenate(group).astype("<u4")
+        blob = tokens.tobytes()
+        chunks.append(ChunkRef(sha256=put(blob), size=len(blob), items=len(tokens)))
+        group.clear()
+
     for dialogue in dialogues:
-        writer.add(dialogue.tokens)
-    return writer.close(), answers_text(bits)
+        group.append(dialogue.tokens)
+        count += len(dialogue.tokens)
+        if count >= _CHUNK_TOKENS:
+            store()
+            count = 0
+    if group:
+        store()
+    return tuple(chunks)
 
 
 def _learnt(dialogues: list[_Dialogue]) -> int:

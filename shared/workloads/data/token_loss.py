@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from shared.errors import InvalidRunFile
 from shared.workloads.base import Data
-from shared.workloads.data.tokenizer import LEARNT, MARKED
+from shared.workloads.data.tokenizer import LEARNT, MARKED, dtype_of
 from shared.workloads.data.whole_dialogues import rows_of, whole_dialogues
-from shared.workloads.data.windows import Windows, dtype_of, spread, windows_of
+from shared.workloads.data.windows import Windows, spread, windows_of
 
 _EVAL_TOKENS = 32_768
 _EVAL_FLOPS = 6e11  # twenty seconds on a slow core

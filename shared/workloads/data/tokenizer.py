@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shared.errors import InvalidRunFile
-from shared.workloads.base import ChunkRef
+from shared.workloads.base import ChunkRef, Data, DatasetManifest
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -61,6 +61,11 @@ BYTE_OF_SIGN = {sign: byte for byte, sign in enumerate(_byte_signs())}
 def dtype_for(vocab_size: int) -> str:
     """Return the name of the stored type that holds every token below `vocab_size`."""
     return "uint16" if vocab_size <= 65535 else "uint32"
+
+
+def dtype_of(manifest: DatasetManifest) -> str:
+    """Return the name of the stored type of tokens."""
+    return str(manifest.meta.get("dtype", "uint16"))
 
 
 def stored_type(dtype: str) -> np.dtype[np.unsignedinteger]:
@@ -128,6 +133,33 @@ class TokenChunk:
                     f"{self.name}: token {int(part[at - start])} at position {at} is not below"
                     f" vocab_size {vocab_size}; was it made with another tokenizer?"
                 )
+
+
+class TokenChunks:
+    """Chunks of a dataset, opened and checked when they are first read."""
+
+    def __init__(self, data: Data, vocab_size: int) -> None:
+        self._data = data
+        self._vocab = vocab_size
+        self._open: dict[int, TokenChunk] = {}
+
+    def tokens(self, index: int) -> NDArray[np.unsignedinteger]:
+        """Return the tokens of a chunk. Raises InvalidRunFile for an unusable one."""
+        chunk = self._open.get(index)
+        if chunk is None:
+            chunk = self._open[index] = self._check(index)
+        return chunk.tokens
+
+    def _check(self, index: int) -> TokenChunk:
+        manifest = self._data.manifest
+        chunk = TokenChunk(self._data.chunk(index), dtype_of(manifest))
+        if len(chunk) != manifest.chunks[index].items:
+            raise InvalidRunFile(
+                f"chunk {index} of {manifest.name} has {len(chunk)} tokens, but its manifest says"
+                f" {manifest.chunks[index].items}"
+            )
+        chunk.check(self._vocab)
+        return chunk
 
 
 class ChunkWriter:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shared.workloads.base import Data
 from shared.workloads.data.pass_order import permutation
-from shared.workloads.data.tokenizer import FIRST, LEARNT, MARKED, TokenChunk
+from shared.workloads.data.tokenizer import FIRST, LEARNT, TokenChunks
 
 Dialogue = NDArray[np.int64]
 
@@ -18,15 +18,12 @@ def whole_dialogues(heldout: Data, vocab_size: int, most: int) -> list[Dialogue]
     """Return the dialogues of all chunks as marked tokens, or so many of them, in a fixed mixed
     order, that they have `most` tokens. Raises InvalidRunFile for an unusable chunk.
     """
-    parts: list[NDArray[np.uint32]] = []
+    chunks = TokenChunks(heldout, vocab_size)
+    dialogues: list[NDArray[np.unsignedinteger]] = []
     for index in range(len(heldout.manifest.chunks)):
-        chunk = TokenChunk(heldout.chunk(index), MARKED)
-        chunk.check(vocab_size)
-        # the first token of a later chunk is the last one of the chunk before
-        parts.append(np.asarray(chunk.tokens[1:] if index else chunk.tokens, np.uint32))
-    stream = np.concatenate(parts) if parts else np.zeros(0, np.uint32)
-    starts = np.flatnonzero(stream & np.uint32(FIRST))
-    dialogues = np.split(stream, starts[1:])
+        tokens = chunks.tokens(index)
+        starts = np.flatnonzero(tokens & np.uint32(FIRST))
+        dialogues += np.split(tokens, starts[1:])
     chosen: list[Dialogue] = []
     count = 0
     for place in permutation(len(dialogues), 0, 0):

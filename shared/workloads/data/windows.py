@@ -9,15 +9,14 @@ from numpy.typing import NDArray
 
 from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import Data, DatasetManifest
-from shared.workloads.data.answer_blocks import learnt_windows
+from shared.workloads.data.dialogue_windows import packings
 from shared.workloads.data.pass_order import PassOrder, permutation
-from shared.workloads.data.tokenizer import TokenChunk, stored_type
+from shared.workloads.data.tokenizer import MARKED, TokenChunks, dtype_of, stored_type
 
 
 def windows_of(manifest: DatasetManifest, block_size: int, *, last: bool = False) -> list[int]:
     """Return how many windows of `block_size` tokens and their targets each chunk has; with `last`,
-    a shorter window at its end counts too. Of dialogues, windows that have nothing to learn are
-    left out.
+    a shorter window at the end of a text's chunk counts too. Dialogues are packed into windows.
 
     Raises InvalidRunFile for a chunk whose bytes cannot hold the claimed number of tokens: memory
     is allocated by that number before a chunk is opened.
@@ -29,29 +28,23 @@ def windows_of(manifest: DatasetManifest, block_size: int, *, last: bool = False
                 f"chunk {index} of {manifest.name} has {chunk.size} bytes, but {chunk.items} tokens"
                 f" have {chunk.items * token_bytes}"
             )
-    learnt = None if last else learnt_windows(manifest, block_size)
-    if learnt is not None:
-        return [len(windows) for windows in learnt]
+    if dtype_of(manifest) == MARKED:
+        return [len(packing.bounds) - 1 for packing in packings(manifest, block_size)]
     more = block_size - 1 if last else 0
     return [max(0, (chunk.items - 1 + more) // block_size) for chunk in manifest.chunks]
 
 
-def dtype_of(manifest: DatasetManifest) -> str:
-    """Return the name of the stored type of tokens."""
-    return str(manifest.meta.get("dtype", "uint16"))
-
-
 class Windows:
-    """Windows (chunk, number): window s is tokens [s T, s T + T], T inputs and T targets."""
+    """Windows (chunk, number) of texts: window s is tokens [s T, s T + T], T inputs and T
+    targets.
+    """
 
     def __init__(
         self, data: Data, block_size: int, vocab_size: int, rows: NDArray[np.int64]
     ) -> None:
-        self._data = data
         self._block = block_size
-        self._vocab = vocab_size
-        self._rows = _numbered(data.manifest, block_size, rows)
-        self._open: dict[int, TokenChunk] = {}
+        self._rows = rows
+        self._chunks = TokenChunks(data, vocab_size)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -64,35 +57,9 @@ class Windows:
         T = self._block
         out = np.full((stop - start, T + 1), -1, np.int64)
         for line, (chunk, sample) in zip(out, self._rows[start:stop].tolist(), strict=True):
-            tokens = self._open.get(chunk)
-            if tokens is None:
-                tokens = self._check(chunk)
-            window = tokens.tokens[sample * T : sample * T + T + 1]
+            window = self._chunks.tokens(chunk)[sample * T : sample * T + T + 1]
             line[: len(window)] = window
         return out
-
-    def _check(self, index: int) -> TokenChunk:
-        manifest = self._data.manifest
-        chunk = TokenChunk(self._data.chunk(index), dtype_of(manifest))
-        if len(chunk) != manifest.chunks[index].items:
-            raise InvalidRunFile(
-                f"chunk {index} of {manifest.name} has {len(chunk)} tokens, but its manifest says"
-                f" {manifest.chunks[index].items}"
-            )
-        chunk.check(self._vocab)
-        self._open[index] = chunk
-        return chunk
-
-
-def _numbered(
-    manifest: DatasetManifest, block_size: int, rows: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """Return samples (chunk, number) by the numbers of their windows."""
-    learnt = learnt_windows(manifest, block_size)
-    if learnt is None:
-        return rows
-    numbers = [learnt[chunk][sample] for chunk, sample in rows.tolist()]
-    return np.stack([rows[:, 0], np.asarray(numbers, np.int64)], axis=1) if numbers else rows
 
 
 def of_pass(

@@ -13,6 +13,7 @@ from coordinator.rules.advice import (
     brief_games,
     few_learnt,
     long_dialogues,
+    padded,
     too_large,
     unsteady,
 )
@@ -79,29 +80,23 @@ def test_only_devices_that_can_work_count_as_room() -> None:
 
 
 def test_few_learnt_tokens_are_told() -> None:
-    assert few_learnt("talk", 0.4, 100, 100) == ()
-    (rare,) = few_learnt("talk", 0.0118, 100, 100)
+    assert few_learnt("talk", 0.4) == ()
+    (rare,) = few_learnt("talk", 0.0118)
     assert rare == '1.2% of the tokens of "talk" are learnt'
-    (empty,) = few_learnt("talk", 0.3, 8, 104)
-    assert "8 of its 104 windows have one: the others are left out" in empty
 
 
-@pytest.mark.parametrize(
-    ("sizes", "share"),
-    [
-        ((20, 50, 65), ""),  # a window of 64 has 65 tokens
-        ((20, 65, 66), "at most 5%"),
-        ((65, 66, 300), "5 to 50%"),
-        ((66, 200, 300), "more than half"),
-    ],
-)
-def test_dialogues_that_exceed_the_context_are_told(
-    sizes: tuple[int, int, int], share: str
-) -> None:
-    said = long_dialogues("talk", 64, sizes)
-    assert len(said) == bool(share)
-    sentence = f'{share} of the dialogues of "talk" exceed the context of 64 tokens, the longest'
-    assert all(one.startswith(f"{sentence} with {sizes[2]}: ") for one in said)
+def test_dialogues_that_exceed_the_context_are_counted() -> None:
+    assert long_dialogues("talk", 64, [20, 64, 65]) == ()  # a window of 64 has 65 tokens
+    (sentence,) = long_dialogues("talk", 64, [20, 65, 66, 300])
+    assert sentence.startswith(
+        '2 of the 4 dialogues of "talk" exceed the context of 64 tokens, the longest with 300: '
+    )
+
+
+def test_windows_that_stay_half_empty_are_told() -> None:
+    assert padded(10, 99, 901) == ()
+    (sentence,) = padded(10, 99, 600)
+    assert sentence.startswith("40% of the windows of 99 tokens stay empty")
 
 
 def test_learners_of_games_with_few_steps_are_named_with_what_they_lost() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
 from shared.workloads.base import load
-from shared.workloads.causal_lm.config import CausalConfig, learnt_share
+from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.model import CausalModel, build
 from shared.workloads.data.tokenizer import FIRST, LEARNT, TOKEN_BITS
 from tests.support.workloads import tiny_causal
@@ -73,10 +71,3 @@ def test_the_loss_of_a_batch_is_the_mean_of_its_windows() -> None:
     with torch.inference_mode():
         whole = float(made.loss(torch.cat(rows), SHARE).loss)
         assert whole == pytest.approx(np.mean([float(made.loss(row, SHARE).loss) for row in rows]))
-
-
-def test_the_share_of_answers_is_the_datasets(tmp_path: Path) -> None:
-    manifest = tiny_causal.dialogues(tmp_path).manifest
-    share = learnt_share(manifest)
-    assert share is not None
-    assert 0.05 < share < 0.8
