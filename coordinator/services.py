@@ -410,7 +410,7 @@ def _announcer(db: Database, clock: Clock) -> Announcer:
 async def _open_database(settings: Settings, clock: Clock, exclusive: bool) -> Database:
     """Open the database of the settings; make it where there is none."""
     if await is_new(settings.database_url):
-        await _check_alone(settings)
+        await check_alone(settings)
         await migrate(settings.database_url)
     system = clock if isinstance(clock, SystemClock) else None
     return await Database.open(settings.database_url, clock=system, exclusive=exclusive)
@@ -424,7 +424,7 @@ def _left_file(settings: Settings) -> Path | None:
     return next(files, None)
 
 
-async def _check_alone(settings: Settings) -> None:
+async def check_alone(settings: Settings) -> None:
     """Raise Configuration if a coordinator existed here, since a new database would hide the loss
     of the old one.
     """

@@ -72,6 +72,7 @@ class _AccountSums(msgspec.Struct, frozen=True, kw_only=True):
     work: statistics.WorkTotals
     event: int
     today_micro: int
+    day_micro: dict[str, int]  # pay of the last 24 hours by machine
 
 
 class _ViewRequest(NamedTuple):
@@ -257,7 +258,7 @@ class Volunteers:
         rank = await self._board.rank(who)
 
         day = now - now % DAY_S
-        old = await self._counted.get((who, day), lambda: self._db.read(partial(_count, who, day)))
+        old = await self._counted.get((who, day), lambda: self._db.read(partial(_count, who, now)))
         question = _ViewRequest(who, day, old, rank, also, principal.worker_id, since)
         me, result = await self._looking.ask(question)
         return me, result
@@ -307,7 +308,10 @@ class Volunteers:
                 today_micro=old.today_micro + account.earned_micro,
                 rank=rank,
                 rejected=done.refused,
-                workers=tuple(machines[who]),
+                workers=tuple(
+                    msgspec.structs.replace(machine, day_micro=old.day_micro.get(machine.worker_id))
+                    for machine in machines[who]
+                ),
                 proving=proving[who].count,
                 proved_in_s=proving[who].until_s,
                 standing_reason=self._explained(row),
@@ -508,14 +512,15 @@ def _find(conn: Connection, who: str) -> VolunteerRow:
     return store.find(conn, who[:256], nicknames.skeleton(who[:256]))
 
 
-def _count(who: str, day: float, conn: Connection) -> _AccountSums:
+def _count(who: str, now: float, conn: Connection) -> _AccountSums:
     (verdict, _), event = verdicts.newest(conn), payments.last_event(conn)
     totals = statistics.work(conn, volunteer_id=who)
     return _AccountSums(
         verdict=verdict,
         work=totals.get(who, statistics.WorkTotals()),
         event=event,
-        today_micro=payments.earned_since(conn, who, day, upto=event),
+        today_micro=payments.earned_since(conn, who, now - now % DAY_S, upto=event),
+        day_micro=statistics.pay_by_machine(conn, who, now - DAY_S),
     )
 
 

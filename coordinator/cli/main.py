@@ -20,6 +20,7 @@ from coordinator.cli import (
     tasks,
     trial,
 )
+from coordinator.cli.target import of_command_line
 from shared.errors import BadRequest, VolunteerError, of_system
 from shared.programs.help_groups import add_help, group
 from shared.programs.interrupts import raise_again
@@ -83,5 +84,7 @@ def main() -> None:
 
 
 def _fail(sentence: object, code: int) -> NoReturn:
-    print(error_line("coordinator", sentence, code, json="--json" in sys.argv), file=sys.stderr)
+    """Print a sentence whose commands name the coordinator of this command line; exit."""
+    text = of_command_line(sys.argv[1:]).hint(str(sentence))
+    print(error_line("coordinator", text, code, json="--json" in sys.argv), file=sys.stderr)
     sys.exit(code)

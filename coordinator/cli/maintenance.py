@@ -86,7 +86,7 @@ def status(*, where: TargetOptions = HERE) -> int:
         as_json(overview)
     else:
         for line in lines(overview):
-            print(line)
+            print(where.hint(line))
     return 1 if overview.verdict.level == "bad" else 0
 
 
@@ -98,7 +98,7 @@ def top(*, where: Where = HERE) -> int:
         )
     from coordinator.top.watch import watch
 
-    return watch(lambda: connected(where))
+    return watch(lambda: connected(where), where.hint)
 
 
 def check(*, where: TargetOptions = HERE) -> int:

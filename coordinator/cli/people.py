@@ -210,6 +210,9 @@ def show(name: Who, *, where: TargetOptions = HERE) -> None:
         "machine": lambda w: w.hostname or w.worker_id[:8],
         "state": lambda w: w.state,
         "device": lambda w: w.device,
+        "run": lambda w: w.run,
+        "steps/s": lambda w: "" if w.rate is None else f"{w.rate:.3g}",
+        "°C": lambda w: "" if w.celsius is None else f"{w.celsius:.0f}",
         "last seen": lambda w: when(w.last_seen),
     }
     print()

@@ -164,14 +164,13 @@ def migrate(
     import asyncio
 
     from coordinator.config import without_password
-    from coordinator.database.engine.open_database import migrate as bring
     from coordinator.storage.folders import data_directory
 
     if where.remote:
         raise BadRequest("migrate works on the server's own machine: leave --server out")
     settings = where.settings()
     data_directory(settings.directory)
-    is_new = asyncio.run(bring(settings.database_url))
+    was_empty = asyncio.run(_upgrade(settings, take_over=take_over))
     if new_tokens:
         asyncio.run(_renew_tokens(settings))
     stated = asyncio.run(_state(settings)) if recovered else ""
@@ -189,11 +188,24 @@ def migrate(
             }
         )
     else:
-        print(f"{database} {'was empty and is a new one now' if is_new else 'is up to date'}")
+        print(f"{database} {'was empty and is a new one now' if was_empty else 'is up to date'}")
         if stated:
             print(stated)
         if take_over:
             print(f"the blob store {without_password(settings.blobs_url)} is its own from now on")
+
+
+async def _upgrade(settings: Settings, *, take_over: bool) -> bool:
+    """Upgrade the database, or create it; return True if it was empty. Raises Configuration for an
+    empty one beside another's files, unless it is to take them over.
+    """
+    from coordinator.database.engine.open_database import is_new
+    from coordinator.database.engine.open_database import migrate as bring
+    from coordinator.services import check_alone
+
+    if not take_over and await is_new(settings.database_url):
+        await check_alone(settings)
+    return await bring(settings.database_url)
 
 
 async def _state(settings: Settings) -> str:

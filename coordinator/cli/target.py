@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
@@ -12,6 +12,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from cyclopts import Group, Parameter
 
 from coordinator.cli.listing import Columns, as_json, table
 from shared.decoding import complaint, convert
-from shared.errors import BadRequest, Configuration, VolunteerError
+from shared.errors import BadRequest, Configuration
 from shared.programs.command_hints import completed, options
 from shared.programs.progress_line import ProgressLine
 
@@ -82,15 +83,20 @@ class Where:
         named = os.environ.get("COORDINATOR_TOKEN_FILE")
         return RemoteServer.of(self.remote, self.token_file or (Path(named) if named else None))
 
-    def hint(self, text: str) -> str:
-        """Return a text in which commands in backticks name the same coordinator."""
+    @property
+    def typed(self) -> str:
+        """Return the options that name this coordinator, as typed, but without passwords."""
         from coordinator.config import without_password
 
         fields_of_where = {one.name: getattr(self, one.name) for one in fields(Where)}
         urls = {
             name: fields_of_where[name] and without_password(fields_of_where[name]) for name in URLS
         }
-        return completed(text, "coordinator", options(fields_of_where | urls))
+        return options(fields_of_where | urls)
+
+    def hint(self, text: str) -> str:
+        """Return a text in which commands in backticks name the same coordinator."""
+        return completed(text, "coordinator", self.typed)
 
 
 @Parameter(name="*")
@@ -104,14 +110,43 @@ class TargetOptions(Where):
 HERE = TargetOptions()
 
 
+def of_command_line(argv: Sequence[str]) -> Where:
+    """Return the coordinator that a command line names, even one that cannot be parsed."""
+    values: dict[str, Any] = {}
+    for word, following in pairwise([*argv, ""]):
+        option, equals, value = word.partition("=")
+        name = option.removeprefix("--").replace("-", "_")
+        if option.startswith("--") and name in Where.__dataclass_fields__:
+            values[name] = value if equals else following
+    return Where(**values)
+
+
 def call(where: Where, name: str, /, **request: Any) -> Any:
     """Run a command of the registry, here or on a server; return its reply struct."""
-    try:
-        with ProgressLine(sys.stderr, dots=False):
-            return _call(where, name, request)
-    except VolunteerError as error:
-        error.message = where.hint(error.message)
-        raise
+    with ProgressLine(sys.stderr, dots=False):
+        reply = _call(where, name, request)
+    return reply if getattr(where, "json", False) else addressed(where, name, reply)
+
+
+def addressed(where: Where, name: str, reply: Any) -> Any:
+    """Return the reply of a command with sentences that name the coordinator of `where`."""
+    import msgspec
+
+    from coordinator.admin.registry import COMMANDS
+
+    def complete(value: Any) -> Any:
+        match value:
+            case str():
+                return where.hint(value)
+            case list():
+                return [complete(item) for item in value]
+            case dict():
+                return {key: complete(item) for key, item in value.items()}
+        return value
+
+    if not where.typed:
+        return reply
+    return convert(complete(msgspec.to_builtins(reply)), COMMANDS[name].reply)
 
 
 def tell(where: TargetOptions, name: str, says: Callable[[Any], str], /, **request: Any) -> None:
@@ -175,7 +210,8 @@ async def reached(
         async def there(name: str, /, **request: Any) -> Any:
             command = COMMANDS[name]
             ask = convert(request, command.request)
-            return await asyncio.to_thread(server.call, name, ask, command.reply)
+            reply = await asyncio.to_thread(server.call, name, ask, command.reply)
+            return addressed(where, name, reply)
 
         yield there, server
         return
@@ -186,7 +222,8 @@ async def reached(
 
             async def here(name: str, /, **request: Any) -> Any:
                 command = COMMANDS[name]
-                return await command.run(coordinator, convert(request, command.request))
+                reply = await command.run(coordinator, convert(request, command.request))
+                return addressed(where, name, reply)
 
             yield here, coordinator
 

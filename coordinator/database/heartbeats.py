@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import msgspec
 from sqlalchemy import (
@@ -34,11 +35,13 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sign(msgspec.Struct, frozen=True, kw_only=True):
-    """Heartbeat of a worker; `state` is "" if it reported none."""
+    """Sign of life of a worker. One without a heartbeat has "" for a state, and no readings."""
 
     worker_id: str
     at: float
-    state: str
+    state: str = ""
+    rate: float | None = None  # steps a second
+    celsius: float | None = None
 
 
 def _renewed(beat: CTE) -> ClauseElement:
@@ -80,20 +83,27 @@ def renew(conn: Connection, renewals: Sequence[Renewal]) -> list[TaskRow]:
 
 
 def _seen(sign: CTE) -> ClauseElement:
-    state = case((sign.c.state == "", workers.c.state), else_=sign.c.state)
+    reported = {
+        name: case((sign.c.state == "", workers.c[name]), else_=sign.c[name]) for name in _REPORTED
+    }
     living = update(workers).where(workers.c.id == sign.c.id, workers.c.state != "left")
-    return living.values(last_seen_at=sign.c.at, state=state)
+    return living.values(last_seen_at=sign.c.at, **reported)
 
 
+_REPORTED = {"state": String(), "rate": Double(), "celsius": Double()}
 _SEEN = Lines(
-    "sign", {"id": String(), "at": Double(), "state": String()}, _seen, blank=("", 0.0, "")
+    "sign",
+    {"id": String(), "at": Double(), **_REPORTED},
+    _seen,
+    blank=("", 0.0, "", None, None),
 )
 
 
 def seen(conn: Connection, signs: Sequence[Sign]) -> None:
-    """Store the beats of workers: time and state. A worker that left is not changed."""
+    """Store time, state and readings of workers. A worker that left is not changed."""
     if signs:
-        _SEEN.execute(conn, sorted((s.worker_id, s.at, s.state) for s in signs))
+        lines = [msgspec.structs.astuple(sign) for sign in signs]
+        _SEEN.execute(conn, sorted(lines, key=itemgetter(0)))
 
 
 def held_by(conn: Connection, worker_id: str, ids: Sequence[int]) -> list[TaskRow]:

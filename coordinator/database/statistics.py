@@ -467,7 +467,7 @@ def account_rows(
 _W = workers.c
 _DOING = (tasks.c.worker_id == _W.id) & one_of(tasks.c.state, ("doing",))
 _MACHINES = (
-    sa.select(_W.volunteer_id, _W.id, _W.hostname, _W.state, _W.last_seen_at)
+    sa.select(_W.volunteer_id, _W.id, _W.hostname, _W.state, _W.last_seen_at, _W.rate, _W.celsius)
     .add_columns(sa.select(sa.func.min(tasks.c.id)).where(_DOING).scalar_subquery().label("task"))
     .add_columns(
         sa.select(sa.func.min(tasks.c.device)).where(_DOING).scalar_subquery().label("device")
@@ -499,6 +499,16 @@ def machines(
                 last_seen=row.last_seen_at,
                 task=row.task,
                 run=row.run or "",
+                rate=row.rate,
+                celsius=row.celsius,
             )
         )
     return by_account
+
+
+def pay_by_machine(conn: sa.Connection, volunteer_id: str, since: float) -> dict[str, int]:
+    """Return the pay of an account's good work decided since an instant, by machine."""
+    c = contributions.c
+    query = sa.select(c.worker_id, sa.func.sum(c.price_micro)).group_by(c.worker_id)
+    good = query.where(c.volunteer_id == volunteer_id, c.state.in_(GOOD), c.decided_at >= since)
+    return {worker: int(total) for worker, total in conn.execute(good)}

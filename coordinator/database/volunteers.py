@@ -73,6 +73,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     workloads: str
     state: WorkerState
     last_seen_at: float
+    rate: float | None = None
+    celsius: float | None = None
     created_at: float
     revoked_at: float | None
     rests: str = "{}"

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from coordinator.database.experience import MatchRow
 
 POLL_S = 2.0
+IDLE_S = 5.0  # while no run makes its own data
 SEAL_S = 20.0  # longest wait of games for others that fill the chunk
 FILES_MAX = 512  # files in one chunk
 WARM_STEPS = 1000  # steps of one warm-start task; the learning rate falls towards its end
@@ -80,7 +81,7 @@ class Replay(PlatformService):
                     log.warning("replay not tended", run=row.name, error=str(error))
                 if row.id not in self._specs or self._specs[row.id].pacing is not None:
                     watch.topics = ("runs", "contributions", "versions", "queue")
-            await watch.wait(POLL_S)
+            await watch.wait(IDLE_S if watch.topics == ("runs",) else POLL_S)
 
     async def tend(self, run_id: int) -> bool:
         """Seal due chunks, rate new matches, add due tasks. Return True if there is new work."""

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from coordinator.runs.runs import Runs
 
 POLL_S = 1.0  # interval of checking deadlines when nothing else wakes the merger
+IDLE_S = 5.0  # the same while no run is running
 FAILURES_MAX = 2  # failures after which each contribution is tried alone
 # most that the loss of a gated merge may be, as a multiple of the last measured loss
 GATE_RATIO = 1.5
@@ -131,7 +132,7 @@ class Merger(PlatformService):
                 busy |= await self.help()
             # This process's own merge notified this watch too; look again at once only if more may
             # be due.
-            await watch.wait(0 if busy else POLL_S)
+            await watch.wait(0 if busy else POLL_S if running else IDLE_S)
 
     async def help(self) -> bool:
         """Make parts of merges that other replicas lead. Return True when there were any."""

@@ -14,7 +14,7 @@ from coordinator.pages.charts import ChartColumn, Line, Period, Point
 from coordinator.pages.page_replies import HTML, JSON, FinishedPage, made
 from coordinator.pages.public_figures import ServerFigures, run_figures
 from coordinator.pages.templates import render
-from coordinator.rules.install_lines import PATH_LINE, System, installations
+from coordinator.rules.install_lines import System, installations
 from coordinator.runs.definition import definition
 from coordinator.runs.public import HISTORY_REST, News, PublicRuns, may_be_had
 from coordinator.runs.share_picture import SharedRun, share_picture
@@ -200,7 +200,6 @@ class Views:
                 phone=system == "phone",
                 systems=sorted(lines, key=lambda one: one.system != system),
                 install=self._coordinator.settings.install,
-                path_line=PATH_LINE,
                 pinned=pinned,
                 link=link,
                 code=None if self._invited else square(link),

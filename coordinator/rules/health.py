@@ -13,6 +13,7 @@ import msgspec
 
 from coordinator.rules.overview import Level, Overview, ReplicaLine, RunLine, Trouble
 from coordinator.rules.standstill import HANDLING
+from shared.protocol.base import Cause
 from shared.text import counted, duration
 from shared.units import HOUR_S
 
@@ -114,7 +115,13 @@ def _told(alert: StandingAlert) -> Trouble:
 
 
 def _servers(overview: Overview) -> Iterator[Trouble]:
-    if not any(alive(replica, overview.at) for replica in overview.replicas):
+    """Yield the trouble that no server reports; on a full disk a running one cannot."""
+    stills = (run.standstill for run in overview.runs if run.standstill is not None)
+    closed = next((still for still in stills if still.cause == Cause.CLOSED), None)
+    silent_all = not any(alive(replica, overview.at) for replica in overview.replicas)
+    if closed is not None and silent_all:
+        yield Trouble(level="bad", subject="server", text=closed.message, todo=closed.todo)
+    elif silent_all:
         last = max((replica.beat_at for replica in overview.replicas), default=None)
         silent = (
             "" if last is None else f", the last one was seen {duration(overview.at - last)} ago"

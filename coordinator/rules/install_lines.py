@@ -25,9 +25,11 @@ _KINDS: dict[str, tuple[tuple[str, str, int], ...]] = {
     "mac": (("Apple", "mac", 180),),
 }
 _NAMES = {"linux": "Linux", "windows": "Windows", "mac": "macOS"}
-_SHELL_UV = "curl -LsSf https://astral.sh/uv/install.sh | sh"
+# Programs of uv and pipx are found in this terminal; a shell of Windows needs a new one.
+_FOUND = 'export PATH="$HOME/.local/bin:$PATH"'
+_SHELL_UV = f"curl -LsSf https://astral.sh/uv/install.sh | sh && {_FOUND}"
 _WINDOWS_UV = 'powershell -c "irm https://astral.sh/uv/install.ps1 | iex"'
-PATH_LINE = "uvx pipx ensurepath"
+_PATH_LINE = "uvx pipx ensurepath"
 _PHONE = re.compile(rb"Android|iPhone|iPad|Mobile")
 _SYSTEMS: tuple[tuple[re.Pattern[bytes], System], ...] = (
     (_PHONE, "phone"),
@@ -51,6 +53,7 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     name: str
     uv: str  # the line that installs uv
+    path: str  # the line after which a new terminal finds the program; "" where it is found at once
     lines: tuple[InstallLine, ...]
 
 
@@ -65,12 +68,13 @@ def installations(wheel: Wheel, url: str, *, pinned: bool) -> tuple[Installation
             system=system,
             name=_NAMES[system],
             uv=_WINDOWS_UV if system == "windows" else _SHELL_UV,
+            path=_PATH_LINE if system == "windows" else "",
             lines=tuple(
                 InstallLine(
                     kind=kind,
                     build=build,
                     megabytes=megabytes,
-                    line=_line(build, trust, address),
+                    line=_line(system, build, trust, address),
                 )
                 for kind, build, megabytes in kinds
             ),
@@ -79,10 +83,11 @@ def installations(wheel: Wheel, url: str, *, pinned: bool) -> tuple[Installation
     )
 
 
-def _line(build: str, trust: str, address: str) -> str:
+def _line(system: str, build: str, trust: str, address: str) -> str:
     options = " ".join([*find_torch(build), *filter(None, [trust])])
     arguments = f'--pip-args="{options}" ' if options else ""
-    return f'uvx pipx install {arguments}"{PROJECT}[{build}] @ {address}"'
+    line = f'uvx pipx install {arguments}"{PROJECT}[{build}] @ {address}"'
+    return line if system == "windows" else f"{line} && {_PATH_LINE} >/dev/null && {_FOUND}"
 
 
 def visitor_system(agent: bytes) -> System:

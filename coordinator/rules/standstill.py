@@ -335,6 +335,6 @@ def span(seconds: float) -> str:
 
 
 _CAUSES: Sequence[Callable[[RunFacts], Standstill | None]] = (
-    _paused, _unserved, _closed, _merge_fails, _fails, _barren, _unfit, _deserted, _unproven, _due,
+    _paused, _closed, _unserved, _merge_fails, _fails, _barren, _unfit, _deserted, _unproven, _due,
     _stalled,
 )  # fmt: skip

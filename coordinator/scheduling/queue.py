@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 FLUSH_S = 1.0
 JOINED_MAX = 64  # begun tasks in one transaction
-EXPIRE_S = 2.0
+EXPIRE_S = 5.0
 EXPIRE_MAX = 500  # tasks that expire in one transaction
 WORKERS_MAX = 100_000  # workers whose failures are remembered
 AUDITED_MAX = 300  # task numbers in one line of the record

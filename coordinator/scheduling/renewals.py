@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from coordinator.database import heartbeats
 from coordinator.database.heartbeats import Renewal, Sign
 from coordinator.database.monitoring import machine_hours
@@ -66,17 +68,22 @@ class Renewals:
         """Remove an ended lease."""
         self._held.pop(task_id, None)
 
-    def saw(self, worker_id: str, state: str = "") -> None:
+    def saw(self, worker_id: str) -> None:
         """Record that a worker is alive."""
-        if not state and (sign := self._signs.get(worker_id)) is not None:
-            state = sign.state
-        self._signs[worker_id] = Sign(worker_id=worker_id, at=self._clock.now(), state=state)
+        sign = self._signs.get(worker_id, Sign(worker_id=worker_id, at=0.0))
+        self._signs[worker_id] = msgspec.structs.replace(sign, at=self._clock.now())
 
     async def beat(self, principal: Principal, request: HeartbeatRequest) -> tuple[TaskOrder, ...]:
         """Renew the reported leases of a worker, and order each to continue or stop."""
         if len(request.tasks) > TASKS_MAX:
             raise BadRequest(f"a heartbeat may name {TASKS_MAX} tasks at most")
-        self.saw(principal.worker_id, _state(request))
+        self._signs[principal.worker_id] = Sign(
+            worker_id=principal.worker_id,
+            at=self._clock.now(),
+            state=_state(request),
+            rate=sum(task.rate or 0.0 for task in request.tasks) or None,
+            celsius=request.celsius,
+        )
         if not all(map(self._knows, request.tasks)):
             await self._learn(principal.worker_id, request.tasks)
         leases = [self._held[task.task].row for task in request.tasks if task.task in self._held]

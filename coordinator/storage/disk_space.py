@@ -17,7 +17,7 @@ from shared.files.deletions import delete_file
 from shared.programs.machine_limits import disk_bytes
 from shared.text import size
 
-LOOK_S = 2.0
+LOOK_S = 5.0
 RETRY_S = 30.0
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk, which can still be read

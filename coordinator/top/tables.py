@@ -21,6 +21,7 @@ WORDS: dict[Level, str] = {"good": "good", "watch": "look", "bad": "bad"}
 
 ROWS_MAX = 20  # rows of a table
 NARROWEST = 40  # columns below which lines are cut, not wrapped
+TODO_MAX = 400  # characters of a remedy, which may name a long path
 WIDE = 120  # columns from which a trouble and its remedy share a line
 PARTS = ("audits", "answered audits")  # names of two parts of the queue of recomputes
 
@@ -128,7 +129,7 @@ def runs(overview: Overview, width: int = 1000) -> Iterator[str]:
     rows = [(run, levels.get(run.name, "good")) for run in overview.runs]
     more = overview.runs_total - len(overview.runs)
     title = "Runs" + (f" ({more:,} more)" if more else "")
-    return _table(title, columns, rows, "No run yet: coordinator run create --example", width)
+    return _table(title, columns, rows, "No run yet: `coordinator run create --example`", width)
 
 
 def workers(overview: Overview, width: int = 1000) -> Iterator[str]:
@@ -149,7 +150,7 @@ def workers(overview: Overview, width: int = 1000) -> Iterator[str]:
     rows = [(one, _standing(one)) for one in overview.machines]
     total = sum(overview.workers.values())
     title = "Workers" + (f" ({len(rows)} of {total:,})" if total > len(rows) else "")
-    return _table(title, columns, rows, "No worker yet: coordinator invite create", width)
+    return _table(title, columns, rows, "No worker yet: `coordinator invite create`", width)
 
 
 def _standing(worker: WorkerLine) -> Level:
@@ -262,13 +263,13 @@ def troubles(overview: Overview, width: int = 1000) -> Iterator[str]:
             subject = f"{_text(trouble.subject, 24)}: " if trouble.subject else ""
             text = f"{MARKS[trouble.level]} {subject}{_text(trouble.text, 160)}"
             yield from _wrap(text, width, "  ", "    ")
-            yield from _wrap(_text(trouble.todo, 160), width, "    - ", "      ")
+            yield from _wrap(_text(trouble.todo, TODO_MAX), width, "    - ", "      ")
         return
     columns = [
         MonitorColumn("", lambda t: WORDS[t.level]),
         MonitorColumn("about", lambda t: _text(t.subject, 24)),
         MonitorColumn("what is wrong", lambda t: _text(t.text, 160)),
-        MonitorColumn("what to do", lambda t: _text(t.todo, 160)),
+        MonitorColumn("what to do", lambda t: _text(t.todo, TODO_MAX)),
     ]
     rows = [(one, one.level) for one in overview.troubles]
     yield from _table("Health", columns, rows, "Nothing is wrong", width)
@@ -278,7 +279,7 @@ def verdict_lines(overview: Overview, width: int = 1000) -> list[str]:
     """Return the health verdict with its remedy, wrapped to the screen."""
     verdict = overview.verdict
     todo = f" - {verdict.todo}" if verdict.todo else ""
-    text = f"{MARKS[verdict.level]} {_text(verdict.text + todo, 400)}"
+    text = f"{MARKS[verdict.level]} {_text(verdict.text + todo, 2 * TODO_MAX)}"
     return _wrap(text, width, "", "  ")
 
 

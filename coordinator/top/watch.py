@@ -114,8 +114,10 @@ def typing(typed: set[str]) -> Iterator[bool]:
             termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
-def watch(connect: Connect) -> int:
-    """Draw until `q` or ctrl+c. Raises errors of the first connection."""
+def watch(connect: Connect, hint: Callable[[str], str]) -> int:
+    """Draw until `q` or ctrl+c, with commands that `hint` completes. Raises errors of the first
+    connection.
+    """
 
     async def draw() -> None:
         typed: set[str] = set()
@@ -123,6 +125,7 @@ def watch(connect: Connect) -> int:
             async for overview, old in pictures(connect, SystemClock(), typed):
                 size = screen.console.size
                 screen_text = drawn(overview, old, size.width, size.height if keys else 0)
+                screen_text.plain = hint(screen_text.plain)
                 screen.update(screen_text, refresh=True)
 
     with (

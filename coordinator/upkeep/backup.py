@@ -387,8 +387,8 @@ def check_files(source: Path, listed: BackupList, known: Container[str] = ()) ->
 async def restore(settings: Settings, source: Path) -> BackupSummary:
     """Verify a backup, then fill a new data directory and an empty database with it.
 
-    Raises the errors of `read_list` and `check_files`, Conflict when there is something already,
-    StorageFull. A failed check changes nothing.
+    Raises the errors of `read_list` and `check_files`, Configuration when there is something
+    already, StorageFull. A failed check changes nothing.
     """
     listed = await in_pool(read_list, source)
     await in_pool(check_files, source, listed)
@@ -401,7 +401,8 @@ async def restore(settings: Settings, source: Path) -> BackupSummary:
         await migrate(settings.database_url)
     db = await Database.open(settings.database_url, exclusive=True)
     try:
-        await db.read(dump.check_empty)
+        place = without_password(settings.database_url)
+        await db.read(lambda conn: dump.check_empty(conn, place))
         for sha in listed.blobs:
             await _put_blob(blobs, source / "blobs" / sha[:2] / sha, sha)
         await in_pool(_place_keys, settings, source / "keys", listed.keys)
@@ -421,7 +422,7 @@ def _check_target(settings: Settings, listed: BackupList) -> None:
             name in listed.keys
             and hashlib.sha256(path.read_bytes()).hexdigest() != listed.keys[name]
         ):
-            raise Conflict(f"{path} is another coordinator's: restore into a new --data-dir")
+            raise Configuration(f"{path} is another coordinator's: restore into a new --data-dir")
     free = disk_bytes(settings.directory)[0]
     if free < sum(listed.blobs.values()) + settings.space_floor_bytes:
         raise StorageFull(f"{settings.directory} has too little space for this backup")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from coordinator.intake.uploads import Uploads
     from coordinator.upkeep.store_mark import StoreMarks
 
-TICK_S = 2.0
+TICK_S = 5.0
 SWEEP_S = 300.0  # interval of retention and of deleting orphans
 # an unreferenced blob is kept for this time, since a transaction may be about to refer to it
 ORPHAN_AGE_S = 3600.0

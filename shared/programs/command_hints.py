@@ -18,5 +18,12 @@ def options(values: Mapping[str, object]) -> str:
 
 
 def completed(text: str, program: str, more: str) -> str:
-    """Return the text with `more` (from `options`) after each command of `program` in backticks."""
-    return re.sub(rf"`({program}(?=[ `])[^`\n]*)`", lambda match: f"`{match[1]}{more}`", text)
+    """Return the text with `more` (from `options`) after each command of `program` in backticks
+    that lacks it; help is the same for all.
+    """
+
+    def more_of(match: re.Match[str]) -> str:
+        whole = match[1].endswith((more, "--help"))
+        return match[0] if whole else f"`{match[1]}{more}`"
+
+    return re.sub(rf"`({program}(?=[ `])[^`\n]*)`", more_of, text) if more else text

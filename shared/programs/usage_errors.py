@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from itertools import chain
+from itertools import chain as chained
+from pathlib import Path
 from typing import Literal, get_args, get_origin
 
 from cyclopts import (
@@ -35,7 +36,7 @@ def mistake(program: str, error: CycloptsError, argv: Sequence[str], app: App) -
         case UnknownCommandError(app=within) if within is not None and error.unused_tokens:
             return _no_command(program, error.unused_tokens[0], within)
         case UnusedCliTokensError() if error.command_chain and error.unused_tokens:
-            sentence = Sentence('"{word}" is one word too many', word=error.unused_tokens[0])
+            sentence = _unplaced(error.unused_tokens[0], error.command_chain, app)
         case UnusedCliTokensError():
             return _no_command(program, (error.unused_tokens or [*argv])[0], app)
         case UnknownOptionError():
@@ -61,6 +62,22 @@ def mistake(program: str, error: CycloptsError, argv: Sequence[str], app: App) -
     return Sentence("{said}; see `{command} --help`", said=sentence, command=command)
 
 
+def _unplaced(word: str, chain: Sequence[str], app: App) -> Sentence:
+    """Return the mistake of a word without an option, with the command's options for files."""
+    for name in chain:
+        app = app[name]
+    options = [
+        argument.name
+        for argument in app.assemble_argument_collection()
+        if list[Path] in (argument.hint, *get_args(argument.hint))
+    ]
+    if not options:
+        return Sentence('"{word}" is one word too many', word=word)
+    return Sentence(
+        '"{word}" needs an option before it: {names}', word=word, names=", ".join(options)
+    )
+
+
 def _no_command(program: str, word: str, app: App) -> Sentence:
     names = sorted(name for name in app if not name.startswith("-"))
     if word in names:  # the word follows an option of the program itself
@@ -79,7 +96,7 @@ def _no_command(program: str, word: str, app: App) -> Sentence:
 
 def _near(option: str, error: UnknownOptionError) -> str:
     """Return the nearest option, if one is near."""
-    names = chain.from_iterable(
+    names = chained.from_iterable(
         argument.names for argument in error.argument_collection if argument.parse
     )
     return nearest(option, names)

@@ -162,9 +162,11 @@ class WorkerInfo(Message):
     state: Literal["online", "training", "paused", "offline", "left"]
     device: str
     last_seen: float
-    rate: float | None = None  # steps a second of its device, by its benchmark
+    rate: float | None = None  # steps a second
     task: int | None = None
     run: str = ""  # of that task
+    celsius: float | None = None  # of its hottest device
+    day_micro: int | None = None  # pay of its work of the last 24 hours; None if not counted yet
 
 
 class Me(Message):

@@ -210,6 +210,28 @@ async def test_beats_tell_what_a_machine_does(house: VirtualQueue) -> None:
     assert (await seen())[1] == "left"
 
 
+async def test_a_machine_keeps_the_readings_of_its_last_beat_alone(house: VirtualQueue) -> None:
+    async def readings() -> tuple[float | None, float | None]:
+        query = select(workers_table.c.rate, workers_table.c.celsius)
+        query = query.where(workers_table.c.id == house.a.worker_id)
+        await house.queue.renewals.flush()
+        return await house.db.read(lambda conn: tuple(conn.execute(query).one()))
+
+    lease = await house.lease(house.a)
+    assert await readings() == (None, None)
+    one, other = (
+        TaskBeat(task=lease.task, attempt=1, rate=rate, phase="train") for rate in (2.5, None)
+    )
+    beat = HeartbeatRequest(tasks=(one, other), celsius=71.5)
+    await house.queue.renewals.beat(house.a, beat)
+    house.queue.renewals.saw(house.a.worker_id)  # a claim beside it
+    assert await readings() == (2.5, 71.5)
+    house.queue.renewals.saw(house.a.worker_id)
+    assert await readings() == (2.5, 71.5)
+    await house.queue.renewals.beat(house.a, HeartbeatRequest())
+    assert await readings() == (None, None)
+
+
 @pytest.mark.parametrize("change", ["renew", "overtake", "cancel", "reopen"])
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 async def test_tasks_are_locked_by_number_whatever_changes_them(

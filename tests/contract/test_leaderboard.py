@@ -113,6 +113,31 @@ async def test_what_a_volunteer_sees_of_itself(
     assert me.rank == 2  # spending costs no place
 
 
+async def test_a_machine_shows_the_pay_of_its_own_work_of_the_last_day(
+    people: Volunteers, database: Database, clock: VirtualClock
+) -> None:
+    mia, now = await join(people, "Mia"), clock.now()
+    await day_of(database, mia, now)
+    (machine,) = (await people.me(mia)).workers
+    assert machine.day_micro == 8 + 4  # waiting work too; none refused, older, or of another
+
+
+async def day_of(database: Database, mia: Principal, now: float) -> None:
+    """Work of one machine of today, of yesterday, refused, and work of another machine."""
+
+    def write(conn: Connection) -> None:
+        run_id, own = add_run(conn, "alpha"), {"worker_id": mia.worker_id}
+        add_contribution(conn, run_id, mia.volunteer_id, "merged", 8, decided_at=now - 9, **own)
+        add_contribution(conn, run_id, mia.volunteer_id, "accepted", 4, decided_at=now, **own)
+        add_contribution(conn, run_id, mia.volunteer_id, "rejected", 2, decided_at=now, **own)
+        add_contribution(
+            conn, run_id, mia.volunteer_id, "merged", 1, decided_at=now - 2 * DAY, **own
+        )
+        add_contribution(conn, run_id, mia.volunteer_id, "merged", 32, decided_at=now)
+
+    await database.write(write)
+
+
 async def test_my_own_row_is_of_now_though_the_others_are_remembered(
     people: Volunteers, database: Database, clock: VirtualClock
 ) -> None:

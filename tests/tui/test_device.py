@@ -292,9 +292,10 @@ async def test_machines_of_equal_names_are_told_apart_and_this_one_is_marked(
 ) -> None:
     one = WorkerInfo(
         worker_id="aaaa1", hostname="vm", state="training", device="cpu", last_seen=scenes.NOW,
-        task=7, run="stdlib-gpt",
+        task=7, run="stdlib-gpt", rate=12.5, celsius=71.4, day_micro=620_000_000,
     )  # fmt: skip
-    other = replace(one, worker_id="bbbb2", state="online", last_seen=scenes.NOW - 30)
+    other = replace(one, worker_id="bbbb2", state="offline", last_seen=scenes.NOW - 300,
+                    day_micro=None)  # fmt: skip
     prepared(engine).answers[endpoints.ME] = replace(scenes.ME, workers=(other, one))
     here = (replace(event, worker_id="aaaa1") if isinstance(event, events.Started) else event
             for event in scenes.filled())  # fmt: skip
@@ -306,6 +307,9 @@ async def test_machines_of_equal_names_are_told_apart_and_this_one_is_marked(
         assert "vm bbbb " in rows[0]  # the order of the coordinator, whoever was heard of last
         assert "vm aaaa, this one" in rows[1]
         assert "stdlib-gpt" in rows[1]
+        assert [word in rows[1] for word in ("12.5 ", "71 °C ", " 620")] == [True] * 3
+        assert "°C" not in rows[0]  # heat of five minutes ago
+        assert "12.5" not in rows[0]
         assert "now ago" not in screen_text(app)
         await pilot.press("p")
         await settle(app, pilot)

@@ -127,6 +127,7 @@ class Agent:
             pauses=self._pauses,
             watcher=self.watcher,
             obey_owner=self._obey_owner,
+            celsius=lambda: self.sensors.celsius(),
         )
         self.benchmarks = Benchmarks(place=place, settings=settings)
         self._steps = ModelSteps(home=store.home, hub=hub, clock=timing.clock, settings=settings)

@@ -30,6 +30,7 @@ class Heartbeat:
     pauses: PauseBoard
     watcher: RunWatcher
     obey_owner: Callable[[Literal["pause", "resume", "finish"]], None]  # order from another machine
+    celsius: Callable[[], float | None]  # of the hottest device lent
     _wanted: bool = field(default=False, init=False)
 
     async def run(self) -> None:
@@ -95,6 +96,7 @@ class Heartbeat:
             tasks=(*reports, *extra),
             paused=pause is not None,
             reason=pause.message[:200] if pause else "",
+            celsius=self.celsius(),
             news_since=self.watcher.verdicts.news_until,
             ordered_at=self.place.store.home.memory.ordered_at,
         )

@@ -262,6 +262,8 @@ def credits_words(e: events.Credits) -> str:
         sentence += f", {_('{credits} at stake', credits=credit(me.escrow_micro))}"
     if me.debt_micro:
         sentence += f", {_('{credits} owed', credits=credit(me.debt_micro))}"
+    if wait := escrow_words(me):
+        sentence += f"; {wait}"
     if me.standing == "suspended":
         return _(
             "this account is suspended: {why}; {credits}", why=me.standing_reason, credits=sentence

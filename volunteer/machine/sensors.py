@@ -120,6 +120,11 @@ class Watch:
         """Read the sensors now."""
         self._looked.set()
 
+    def celsius(self) -> float | None:
+        """Return the last reading of the hottest device; None without one."""
+        readings = (sensed.celsius for sensed in self._told.values())
+        return max((heat for heat in readings if heat is not None), default=None)
+
     async def run(self) -> None:
         """Emit changed readings, until cancelled."""
         while True:

@@ -13,7 +13,7 @@ from coordinator.database.engine.postgres import patiently
 from coordinator.database.engine.sqlite import CLOCK_KEY
 from coordinator.database.engine.statements import deletion
 from coordinator.database.tables.schema import metadata
-from shared.errors import Configuration, Conflict
+from shared.errors import Configuration
 
 BATCH_ROWS = 1000
 
@@ -40,13 +40,15 @@ def rows(conn: Connection, name: str) -> Iterator[dict[str, Any]]:
         yield dict(row)
 
 
-def check_empty(conn: Connection) -> None:
-    """Raise Conflict unless every table but `meta` is empty."""
+def check_empty(conn: Connection, place: str) -> None:
+    """Raise Configuration, which names the database's place, unless all tables but `meta` are
+    empty.
+    """
     for name in names():
         if name != "meta" and conn.execute(select(metadata.tables[name]).limit(1)).first():
-            raise Conflict(
-                "a backup can only be restored into a new, empty database: name another --data-dir, "
-                "or another --database"
+            raise Configuration(
+                f"{place} is not empty, and a backup fills an empty database alone: name another "
+                "--data-dir, or another --database"
             )
 
 

@@ -55,6 +55,9 @@ workers = sa.Table(
     sa.Column("workloads", sa.Text, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),  # online, training, paused, offline, left
     sa.Column("last_seen_at", sa.Double, nullable=False),
+    # of its last heartbeat: steps a second of all tasks, and °C of the hottest device
+    sa.Column("rate", sa.Double, nullable=True),
+    sa.Column("celsius", sa.Double, nullable=True),
     sa.Column("created_at", sa.Double, nullable=False),
     sa.Column("revoked_at", sa.Double, nullable=True),
     # time until which no task of a run is leased, by the run's number (JSON); set after its tasks

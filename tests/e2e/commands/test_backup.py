@@ -426,6 +426,17 @@ async def rot(url: str) -> None:
         await S3Blobs(url, Path(scratch)).put_object(key, bytes(found[key]), found[key])
 
 
+def test_a_restore_over_something_names_it_and_changes_nothing(
+    busy: Path, run: Run, tmp_path: Path
+) -> None:
+    assert run("backup", tmp_path / "copy", "--data-dir", busy).code == 0
+    before = run("run", "list", "--json", "--data-dir", busy).out
+    said = run("restore", tmp_path / "copy", "--data-dir", busy)
+    assert (said.code, said.out) == (78, "")
+    assert f"{busy / 'coordinator.sqlite3'} is not empty" in said.err
+    assert run("run", "list", "--json", "--data-dir", busy).out == before
+
+
 @pytest.mark.parametrize("where", ["folder", "store"])
 def test_backups_of_two_coordinators_in_one_place_are_not_pruned(
     busy: Path, run: Run, tmp_path: Path, s3_url: str, where: str

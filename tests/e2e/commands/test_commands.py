@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -169,6 +170,41 @@ def test_a_folder_that_cannot_be_made_is_named_with_what_to_do(
 def test_a_command_that_is_named_works_as_printed(run: Run, here: Run) -> None:
     here("migrate")
     assert run(*the_next(here("invite", "list").out)).code == 0
+
+
+def test_every_command_that_is_named_is_about_the_same_coordinator(
+    run: Run, here: Run, tmp_path: Path
+) -> None:
+    here("migrate")
+    more, data = f"--data-dir {tmp_path / 'data'}", ("--data-dir", tmp_path / "data")
+    refused = [run("top", *data), run("volunteer", "show", "Eve", *data)]
+    for said in (here("status").out, here("alerts", "list").out, *(one.err for one in refused)):
+        assert [name for name in commands_in(said) if not name.endswith(more)] == []
+    assert len(commands_in(here("status").out)) >= 3
+
+
+def test_a_file_without_its_option_is_told_which_options_take_files(run: Run) -> None:
+    said = run("dataset", "add", "sums", "texts.txt")
+    assert (said.code, said.out) == (2, "")
+    assert '"texts.txt" needs an option before it: --text, --chat, --images, ' in said.err
+    assert '"x" is one word too many' in run("run", "list", "x").err
+
+
+def test_an_empty_database_beside_the_files_of_another_is_not_made_silently(
+    run: Run, here: Run, tmp_path: Path
+) -> None:
+    here("migrate")
+    here("invite", "create")
+    (tmp_path / "data" / "coordinator.sqlite3").rename(tmp_path / "lost")
+    said = run("migrate", "--data-dir", tmp_path / "data")
+    assert (said.code, said.out) == (78, "")
+    assert "is missing or empty, but " in said.err
+    assert not (tmp_path / "data" / "coordinator.sqlite3").exists()
+    assert "is a new one now" in here("migrate", "--take-over").out
+
+
+def commands_in(said: str) -> list[str]:
+    return re.findall(r"`(coordinator [^`]*)`", said)
 
 
 @pytest.mark.slow

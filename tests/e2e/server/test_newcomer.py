@@ -56,7 +56,8 @@ class Machine:
         asked = urllib.request.Request(f"{url}/join", headers={"user-agent": "Macintosh"})
         page = urllib.request.urlopen(asked).read().decode()
         line = html.unescape(re.findall(r"data-install[^>]*>([^<]+)<", page)[0])
-        self(*shlex.split(line.removeprefix("uvx ")), "--force")
+        line = line.replace("uvx ", "").replace("pipx install", "pipx install --force")
+        self("sh", "-c", line)
         (packages,) = self.programs.parent.glob("pipx/venvs/*/lib/*/site-packages")
         (packages / "zz.pth").write_text(f"{SITE}\n")
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,12 +37,38 @@ from tests.support.local_coordinator import (
     decode,
     local_coordinator,
 )
-from volunteer.agent.run_watcher import merging_words
+from tests.support.virtual_clock import VirtualClock
+from tests.support.workplaces import workplace
+from volunteer.agent.run_watcher import RunWatcher, merging_words
 from volunteer.control.status import Status
 from volunteer.headless import status_lines
 
 STEP_S, MOST_S = 5.0, 40.0
 SMALL = {"hardware": {"devices": [{"id": "cpu", "kind": "cpu", "name": "Atom", "memory_bytes": 1}]}}
+
+
+class Headless:
+    """A volunteer without a screen: the last line that it has printed about its run."""
+
+    def __init__(self) -> None:
+        self._line = ""
+        memory = SimpleNamespace(memory=SimpleNamespace(show_name=None, read=()))
+        hub: Any = SimpleNamespace(
+            emit=lambda event: None,
+            status=SimpleNamespace(runs=(), announcements=()),
+            notice=self._print,
+        )
+        judge: Any = SimpleNamespace(apply=lambda news, me, until: None)
+        place = workplace(VirtualClock(), store={"home": memory}, hub=hub)
+        self._watcher = RunWatcher(place=place, verdicts=judge)
+
+    def _print(self, message: object, level: str = "info") -> None:
+        self._line = str(message)
+
+    def hears(self, beat: RunBeat) -> str:
+        """Return the last printed line, with the beat heard."""
+        self._watcher.heard(HeartbeatReply(now=0.0, next_s=30.0, runs=(beat,)))
+        return self._line
 
 
 @dataclass
@@ -51,6 +78,7 @@ class Scene:
     home: LocalCoordinator
     run: str
     machines: list[Worker] = field(default_factory=list)
+    headless: Headless = field(default_factory=lambda: Headless())
 
     async def join(self, name: str, **more: Any) -> Worker:
         machine = await self.home.join(name, **more)
@@ -79,10 +107,13 @@ class Scene:
         beat = await self.heard()
         return {
             "status and top": "\n".join(lines(seen)),
+            "top at 80 columns": " ".join(" ".join(lines(seen, 80)).split()),
             "run show": str(shown.json()["run"]["standstill"]),
             "page": (await home.client().get(f"/runs/{self.run}")).text,
             "home page": (await home.client().get("/")).text,
+            "figures": (await home.client().get("/figures.json")).text,
             "metrics": (await home.client().get("/metrics")).text,
+            "--no-ui": self.headless.hears(beat),
             "app": str(merging_words(beat)),
             "volunteer status": "\n".join(status_lines(Status(beats=(beat,)))),
         }
@@ -292,10 +323,15 @@ async def names(scene: Scene, case: Case) -> set[str]:
     """Return the surfaces that name the cause."""
     said = await scene.surfaces()
     label = f'coordinator_run_standstill{{cause="{case.cause}",run="{scene.run}"}} 1'
-    codes = {"metrics": label, "run show": case.words, "home page": case.words}
+    codes = {
+        "metrics": label,
+        "figures": f'"standstill":"{case.cause}"',
+        "run show": case.words,
+        "home page": case.words,
+    }
     if case.cause == Cause.PAUSED:  # the page says it in words of its own, with the date
         codes |= {"page": "the organiser paused this run", "home page": "paused"}
-        codes["status and top"] = "paused"
+        codes |= {"status and top": "paused", "top at 80 columns": "paused"}
     return {surface for surface, text in said.items() if codes.get(surface, case.words) in text}
 
 

@@ -20,6 +20,8 @@ def test_a_command_in_backticks_is_completed_and_nothing_else() -> None:
     )
     assert completed(text, "coordinator", more) == text.replace("run list", "run list" + more)
     assert completed(text, "coordinator", "") == text
+    again = completed(completed(text, "coordinator", more), "coordinator", more)
+    assert again == completed(text, "coordinator", more)
 
 
 def test_a_password_is_not_printed_again() -> None:

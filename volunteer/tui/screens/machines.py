@@ -14,18 +14,22 @@ from shared.protocol.accounts import Me, WorkerInfo
 from shared.text import printable
 from volunteer.control import commands
 from volunteer.i18n.catalogue import N_, _, ngettext
+from volunteer.i18n.formats import credit
 from volunteer.tui import keys
 from volunteer.tui.query_page import RELOAD, PageQuery, QueryPage, QueryReply
-from volunteer.tui.text import ago
+from volunteer.tui.text import ago, rate
 from volunteer.tui.widgets.panel import Scene
 from volunteer.tui.widgets.table import Column, Filling, Listing, Row
 
 COLUMNS = (
     Column(title=N_("machine"), least=20),
     Column(title=N_("state"), cells=12),
-    Column(title=N_("device"), cells=9, least=66),
-    Column(title=N_("run"), cells=12, least=76),
-    Column(title=N_("task"), cells=9, align="right", least=56),
+    Column(title=N_("device"), cells=9, least=112),
+    Column(title=N_("run"), cells=12, least=70),
+    Column(title=N_("task"), cells=9, align="right", least=126),
+    Column(title=N_("steps per s"), cells=11, align="right", least=104),
+    Column(title=N_("heat"), cells=6, align="right", least=56),
+    Column(title=N_("credits a day"), cells=13, align="right", least=90),
     Column(title=N_("last seen"), cells=14, align="right"),
 )
 STATES = {
@@ -156,6 +160,8 @@ def machine_row(
     if alike:
         name = f"{name} {machine.worker_id[:4]}"
     here = machine.worker_id == scene.view.status.worker_id
+    live = machine.state != "offline"
+    heat = f"{machine.celsius:.0f} °C" if machine.celsius is not None and live else "-"
     seen_s = max(0.0, scene.now - machine.last_seen)
     return Row(
         key=machine.worker_id,
@@ -165,6 +171,9 @@ def machine_row(
             ((printable(machine.device, 20) or "-", "text"),),
             ((printable(machine.run, 40) or "-", "text"),),
             ((str(machine.task) if machine.task is not None else "-", "text"),),
+            ((rate(machine.rate) if machine.rate and live else "-", "text"),),
+            ((heat, "text"),),
+            ((credit(machine.day_micro) if machine.day_micro is not None else "-", "text"),),
             ((_("now") if seen_s < 2 else _("{time} ago", time=ago(seen_s)), "dim"),),
         ),
         dim=old,

@@ -147,6 +147,12 @@ def test_no_server_runs() -> None:
     assert only(seen(replicas=(older, newer))) == ("bad", "server", silent, todo)
 
 
+def test_silence_on_a_full_disk_is_the_disks() -> None:
+    closed = Standstill(cause=Cause.CLOSED, message="accepts nothing new: 1 kB free", todo="free")
+    full = replace(run(standstill=closed), replicas=(replace(REPLICA, beat_at=NOW - 300),))
+    assert only(full) == ("bad", "server", closed.message, closed.todo)
+
+
 def test_one_server_of_two_is_silent() -> None:
     other = ReplicaLine(id="0123456789ab", started_at=0.0, beat_at=NOW - 21, figures=FIGURES)
     assert troubles(seen(replicas=(REPLICA, other))) == []  # that is an alert

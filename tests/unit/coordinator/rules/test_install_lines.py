@@ -38,7 +38,7 @@ def test_each_build_pins_the_torch_that_was_tested(build: str) -> None:
 def test_a_line_names_its_build_its_place_and_the_hash_of_the_program() -> None:
     linux, windows, mac = installations(WHEEL, URL, pinned=True)
     assert [one.system for one in (linux, windows, mac)] == ["linux", "windows", "mac"]
-    uvx, pipx, install, options, package = shlex.split(linux.lines[0].line)
+    uvx, pipx, install, options, package = shlex.split(linux.lines[0].line.partition(" && ")[0])
     assert (uvx, pipx, install) == ("uvx", "pipx", "install")
     assert options == (
         "--pip-args=--find-links https://download.pytorch.org/whl/cpu/torch/"
@@ -46,6 +46,16 @@ def test_a_line_names_its_build_its_place_and_the_hash_of_the_program() -> None:
     )
     assert package == f"volunteer[cpu] @ {URL}/install/{WHEEL.name}#sha256={WHEEL.sha256}"
     assert "--pip-args" not in installations(WHEEL, "https://x.org", pinned=False)[2].lines[0].line
+
+
+def test_the_program_is_found_in_the_same_terminal_where_the_shell_can_do_that() -> None:
+    linux, windows, mac = installations(WHEEL, URL, pinned=False)
+    for one in (linux, mac):
+        assert one.path == ""
+        for line in (one.uv, *(card.line for card in one.lines)):
+            assert line.endswith(' && export PATH="$HOME/.local/bin:$PATH"')
+    assert windows.path == "uvx pipx ensurepath"
+    assert not [card.line for card in windows.lines if "&&" in card.line]
 
 
 @pytest.mark.parametrize(

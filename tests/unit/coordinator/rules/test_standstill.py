@@ -35,8 +35,8 @@ CAUSES: tuple[tuple[Cause, dict[str, Any], str], ...] = (
         {"state": "paused", "pause": PauseFacts(reason="new data", at=NOW)},
         "paused by its organiser: new data",
     ),
-    (Cause.NO_SERVER, {"served": False}, "no server is running"),
     (Cause.CLOSED, {"closed": "3 kB are free"}, "accepts nothing new: 3 kB are free"),
+    (Cause.NO_SERVER, {"served": False}, "no server is running"),
     (
         Cause.MERGE_FAILS,
         {"merge": MergeFacts(failed=True, message="no space")},
