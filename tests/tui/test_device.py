@@ -311,7 +311,7 @@ async def test_machines_of_equal_names_are_told_apart_and_this_one_is_marked(
         assert "°C" not in rows[0]  # heat of five minutes ago
         assert "12.5" not in rows[0]
         assert "now ago" not in screen_text(app)
-        await pilot.press("p")
+        await pilot.press("down", "p")
         await settle(app, pilot)
         assert "pause sent" in screen_text(app)
 

@@ -228,6 +228,7 @@ class Agent:
         first = self._thread("first")
         detecting = asyncio.wrap_future(first.call(self._machine.detect))
         await self._hello(demanded)
+        self._hub.notice(Sentence("loading PyTorch to find the devices of this machine"))
         news = asyncio.create_task(self._first_news())
         try:
             devices = await detecting
@@ -264,6 +265,7 @@ class Agent:
 
     async def _hello(self, demanded: tuple[str, ...]) -> None:
         identity = self.remote.identity
+        self._hub.notice(Sentence("connecting to {url}", url=identity.url))
         await self.remote.api.client.recognise()
         server = await self.remote.api.call(endpoints.SERVER)
         check_server(server)

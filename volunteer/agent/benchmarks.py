@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from shared.protocol import endpoints
 from shared.protocol.accounts import Benchmark, BenchmarkRequest, Device
+from shared.sentences import Sentence
 from volunteer.account.join import enabled
 from volunteer.agent.collaborators import Workplace
 from volunteer.control import events
@@ -47,6 +48,7 @@ class Benchmarks:
                 # A device is shown as being measured as soon as it is known.
                 first = events.BenchmarkProgress(stage=FIRST_STAGE, done=0.0, device=device.id)
                 self.place.hub.emit(first)
+                self.place.hub.notice(Sentence("{device}: measuring its speed", device=device.id))
                 await self.measure(device, trainer, quick=True)
         await self.publish()
 
