@@ -11,6 +11,8 @@ from cyclopts import App, Parameter
 from coordinator.cli.listing import as_json
 from shared.errors import BadRequest
 
+WIDTH = 79  # of the line of progress
+
 
 def simulate(
     file: Annotated[Path | None, Parameter(help="A scenario in TOML.")] = None,
@@ -42,9 +44,10 @@ def simulate(
     return 0
 
 
-def _progress(share: float, version: int) -> None:
+def _progress(remedy: str, share: float, version: int) -> None:
+    line = f"{share:4.0%}  version {version}" + (f", trying: {remedy}" if remedy else "")
     end = "\n" if share >= 1 else ""
-    print(f"\r{share:4.0%}  version {version}", end=end, file=sys.stderr, flush=True)
+    print(f"\r{line[:WIDTH]:{WIDTH}}", end=end, file=sys.stderr, flush=True)
 
 
 def add_to(app: App) -> None:

@@ -43,7 +43,8 @@ class Bottleneck(NamedTuple):
     words: str
 
 
-Progress = Callable[[float, int], None]  # share of the time, newest version
+# the remedy that is tried ("" = none yet), share of the time, newest version
+Progress = Callable[[str, float, int], None]
 
 
 class MachineRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -291,27 +292,29 @@ def run(
             raise BadRequest(f"--hours must be above 0, not {hours:g}")
         scenario = msgspec.structs.replace(scenario, hours=hours)
     configure("error", as_json=False)  # thousands of merges need no line each
-    tell = progress or (lambda share, version: None)
+    tell = progress or (lambda remedy, share, version: None)
 
-    def seen(head: MergedHead) -> None:
-        tell(min(0.99, head.seconds / (scenario.hours * 3600)), head.row.version)
+    def hooks(remedy: str) -> Hooks:
+        def seen(head: MergedHead) -> None:
+            tell(remedy, min(0.99, head.seconds / (scenario.hours * 3600)), head.row.version)
 
-    hooks = Hooks(on_version=seen)
-    outcome = loop.run(simulate(scenario, hooks))
+        return Hooks(on_version=seen)
+
+    outcome = loop.run(simulate(scenario, hooks("")))
     prediction = predict(outcome)
     prediction = msgspec.structs.replace(prediction, advice=tried(outcome, prediction, hooks))
-    tell(1.0, len(outcome.merged_at))
+    tell("", 1.0, len(outcome.merged_at))
     if as_json:
         return msgspec.json.encode(prediction).decode()
     return told(prediction)
 
 
-def tried(outcome: SimulationResult, prediction: Prediction, hooks: Hooks) -> str:
+def tried(outcome: SimulationResult, prediction: Prediction, hooks: Callable[[str], Hooks]) -> str:
     """Return the first remedy that helps in a simulation of its own, and by how much; "" if none
-    does.
+    does. `hooks` makes the hooks of the simulation of a remedy.
     """
     for remedy in remedies(outcome, prediction.cause):
-        changed = predict(loop.run(simulate(remedy.scenario, hooks)))
+        changed = predict(loop.run(simulate(remedy.scenario, hooks(remedy.words))))
         if gain := _gain(prediction, changed):
             return f"{remedy.words}: {gain} (simulated)"
     return ""

@@ -49,8 +49,14 @@ def test_advice_changes_the_figure_that_it_names(
 ) -> None:
     outcome = played(plan, task, **more)
     before = predict(outcome)
-    advice = tried(outcome, before, Hooks())
+    names: list[str] = []
+
+    def hooks(remedy: str) -> Hooks:
+        return Hooks(on_version=lambda head: names.append(remedy))
+
+    advice = tried(outcome, before, hooks)
     assert key in advice
+    assert advice.startswith(names[-1])  # a person sees which change is being tried
     figures = re.search(r"at work (\d+)%, not (\d+)%", advice)
     assert figures is not None
     with_change, without = (int(figure) for figure in figures.groups())
@@ -63,7 +69,7 @@ def busy(prediction: Prediction) -> int:
 
 def test_devices_that_are_the_limit_get_no_advice() -> None:
     outcome = played({}, {"local_steps": 60})
-    assert tried(outcome, predict(outcome), Hooks()) == ""
+    assert tried(outcome, predict(outcome), lambda remedy: Hooks()) == ""
 
 
 def test_no_advice_asks_for_more_steps_than_learn() -> None:
