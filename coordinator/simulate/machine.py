@@ -72,7 +72,7 @@ class SimulatedMachine:
         self.speed = kind.steps_per_s * fast
         self.plays = kind.episodes_per_s * fast
         self.trace = Trace(
-            f"{kind.name}-{number}" if kind.count > 1 else kind.name, speed=self.speed
+            f"{kind.name}-{number}" if kind.count > 1 or number > 1 else kind.name, speed=self.speed
         )
         self.labour: Labour | None = None
         self._principal: Principal | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -202,8 +203,11 @@ class _Simulation:
 
     async def _populate(self, world: SimulatedWorld, about: Definition, workload: str) -> None:
         data = await self._local_data(world.dataset)
+        numbers = Counter[str]()  # machines by name: kinds of one name are numbered on
         for group in self._scenario.workers:
-            for number in range(1, group.count + 1):
+            for _ in range(group.count):
+                numbers[group.name] += 1
+                number = numbers[group.name]
                 machine = SimulatedMachine(world, group, number, self._scenario.seed)
                 await machine.register(workload)
                 index = len(self._machines)

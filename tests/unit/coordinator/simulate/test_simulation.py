@@ -164,6 +164,13 @@ def test_machines_that_wait_hand_in_one_task_for_each_version() -> None:
     assert {trace.verdicts["accepted"] // len(outcome.merged_at) for trace in outcome.traces} == {1}
 
 
+def test_kinds_without_a_name_are_numbered_on() -> None:
+    found = predicted(workers=[{"count": 2, **QUICK}, {**QUICK}, {**QUICK, "name": "old"}])
+    names = [machine.name for machine in found.machines]
+    assert names == ["volunteer-1", "volunteer-2", "volunteer-3", "old"]
+    assert all(machine.steps for machine in found.machines)
+
+
 def test_machines_that_vanish_lose_their_tasks_to_others() -> None:
     weak = {"name": "weak", **QUICK, "lost_per_hour": 40.0, "back_after_minutes": 2.0}
     outcome = played(workers=[{"name": "firm", **QUICK}, weak], hours=0.3)
