@@ -24,37 +24,42 @@ class SlotCache:
     """Keys and values of every layer, (S, heads, T, D) each, made when a layer first writes, and
     doubled in length as texts grow.
 
-    `rows` are the slots of the present batch, `places` (B, T) the positions of its new tokens, and
-    `longest` the most places that a token sees. The library calls `update` and `get_seq_length`.
+    The library calls `update` and `get_seq_length`.
     """
 
     def __init__(self, slots: int, length: int) -> None:
         self._slots = slots
         self._length = length  # places that a layer has at first
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self.rows = torch.zeros(0, dtype=torch.int64)
-        self.places = torch.zeros(0, 0, dtype=torch.int64)
-        self.longest = 0
+        self._new = (torch.zeros(0, 0), torch.zeros(0, 0))  # slots and places of the new tokens
+        self._rows: slice | Tensor = slice(0, 0)  # slots of the batch, a slice if in a row
+        self._longest = 0  # most places that a token sees
+
+    def begin(self, slots: Sequence[int], places: Tensor, longest: int) -> None:
+        """Prepare for a batch of new tokens at places (B, T) that see at most `longest` places."""
+        rows = torch.tensor(list(slots), device=places.device)
+        in_a_row = range(slots[0], slots[0] + len(slots))
+        self._rows = slice(in_a_row.start, in_a_row.stop) if list(slots) == list(in_a_row) else rows
+        self._new = rows[:, None], places
+        self._longest = longest
 
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
-        if layer not in self._layers or self._layers[layer][0].shape[2] < self.longest:
+        if layer not in self._layers or self._layers[layer][0].shape[2] < self._longest:
             pair = (self._grown(keys, layer, 0), self._grown(values, layer, 1))
             self._layers[layer] = pair
         views = []
         for cache, new in zip(self._layers[layer], (keys, values), strict=True):
-            cache[self.rows[:, None], :, self.places] = new.transpose(1, 2)  # (B, T, heads, D)
-            first = int(self.rows[0])
-            in_a_row = len(self.rows) == 1 or bool((self.rows.diff() == 1).all())
-            rows_read = cache[first : first + len(self.rows)] if in_a_row else cache[self.rows]
-            views.append(rows_read[:, :, : self.longest])
+            rows, places = self._new
+            cache[rows, :, places] = new.transpose(1, 2)  # (B, T, heads, D)
+            views.append(cache[self._rows][:, :, : self._longest])
         return views[0], views[1]
 
     def _grown(self, new: Tensor, layer: int, part: int) -> Tensor:
         """Return the keys or values of a layer, with room for the longest text."""
         length = self._length
-        while length < self.longest:
+        while length < self._longest:
             length *= 2
         cache = new.new_zeros(self._slots, new.shape[1], length, new.shape[3])
         if layer in self._layers:
@@ -141,12 +146,12 @@ class CausalDecoder(PromptText):
         `ends`.
         """
         cache = self._cache
-        cache.rows = torch.tensor(list(slots), device=self._device)
-        cache.places = at = torch.tensor(places, device=self._device)
-        cache.longest = max(place[-1] for place in places) + 1
+        at = torch.tensor(places, device=self._device)
+        longest = max(place[-1] for place in places) + 1
+        cache.begin(slots, at, longest)
         last = list(ends) or [len(tokens[0]) - 1] * len(tokens)
         last_places = sorted(set(last))
-        columns = torch.arange(cache.longest, device=self._device)
+        columns = torch.arange(longest, device=self._device)
         visible = (columns <= at[:, :, None])[:, None]  # (B, 1, T, longest)
         logits = self._model.logits(
             torch.tensor(tokens, device=self._device),
