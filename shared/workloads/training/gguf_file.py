@@ -91,6 +91,10 @@ def as_gguf(model: ConvertedModel) -> ConvertedModel:
         begin=_begin(model.files["tokenizer.json"]),
     )
     _check(folder.config)
+    if folder.config.get("eos_token_id") is None:
+        raise BadRequest(
+            f"{REFUSED} a model without a token that ends a text: llama.cpp would take another one"
+        )
     words = vocabulary(folder.tokenizer, chat=folder.template is not None)
     with tempfile.TemporaryDirectory(prefix="gguf-") as scratch:
         path = Path(scratch) / NAME

@@ -211,6 +211,11 @@ def test_patterns_of_tokenizers_are_named(tmp_path: Path, tokenizer: bytes, name
     [
         (LLAMA, None, "not for a model without a tokenizer"),
         (
+            LLAMA,
+            TEXT.replace(b"<|endoftext|>", b"<|else|>"),
+            "not for a model without a token that ends a text",
+        ),
+        (
             SHAPES["phi3"],
             TEXT,
             "not for phi3, only for llama, mistral, qwen2, qwen3, gemma, gemma2",
