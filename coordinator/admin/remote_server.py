@@ -167,6 +167,10 @@ class RemoteServer:
                 f"the certificate of {self._link.url} is not trusted: give the whole join link "
                 "to --server"
             )
+        if any(isinstance(c, ssl.SSLError) and c.reason == "WRONG_VERSION_NUMBER" for c in causes):
+            return Configuration(
+                f"{self._link.url} answers without TLS: an address of it begins with http://"
+            )
         cause = next((cause for cause in causes if isinstance(cause, OSError)), error)
         through = f" through the proxy {named(self._proxy)}" if self._proxy else ""
         return Unreachable(f"{self._link.url} cannot be reached{through}: {why(cause)}")

@@ -115,7 +115,9 @@ def by_name(conn: Connection, name: str) -> DatasetRow:
     row = conn.execute(select(datasets).where(datasets.c.name == name)).mappings().first()
     if row is None:
         names = conn.execute(select(datasets.c.name).order_by(datasets.c.name)).scalars().all()
-        advice = hint(name, names) if names else "add it: `coordinator dataset add`"
+        advice = (
+            hint(name, names) if names else f"add it: `coordinator dataset add {name} --text PATH`"
+        )
         raise NotFound(f'there is no dataset "{name}": {advice}')
     return _row(dict(row))
 

@@ -121,6 +121,8 @@ def listen(host: str, port: int) -> socket.socket:
             raise Configuration(
                 f"port {port} needs more rights: choose one above 1023 with --port"
             ) from error
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise Configuration(f"{host} is not an address of this machine") from error
         raise Configuration(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return listener
 

@@ -23,7 +23,7 @@ def completed(text: str, program: str, more: str) -> str:
     """
 
     def more_of(match: re.Match[str]) -> str:
-        whole = match[1].endswith((more, "--help"))
+        whole = more in match[1] or match[1].endswith("--help")
         return match[0] if whole else f"`{match[1]}{more}`"
 
     return re.sub(rf"`({program}(?=[ `])[^`\n]*)`", more_of, text) if more else text

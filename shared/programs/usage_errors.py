@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import chain as chained
@@ -22,6 +23,11 @@ from cyclopts import (
 from shared.nearest import hint, nearest
 from shared.sentences import Sentence, of
 
+# Commands that a person types to one program and the other has.
+OF_THE_OTHER = {
+    "coordinator": ("join", "link", "chat", "generate", "play", "benchmark", "pause", "resume"),
+    "volunteer": ("serve", "demo", "dataset", "invite", "try", "backup", "grant"),
+}
 KINDS: dict[object, Sentence] = {
     int: Sentence("a whole number"),
     float: Sentence("a number"),
@@ -34,11 +40,11 @@ def mistake(program: str, error: CycloptsError, argv: Sequence[str], app: App) -
     """Return the mistake and the nearest valid word; other parser errors are quoted."""
     match error:
         case UnknownCommandError(app=within) if within is not None and error.unused_tokens:
-            return _no_command(program, error.unused_tokens[0], within)
+            return _no_command(program, error.unused_tokens[0], within, argv)
         case UnusedCliTokensError() if error.command_chain and error.unused_tokens:
             sentence = _unplaced(error.unused_tokens[0], error.command_chain, app)
         case UnusedCliTokensError():
-            return _no_command(program, (error.unused_tokens or [*argv])[0], app)
+            return _no_command(program, (error.unused_tokens or [*argv])[0], app, argv)
         case UnknownOptionError():
             option = error.token.keyword or error.token.value
             if near := _near(option, error):
@@ -78,7 +84,9 @@ def _unplaced(word: str, chain: Sequence[str], app: App) -> Sentence:
     )
 
 
-def _no_command(program: str, word: str, app: App) -> Sentence:
+def _no_command(program: str, word: str, app: App, argv: Sequence[str]) -> Sentence:
+    behind = argv[argv.index(word) + 1 :] if word in argv else ()
+    rest = "".join(f" {shlex.quote(one)}" for one in behind)
     names = sorted(name for name in app if not name.startswith("-"))
     if word in names:  # the word follows an option of the program itself
         return Sentence(
@@ -87,9 +95,16 @@ def _no_command(program: str, word: str, app: App) -> Sentence:
             program=program,
         )
     if subjects := [name for name in names if word in app[name]]:
-        commands = ", ".join(f"`{program} {name} {word}`" for name in subjects)
+        commands = ", ".join(f"`{program} {name} {word}{rest}`" for name in subjects)
         return Sentence(
             'there is no command "{name}": did you mean {commands}?', name=word, commands=commands
+        )
+    if word in OF_THE_OTHER[program]:
+        (other,) = OF_THE_OTHER.keys() - {program}
+        return Sentence(
+            'there is no command "{name}" here: did you mean `{other} {name}`?',
+            name=word,
+            other=other,
         )
     return Sentence('there is no command "{name}": {hint}', name=word, hint=hint(word, names))
 

@@ -16,11 +16,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from coordinator.admin.registry import COMMANDS
+from coordinator.cli.main import app
 from shared.network.links import parse_link
+from shared.programs.usage_errors import OF_THE_OTHER
 from tests.support.command_line import Run, corpus, json_lines, the_next
 from tests.support.forkserver import ForkServer
 from tests.support.local_coordinator import RUN
 from tests.support.server_process import Process
+from volunteer.cli.main import app as volunteer_app
 
 
 def test_a_run_from_text_to_files(here: Run, busy: Path, tmp_path: Path) -> None:
@@ -191,6 +194,30 @@ def test_a_file_without_its_option_is_told_which_options_take_files(run: Run) ->
     assert (said.code, said.out) == (2, "")
     assert '"texts.txt" needs an option before it: --text, --chat, --images, ' in said.err
     assert '"x" is one word too many' in run("run", "list", "x").err
+
+
+def test_a_command_that_another_subject_or_program_has_is_led_there(
+    run: Run, tmp_path: Path
+) -> None:
+    data = tmp_path / "my data"
+    said = run("start", "tiny", "--data-dir", data).err
+    assert f"did you mean `coordinator run start tiny --data-dir '{data}'`?" in said
+    assert "did you mean `volunteer join`?" in run("join", "http://x/join#key=y").err
+    for command in OF_THE_OTHER["volunteer"]:
+        assert command in app
+    for command in OF_THE_OTHER["coordinator"]:
+        assert command in volunteer_app
+        assert command not in app
+
+
+def test_an_address_with_the_wrong_scheme_is_told_the_right_one(
+    run: Run, busy: Path, fork_server: ForkServer
+) -> None:
+    with Process(busy, "--port", "0", command=fork_server) as server:
+        url = server.url.replace("http://", "https://")
+        said = run("run", "list", "--server", url, "--token-file", server.token_file)
+    assert (said.code, said.out) == (78, "")
+    assert "answers without TLS: an address of it begins with http://" in said.err
 
 
 def test_an_empty_database_beside_the_files_of_another_is_not_made_silently(

@@ -12,7 +12,8 @@ from volunteer.cli.main import run_command
     [
         (["benchmrk"], 'there is no command "benchmrk": did you mean "benchmark"?'),
         (["--language", "de", "status"], '"status" comes first, and its options after it'),
-        (["create", "k"], 'there is no command "create": did you mean `volunteer key create`?'),
+        (["create", "k"], 'there is no command "create": did you mean `volunteer key create k`?'),
+        (["serve"], 'there is no command "serve" here: did you mean `coordinator serve`?'),
         (["xyz", "run"], 'there is no command "xyz": the nearest of '),
         (["--no-iu"], "there is no option --no-iu: did you mean --no-ui?"),
         (["usage", "--nothing"], "no option --nothing here; see `volunteer usage --help`"),
