@@ -17,7 +17,7 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from threading import Thread
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import structlog
 
@@ -73,7 +73,7 @@ class Compute:
         self._paused_s = 0.0
         self._paused: Flag = get_context("spawn").RawValue("b", 0)
 
-    async def run(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def run(self, work: Callable[..., T], *arguments: object) -> T:
         """Return `work(stop, *arguments)`, from the separate process if any. Raises as `timed`."""
         return (await self.timed(work, *arguments))[0]
 

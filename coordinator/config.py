@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -365,7 +365,7 @@ def _check(settings: Settings) -> None:
 
 
 def load(
-    flags: Mapping[str, Any] | None = None,
+    flags: Mapping[str, object] | None = None,
     *,
     environ: Mapping[str, str] | None = None,
     config: Path | None = None,

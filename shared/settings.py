@@ -112,14 +112,14 @@ class SettingsTable(Generic[S]):
         )
 
     def load(
-        self, flags: Mapping[str, Any], environ: Mapping[str, str], file: Path | None
+        self, flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None
     ) -> tuple[S, dict[str, str]]:
         """Return the settings in force and the source of each; flags that are None do not count.
 
         Raises BadRequest for a wrong flag, Configuration for a wrong file, variable or value.
         """
         overrides = {name: value for name, value in flags.items() if value is not None}
-        merged: dict[str, Any] = {}
+        merged: dict[str, object] = {}
         sources = dict.fromkeys(self.names, "default")
         if file is not None:
             read = read_file(file)

@@ -70,7 +70,7 @@ class Engine:
     def __init__(
         self,
         directories: Directories,
-        flags: Mapping[str, Any] | None = None,
+        flags: Mapping[str, object] | None = None,
         *,
         world: World | None = None,
         start_paused: bool = False,
@@ -313,7 +313,7 @@ class Engine:
         self._joined.set()
         return joined
 
-    def _set(self, changes: Mapping[str, Any]) -> tuple[SettingRow, ...]:
+    def _set(self, changes: Mapping[str, object]) -> tuple[SettingRow, ...]:
         outside.do(config.save, self._directories.config / "config.toml", changes)
         loaded = self.loaded
         if "language" in changes:

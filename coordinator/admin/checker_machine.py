@@ -47,7 +47,7 @@ log = structlog.get_logger("checker")
 class CommandCall(Protocol):
     """Runs a command of the organiser by its name."""
 
-    async def __call__(self, name: str, /, **request: Any) -> Any: ...
+    async def __call__(self, name: str, /, **request: object) -> Any: ...
 
 
 class BlobFolder:

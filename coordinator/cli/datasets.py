@@ -122,7 +122,7 @@ def build(
     more = _with_problems(options)
     kind, paths = _files(name, sources, more)
     _mark_taken(name, where)
-    request: dict[str, Any] = {
+    request: dict[str, object] = {
         "name": name,
         "kind": kind,
         "licence": more.licence,
@@ -228,7 +228,7 @@ def _files(
     return next(iter(named)), paths
 
 
-def _for(more: DatasetOptions) -> dict[str, Any]:
+def _for(more: DatasetOptions) -> dict[str, object]:
     """Return the options for a workload that builds the dataset itself. Raises BadRequest."""
     if not more.workload:
         if more.set:
@@ -237,7 +237,7 @@ def _for(more: DatasetOptions) -> dict[str, Any]:
     wrong = [option for option in more.set or () if "=" not in option]
     if wrong:
         raise BadRequest(f"--set needs KEY=VALUE, not {wrong[0][:40]!r}")
-    beside: dict[str, Any] = {}
+    beside: dict[str, object] = {}
     if more.tokenizer is not None:
         # a tokenizer without a template serves for plain text
         with contextlib.suppress(InvalidRunFile):

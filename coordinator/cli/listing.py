@@ -30,7 +30,7 @@ def as_json_line(value: Any) -> None:
     sys.stdout.flush()
 
 
-def table(rows: Sequence[Any], columns: Columns, empty: str) -> None:
+def table(rows: Sequence[object], columns: Columns, empty: str) -> None:
     """Print a table aligned by terminal cells, numbers to the right; `empty` without rows."""
     if not rows:
         print(empty)

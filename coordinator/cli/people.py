@@ -51,7 +51,7 @@ def create(
     where: TargetOptions = HERE,
 ) -> None:
     """Make join links. Each is shown once: only its hash is kept."""
-    request: dict[str, Any] = {"uses": uses, "expires_s": None if days is None else days * DAY_S}
+    request: dict[str, object] = {"uses": uses, "expires_s": None if days is None else days * DAY_S}
     request |= {"count": count} if names is None else {"names": tuple(_names(names))}
     invites = call(where, "invite.create", **request)
     if where.json:

@@ -121,7 +121,7 @@ def of_command_line(argv: Sequence[str]) -> Where:
     return Where(**values)
 
 
-def call(where: Where, name: str, /, **request: Any) -> Any:
+def call(where: Where, name: str, /, **request: object) -> Any:
     """Run a command of the registry, here or on a server; return its reply struct."""
     with ProgressLine(sys.stderr, dots=False):
         reply = _call(where, name, request)
@@ -149,21 +149,21 @@ def addressed(where: Where, name: str, reply: Any) -> Any:
     return convert(complete(msgspec.to_builtins(reply)), COMMANDS[name].reply)
 
 
-def tell(where: TargetOptions, name: str, says: Callable[[Any], str], /, **request: Any) -> None:
+def tell(where: TargetOptions, name: str, says: Callable[[Any], str], /, **request: object) -> None:
     """Run a command; print its reply as JSON, or as a sentence by `says`."""
     done = call(where, name, **request)
     as_json(done) if where.json else print(says(done))
 
 
 def listed(
-    where: TargetOptions, name: str, columns: Columns, empty: str, /, **request: Any
+    where: TargetOptions, name: str, columns: Columns, empty: str, /, **request: object
 ) -> None:
     """Run a command that lists; print its rows as JSON or as a table, or `empty`."""
     rows = call(where, name, **request)
     as_json(rows) if where.json else table(rows, columns, where.hint(empty))
 
 
-def _call(where: Where, name: str, request: dict[str, Any]) -> Any:
+def _call(where: Where, name: str, request: dict[str, object]) -> Any:
     import msgspec
 
     from coordinator.admin.registry import COMMANDS
@@ -207,7 +207,7 @@ async def reached(
     if where.remote:
         server = where.connection().within(timeout_s)
 
-        async def there(name: str, /, **request: Any) -> Any:
+        async def there(name: str, /, **request: object) -> Any:
             command = COMMANDS[name]
             ask = convert(request, command.request)
             reply = await asyncio.to_thread(server.call, name, ask, command.reply)
@@ -220,7 +220,7 @@ async def reached(
     with await _place(where.settings(), needs) as (place, keyless):
         async with opened(place, keyless=keyless) as coordinator:
 
-            async def here(name: str, /, **request: Any) -> Any:
+            async def here(name: str, /, **request: object) -> Any:
                 command = COMMANDS[name]
                 reply = await command.run(coordinator, convert(request, command.request))
                 return addressed(where, name, reply)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -210,7 +210,7 @@ def put(conn: sa.Connection, run_id: int, scores: list[SuiteScoreRow], now: floa
     for score in scores:
         of_score = (_S.run_id == run_id, _S.suite == score.suite, _S.version == score.version)
         conn.execute(deletion(suite_scores, "replaced").where(*of_score))
-        row: dict[str, Any] = {"run_id": run_id, "at": now, **score._asdict()}
+        row: dict[str, object] = {"run_id": run_id, "at": now, **score._asdict()}
         conn.execute(sa.insert(suite_scores).values(**row))
 
 

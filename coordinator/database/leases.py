@@ -103,7 +103,7 @@ def _reissue(conn: sa.Connection, items: Sequence[NewLease], now: float) -> list
     return rows_of(result)
 
 
-def _line(item: NewLease) -> tuple[Any, ...]:
+def _line(item: NewLease) -> tuple[object, ...]:
     one, who = item.assignment, item.waiter
     return (
         one.task_id,
@@ -194,7 +194,7 @@ def _insert(conn: sa.Connection, items: Sequence[NewLease], now: float) -> list[
     return rows_of(result)
 
 
-def _fresh(item: NewLease) -> tuple[Any, ...]:
+def _fresh(item: NewLease) -> tuple[object, ...]:
     one, who = item.assignment, item.waiter
     return (
         one.run_id,

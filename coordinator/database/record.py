@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, insert, select
@@ -37,7 +36,7 @@ def append(
     actor: str,
     action: str,
     subject: str,
-    detail: str | Mapping[str, Any],
+    detail: str | Mapping[str, object],
     now: float,
 ) -> None:
     """Append a line, in the transaction of the action that it records. Long texts are cut."""

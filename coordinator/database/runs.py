@@ -92,7 +92,7 @@ def add(conn: sa.Connection, values: dict[str, Any]) -> int:
 
 
 # Columns of a run before its start.
-UNSTARTED: dict[str, Any] = {
+UNSTARTED: dict[str, object] = {
     "head": -1,
     "best": None,
     "global_step": 0,
@@ -169,10 +169,10 @@ class StateChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def move(
-    conn: sa.Connection, run: RunRow, state: RunState, change: StateChange, **values: Any
+    conn: sa.Connection, run: RunRow, state: RunState, change: StateChange, **values: object
 ) -> None:
     """Change the state. Raises Conflict for an impossible transition, or if it has just changed."""
-    cause: dict[str, Any] = {
+    cause: dict[str, object] = {
         "state_since": change.at,
         "state_actor": change.actor,
         "state_reason": change.reason,
@@ -194,13 +194,13 @@ _SET = sa.update(runs).where(its(runs.c.id))
 _SET_HEAD = _SET.where(its(runs.c.head))
 
 
-def set_head(conn: sa.Connection, run_id: int, base: int, **values: Any) -> bool:
+def set_head(conn: sa.Connection, run_id: int, base: int, **values: object) -> bool:
     """Compare-and-set the head; return False if another process has moved it."""
     key = {"its_id": run_id, "its_head": base, "head": base + 1}
     return conn.execute(_SET_HEAD, key | values).rowcount == 1
 
 
-def set_values(conn: sa.Connection, run_id: int, **values: Any) -> None:
+def set_values(conn: sa.Connection, run_id: int, **values: object) -> None:
     conn.execute(_SET, {"its_id": run_id} | values)
 
 

@@ -51,7 +51,7 @@ LATELY_S, LATELY = 3600.0, 256
 MESSAGE_CHARS = 500
 BESIDE = ("learn", "evaluate", AUDIT)  # kinds of tasks that are not cut from a pass
 GAMES = ("selfplay", "evaluate")  # kinds whose contributions are files of episodes
-FREE: dict[str, Any] = {
+FREE: dict[str, object] = {
     "claim_id": None,
     "renew_by": None,
     "finish_by": None,
@@ -209,10 +209,10 @@ _BASED = (_RUN.label("run"), _STEP.scalar_subquery().label("global_step"))
 _BEGUN = sa.select(tasks, *_BASED).where(among(tasks.c.id, "ids"))
 _GRANTED = tasks.c.finish_limit - tasks.c.claimed_at  # twice the time that the claim granted
 _NOW: sa.ColumnElement[float] = sa.bindparam("now", type_=sa.Double())
-_TIME: dict[str, Any] = {"finish_by": _NOW + _GRANTED / 2, "finish_limit": _NOW + _GRANTED}
+_TIME: dict[str, object] = {"finish_by": _NOW + _GRANTED / 2, "finish_limit": _NOW + _GRANTED}
 
 
-def _bound(base: sa.ColumnElement[Any], **values: Any) -> ReturningUpdate[Any]:
+def _bound(base: sa.ColumnElement[Any], **values: object) -> ReturningUpdate[Any]:
     """Return the statement that binds tasks to a version, if there is such a version."""
     there = sa.exists().where(_V.run_id == tasks.c.run_id, _V.version == base).correlate(tasks)
     bound = sa.update(tasks).where(among(tasks.c.id, "ids"), there)
@@ -224,7 +224,7 @@ _BEGIN = _bound(_HEAD, begun_at=_NOW, **_TIME)
 _BEGIN_AT = _bound(sa.bindparam("base", type_=sa.Integer()), begun_at=_NOW, **_TIME)
 
 
-def add_beside(conn: sa.Connection, values: dict[str, Any], now: float) -> int:
+def add_beside(conn: sa.Connection, values: dict[str, object], now: float) -> int:
     """Add a task outside the pass, which waits for any capable worker; return its number."""
     fixed = {
         "pass_no": 0,
@@ -320,8 +320,8 @@ _FINISH = sa.update(tasks).where(
 )
 _HELD_ONE = (tasks.c.state == "doing") | sa.and_(tasks.c.state == "todo", tasks.c.returned)
 _ACCEPT = sa.update(tasks).where(its(tasks.c.id), _HELD_ONE)
-ACCEPTED: dict[str, Any] = {"state": "accepted", "returned": False, **FREE}
-_DONE: dict[str, Any] = {"state": "done", "returned": False, **FREE}
+ACCEPTED: dict[str, object] = {"state": "accepted", "returned": False, **FREE}
+_DONE: dict[str, object] = {"state": "done", "returned": False, **FREE}
 
 
 def finish_all(conn: sa.Connection, task_ids: Sequence[int], now: float) -> int:
@@ -346,7 +346,7 @@ def accept_all(conn: sa.Connection, updates: Mapping[int, int], now: float) -> N
 _OF_UPDATES = sa.and_(among(tasks.c.contribution_id, "ids"), tasks.c.state == "accepted")
 _MERGED = sa.update(tasks).where(_OF_UPDATES).values(state="done")
 _RETURN = sa.update(tasks).where(_OF_UPDATES)
-UNCLAIMED: dict[str, Any] = {
+UNCLAIMED: dict[str, object] = {
     "state": "todo",
     "returned": False,
     "begun_at": None,
@@ -384,7 +384,7 @@ def put_back(  # noqa: PLR0913 - each is a word of the verdict
     If another worker holds the task by now, only the failure is recorded. Raises NotFound.
     """
     row = holder(conn, task_id)
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     if kind is not None:
         note = {"task_id": task_id, "attempt": row.attempt, "worker_id": worker_id, "kind": kind}
         conn.execute(sa.insert(failures).values(**note, message=message[:MESSAGE_CHARS], at=now))

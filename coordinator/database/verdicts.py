@@ -46,7 +46,7 @@ def decide(
     state: ContributionState,
     *,
     now: float,
-    **values: Any,
+    **values: object,
 ) -> None:
     """Change the state of `row` and record the verdict. Raises Conflict if that is impossible."""
     if decide_all(conn, [(row, {"state": state} | values)], now) != 1:
@@ -54,7 +54,7 @@ def decide(
 
 
 def decide_all(
-    conn: sa.Connection, decided: Sequence[tuple[ContributionRow, dict[str, Any]]], now: float
+    conn: sa.Connection, decided: Sequence[tuple[ContributionRow, Mapping[str, object]]], now: float
 ) -> int:
     """Change the states of contributions and record the verdicts. Several must be locked before.
     The task of an accepted one, which is not merged after all, goes back to the queue. Return the
@@ -67,7 +67,7 @@ def decide_all(
             to = values["state"]
             raise Conflict(f"contribution {row.id} is {row.state}, so it cannot become {to}")
     changes = [
-        {"its_id": row.id, "its_state": row.state, "decided_at": now} | values
+        {"its_id": row.id, "its_state": row.state, "decided_at": now, **values}
         for row, values in decided
     ]
     changed = conn.execute(_DECIDE, changes if len(changes) > 1 else changes[0])
@@ -104,7 +104,7 @@ _RECORD = sa.insert(verdicts)
 
 
 def record(
-    conn: sa.Connection, decided: Iterable[tuple[ContributionRow, dict[str, Any]]], now: float
+    conn: sa.Connection, decided: Iterable[tuple[ContributionRow, Mapping[str, object]]], now: float
 ) -> None:
     """Append verdicts to the history that volunteers read."""
     blank = {"reason": "", "message": "", "version": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 from sqlalchemy import Connection, bindparam, exists, func, or_, select, update
@@ -267,12 +267,12 @@ def orders(conn: Connection, since: float) -> dict[str, OwnOrder]:
     return {row.id: OwnOrder(order=row.ordered, at=row.ordered_at) for row in rows}
 
 
-def set_worker(conn: Connection, worker_id: str, **values: Any) -> None:
+def set_worker(conn: Connection, worker_id: str, **values: object) -> None:
     """Update the row of a machine."""
     conn.execute(_SET_WORKER, {"its_id": worker_id} | values)
 
 
-def set_volunteer(conn: Connection, volunteer_id: str, **values: Any) -> None:
+def set_volunteer(conn: Connection, volunteer_id: str, **values: object) -> None:
     """Change an account."""
     conn.execute(_SET_VOLUNTEER, {"its_id": volunteer_id} | values)
 

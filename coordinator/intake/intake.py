@@ -510,7 +510,7 @@ class _Submission(NamedTuple):
 
 def _values(
     each: _Submission, task: TaskRow, found: Arrival, run: RunRow, now: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the row of a new submission, with `last`, True for the last part of its task, and the
     `upload` that it uses up. Raises the errors of `Intake.take_in`.
     """

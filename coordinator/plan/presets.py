@@ -5,28 +5,26 @@ Plain data, checked like a run file.
 
 from __future__ import annotations
 
-from typing import Any
-
 # Share of the live workers in a merge: two halves of them cannot alternate, each a part of a round
 # behind the other.
 MORE_THAN_HALF = 0.6
 
-_AVERAGING: dict[str, Any] = {"update": "delta", "optimizer": "sgd", "lr": 1.0}
+_AVERAGING: dict[str, object] = {"update": "delta", "optimizer": "sgd", "lr": 1.0}
 # Measured with Muon inside, fresh in each task (docs/experiments.md): with AdamW outer momentum
 # from scratch ended worse than one worker alone.
-_OUTER_MOMENTUM: dict[str, Any] = {"update": "delta", "lr": 0.7, "momentum": 0.8}
+_OUTER_MOMENTUM: dict[str, object] = {"update": "delta", "lr": 0.7, "momentum": 0.8}
 # Adam's step on deltas has the size of lr in every coordinate, so lr is about the movement of a
 # coordinate in one task.
-_ADAPTIVE: dict[str, Any] = {"update": "delta", "lr": 0.003, "beta1": 0.9, "beta2": 0.99}
-_GRADIENT: dict[str, Any] = {
+_ADAPTIVE: dict[str, object] = {"update": "delta", "lr": 0.003, "beta1": 0.9, "beta2": 0.99}
+_GRADIENT: dict[str, object] = {
     "update": "gradient",
     "grace": 0.0,
     "arrival_scale": "one",
     "optimizer": "adamw",
 }
-_SAME_VERSION: dict[str, Any] = {"max_staleness": 0, "table": "constant", "overlap": True}
-_EVERY_BATCH: dict[str, Any] = {"gradient_every": 1, "pull_every": 1}
-_EVERY_ARRIVAL: dict[str, Any] = {
+_SAME_VERSION: dict[str, object] = {"max_staleness": 0, "table": "constant", "overlap": True}
+_EVERY_BATCH: dict[str, object] = {"gradient_every": 1, "pull_every": 1}
+_EVERY_ARRIVAL: dict[str, object] = {
     "quorum": 1,
     "grace": 0.0,
     "deadline_seconds": 0.0,
@@ -35,7 +33,7 @@ _EVERY_ARRIVAL: dict[str, Any] = {
     "overlap": True,
 }
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, dict[str, object]] = {
     "fedavg": _AVERAGING,
     "fedprox": _AVERAGING | {"prox_mu": 0.01},
     # Heavy-ball momentum has no look-ahead: momentum 0.9 and rate 0.7 suit Nesterov's, not this.
@@ -90,4 +88,4 @@ PRESETS: dict[str, dict[str, Any]] = {
 # Defaults of `[task]` unless the run file or the workload sets others. A task's gradient is one
 # step of the model, however many mini-batches it averages: with 50 the loss ended far above one
 # worker alone's, with 5 a little below (docs/experiments.md).
-TASKS: dict[str, dict[str, Any]] = {"gradient-average": {"local_steps": 1}}
+TASKS: dict[str, dict[str, object]] = {"gradient-average": {"local_steps": 1}}

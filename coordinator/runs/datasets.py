@@ -127,7 +127,9 @@ class Datasets(PlatformService):
         await self._db.write(register)
         return manifest
 
-    async def add_text(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
+    async def add_text(
+        self, name: str, paths: Iterable[Path], **options: object
+    ) -> DatasetManifest:
         """Add a token dataset from text files, folders or JSONL; see
         `shared.workloads.data.text_dataset.build_text`.
         """
@@ -135,13 +137,17 @@ class Datasets(PlatformService):
 
         return await self._named(name, build_text, paths, {"on_progress": progress.get()} | options)
 
-    async def add_chat(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
+    async def add_chat(
+        self, name: str, paths: Iterable[Path], **options: object
+    ) -> DatasetManifest:
         """Add a dataset of dialogues from JSON lines; see `chat_dataset.build_chat`."""
         from shared.workloads.data.chat_dataset import build_chat
 
         return await self._named(name, build_chat, paths, options)
 
-    async def add_images(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
+    async def add_images(
+        self, name: str, paths: Iterable[Path], **options: object
+    ) -> DatasetManifest:
         """Add a dataset of images from folders, PNG and JPEG; see
         `shared.workloads.data.image_dataset.build_images`.
         """
@@ -151,7 +157,9 @@ class Datasets(PlatformService):
             name, build_images, paths, {"on_progress": progress.get()} | options
         )
 
-    async def add_suite(self, name: str, paths: Iterable[Path], **options: Any) -> DatasetManifest:
+    async def add_suite(
+        self, name: str, paths: Iterable[Path], **options: object
+    ) -> DatasetManifest:
         """Add a task suite from a file of JSON lines; see `shared.workloads.data.task_suite`."""
         from shared.workloads.data.task_suite import build_suite
 
@@ -167,7 +175,9 @@ class Datasets(PlatformService):
         except NotFound as error:  # the command named it
             raise BadRequest(error.message) from error
 
-        def build(name: str, _: object, put: Callable[[bytes], str], **__: Any) -> DatasetManifest:
+        def build(
+            name: str, _: object, put: Callable[[bytes], str], **__: object
+        ) -> DatasetManifest:
             manifest = workload_class.dataset(request, put, skipped.add)
             if manifest.kind not in workload_class.dataset_kinds:
                 raise InvalidRunFile(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -40,11 +40,11 @@ CHAIN_BYTES_MIN = 1 << 18  # a smaller model is sent whole by default, not as a 
 
 # Defaults of a run that strangers may join: with two of five volunteers hostile the model moves
 # little, and honest work costs less than 1 % of the loss (measured, docs/experiments.md).
-OPEN_RULE: Mapping[str, Any] = {"aggregate": "centred-clip", "aggregate_from": 5}
+OPEN_RULE: Mapping[str, object] = {"aggregate": "centred-clip", "aggregate_from": 5}
 # A smaller quorum with two fifths hostile has hostile majorities too often.
-OPEN_QUORUM: Mapping[str, Any] = {"quorum": 5, "quorum_share": 0.75}
+OPEN_QUORUM: Mapping[str, object] = {"quorum": 5, "quorum_share": 0.75}
 # Updates above 1.5 times the cohort's median are scaled down; the limit of refusal is unchanged.
-OPEN_TABLES: Mapping[str, Mapping[str, Any]] = {
+OPEN_TABLES: Mapping[str, Mapping[str, object]] = {
     "validation": {"norm_room": 0.5, "clip_until": 2.0},
     "evaluation": {"gate": True},
 }
@@ -154,7 +154,7 @@ def check_train(settings: TrainSettings, whole: Plan, *, learns: bool = False) -
 
 def table_defaults(
     file: RunFile, workload: Workload, *, strangers: bool = False
-) -> dict[str, Mapping[str, Any]]:
+) -> dict[str, Mapping[str, object]]:
     """Return the defaults of a run file: its workload's, else its preset's, else of open runs."""
     preset_keys = PRESETS.get(str(file.plan.get("preset")), {})
     tables = dict(workload.defaults({**preset_keys, **file.plan}))
@@ -164,8 +164,8 @@ def table_defaults(
 
 
 def _for_strangers(
-    file: RunFile, tables: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Mapping[str, Any]]:
+    file: RunFile, tables: Mapping[str, Mapping[str, object]]
+) -> dict[str, Mapping[str, object]]:
     """Return the defaults of an open run; a file that sets aggregation or quorum keeps them."""
     plan_keys = {**tables.get("plan", {}), **file.plan}
     preset = PRESETS.get(str(plan_keys.get("preset", "fedavg")), {})
@@ -178,7 +178,7 @@ def _for_strangers(
     return merged
 
 
-def with_downlink(plan: Mapping[str, Any], model_bytes: int) -> dict[str, Any]:
+def with_downlink(plan: Mapping[str, object], model_bytes: int) -> dict[str, object]:
     """Return a `[plan]` table with its downlink; "auto" or a missing one becomes the best one for
     the model's size.
 

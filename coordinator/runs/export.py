@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -293,7 +293,7 @@ def _metadata(source: ExportSource) -> dict[str, str]:
 def _metrics(source: ExportSource) -> list[str]:
     lines = []
     for row, evaluation in source.history:
-        line: dict[str, Any] = {
+        line: dict[str, object] = {
             "version": row.version,
             "at": row.created_at,
             "global_step": row.global_step,

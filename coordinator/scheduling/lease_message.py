@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -268,7 +268,7 @@ def audit(of: Lease, work: AuditLease) -> Lease:
 def job(base: JobBase, task: TaskRow) -> Job:
     """Return the job of a task: the complete input of its worker."""
     spec = base.spec
-    options: dict[str, Any] = decode(task.options)
+    options: dict[str, object] = decode(task.options)
     options.pop(DATA, None)
     update = UPDATES.get(task.kind) or task.update_kind or base.plan.update
     return Job(

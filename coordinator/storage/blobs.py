@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -182,12 +182,12 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-async def in_pool(function: Callable[..., T], *args: Any) -> T:
+async def in_pool(function: Callable[..., T], *args: object) -> T:
     """Run blocking file work in the pool for it."""
     return await asyncio.get_running_loop().run_in_executor(_POOL, function, *args)
 
 
-async def open_in_pool(function: Callable[..., R], *args: Any) -> R:
+async def open_in_pool(function: Callable[..., R], *args: object) -> R:
     """Open something in the pool; it is closed again when the caller was cancelled."""
     return await opened(function, *args, pool=_POOL)
 

@@ -28,7 +28,7 @@ KEYS = f"{FORGET} forget servers that are gone   {QUIT} quit"
 class CommandSender(Protocol):
     """Runs an organiser's command, here or on a server."""
 
-    async def __call__(self, command: str, /, **request: Any) -> Any: ...
+    async def __call__(self, command: str, /, **request: object) -> Any: ...
 
 
 Connect = Callable[[], AbstractAsyncContextManager[CommandSender]]

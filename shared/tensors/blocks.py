@@ -243,17 +243,6 @@ def sum_squares(numbers: Array) -> float:
     return total
 
 
-def inner_product(one: Array, other: Array) -> float:
-    """Return the inner product of two arrays of one length, summed like `sum_squares`."""
-    total = 0.0
-    for start, stop in grid(one.size, SPAN):
-        wide = _own.doubles[: stop - start]
-        np.copyto(wide, one[start:stop])
-        np.multiply(wide, other[start:stop], out=wide)
-        total += float(wide.sum())
-    return total
-
-
 def block_peaks(numbers: F32, block: int) -> F32:
     """Return the largest magnitude of each block; not finite if one of its numbers is not."""
     peaks = np.empty(-(-numbers.size // block), np.int32)

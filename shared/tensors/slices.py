@@ -29,7 +29,7 @@ class SliceReader(Protocol):
 class ArrayReader:
     """Slices of arrays in memory: a dict, a `Frame`, torch on the CPU. Raises InvalidFrame."""
 
-    def __init__(self, tensors: Mapping[str, Any], schema: Schema) -> None:
+    def __init__(self, tensors: Mapping[str, object], schema: Schema) -> None:
         self._tensors = tensors
         self._specs = by_name(schema)
         self._last: tuple[str, Array] | None = None

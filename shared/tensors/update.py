@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +19,9 @@ VARIANCE = "running_var"  # PyTorch's name of a running variance
 class Delta(Mapping[str, Array]):
     """Base minus local for parameters, local values of buffers and counters; computed when read."""
 
-    def __init__(self, base: Mapping[str, Any], local: Mapping[str, Any], schema: Schema) -> None:
+    def __init__(
+        self, base: Mapping[str, object], local: Mapping[str, object], schema: Schema
+    ) -> None:
         self._base = ArrayReader(base, schema)
         self._local = ArrayReader(local, schema)
         self._specs = by_name(schema)

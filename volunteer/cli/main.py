@@ -84,7 +84,7 @@ def start(
     profile: Profile = "",
 ) -> int:
     """Train. Joins first where VOLUNTEER_JOIN holds a link."""
-    flags: dict[str, Any] = dict(_pair(text) for text in set_)
+    flags: dict[str, object] = dict(_pair(text) for text in set_)
     overrides = {"device": device, "threads": threads, "runs": run, "max_tasks": max_tasks}
     overrides |= {"ascii": ascii, "language": language}
     flags |= {name: value for name, value in overrides.items() if value is not None}
@@ -229,7 +229,7 @@ def pause(
         )
     )
     if json:
-        order: dict[str, Any] = {"ordered": "pause", "device": device}
+        order: dict[str, object] = {"ordered": "pause", "device": device}
         order["ends_at"] = ends_at if ends_at > 0 else None
         return print_json(order | ({"until": "login"} if login else {}))
     sentence = _("{device} paused", device=device) if device else _("paused")

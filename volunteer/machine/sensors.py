@@ -75,7 +75,7 @@ class Sensors:
         except nvml.NVMLError:
             return None
 
-        def ask(question: str, *more: Any) -> Any:
+        def ask(question: str, *more: object) -> Any:
             try:
                 return getattr(nvml, question)(gpu, *more)
             except nvml.NVMLError:

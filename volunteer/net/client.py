@@ -247,7 +247,7 @@ class Client:
         """Wait until the joined coordinator, and no other, answers."""
         await self.retrying(self._peer.recognise)
 
-    def _traced(self) -> dict[str, Any] | None:
+    def _traced(self) -> dict[str, object] | None:
         """Return the extensions of a secret request, which verify the peer of a new connection."""
         if self.address.url.startswith("https://") or not self.address.public_key:
             return None

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -188,7 +188,7 @@ def directories(environ: Mapping[str, str] | None = None, profile: str = "") -> 
 
 
 def load(
-    flags: Mapping[str, Any] | None = None,
+    flags: Mapping[str, object] | None = None,
     *,
     environ: Mapping[str, str] | None = None,
     path: Path,

@@ -271,7 +271,7 @@ class LocalTask:
         finally:
             delete_file(path, "scratch")
 
-    def _update(self, tensors: Weights, base: Mapping[str, Any]) -> SliceReader:
+    def _update(self, tensors: Weights, base: Mapping[str, object]) -> SliceReader:
         kind, schema = self._files.held.lease.job.update, self._schema
         arrays = {key: tensor.detach().cpu().numpy() for key, tensor in tensors.items()}
         if kind == "delta":

@@ -48,7 +48,7 @@ class Lines:
         name: str,
         columns: dict[str, TypeEngine[Any]],
         build: Callable[[CTE], ClauseElement],
-        blank: Sequence[Any],
+        blank: Sequence[object],
     ) -> None:
         self._name = name
         self._columns: list[ColumnClause[Any]] = [
@@ -59,7 +59,7 @@ class Lines:
         self._compiled: dict[tuple[str, int], _CompiledText] = {}
 
     def execute(
-        self, conn: Connection, rows: Sequence[Sequence[Any]], **constants: Any
+        self, conn: Connection, rows: Sequence[Sequence[object]], **constants: object
     ) -> CursorResult[Any]:
         """Execute the statement with these rows. The result has the driver's plain values."""
         size = 1 << max(0, len(rows) - 1).bit_length()

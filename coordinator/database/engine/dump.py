@@ -30,7 +30,7 @@ def names() -> tuple[str, ...]:
     return tuple(table.name for table in metadata.sorted_tables)
 
 
-def rows(conn: Connection, name: str) -> Iterator[dict[str, Any]]:
+def rows(conn: Connection, name: str) -> Iterator[dict[str, object]]:
     """Yield all rows of a table, in the order of its key."""
     table = metadata.tables[name]
     result = conn.execution_options(yield_per=BATCH_ROWS).execute(
@@ -52,7 +52,7 @@ def check_empty(conn: Connection, place: str) -> None:
             )
 
 
-def load(conn: Connection, name: str, batch: Sequence[Mapping[str, Any]]) -> None:
+def load(conn: Connection, name: str, batch: Sequence[Mapping[str, object]]) -> None:
     """Insert rows of a backup. Raises Configuration for an unknown table or column."""
     table = metadata.tables.get(name)
     if table is None or any(set(row) - set(table.columns.keys()) for row in batch):

@@ -140,7 +140,7 @@ def _merged(config: CausalConfig, whole: Weights) -> dict[str, Tensor]:
     return tensors
 
 
-def _adapter_settings(config: CausalConfig, lora: Lora) -> dict[str, Any]:
+def _adapter_settings(config: CausalConfig, lora: Lora) -> dict[str, object]:
     base_origin = origin(config)  # for a folder: its name alone
     base = base_origin.name if base_origin is not None else ""
     return {

@@ -65,7 +65,7 @@ class CausalModel:
         self.module = module
         self.samples = samples  # keys of the samples, for dropout
 
-    def logits(self, tokens: Tensor, past: Past | None = None, **more: Any) -> Tensor:
+    def logits(self, tokens: Tensor, past: Past | None = None, **more: object) -> Tensor:
         """Return the scores (B, T, V) of tokens (B, T)."""
         if past is not None:
             more["attention_mask"] = self._masks(past)

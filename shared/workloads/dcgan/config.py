@@ -10,7 +10,7 @@ tensors never change: old checkpoints stay readable.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
@@ -88,7 +88,7 @@ class DcganConfig(Table, frozen=True, kw_only=True):
         ] + [Layer(widths[-1], 1, self.base, False, self.base)]
 
 
-def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> DcganConfig:
+def config_for(raw: Mapping[str, object], manifest: DatasetManifest | None) -> DcganConfig:
     """Return the config of a run on this dataset, with its image size.
 
     Raises InvalidRunFile.

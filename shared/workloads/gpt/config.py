@@ -13,7 +13,7 @@ SwiGLU (Shazeer 2020) and optionally several heads for one key (Ainslie et al. 2
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -91,7 +91,7 @@ class GptConfig(Table, frozen=True, kw_only=True):
         return -(-8 * self.n_embd // (3 * _STEP)) * _STEP
 
 
-def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptConfig:
+def config_for(raw: Mapping[str, object], manifest: DatasetManifest | None) -> GptConfig:
     """Return the config of a run on this dataset, with the vocab filled in and the block size
     checked against the chunks. Raises InvalidRunFile.
     """
@@ -119,7 +119,7 @@ def config_for(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> GptC
     return config
 
 
-def _fitting(raw: Mapping[str, Any], manifest: DatasetManifest) -> Mapping[str, Any]:
+def _fitting(raw: Mapping[str, object], manifest: DatasetManifest) -> Mapping[str, object]:
     """Return the table, with default sizes for a small dataset unless it has sizes."""
     tokens = sum(chunk.items for chunk in manifest.chunks)
     sizes = next((size for most, size in _SIZES if tokens < most), None)

@@ -7,7 +7,6 @@ Its dense layers are stored transposed, and always have a bias, zero if the vers
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ _DENSE = {
 }
 
 
-def settings(config: GptConfig) -> dict[str, Any]:
+def settings(config: GptConfig) -> dict[str, object]:
     """Return the part of `config.json` that describes the model."""
     return {
         "architectures": ["GPT2LMHeadModel"],

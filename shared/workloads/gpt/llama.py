@@ -6,7 +6,6 @@ The library has three matrices for queries, keys and values; a version has one f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ _LAYER = {
 }
 
 
-def settings(config: GptConfig) -> dict[str, Any]:
+def settings(config: GptConfig) -> dict[str, object]:
     """Return the part of `config.json` that describes the model."""
     return {
         "architectures": ["LlamaForCausalLM"],

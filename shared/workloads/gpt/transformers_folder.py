@@ -5,8 +5,6 @@ Writing it needs torch, but not the library.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from shared.workloads.base import ConvertedModel, FormatWanted, Weights
@@ -67,7 +65,7 @@ def _ends(end: int | None) -> dict[str, int | None]:
     return {"bos_token_id": end or 0, "eos_token_id": end, "pad_token_id": end}
 
 
-def _tokenizer_settings(config: GptConfig, data: bytes, end: int | None) -> dict[str, Any]:
+def _tokenizer_settings(config: GptConfig, data: bytes, end: int | None) -> dict[str, object]:
     text = load_tokenizer(data).id_to_token(end) if end is not None else None
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",

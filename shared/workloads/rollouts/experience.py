@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,7 +37,7 @@ class RolloutExperience(Experience):
     with unequal rewards.
     """
 
-    def plan(self, config: Config, options: Mapping[str, Any]) -> Pacing:
+    def plan(self, config: Config, options: Mapping[str, object]) -> Pacing:
         checked, how = RolloutsConfig.from_dict(config), RolloutsOptions.from_dict(options)
         _check_warm(checked, how)
         return Pacing(

@@ -80,7 +80,7 @@ class SettingsPage(QueryPage):
 
     def __init__(self) -> None:
         super().__init__()
-        self._undo: deque[dict[str, Any]] = deque(maxlen=UNDO_MAX)
+        self._undo: deque[dict[str, object]] = deque(maxlen=UNDO_MAX)
 
     def body(self) -> ComposeResult:
         with Vertical():
@@ -128,7 +128,7 @@ class SettingsPage(QueryPage):
     def _searched(self) -> None:
         self._list.needle = self.needle
 
-    def _values(self) -> dict[str, Any]:
+    def _values(self) -> dict[str, object]:
         return {row.name: row.value for row in self.rows()}
 
     def action_undo(self) -> None:
@@ -140,7 +140,7 @@ class SettingsPage(QueryPage):
         names = ", ".join(label(row) for row in self.rows() if row.name in before)
         self.volunteer.tell(_("taken back: {said}", said=names))
 
-    def _change(self, changes: dict[str, Any]) -> None:
+    def _change(self, changes: dict[str, object]) -> None:
         """Save settings, and keep the old values."""
         values = self._values()
         before = {name: values[name] for name in changes if name in values}

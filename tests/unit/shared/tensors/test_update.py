@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.errors import InvalidFrame
-from shared.tensors.blocks import SPAN, inner_product, sum_squares
+from shared.tensors.blocks import sum_squares
 from shared.tensors.frame import frame_bytes, open_frame
 from shared.tensors.quantize import CODECS, codec
 from shared.tensors.slices import bf16_from_float, float_from_bf16
@@ -226,13 +226,3 @@ def test_a_variance_beyond_the_grid_is_looked_at(tmp_path: Path) -> None:
     schema, tensors = variances(running_var=values)
     path = write(tmp_path / "update", tensors, schema)
     assert inspect(path, schema, codec("float32")).negative == "running_var"
-
-
-def test_an_inner_product_is_summed_in_spans() -> None:
-    one, other = np.arange(5, dtype="f4"), np.full(5, 2.0, "f4")
-    assert inner_product(one, other) == 20.0
-    assert inner_product(one[:0], other[:0]) == 0.0
-    long = np.ones(SPAN + 3, "f4")
-    assert inner_product(long, 2 * long) == 2.0 * (SPAN + 3)
-    huge = np.full(3, 1e30, "f4")
-    assert inner_product(huge, huge) == pytest.approx(3e60)  # in float64
