@@ -325,7 +325,7 @@ async def test_health_ready_metrics_and_the_join_page(home: LocalCoordinator) ->
     assert (await client.get("/ready")).json()["status"] == "ready"
     metrics = (await client.get("/metrics")).text
     assert f'coordinator_run_version{{run="{name}"}} 0.0' in metrics
-    assert 'coordinator_computing_seconds_total{process="recomputes"} 0.0' in metrics
+    assert 'coordinator_computing_seconds_total{process="checks"} 0.0\n' in metrics
     assert 'coordinator_http_requests_total{method="GET",path="/ready",status="200"} 1.0' in metrics
     page = await client.get("/join")
     assert "volunteer join" in page.text
