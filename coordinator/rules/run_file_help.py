@@ -104,10 +104,6 @@ WORDS_OF_TABLES = {
 # Keys of other programs, by table, for what a run cannot do, and the way that is left.
 ABSENT = {
     "[model.lora]": {
-        "modules_to_save": (
-            "no weight is trained whole beside adapters; to teach new tokens, make a model that has"
-            ' them and train all of it: [model] train = "all"'
-        ),
         "bias": 'adapters train no bias: leave the line out, or train all: [model] train = "all"',
         "use_dora": "adapters have no magnitudes of their own: leave the line out",
     },

@@ -15,11 +15,11 @@ from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import Shape
 from shared.workloads.causal_lm.config import (
     BASE,
-    HEAD,
     CausalConfig,
     folder_of,
     frozen_files,
     schema,
+    trained_whole,
 )
 from shared.workloads.causal_lm.model_folder import own_name, placed, read_folder
 from shared.workloads.training.seeded_random import normal, transformer
@@ -100,17 +100,21 @@ def _loaded(config: CausalConfig, paths: Iterable[Path]) -> dict[str, Tensor]:
 
 
 def initial(config: CausalConfig, seed: int) -> dict[str, torch.Tensor]:
-    """Return version 0. Adapters have A normal with deviation 1 / sqrt(3 inputs), as in peft, and B
-    zero. A head without files is random, as in a new model.
+    """Return version 0: weights of the folder, or random ones. Adapters have A normal with
+    deviation 1 / sqrt(3 inputs), as in peft, and B zero.
     """
     import torch
 
-    if config.head:
-        return {HEAD: from_nothing(config.shape, seed)[HEAD]}
-    if config.lora is None:
-        return from_nothing(config.shape, seed)
+    specs, base = schema(config), dict[str, torch.Tensor]()
+    if config.files and (config.lora is None or trained_whole(config)):
+        base = from_folder(config)
+    elif config.lora is None or trained_whole(config):
+        base = from_nothing(config.shape, seed if config.lora is None else BASE_SEED)
     tensors: dict[str, torch.Tensor] = {}
-    for spec in schema(config):
+    for spec in specs:
+        if spec.name in base:
+            tensors[spec.name] = base[spec.name]
+            continue
         value = np.zeros(spec.shape, np.float32)
         if spec.name.endswith("lora_A.weight"):
             value = normal(spec.name, seed, spec.shape) * np.float32((3 * spec.shape[1]) ** -0.5)

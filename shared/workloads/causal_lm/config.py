@@ -60,6 +60,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     rslora: bool = False
     dropout: float = 0.0  # dropout of an adapter's input
     targets: tuple[str, ...] = ()  # last parts of the names of adapted matrices
+    modules_to_save: tuple[str, ...] = ()  # table of tokens and head, as far as they are trained
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= _RANK_MAX:
@@ -164,7 +165,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Return the table with every default written out."""
         lora = None
         if self.lora:
-            lora = {**msgspec.structs.asdict(self.lora), "targets": list(self.lora.targets)}
+            lora = msgspec.to_builtins(self.lora)
         return {
             "config": architectures.written(self.shape),
             "from": self.source,
@@ -294,16 +295,37 @@ def _check_files(files: Mapping[str, ChunkRef]) -> None:
 
 def schema(config: CausalConfig) -> Schema:
     """Return every tensor of a version: the whole model's, its adapters', or its head."""
-    if config.head:
-        return tuple(spec for spec in architectures.schema(config.shape) if spec.name == HEAD)
-    if config.lora is None:
-        return architectures.schema(config.shape)
-    rank = config.lora.rank
-    specs: list[TensorSpec] = []
+    whole = architectures.schema(config.shape)
+    if not config.frozen:
+        return whole
+    trained = trained_whole(config)
+    specs = [spec for spec in whole if spec.name in trained]
+    rank = config.lora.rank if config.lora is not None else 0
     for name, (outputs, inputs) in adapted(config).items():
         specs.append(TensorSpec(f"{name}.lora_A.weight", (rank, inputs)))
         specs.append(TensorSpec(f"{name}.lora_B.weight", (outputs, rank)))
     return tuple(specs)
+
+
+def trained_whole(config: CausalConfig) -> tuple[str, ...]:
+    """Return the trained weights of the base model: head and table of tokens, in a model whose
+    other weights are frozen.
+    """
+    if config.lora is None:
+        return (HEAD,) if config.head else ()
+    modules = token_modules(config.shape)
+    return tuple(f"{modules[name]}.weight" for name in config.lora.modules_to_save)
+
+
+def token_modules(shape: Shape) -> dict[str, str]:
+    """Return the modules with a row a token, by the last parts of their names: table and head. A
+    table that is the head too must have the name that peft ties.
+    """
+    table = next(name for name, _ in shape.shapes()).removesuffix(".weight")
+    modules = {table.rpartition(".")[2]: table}
+    if shape.tie_word_embeddings:
+        return modules if "embed_tokens" in modules else {}
+    return {**modules, "lm_head": "lm_head"}
 
 
 def adapted(config: CausalConfig) -> dict[str, tuple[int, int]]:
@@ -331,8 +353,11 @@ def flops_per_sample(config: CausalConfig) -> float:
         return (2.0 * matrices + 4.0 * (matrices - inside)) * T + attention / 3
     if config.lora is None:
         return 6.0 * matrices * T + attention
-    adapter_count = sum(spec.count for spec in schema(config))
-    return (4.0 * matrices + 6.0 * adapter_count) * T + attention
+    trained = trained_whole(config)
+    adapter_count = sum(spec.count for spec in schema(config) if spec.name not in trained)
+    scores = HEAD in trained or (bool(trained) and shape.tie_word_embeddings)
+    adapter_flops = 6.0 * adapter_count + (2.0 * (matrices - inside) if scores else 0.0)
+    return (4.0 * matrices + adapter_flops) * T + attention
 
 
 def fixed_bytes(config: CausalConfig) -> int:
@@ -405,6 +430,13 @@ def _lora(shape: Shape, raw: Mapping[str, object]) -> Lora:
             raise InvalidRunFile(
                 f'[model.lora] targets: {shape.model_type} has no matrix "{target[:80]}": '
                 f"{hint(target, there)}"
+            )
+    modules = sorted(token_modules(shape))
+    for name in lora.modules_to_save:
+        if name not in modules or name in lora.targets:
+            raise InvalidRunFile(
+                f'[model.lora] modules_to_save: "{name[:80]}" is not among the modules that may be'
+                f" trained whole ({', '.join(modules) or 'none'}), or it is a target too"
             )
     if not lora.targets:
         raise InvalidRunFile(f"[model.lora] targets is empty: name some of {', '.join(there)}")

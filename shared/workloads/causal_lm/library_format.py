@@ -15,7 +15,15 @@ from shared.workloads.base import ConvertedModel, FormatWanted, Weights
 from shared.workloads.causal_lm import architectures
 from shared.workloads.causal_lm.architectures import CLASSES, Gpt2Shape, NeoxShape
 from shared.workloads.causal_lm.base_settings import GENERATION, TOKENS
-from shared.workloads.causal_lm.config import HEAD, CausalConfig, Lora, adapted, origin
+from shared.workloads.causal_lm.config import (
+    HEAD,
+    CausalConfig,
+    Lora,
+    adapted,
+    origin,
+    schema,
+    trained_whole,
+)
 from shared.workloads.data.chat_template import ChatTemplate, answer_end
 from shared.workloads.data.tokenizer import end_of_text, load_tokenizer
 from shared.workloads.generation.sample_text import DRAWN, SAMPLE_TOKENS
@@ -54,12 +62,12 @@ def as_adapter(config: CausalConfig, whole: Weights, target: FormatWanted) -> Co
         raise BadRequest('this run has no adapters: choose the format "transformers"')
     dtype: torch.dtype = getattr(torch, target.dtype or "float32")
     tensors = {
-        f"base_model.model.{name}.{part}.weight": whole[f"{name}.{part}.weight"]
-        .to(dtype)
-        .contiguous()
-        for name in adapted(config)
-        for part in ("lora_A", "lora_B")
+        f"base_model.model.{name}": whole[name].to(dtype).contiguous()
+        for name in (spec.name for spec in schema(config))
     }
+    if config.shape.tie_word_embeddings:  # the head, of which peft reads the same table again
+        for name in trained_whole(config):
+            tensors[f"base_model.model.{HEAD}"] = tensors[f"base_model.model.{name}"].clone()
     settings = _adapter_settings(config, lora)
     code = _code("AutoPeftModelForCausalLM", target, config.context)
     if not settings.get("revision"):  # the base model came from a folder
@@ -154,6 +162,8 @@ def _adapter_settings(config: CausalConfig, lora: Lora) -> dict[str, object]:
         "lora_dropout": lora.dropout,
         "target_modules": sorted(lora.targets),
         "fan_in_fan_out": isinstance(config.shape, Gpt2Shape),
+        "modules_to_save": list(lora.modules_to_save) or None,
+        "ensure_weight_tying": bool(lora.modules_to_save) and config.shape.tie_word_embeddings,
         "bias": "none",
         "inference_mode": True,
     }

@@ -22,6 +22,7 @@ from shared.workloads.causal_lm.config import (
     adapted,
     held_in_few,
     schema,
+    trained_whole,
 )
 from shared.workloads.causal_lm.frozen_matrix import FrozenMatrix
 from shared.workloads.data.tokenizer import FIRST, LEARNT, TOKEN_BITS
@@ -171,15 +172,15 @@ def build(
             for name, value in needed.items()
             if name in there or base_precision == "float32"
         }
-        whole |= tensors if config.head else {}
+        whole |= {name: tensors[name] for name in trained_whole(config)}
     module.load_state_dict(whole, strict=False, assign=True)  # a tied head is in no schema
     if config.shape.tie_word_embeddings:
         module.get_output_embeddings().weight = module.get_input_embeddings().weight
     samples = SampleKeys()
     if config.frozen:
         module.requires_grad_(False)
-    if config.head:
-        module.get_output_embeddings().requires_grad_(True)
+    for name in trained_whole(config):
+        module.get_parameter(name).requires_grad_(True)
     if config.lora is not None:
         _adapt(module, config, config.lora, tensors, samples)
     module.to(device)

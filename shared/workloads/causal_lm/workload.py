@@ -61,13 +61,9 @@ class CausalWorkload(Workload):
         return settings.schema(CausalConfig.from_dict(config))
 
     def init(self, config: Config, seed: int) -> dict[str, torch.Tensor]:
-        from shared.workloads.causal_lm.base_model import from_folder, initial
+        from shared.workloads.causal_lm.base_model import initial
 
-        checked = CausalConfig.from_dict(config)
-        if checked.files and checked.lora is None:
-            tensors = from_folder(checked)
-            return {spec.name: tensors[spec.name] for spec in settings.schema(checked)}
-        return initial(checked, seed)
+        return initial(CausalConfig.from_dict(config), seed)
 
     def samples(self, config: Config, manifest: DatasetManifest) -> Sequence[int]:
         return windows_of(manifest, CausalConfig.from_dict(config).context)

@@ -50,11 +50,11 @@ class Packing(NamedTuple):
 
 def runs_of(tokens: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return the runs of equally marked tokens: four times their lengths, plus their marks."""
-    learnt = (tokens & np.uint32(LEARNT)) != 0
+    answers = (tokens & np.uint32(LEARNT)) != 0
     first = (tokens & np.uint32(FIRST)) != 0
-    starts = np.flatnonzero(first | np.diff(learnt, prepend=~learnt[:1]))
+    starts = np.flatnonzero(first | np.diff(answers, prepend=~answers[:1]))
     lengths = np.diff(starts, append=len(tokens))
-    marks = np.where(first[starts], _FIRST, 0) | np.where(learnt[starts], _LEARNT, 0)
+    marks = np.where(first[starts], _FIRST, 0) | np.where(answers[starts], _LEARNT, 0)
     return np.asarray(lengths << 2 | marks, np.uint32)
 
 
@@ -121,14 +121,14 @@ def _dialogues(text: str, sizes: tuple[int, ...]) -> Dialogues:
     runs = _unpacked(text, _BYTES * sum(sizes))
     lengths = (runs >> 2).astype(np.int64)
     edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    learnt = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths * (runs & _LEARNT))])
+    answers = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths * (runs & _LEARNT))])
     starts = edges[:-1][(runs & _FIRST) != 0]
     bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(sizes, np.int64))])
     total = int(bounds[-1])
-    begun = np.isin(bounds, np.append(starts, total)).all()
-    if edges[-1] != total or not (lengths > 0).all() or not begun:
+    whole = np.isin(bounds, np.append(starts, total)).all()
+    if edges[-1] != total or not (lengths > 0).all() or not whole:
         raise InvalidRunFile(f"the manifest's {RUNS} do not fit its chunks")
-    return Dialogues(starts, np.diff(starts, append=total), edges, learnt, bounds[:-1])
+    return Dialogues(starts, np.diff(starts, append=total), edges, answers, bounds[:-1])
 
 
 def _unpacked(text: str, most: int) -> NDArray[np.uint32]:

@@ -126,10 +126,6 @@ def test_a_slip_leads_to_the_right_word_and_line(text: str, line: str, said: str
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (
-            'modules_to_save = ["embed_tokens"]',
-            "to teach new tokens, make a model that has them and",
-        ),
         ('bias = "all"', "adapters train no bias: leave the line out"),
         ("use_dora = true", "leave the line out"),
         ("r = 8", "here it is [model.lora] rank"),

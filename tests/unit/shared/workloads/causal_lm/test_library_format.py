@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from shared.errors import BadRequest
+from shared.errors import BadRequest, InvalidRunFile
 from shared.workloads.base import ConvertedModel, FormatWanted, load
 from shared.workloads.causal_lm.base_model import frozen_in
 from shared.workloads.causal_lm.config import CausalConfig
@@ -90,6 +90,79 @@ def test_peft_gives_the_same_logits_beside_the_frozen_model(tmp_path: Path, shap
         theirs = model(input_ids=TOKENS).logits
     assert torch.allclose(logits(config, whole), theirs, atol=1e-4)
     assert not torch.allclose(logits(plain, frozen), theirs, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "modules"),
+    [
+        ("llama", ["embed_tokens", "lm_head"]),
+        ("llama", ["lm_head"]),
+        ("qwen2", ["embed_tokens"]),
+        ("gemma2", ["embed_tokens"]),
+        ("gpt_neox", ["embed_in", "lm_head"]),
+    ],
+)
+def test_modules_trained_whole_are_loaded_by_peft_and_merged(
+    tmp_path: Path, shape: str, modules: list[str]
+) -> None:
+    import peft  # takes seconds, which each process that collects tests would spend
+
+    config, whole = trained(shape, train="lora", lora={"modules_to_save": modules})
+    plain = CausalConfig.from_dict({**config.to_dict(), "train": "all", "lora": None})
+    folders = base, adapter, merged = [tmp_path / name for name in ("base", "adapter", "merged")]
+    for folder in folders:
+        folder.mkdir()
+    frozen = dict(frozen_in(config, {}))
+    written(WORKLOAD.convert(FormatWanted("transformers", None), plain.to_dict(), frozen), base)
+    written(WORKLOAD.convert(FormatWanted("peft", None), config.to_dict(), whole), adapter)
+    written(WORKLOAD.convert(FormatWanted("transformers", None), config.to_dict(), whole), merged)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    theirs = peft.PeftModel.from_pretrained(model, adapter, is_trainable=True)
+    ours = build(config, whole, frozen, "cpu")
+    expected = theirs.eval()(input_ids=TOKENS).logits
+    with torch.inference_mode():
+        alone = transformers.AutoModelForCausalLM.from_pretrained(merged)(input_ids=TOKENS).logits
+        without = build(config, whole | frozen, frozen, "cpu").logits(TOKENS)
+    found = ours.logits(TOKENS)
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert torch.allclose(found, alone, atol=1e-4)
+    assert not torch.allclose(found, without, atol=1e-2)
+    for logits_of in (found, expected):
+        logits_of.square().mean().backward()
+    names = {spec.name for spec in WORKLOAD.schema(config.to_dict())}
+    gradients = {name: value.grad for name, value in ours.module.named_parameters()}
+    assert {name for name, value in gradients.items() if value is not None} == names
+    there = {
+        name.removeprefix("base_model.model.")
+        .replace(".modules_to_save.default", "")
+        .replace(".default", ""): value.grad
+        for name, value in theirs.named_parameters()
+        if value.requires_grad
+    }
+    assert there.keys() == names
+    for name in names:
+        assert torch.allclose(gradients[name], there[name], atol=1e-5), name
+
+
+def test_a_module_that_cannot_be_trained_whole_is_named() -> None:
+    for shape, name in (("qwen2", "lm_head"), ("llama", "q_proj"), ("gpt2", "wte")):
+        with pytest.raises(InvalidRunFile, match=f'modules_to_save: "{name}" is not among'):
+            trained(shape, train="lora", lora={"modules_to_save": [name]})
+    both = {"modules_to_save": ["lm_head"], "targets": ["lm_head", "q_proj"]}
+    with pytest.raises(InvalidRunFile, match="or it is a target too"):
+        trained("llama", train="lora", lora=both)
+
+
+def test_a_version_0_holds_the_folder_s_own_table_of_tokens(tmp_path: Path) -> None:
+    plain, whole = trained("llama")
+    written(WORKLOAD.convert(FormatWanted("transformers", None), plain.to_dict(), whole), tmp_path)
+    table = {"from": str(tmp_path), "train": "lora", "lora": {"modules_to_save": ["embed_tokens"]}}
+    config = WORKLOAD.config(table, None)
+    version = WORKLOAD.init(config, 5)
+    assert list(version) == [spec.name for spec in WORKLOAD.schema(config)]
+    stored = version.pop("model.embed_tokens.weight")
+    assert torch.equal(stored, whole["model.embed_tokens.weight"])
+    assert all(".lora_" in name for name in version)
 
 
 def test_an_adapter_of_the_head_is_exported_too(tmp_path: Path) -> None:
