@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
-from shared.workloads.base import load
+from shared.workloads.base import TrainSettings, load
 from shared.workloads.causal_lm.config import CausalConfig
 from shared.workloads.causal_lm.model import CausalModel, build
 from shared.workloads.data.tokenizer import FIRST, LEARNT, TOKEN_BITS
-from tests.support.workloads import tiny_causal
+from tests.support.workloads import tiny_causal, tiny_gpt
 
 SHARE = 0.5
 
@@ -71,3 +74,34 @@ def test_the_loss_of_a_batch_is_the_mean_of_its_windows() -> None:
     with torch.inference_mode():
         whole = float(made.loss(torch.cat(rows), SHARE).loss)
         assert whole == pytest.approx(np.mean([float(made.loss(row, SHARE).loss) for row in rows]))
+
+
+@pytest.mark.parametrize("shape", ["llama", "gemma2"])
+def test_a_pass_has_the_gradient_of_a_plain_loop_over_whole_dialogues(
+    tmp_path: Path, shape: str
+) -> None:
+    data = tiny_causal.dialogues(tmp_path, 24)
+    base = load("causal-lm")
+    config = base.config(tiny_causal.table(tiny_causal.SHAPES[shape], context=63), data.manifest)
+    weights = base.init(config, 5)
+    windows = sum(base.samples(config, data.manifest))
+    train = TrainSettings(lr=1e-3, clip_norm=0.0)
+    job = tiny_gpt.job(
+        config, steps=1, batch=windows, workload="causal-lm", update="gradient", train=train
+    )
+    gradient = tiny_gpt.finish(base.begin(job, weights, data, "cpu"))
+    module = build(CausalConfig.from_dict(config), weights, None, "cpu").module
+    (chunk,) = data.manifest.chunks
+    stream = np.fromfile(data.chunk(0), "<u4").astype(np.int64)
+    dialogues = np.split(stream, np.flatnonzero(stream & FIRST)[1:])
+    assert windows < len(dialogues)
+    assert sum(map(len, dialogues)) == chunk.items
+    count = 0
+    for dialogue in dialogues:
+        ids = torch.from_numpy(dialogue & TOKEN_BITS)
+        learnt = torch.from_numpy(dialogue[1:] & LEARNT != 0)
+        logits = module(input_ids=ids[None, :-1]).logits[0]
+        torch.autograd.backward(F.cross_entropy(logits[learnt], ids[1:][learnt], reduction="sum"))
+        count += int(learnt.sum())
+    for name, parameter in module.named_parameters():
+        assert torch.allclose(gradient[name], parameter.grad / count, atol=1e-6), name
