@@ -163,9 +163,6 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_dict(self) -> dict[str, object]:
         """Return the table with every default written out."""
-        lora = None
-        if self.lora:
-            lora = msgspec.to_builtins(self.lora)
         return {
             "config": architectures.written(self.shape),
             "from": self.source,
@@ -175,8 +172,14 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
             "base": msgspec.to_builtins(self.base),
             "context": self.context,
             "train": self.train,
-            "lora": lora,
+            "lora": None if self.lora is None else _written(self.lora),
         }
+
+
+def _written(lora: Lora) -> dict[str, object]:
+    """Return the table of adapters in stored form, its tuples as lists."""
+    fields = msgspec.structs.asdict(lora)
+    return fields | {name: list(fields[name]) for name in ("targets", "modules_to_save")}
 
 
 def config_for(raw: Mapping[str, object], manifest: DatasetManifest | None) -> CausalConfig:

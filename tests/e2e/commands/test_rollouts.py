@@ -117,7 +117,8 @@ async def sums(directory: Path) -> None:
 def test_reward_entropy_length_and_cut_answers_are_curves_over_versions(
     run: Run, there: tuple[str, Path]
 ) -> None:
-    assert "reward" not in run("run", "show", "rollouts", *there).out  # nothing was judged
+    unjudged = run("run", "show", "rollouts", *there).out
+    assert not re.search("^reward", unjudged, re.MULTILINE)
     asyncio.run(sums(there[1]))
     text = run("run", "show", "rollouts", *there).out
     assert re.search(r"^reward +0\.500 \(first 0\.125\)  ▁▃█$", text, re.MULTILINE)
