@@ -189,10 +189,12 @@ def metrics_of_ends(conn: sa.Connection, run_id: int) -> tuple[str, str]:
 
 
 def best(conn: sa.Connection, run_id: int) -> int | None:
-    """Return the version with the lowest loss, the earliest of several; None without a loss."""
+    """Return the version with the lowest loss, the newest of several: an untrained one that ties with
+    its successors is none to take home. None without a loss.
+    """
     e = evaluations.c
     query = sa.select(e.version).where(e.run_id == run_id, e.state == "done", e.loss.is_not(None))
-    return conn.execute(query.order_by(e.loss, e.version).limit(1)).scalar()
+    return conn.execute(query.order_by(e.loss, e.version.desc()).limit(1)).scalar()
 
 
 class SuiteScoreRow(NamedTuple):

@@ -410,9 +410,10 @@ def _room(model: Servable, wish: TextPrompt, prompt: int, context: int) -> int:
     room, limit = context - prompt, model.tier.tokens
     if room < (1 if wish.max_tokens is None else wish.max_tokens):
         answer_room = f" and {wish.max_tokens} more" if wish.max_tokens and room > 0 else ""
+        remedy = "shorten it, or lower max_tokens" if answer_room else "shorten it"
         raise InvalidField(
             f"the prompt has {prompt} tokens{answer_room}, and {context} fit, answer included: "
-            "shorten it, or lower max_tokens",
+            f"{remedy}",
             wish.field,
             "context_length_exceeded",
         )

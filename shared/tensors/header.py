@@ -119,10 +119,11 @@ def check_header(header: Header, schema: Schema, file_bytes: int) -> None:
             raise InvalidFrame(
                 f"{spec.name!r} covers {end - begin} bytes; its shape needs {spec.nbytes}"
             )
-    _check_cover(header, file_bytes)
+    check_cover(header, file_bytes)
 
 
-def _check_cover(header: Header, file_bytes: int) -> None:
+def check_cover(header: Header, file_bytes: int) -> None:
+    """Check that the tensors fill the file from the header to its end. Raises InvalidFrame."""
     position = 0
     ordered = sorted(header.entries.items(), key=lambda item: item[1].data_offsets)
     for name, entry in ordered:

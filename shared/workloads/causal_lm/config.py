@@ -87,6 +87,9 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True):
     base: dict[str, object] = {}
 
 
+TABLE_KEYS = _Table.__struct_encode_fields__  # of [model] in a run file
+
+
 class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Checked table `[model]`."""
 
@@ -113,7 +116,7 @@ class CausalConfig(msgspec.Struct, frozen=True, kw_only=True):
     def from_dict(cls, raw: Mapping[str, object]) -> CausalConfig:
         """Check a table. Raises InvalidRunFile, with the nearest known key for an unknown one."""
         if "config" not in raw:
-            check_keys(raw, _Table.__struct_encode_fields__, "[model]")
+            check_keys(raw, TABLE_KEYS, "[model]")
             raise InvalidRunFile(
                 '[model] needs config = { model_type = "llama", ... }, the architecture to train'
                 ' from nothing, or from = "FOLDER" (or "hub:OWNER/NAME@REVISION") with a model to'
@@ -216,7 +219,7 @@ def config_for(raw: Mapping[str, object], manifest: DatasetManifest | None) -> C
 
 def _taken_up(raw: Mapping[str, Any], manifest: DatasetManifest | None) -> dict[str, Any]:
     """Read the folder or hub's model named by a run file, once, when its run is created."""
-    check_keys(raw, _Table.__struct_encode_fields__, "[model]")
+    check_keys(raw, TABLE_KEYS, "[model]")
     if "config" in raw:
         raise InvalidRunFile("[model] has both config and from: give one of them")
     if not isinstance(raw["from"], str):

@@ -14,7 +14,13 @@ from pathlib import Path
 from shared.decoding import MALFORMED, decode
 from shared.errors import InvalidRunFile, VolunteerError
 from shared.files.text_file import unmarked
-from shared.tensors.header import HEADER_BYTES_MAX, LENGTH_BYTES, header_length, parse_header
+from shared.tensors.header import (
+    HEADER_BYTES_MAX,
+    LENGTH_BYTES,
+    check_cover,
+    header_length,
+    parse_header,
+)
 from shared.tensors.spec import Schema
 from shared.text import escaped
 from shared.workloads.base import ChunkRef
@@ -323,6 +329,7 @@ def _entries(folder: Path, name: str) -> dict[str, tuple[int, ...]]:
                 file.read(LENGTH_BYTES), path.stat().st_size, 16 * HEADER_BYTES_MAX
             )
             header = parse_header(file.read(length))
+        check_cover(header, path.stat().st_size)
     except VolunteerError as error:
         raise InvalidRunFile(f"{path}: {error.message}") from error
     for tensor, entry in header.entries.items():

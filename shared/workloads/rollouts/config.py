@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import InvalidRunFile
-from shared.settings import read_table
+from shared.settings import check_keys, read_table
 from shared.tensors.spec import Schema
 from shared.workloads.base import ChunkRef, DatasetManifest
 from shared.workloads.causal_lm import config as causal_lm
@@ -221,6 +221,7 @@ def _taken_up(raw: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("n_layer", "n_head", "n_embd"):
         if key in raw:
             raise InvalidRunFile(f"[model] has both from and {key}: give one of them")
+    check_keys(raw, (*RolloutsConfig.__struct_fields__, *causal_lm.TABLE_KEYS), "[model]")
     own_keys = {key: raw[key] for key in RolloutsConfig.__struct_fields__ if key in raw}
     checked = RolloutsConfig.from_dict(own_keys)
     base_keys = {key: value for key, value in raw.items() if key not in own_keys}

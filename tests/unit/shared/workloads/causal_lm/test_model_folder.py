@@ -159,6 +159,12 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
         "no model.safetensors: copy the folder once more",
     ),
     "cut": (lambda folder: replaced(folder, "model.safetensors", b"\x09"), "cut off"),
+    "half": (
+        lambda folder: replaced(
+            folder, "model.safetensors", (folder / "model.safetensors").read_bytes()[:-1000]
+        ),
+        "model.safetensors: the tensor file is cut off",
+    ),
     "long header": (
         lambda folder: replaced(folder, "model.safetensors", b"\xff" * 7 + b"\x00" + b"{" * 99),
         "claims",

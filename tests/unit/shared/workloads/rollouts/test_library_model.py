@@ -174,6 +174,7 @@ def test_a_volunteer_needs_the_library_for_a_folder_only(tmp_path: Path) -> None
         ({"lora": {"targets": ["q_prj"]}, "train": "lora"}, r'no matrix "q_prj".*"q_proj"'),
         ({"lora": {"dropout": 0.1}, "train": "lora"}, "dropout must be 0"),
         ({"trian": "lora"}, '"train"'),
+        ({"answers": 24}, '"answer"'),
         ({"context": 4096}, "between 2 and the 128 tokens"),
         ({"from": "nowhere"}, "nowhere"),
     ],
