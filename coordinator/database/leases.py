@@ -56,6 +56,7 @@ def _reissued(lines: sa.CTE) -> sa.ClauseElement:
             worker_id=lines.c.worker_id,
             volunteer_id=lines.c.volunteer_id,
             device=lines.c.device,
+            flops=lines.c.flops,
             stop=lines.c.stop,
             steps=lines.c.steps,
             price_micro=lines.c.price_micro,
@@ -81,6 +82,7 @@ _REISSUE = Lines(
         "worker_id": sa.String(),
         "volunteer_id": sa.String(),
         "device": sa.String(),
+        "flops": sa.Double(),
         "stop": sa.BigInteger(),
         "steps": sa.Integer(),
         "price_micro": sa.BigInteger(),
@@ -89,7 +91,7 @@ _REISSUE = Lines(
         "allowance_s": sa.Double(),
     },
     _reissued,
-    blank=(-1, "", "", "", "", 0, 0, 0, "", 0, 0.0),
+    blank=(-1, "", "", "", "", 0.0, 0, 0, 0, "", 0, 0.0),
 )
 
 
@@ -111,6 +113,7 @@ def _line(item: NewLease) -> tuple[object, ...]:
         who.worker_id,
         who.volunteer_id,
         who.device,
+        who.flops,
         one.stop,
         one.steps,
         one.price_micro,
@@ -180,10 +183,11 @@ _FRESH: dict[str, TypeEngine[Any]] = {
     "worker_id": sa.String(),
     "volunteer_id": sa.String(),
     "device": sa.String(),
+    "flops": sa.Double(),
     "allowance_s": sa.Double(),
 }
 _INSERT = Lines(
-    "given", _FRESH, _new, blank=(0, "", 0, 0, 0, 0, 0, 0, 0, "", "", 0, "", "", "", "", 0.0)
+    "given", _FRESH, _new, blank=(0, "", 0, 0, 0, 0, 0, 0, 0, "", "", 0, "", "", "", "", 0.0, 0.0)
 )
 
 
@@ -213,5 +217,6 @@ def _fresh(item: NewLease) -> tuple[object, ...]:
         who.worker_id,
         who.volunteer_id,
         who.device,
+        who.flops,
         one.allowance_s,
     )

@@ -73,7 +73,7 @@ def measure(conn: Connection, run_id: int) -> RunPace | None:
     Each volunteer is one voice, the median of its tasks; only vetted ones count if there are any.
     """
     t, v = tasks.c, volunteers.c
-    columns = (v.id, v.standing, t.steps, t.ended_at - t.begun_at, workers.c.step_flops)
+    columns = (v.id, v.standing, t.steps, t.ended_at - t.begun_at, t.flops)
     query = (
         select(*columns, func.coalesce(_TRAINED, 0.0))
         .join_from(tasks, workers)
@@ -110,8 +110,7 @@ def measure(conn: Connection, run_id: int) -> RunPace | None:
 
 
 _IN_WORK = select(tasks.c.worker_id, tasks.c.device, tasks.c.begun_at, tasks.c.steps)
-_IN_WORK = _IN_WORK.add_columns(workers.c.step_flops).join_from(tasks, workers)
-_IN_WORK = _IN_WORK.where(
+_IN_WORK = _IN_WORK.add_columns(tasks.c.flops).where(
     its(tasks.c.run_id),
     tasks.c.state == "doing",
     tasks.c.begun_at.is_not(None),
@@ -126,7 +125,7 @@ def in_work(conn: Connection, run_id: int) -> tuple[list[TaskInWork], int]:
     """Return the tasks of a run's passes that have begun, and how many wait for a merge."""
     values = {"its_run_id": run_id}
     works = [
-        TaskInWork(row.worker_id, row.device, row.begun_at, row.steps, row.step_flops)
+        TaskInWork(row.worker_id, row.device, row.begun_at, row.steps, row.flops)
         for row in conn.execute(_IN_WORK, values)
     ]
     return works, int(conn.execute(_WAITING, values).scalar_one())

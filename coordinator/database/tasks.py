@@ -93,6 +93,7 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     update_kind: UpdateKind | Literal[""] = ""
     part_steps: int = 0
     contribution_id: int | None = None
+    flops: float = 0.0
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):

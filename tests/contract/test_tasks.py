@@ -477,3 +477,18 @@ async def test_pauses_count_as_no_time_of_a_run(house: VirtualQueue) -> None:
         return idle
 
     assert await house.write(walk) == [0.0, 20.0, 20.0]
+
+
+async def test_machines_that_work_a_fifth_of_the_time_get_whole_tasks(house: VirtualQueue) -> None:
+    """A claim states the speed that the owner's share of time leaves of the benchmark's."""
+    task = {"local_steps": 20, "batch_size": 4}
+    await house.write(
+        lambda conn: add_run(conn, "sized", counts=(5000,), task=task, step_flops=1e9)
+    )
+    worker = await house.write(lambda conn: add_worker(conn, step_flops=1e9))
+    for _ in range(passes.PACE_MIN + 1):
+        lease = await house.lease(worker, runs=("sized",), step_flops=0.2e9)
+        assert lease.job.steps == 20
+        await house.queue.begin(worker, lease.task, 1)
+        await house.clock.advance(100)
+        assert await house.finish(lease.task)

@@ -25,6 +25,8 @@ tasks = sa.Table(
     sa.Column("worker_id", sa.ForeignKey("workers.id"), nullable=True),
     sa.Column("volunteer_id", sa.String(64), nullable=True),
     sa.Column("device", sa.String(32), nullable=False),
+    # speed of the device by its claim, its owner's share of time included; 0 = unknown
+    sa.Column("flops", sa.Double, nullable=False, server_default="0"),
     sa.Column("claimed_at", sa.Double, nullable=True),
     sa.Column("begun_at", sa.Double, nullable=True),
     sa.Column("base_version", sa.Integer, nullable=True),
