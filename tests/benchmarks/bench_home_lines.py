@@ -116,6 +116,7 @@ async def work(machine: Machine, home: Path, options: argparse.Namespace) -> Non
     environment = os.environ | {
         "VOLUNTEER_HOME": str(home),
         "VOLUNTEER_DUTY_PERCENT": str(options.duty),
+        "VOLUNTEER_PRIORITY": "normal",
         "OMP_NUM_THREADS": "1",
     }
     url = f"http://127.0.0.1:{machine.link.port}"
