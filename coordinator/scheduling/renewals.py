@@ -87,7 +87,11 @@ class Renewals:
         if not all(map(self._knows, request.tasks)):
             await self._learn(principal.worker_id, request.tasks)
         leases = [self._held[task.task].row for task in request.tasks if task.task in self._held]
-        devices = {(lease.run_id, lease.device) for lease in leases}
+        devices = {
+            (lease.run_id, lease.device)
+            for lease in leases
+            if lease.worker_id == principal.worker_id
+        }
         self._attendance.beat(principal.worker_id, devices, paused=_state(request) == "paused")
         return tuple([self._order(principal, task, request.paused) for task in request.tasks])
 

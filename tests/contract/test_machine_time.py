@@ -106,3 +106,19 @@ async def test_two_replicas_count_the_time_of_a_machine_once(
         )
         assert hours[row.run_id].present == (BEATS * 2 - 2) * HEARTBEAT_S
         assert await shown(home, run) == {"busy": 0.0, "goodput": 0.0}
+
+
+async def test_a_heartbeat_with_a_lease_of_another_machine_counts_no_time(
+    tmp_path: Path, database_url: str
+) -> None:
+    async with local_coordinator(tmp_path, database=database_url) as home:
+        run = await home.start_run()
+        ann, eve = await home.join("ann"), await home.join("eve")
+        lease = await ann.claim()
+        await ann.begin(lease)
+        await beat(ann, lease)
+        await beat(eve, lease)
+        for _ in range(BEATS * 2):
+            await home.clock.advance(HEARTBEAT_S)
+            await beat(eve, lease)
+        assert await shown(home, run) is None
