@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation import kernels
 from coordinator.aggregation.cohort import Cohort, Doubles, Floats, NotFinite, TensorPiece
+from coordinator.aggregation.private import NoiseTerms, PrivateMean
 from coordinator.aggregation.robust import (
     MEDIAN,
     Aggregator,
@@ -104,8 +105,14 @@ class MergedPiece:
     squares: Doubles | None  # (K,) of the contributions, if the rule computes them
 
 
-def aggregator(plan: Plan, contributions: int, clip_norm: float = 0.0) -> Aggregator:
-    """Return a plan's rule for this number of contributions; the mean below `aggregate_from`."""
+def aggregator(
+    plan: Plan, contributions: int, clip_norm: float = 0.0, noise: NoiseTerms | None = None
+) -> Aggregator:
+    """Return a plan's rule for this number of contributions; the mean below `aggregate_from`. Terms
+    of noise replace the rule of the plan.
+    """
+    if noise is not None:
+        return PrivateMean(noise)
     rule = _rule(plan, contributions)
     return ClippedRule(rule, clip_norm) if clip_norm else rule
 

@@ -28,6 +28,7 @@ from coordinator.aggregation.cohort import (
     cohort,
     pieces,
 )
+from coordinator.aggregation.private import NoiseTerms
 from coordinator.aggregation.robust import Aggregator
 from coordinator.aggregation.server_optimizer import Push, ServerOptimizer, Tick, server_optimizer
 from coordinator.aggregation.shards import (
@@ -73,13 +74,14 @@ class MergeOrder:
     push: Push = field(default_factory=Push)
     decay: float = 0.0  # weight decay of matrices before the step; the step's rate multiplies it
     clip_norm: float = 0.0  # limit of the update's norm; 0 = none
+    noise: NoiseTerms | None = None  # of a merge over members' data
     threads: int = 1
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rule(self) -> Aggregator:
         """Return the aggregation rule for this number of contributions."""
-        return aggregate.aggregator(self.plan, len(self.inputs), self.clip_norm)
+        return aggregate.aggregator(self.plan, len(self.inputs), self.clip_norm, self.noise)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

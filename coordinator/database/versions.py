@@ -137,6 +137,12 @@ def pace(conn: sa.Connection, run_id: int, head: int) -> tuple[float, float]:
     return times[-1], (times[-1] - times[0]) / max(1, head - first)
 
 
+def merged(conn: sa.Connection, run_id: int) -> int:
+    """Return the number of versions of a run that merges made, also those rolled back."""
+    made = (versions.c.run_id == run_id) & (versions.c.kind == "merge")
+    return int(conn.execute(sa.select(sa.func.count()).where(made)).scalar_one())
+
+
 def content_before(conn: sa.Connection, row: VersionRow) -> int | None:
     """Return a rollback's target: the newest earlier version of equal weights; None without one."""
     v = versions.c

@@ -469,7 +469,8 @@ def _judge(
         head=run.head,
         base_version=row.base_version,
         effort=effort,
-        cohort=validation.voices(peers, validation.COHORT, norm),
+        # A limit that other members' updates set would tell of them; `clip` limits each alike.
+        cohort=() if about.file.privacy.on else validation.voices(peers, validation.COHORT, norm),
         loss=found.loss if about.declaration.measure == "loss" else None,
         parameters=about.parameters,
         replayed=found.replayed,

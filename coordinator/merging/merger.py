@@ -46,6 +46,7 @@ from coordinator.platform import Platform, PlatformService
 from coordinator.rules.sizing import cooling
 from coordinator.runs import publishing, settlement
 from coordinator.runs.definition import definition
+from coordinator.runs.run_ends import budget_spent
 from coordinator.runs.version_files import Content
 from coordinator.storage.blobs import DamagedBlob
 from coordinator.traffic import SLOW_S, Durations
@@ -71,6 +72,7 @@ IDLE_S = 5.0  # the same while no run is running
 FAILURES_MAX = 2  # failures after which each contribution is tried alone
 # most that the loss of a gated merge may be, as a multiple of the last measured loss
 GATE_RATIO = 1.5
+NOISE_KEY_BYTES = 32
 
 log = structlog.get_logger("merger")
 
@@ -221,7 +223,7 @@ class Merger(PlatformService):
         """Check the trigger again under the lock of the run, and take the lease."""
         run = runs.by_id(conn, run_id, lock=True)
         state, live = self._runs.queries.readiness(conn, run)
-        if run.state != "running" or not state.now:
+        if run.state != "running" or not state.now or budget_spent(conn, run):
             return None
         before = merges.of_base(conn, run.id, run.head)
         recipe = self._left_behind(conn, run, before)
@@ -260,6 +262,7 @@ class Merger(PlatformService):
             shard_by=plan.shard_by,
             cooling=cooling(about.share_done(run, base.version, base.tokens), base.version),
             rate=learning_rate(train, base.global_step, about.total_steps(run)),
+            noise_key=secrets.token_hex(NOISE_KEY_BYTES) if about.file.privacy.on else "",
         )
         return recipes.of_contributions(conn, run=run, base=base, rows=rows, terms=terms)
 
@@ -340,7 +343,8 @@ class Merger(PlatformService):
         """
         now = self._clock.now()
         run = runs.by_id(conn, job.run.id, lock=True)  # before the merge, as in `_lease`
-        if not merges.end(conn, job.merge, "committed", now):
+        terms = _json(msgspec.structs.replace(job.recipe.terms, noise_key=""))
+        if not merges.end(conn, job.merge, "committed", now, terms=terms):
             raise Conflict("the merge was taken over")
         progress = job.recipe.progress
         moved = run.state == "running" and runs.set_head(

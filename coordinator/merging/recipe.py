@@ -4,12 +4,16 @@ same bytes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from coordinator.aggregation import step
+from coordinator.aggregation.aggregate import aggregator
+from coordinator.aggregation.private import NoiseTerms
+from coordinator.aggregation.robust import Aggregator
 from coordinator.aggregation.server_optimizer import Push
 from coordinator.aggregation.shards import Shard, split
 from coordinator.database import contributions, merge_jobs, runs, versions
@@ -42,6 +46,7 @@ class MergeTerms(msgspec.Struct, frozen=True, kw_only=True):
     shard_by: Literal["size", "name"] = "size"
     cooling: float = 1.0  # factor on the outer rate, lower towards the end of the run
     rate: float = 0.0  # learning rate by the schedule of `[train]`
+    noise_key: str = ""  # secret seed of the noise, erased when the version is published
 
 
 class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +129,31 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
             ]
         )
 
+    @property
+    def noise(self) -> NoiseTerms | None:
+        """Return the terms of the noise in a run with `[privacy]`: members count alike, each as one
+        of `quorum` however many take part.
+        """
+        privacy = self.about.file.privacy
+        if not privacy.on:
+            return None
+        updates = Counter(row.volunteer_id for row in self.rows)
+        divisor = self.plan.quorum
+        return NoiseTerms(
+            clip=privacy.clip,
+            sigma=privacy.noise * privacy.clip / divisor,
+            portions=tuple(
+                min(1.0, row.weight or 0.0) / (divisor * updates[row.volunteer_id])
+                for row in self.rows
+            ),
+            key=bytes.fromhex(self.terms.noise_key),
+        )
+
+    @property
+    def rule(self) -> Aggregator:
+        """Return the aggregation rule of the merge."""
+        return aggregator(self.plan, len(self.rows), self.clip_norm, self.noise)
+
     async def order(
         self, blobs: BlobStore | ShardFiles, threads: int, part: str = ""
     ) -> step.MergeOrder:
@@ -168,6 +198,7 @@ class MergeRecipe(msgspec.Struct, frozen=True, kw_only=True):
             push=self._push(plan),
             decay=train.weight_decay if plan.optimizer == "adamw" else 0.0,
             clip_norm=self.clip_norm,
+            noise=self.noise,
             threads=threads,
             metadata=self.metadata(part=part) if part else self.metadata(),
         )

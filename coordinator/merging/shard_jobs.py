@@ -23,7 +23,6 @@ import msgspec
 import structlog
 
 from coordinator.aggregation import step
-from coordinator.aggregation.aggregate import aggregator
 from coordinator.database import key_values, merge_jobs, merges, unreferenced_blobs
 from coordinator.database.merge_jobs import MergedPart, PartRow, Phase, StateFile
 from coordinator.merging import recipe as recipes
@@ -98,8 +97,7 @@ class Parts(PlatformService):
 
     def begin(self, conn: Connection, merge: MergeRow, recipe: MergeRecipe) -> None:
         """Open the parts of a merge within the transaction that leases the merge."""
-        surveys = aggregator(recipe.plan, len(recipe.rows), recipe.clip_norm).surveys
-        phases: list[Phase] = ["survey", "merge"] if surveys else ["merge"]
+        phases: list[Phase] = ["survey", "merge"] if recipe.rule.surveys else ["merge"]
         shards = [index for index, shard in enumerate(recipe.shards) if shard]
         merge_jobs.begin(conn, merge.id, phases, shards)
 

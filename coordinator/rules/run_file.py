@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, dataclass_transform
 import msgspec
 from msgspec import Meta
 
+from coordinator.rules.privacy import PrivacySettings
 from shared.decoding import MALFORMED
 from shared.decoding import decode as decoded
 from shared.errors import InvalidRunFile
@@ -204,6 +205,7 @@ class RunFile(Settings):
     credit: CreditSettings = CreditSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     trust: TrustSettings = TrustSettings()
+    privacy: PrivacySettings = PrivacySettings()
     retention: RetentionSettings = RetentionSettings()
     serve: ServeSettings = ServeSettings()
     page: PageSettings = PageSettings()

@@ -13,7 +13,7 @@ from coordinator.plan.plan import plan as read_plan
 from coordinator.plan.plan_checks import check_steps
 from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS, TASKS
-from coordinator.rules import run_file
+from coordinator.rules import privacy, run_file
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import Reached, share_done, total_steps
 from shared.errors import InvalidRunFile
@@ -113,6 +113,7 @@ def of_file(text: str) -> Definition:
     split(schema, plan.shards, plan.shard_by)  # raises if this number of shards is impossible
     sized = file.task.max_steps if file.task.target_seconds > 0 else 0
     check_steps(plan, file.task.steps, sized)
+    privacy.check(file.privacy, plan, schema, gate=file.evaluation.gate)
     return Definition(
         file=file,
         plan=plan,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from coordinator.database import evaluations, passes
+from coordinator.database import evaluations, passes, versions
 from coordinator.rules.run_file import stop_at
 from coordinator.runs.definition import definition
 
@@ -15,12 +15,23 @@ if TYPE_CHECKING:
     from coordinator.database.runs import RunRow
 
 
+def budget_spent(conn: Connection, run: RunRow) -> bool:
+    """Return True if the next merge would exceed the budget of `[privacy]`."""
+    settings = definition(run).file.privacy
+    return settings.on and versions.merged(conn, run.id) >= settings.merges
+
+
 def why_end(conn: Connection, run: RunRow, at: float) -> str:
     """Return the reason why a run must end; "" if it continues."""
-    stop = definition(run).file.stop
+    file = definition(run).file
+    stop = file.stop
     now = datetime.fromtimestamp(at, UTC)
     if stop.versions and run.head >= stop.versions:
         return f"version {run.head} of {stop.versions} is merged"
+    if budget_spent(conn, run):
+        return (
+            f"the next version would exceed the privacy budget of epsilon {file.privacy.epsilon:g}"
+        )
     if stop.passes and passes.is_over(conn, run, stop.passes):
         return f"{stop.passes} passes are done"
     if stop.tokens and run.tokens >= stop.tokens:

@@ -27,6 +27,7 @@ from coordinator.database.ledger.record_tree import tree_head
 from coordinator.database.runs import RunRow
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import run_file, run_file_help
+from coordinator.rules.privacy import resolved
 from coordinator.runs import publishing
 from coordinator.runs.definition import (
     Definition,
@@ -145,7 +146,10 @@ class Runs(PlatformService):
         counts = list(await asyncio.to_thread(workload.samples, model, passed)) if passed else []
         task = msgspec.structs.replace(file.task, options=workload.options(file.task.options))
         plan = with_downlink(file.plan, nbytes(workload.schema(model)))
-        stored = run_file.encode(msgspec.structs.replace(file, model=model, task=task, plan=plan))
+        private = await asyncio.to_thread(resolved, file.privacy, file.stop.versions)
+        stored = run_file.encode(
+            msgspec.structs.replace(file, model=model, task=task, plan=plan, privacy=private)
+        )
         about = of_file(stored)  # `of_file` also checks the plan
         pacing = about.pacing
         check_train(said.train, about.plan, learns=pacing is not None)

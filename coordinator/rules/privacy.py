@@ -1,0 +1,148 @@
+"""Privacy of a run over members' data: the table `[privacy]`, and what its merges cost.
+
+Each merge adds Gaussian noise to a sum in which no member counts for more than `clip` (McMahan et
+al. 2018, "Learning Differentially Private Recurrent Language Models", with a fixed divisor). A
+member may take part in every merge, so all merges count and none is hidden by sampling: together
+they are one Gaussian mechanism whose noise is smaller by the root of their number (Dong et al.
+2022). The library dp-accounting turns that into epsilon, exactly (Balle and Wang 2018).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shared.errors import InvalidRunFile
+from shared.text import counted
+from shared.workloads.base import is_here
+
+if TYPE_CHECKING:
+    from coordinator.plan.plan_tables import Plan
+    from shared.tensors.spec import Schema
+
+LIBRARY = "dp_accounting"
+MERGES_MAX = 1_000_000  # most merges that a budget is divided into
+
+
+class PrivacySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[privacy]`: noise in the merges of a run over members' data; no `epsilon` = none.
+
+    Two members' worlds that differ in one member's whole data are told apart by the published
+    versions with at most `epsilon`, except with probability `delta`.
+    """
+
+    epsilon: Annotated[float, Meta(ge=0, le=1000)] = 0.0  # budget; the run ends before it exceeds
+    delta: Annotated[float, Meta(gt=0, lt=1)] = 1e-5
+    # most that the norm of a member's updates counts in a merge
+    clip: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    # Standard deviation of the noise in multiples of one member's largest influence; 0 = what the
+    # budget allows over `[stop] versions`.
+    noise: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
+    merges: Annotated[int, Meta(ge=0, le=MERGES_MAX)] = 0  # most; 0 = what the budget allows
+
+    @property
+    def on(self) -> bool:
+        return self.epsilon > 0
+
+
+def epsilon_after(settings: PrivacySettings, merges: int) -> float:
+    """Return the epsilon of the versions that so many merges made."""
+    return _epsilon(settings.noise, settings.delta, merges)
+
+
+@lru_cache(maxsize=1024)
+def _epsilon(noise: float, delta: float, merges: int) -> float:
+    from dp_accounting import get_epsilon_gaussian
+
+    if merges == 0:
+        return 0.0
+    return float(get_epsilon_gaussian(noise / math.sqrt(merges), delta))
+
+
+def merges_within(settings: PrivacySettings) -> int:
+    """Return the number of merges that the budget allows, at most `MERGES_MAX`."""
+    low, high = 0, 1
+    while high < MERGES_MAX and epsilon_after(settings, high) <= settings.epsilon:
+        low, high = high, min(2 * high, MERGES_MAX)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if epsilon_after(settings, middle) <= settings.epsilon:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def resolved(settings: PrivacySettings, versions: int) -> PrivacySettings:
+    """Return the settings with the noise, where none is given the least that keeps so many versions
+    within the budget, and with the number of merges that the budget allows.
+
+    Raises InvalidRunFile for settings that protect nothing or allow no merge.
+    """
+    if not settings.on:
+        if settings != PrivacySettings():
+            raise InvalidRunFile("[privacy] needs epsilon, the budget of the run, such as 8.0")
+        return settings
+    if not is_here(LIBRARY):
+        raise InvalidRunFile(
+            "[privacy] is computed by the library dp-accounting, which is not installed on this"
+            " server: pip install 'volunteer[privacy]'"
+        )
+    if settings.clip <= 0:
+        raise InvalidRunFile(
+            "[privacy] needs clip, the largest norm that a member's updates count with in a merge:"
+            " about what an honest update has, such as 1.0"
+        )
+    if settings.noise == 0:
+        if versions == 0:
+            raise InvalidRunFile(
+                "[privacy] divides epsilon over [stop] versions: say how many there will be, or"
+                " give noise"
+            )
+        settings = msgspec.structs.replace(settings, noise=_least_noise(settings, versions))
+    most, merges = merges_within(settings), settings.merges or 1
+    if merges > most:
+        raise InvalidRunFile(
+            f"[privacy] noise = {settings.noise:g} costs epsilon"
+            f" {epsilon_after(settings, merges):.3g} after {counted(merges, 'merge')}, more than"
+            f" the budget {settings.epsilon:g}: raise noise, or merge less often"
+        )
+    return msgspec.structs.replace(settings, merges=settings.merges or most)
+
+
+def check(settings: PrivacySettings, plan: Plan, schema: Schema, *, gate: bool) -> None:
+    """Raise InvalidRunFile for a run in which something other than the noisy sum would tell of
+    members' data.
+    """
+    if not settings.on:
+        return
+    state = next((spec.name for spec in schema if spec.role != "parameter"), "")
+    rules = (
+        (plan.update == "delta", f'[plan] preset = "{plan.preset}" sends gradients: take "fedavg"'),
+        (
+            plan.aggregate == "mean",
+            f'[plan] aggregate = "{plan.aggregate}" compares members: take'
+            ' "mean", in which [privacy] clip limits each of them',
+        ),
+        (not gate, "[evaluation] gate = true tries members' updates one by one: take it out"),
+        (
+            not state,
+            f"the model has statistics of its data ({state}), to which no noise is added:"
+            " take a model without them, such as one with group norm in place of batch norm",
+        ),
+    )
+    for holds, sentence in rules:
+        if not holds:
+            raise InvalidRunFile(f"[privacy] protects the sum of the updates alone, but {sentence}")
+
+
+def _least_noise(settings: PrivacySettings, merges: int) -> float:
+    from dp_accounting import get_sigma_gaussian
+
+    sigma = float(get_sigma_gaussian(settings.epsilon, settings.delta))
+    noise = sigma * math.sqrt(merges) * (1 + 1e-9)  # the root of its square may round down
+    return math.ceil(noise * 1e6) / 1e6

@@ -1,0 +1,123 @@
+"""Epsilon of a run's merges, its budget, and what a private run refuses."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm  # type: ignore[import-untyped]
+
+from coordinator.plan.plan import plan
+from coordinator.rules.privacy import (
+    PrivacySettings,
+    check,
+    epsilon_after,
+    merges_within,
+    resolved,
+)
+from shared.errors import InvalidRunFile
+from shared.tensors.spec import TensorSpec
+
+BUDGET = PrivacySettings(epsilon=8.0, clip=1.0)
+SETTINGS = [
+    (noise, merges, delta)
+    for noise, merges in [(0.6, 1), (1.0, 10), (2.0, 50), (5.0, 200), (20.0, 1000)]
+    for delta in (1e-3, 1e-5, 1e-6, 1e-9)
+]
+WEIGHTS = (TensorSpec("weight", (3, 4)),)
+
+
+def tight_delta(epsilon: float, noise: float, merges: int) -> float:
+    """Return the least delta of the Gaussian mechanism (Balle and Wang 2018, theorem 8)."""
+    sigma = noise / math.sqrt(merges)
+    first = norm.cdf(0.5 / sigma - epsilon * sigma)
+    return float(first - math.exp(epsilon) * norm.cdf(-0.5 / sigma - epsilon * sigma))
+
+
+@pytest.mark.parametrize(("noise", "merges", "delta"), SETTINGS)
+def test_epsilon_is_exact(noise: float, merges: int, delta: float) -> None:
+    settings = PrivacySettings(epsilon=1.0, clip=1.0, noise=noise, delta=delta)
+    epsilon = epsilon_after(settings, merges)
+    assert tight_delta(epsilon - 1e-6, noise, merges) >= delta
+    assert tight_delta(epsilon + 1e-6, noise, merges) <= delta
+
+
+@pytest.mark.parametrize(("noise", "merges", "delta"), SETTINGS)
+def test_epsilon_is_that_of_the_librarys_accountant(
+    noise: float, merges: int, delta: float
+) -> None:
+    """The accountant by Renyi divergences gives an upper bound, merge by merge."""
+    from dp_accounting import GaussianDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant().compose(GaussianDpEvent(noise), merges)
+    bound = float(accountant.get_epsilon(delta))
+    settings = PrivacySettings(epsilon=1.0, clip=1.0, noise=noise, delta=delta)
+    assert 0.5 * bound < epsilon_after(settings, merges) <= bound
+
+
+def test_nothing_was_published_before_the_first_merge() -> None:
+    assert epsilon_after(msgspec.structs.replace(BUDGET, noise=1.0), 0) == 0.0
+
+
+@given(st.floats(0.05, 50), st.integers(1, 5000), st.sampled_from([1e-3, 1e-6]))
+def test_the_least_noise_uses_the_budget_and_not_more(
+    epsilon: float, versions: int, delta: float
+) -> None:
+    settings = resolved(PrivacySettings(epsilon=epsilon, clip=1.0, delta=delta), versions)
+    assert epsilon_after(settings, versions) <= epsilon
+    assert settings.merges >= versions
+    assert epsilon_after(settings, settings.merges) <= epsilon
+    assert epsilon_after(settings, settings.merges + 1) > epsilon
+    assert epsilon_after(settings, versions + 1 + versions // 100) > epsilon * 0.99
+
+
+def test_a_smaller_number_of_merges_is_kept() -> None:
+    settings = resolved(msgspec.structs.replace(BUDGET, noise=4.0, merges=3), 0)
+    assert settings.merges == 3 < merges_within(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "versions", "words"),
+    [
+        (PrivacySettings(clip=1.0), 10, "needs epsilon"),
+        (PrivacySettings(noise=1.0), 10, "needs epsilon"),
+        (PrivacySettings(epsilon=8.0), 10, "needs clip"),
+        (PrivacySettings(epsilon=8.0, clip=1.0), 0, "[stop] versions"),
+        (PrivacySettings(epsilon=0.1, clip=1.0, noise=0.5), 10, "raise noise"),
+        (PrivacySettings(epsilon=8.0, clip=1.0, noise=4.0, merges=10_000), 10, "raise noise"),
+    ],
+)
+def test_settings_that_protect_nothing_are_refused(
+    settings: PrivacySettings, versions: int, words: str
+) -> None:
+    with pytest.raises(InvalidRunFile) as refusal:
+        resolved(settings, versions)
+    assert words in refusal.value.message
+    assert "[privacy]" in refusal.value.message
+
+
+def test_a_run_without_privacy_is_left_alone() -> None:
+    assert resolved(PrivacySettings(), 0) == PrivacySettings()
+    check(PrivacySettings(), plan({"aggregate": "median"}), WEIGHTS, gate=True)
+
+
+@pytest.mark.parametrize(
+    ("table", "role", "gate", "words"),
+    [
+        ({"preset": "gradient-average"}, "parameter", False, "gradients"),
+        ({"aggregate": "median"}, "parameter", False, "compares members"),
+        ({}, "parameter", True, "gate"),
+        ({}, "buffer", False, "running_mean"),
+    ],
+)
+def test_a_private_run_publishes_nothing_but_the_noisy_sum(
+    table: dict[str, object], role: str, gate: bool, words: str
+) -> None:
+    schema = (*WEIGHTS, TensorSpec("running_mean", (4,), "F32", role))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRunFile, match=r"\[privacy\]") as refusal:
+        check(BUDGET, plan(table), schema, gate=gate)
+    assert words in refusal.value.message
