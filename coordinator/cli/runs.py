@@ -320,6 +320,7 @@ def show(name: Run, *, where: TargetOptions = HERE) -> None:
             *_curves(details.experience),
             ("contributions", _contributions(details.contributions, details.checks)),
             ("machines' time", _machine_time(details.time)),
+            ("privacy", run.privacy.text if run.privacy else None),
             ("up", details.codec),
             ("down", DOWNLINKS.get(details.downlink, details.downlink)),
             ("rule", details.rule),

@@ -137,9 +137,10 @@ def pace(conn: sa.Connection, run_id: int, head: int) -> tuple[float, float]:
     return times[-1], (times[-1] - times[0]) / max(1, head - first)
 
 
-def merged(conn: sa.Connection, run_id: int) -> int:
+def merged(conn: sa.Connection, run_id: int, up_to: int | None = None) -> int:
     """Return the number of versions of a run that merges made, also those rolled back."""
     made = (versions.c.run_id == run_id) & (versions.c.kind == "merge")
+    made &= sa.true() if up_to is None else versions.c.version <= up_to
     return int(conn.execute(sa.select(sa.func.count()).where(made)).scalar_one())
 
 

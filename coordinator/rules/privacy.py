@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import InvalidRunFile
+from shared.protocol.accounts import PrivacySpent
 from shared.text import counted
 from shared.workloads.base import is_here
 
@@ -52,6 +53,23 @@ class PrivacySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 def epsilon_after(settings: PrivacySettings, merges: int) -> float:
     """Return the epsilon of the versions that so many merges made."""
     return _epsilon(settings.noise, settings.delta, merges)
+
+
+def spent(settings: PrivacySettings, merges: int) -> PrivacySpent | None:
+    """Return what so many merges cost; None in a run without noise."""
+    if not settings.on:
+        return None
+    here = is_here(LIBRARY)
+    return PrivacySpent(
+        epsilon=epsilon_after(settings, merges) if here else None,
+        planned=epsilon_after(settings, settings.merges) if here else None,
+        budget=settings.epsilon,
+        delta=settings.delta,
+        merges=merges,
+        merges_max=settings.merges,
+        noise=settings.noise,
+        clip=settings.clip,
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -104,12 +122,12 @@ def resolved(settings: PrivacySettings, versions: int) -> PrivacySettings:
                 " give noise"
             )
         settings = msgspec.structs.replace(settings, noise=_least_noise(settings, versions))
-    most, merges = merges_within(settings), settings.merges or 1
+    most, merges = merges_within(settings), max(settings.merges, versions, 1)
     if merges > most:
         raise InvalidRunFile(
             f"[privacy] noise = {settings.noise:g} costs epsilon"
             f" {epsilon_after(settings, merges):.3g} after {counted(merges, 'merge')}, more than"
-            f" the budget {settings.epsilon:g}: raise noise, or merge less often"
+            f" the budget {settings.epsilon:g}: raise noise, or merge less often ([stop] versions)"
         )
     return msgspec.structs.replace(settings, merges=settings.merges or most)
 

@@ -31,6 +31,7 @@ from coordinator.database.datasets import DatasetRow
 from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
+from coordinator.rules import privacy
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.model_card import PICTURE, CardFacts, StatedShare, card
 from coordinator.runs.queries import suite_courses
@@ -76,6 +77,7 @@ class ExportSource(msgspec.Struct, frozen=True, kw_only=True):
     measured: EvaluationRow
     history: tuple[tuple[VersionRow, EvaluationRow], ...]
     dataset: DatasetRow | None
+    merges: int  # up to the version
     suites: tuple[SuiteCourse, ...] = ()
 
 
@@ -167,6 +169,7 @@ def _read(
         measured=measured,
         history=history,
         dataset=dataset,
+        merges=versions.merged(conn, run.id, number),
         suites=suite_courses(conn, run, number),
     )
 
@@ -353,6 +356,7 @@ def _facts(
         bits=metrics.get("bits_per_byte"),
         solved=_solved(metrics) if about.declaration.measure == "share solved" else None,
         suites=source.suites,
+        privacy=privacy.spent(about.file.privacy, source.merges),
     )
 
 

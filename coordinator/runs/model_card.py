@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from shared.protocol.accounts import PrivacySpent
 from shared.protocol.versions import SuiteCourse, SuiteScore
 from shared.text import printable
 from shared.workloads.declaration import MEASURES, Measure, Output
@@ -66,6 +67,7 @@ class CardFacts(msgspec.Struct, frozen=True, kw_only=True):
     suites: Sequence[SuiteCourse] = ()  # scores up to this version
     base_model: str = ""  # name of the base model on a hub
     dataset: str = ""
+    privacy: PrivacySpent | None = None
 
 
 def card(facts: CardFacts) -> str:
@@ -84,6 +86,7 @@ def card(facts: CardFacts) -> str:
             f"- trained on: {facts.trained_on}",
             f"- global steps: {facts.global_step:,}",
             f"- {facts.items}: {facts.count:,}",
+            *([f"- differential privacy: {facts.privacy.text}"] if facts.privacy else []),
             f"- licence: {facts.licence}; contact: {facts.contact or 'none given'}",
             "",
             f"In this folder, with {f'`pip install {facts.packages}`' if facts.packages else OWN}:",

@@ -21,6 +21,7 @@ from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
 from coordinator.plan.plan import Pending, Ready, ready
+from coordinator.rules import privacy
 from coordinator.rules.advice import (
     brief_games,
     few_learnt,
@@ -186,6 +187,7 @@ class RunQueries:
             merging=merging_text(beat.needs, beat.merge_in_s) if goes_on else "",
             standstill=standstill,
             suites=suite_courses(conn, run),
+            privacy=privacy.spent(about.file.privacy, versions.merged(conn, run.id)),
         )
 
     def readiness(self, conn: Connection, run: RunRow) -> tuple[Ready, int]:

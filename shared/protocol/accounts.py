@@ -11,6 +11,29 @@ from shared.protocol.versions import SuiteCourse
 from shared.workloads.declaration import Measure, Output, Teaching
 
 
+class PrivacySpent(Message):
+    """What the versions of a run over members' data tell of any one member, at most."""
+
+    epsilon: float | None  # of the versions so far; None where no library computes it
+    planned: float | None  # the same after the last merge
+    budget: float
+    delta: float
+    merges: int  # merges so far
+    merges_max: int
+    noise: float  # multiple of one member's largest influence
+    clip: float  # most norm with which a member counts in a merge
+
+    @property
+    def text(self) -> str:
+        """Return the cost in words."""
+        if self.epsilon is None or self.planned is None:
+            return f"budget {self.budget:g}; this server has no dp-accounting to say what is spent"
+        return (
+            f"epsilon {self.epsilon:.3g} after {self.merges} of {self.merges_max} merges,"
+            f" {self.planned:.3g} after the last (delta {self.delta:g})"
+        )
+
+
 class RunInfo(Message):
     """Facts about a run that help a volunteer choose."""
 
@@ -49,6 +72,7 @@ class RunInfo(Message):
     bits: float | None = None
     suites: tuple[SuiteCourse, ...] = ()  # the run's scores on task suites
     libraries: tuple[str, ...] = ()  # libraries that training needs besides the workload's
+    privacy: PrivacySpent | None = None  # None where merges add no noise
 
 
 class SignedWheel(Message):
