@@ -78,7 +78,18 @@ def train(
 ) -> Weights:
     """Plain SGD on batches of 32 of one volunteer's part of the data; a new set of weights."""
     images, labels, _, _ = digits()
-    images, labels = images[part], labels[part]
+    return fit(weights, rng, (images[part], labels[part]), steps, lr)
+
+
+def fit(
+    weights: Weights,
+    rng: np.random.Generator,
+    examples: tuple[F32, NDArray[np.int64]],
+    steps: int,
+    lr: float,
+) -> Weights:
+    """Plain SGD on batches of 32 of images with labels; a new set of weights."""
+    images, labels = examples
     found = {name: value.copy() for name, value in weights.items()}
     for _ in range(steps):
         rows = rng.integers(len(labels), size=32)
