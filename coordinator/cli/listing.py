@@ -14,7 +14,7 @@ from shared.text import ascii_json, cells, csv_cell, left, table_lines
 Columns = Mapping[str, Callable[[Any], object]]
 
 
-def as_json(value: Any) -> None:
+def as_json(value: object) -> None:
     """Print one JSON document."""
     import msgspec
 
@@ -22,7 +22,7 @@ def as_json(value: Any) -> None:
     sys.stdout.write(ascii_json(document.decode()) + "\n")
 
 
-def as_json_line(value: Any) -> None:
+def as_json_line(value: object) -> None:
     """Print one JSON document in a line of its own, at once."""
     import msgspec
 

@@ -138,7 +138,7 @@ def pace(conn: sa.Connection, run_id: int, head: int) -> tuple[float, float]:
 
 
 def merged(conn: sa.Connection, run_id: int, up_to: int | None = None) -> int:
-    """Return the number of versions of a run that merges made, also those rolled back."""
+    """Return the number of versions that merges made in a run, rolled back or not."""
     made = (versions.c.run_id == run_id) & (versions.c.kind == "merge")
     made &= sa.true() if up_to is None else versions.c.version <= up_to
     return int(conn.execute(sa.select(sa.func.count()).where(made)).scalar_one())

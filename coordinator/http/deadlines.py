@@ -17,7 +17,7 @@ import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -53,6 +53,19 @@ class ConnectionProgress:
         self.closing_since: float | None = None
 
 
+class GuardedConnection(Protocol):
+    """Connection that a guard watches."""
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+
+    def phase(self) -> Phase: ...
+
+    def unsent(self) -> int: ...
+
+    def refuse(self, status: int, message: str) -> None: ...
+
+
 class ConnectionGuard:
     """Admits connections and closes slow ones. `now` is the loop's time."""
 
@@ -61,18 +74,20 @@ class ConnectionGuard:
         self._window_s = settings.constants.body_window_s
         self._per_address = settings.constants.connections_per_address
         self._connections_max = connections_max or settings.constants.connections_max
-        self._connections: dict[Any, ConnectionProgress] = {}
+        self._connections: dict[GuardedConnection, ConnectionProgress] = {}
         self._trusted = _trusted(settings)
         self._addresses: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         # Idle connections, each with the last request that it began; the longest idle first.
-        self._idlest: deque[tuple[Any, ConnectionProgress, int]] = deque()
+        self._idlest: deque[tuple[GuardedConnection, ConnectionProgress, int]] = deque()
         self._ranked_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._connections)
 
-    def admit(self, connection: Any, address: str, now: float) -> ConnectionProgress | None:
+    def admit(
+        self, connection: GuardedConnection, address: str, now: float
+    ) -> ConnectionProgress | None:
         """Admit and watch a connection; None if its address has too many, or no place is idle.
 
         An IPv6 /64, which one home gets, counts as one address. If all places are taken, the
@@ -111,7 +126,7 @@ class ConnectionGuard:
                 return True
         return False
 
-    def leave(self, connection: Any) -> None:
+    def leave(self, connection: GuardedConnection) -> None:
         watch = self._connections.pop(connection, None)
         if watch is not None:
             self._addresses[watch.address] -= 1
@@ -134,7 +149,7 @@ class ConnectionGuard:
                 watch.closing_since = now
                 connection.refuse(408, problem)
 
-    def _problem(self, connection: Any, watch: ConnectionProgress, now: float) -> str:
+    def _problem(self, connection: GuardedConnection, watch: ConnectionProgress, now: float) -> str:
         phase: Phase = connection.phase()
         key = (phase, watch.resumed if phase == "reply" else watch.request)
         moved = connection.unsent() if phase == "reply" else watch.received
@@ -151,7 +166,7 @@ class ConnectionGuard:
         return ""
 
 
-def _idle(connection: Any, watch: ConnectionProgress) -> bool:
+def _idle(connection: GuardedConnection, watch: ConnectionProgress) -> bool:
     return watch.closing_since is None and connection.phase() == "idle"
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import structlog
@@ -452,5 +452,5 @@ def _state_of(weights: Path) -> Path:
     return weights.with_name(f"{weights.name}-state")
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, dataclass_transform
 import msgspec
 from msgspec import Meta
 
-from coordinator.rules.privacy import PrivacySettings
+from coordinator.plan.privacy import PrivacySettings
 from shared.decoding import MALFORMED
 from shared.decoding import decode as decoded
 from shared.errors import InvalidRunFile
@@ -254,7 +254,7 @@ def _check_together(run: RunFile) -> None:
             raise InvalidRunFile(sentence)
 
 
-def parse(text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) -> RunFile:
+def parse(text: str, defaults: Mapping[str, Mapping[str, object]] | None = None) -> RunFile:
     """Parse a run file; `defaults` are tables for missing keys.
 
     Raises InvalidRunFile that names the mistake.
@@ -267,7 +267,7 @@ def parse(text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) ->
     return from_table(table)
 
 
-def from_table(table: Mapping[str, Any]) -> RunFile:
+def from_table(table: Mapping[str, object]) -> RunFile:
     """Return the run file of a decoded table. Raises InvalidRunFile."""
     check_keys(table, RunFile.__struct_encode_fields__, "the run file")
     for key in ("name", "workload"):

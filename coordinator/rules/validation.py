@@ -61,7 +61,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 0.0  # by staleness
     clip: float = 1.0  # factor that scales the update to its cohort
 
-    def stored(self, of: Measurement) -> dict[str, Any]:
+    def stored(self, of: Measurement) -> dict[str, object]:
         """Return the columns to store; the norm is None if it is of no use for comparisons."""
         columns = ("state", "reason", "message", "weight", "clip")
         norm = of.norm if of.finite and not (of.problem or of.damaged) else None

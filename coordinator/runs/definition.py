@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from coordinator.aggregation.shards import split
+from coordinator.plan import privacy
 from coordinator.plan.plan import plan as read_plan
 from coordinator.plan.plan_checks import check_steps
 from coordinator.plan.plan_tables import Plan
 from coordinator.plan.presets import PRESETS, TASKS
-from coordinator.rules import privacy, run_file
+from coordinator.rules import run_file
 from coordinator.rules.run_file import RunFile
 from coordinator.rules.sizing import Reached, share_done, total_steps
 from shared.errors import InvalidRunFile

@@ -31,7 +31,7 @@ from coordinator.database.datasets import DatasetRow
 from coordinator.database.evaluations import EvaluationRow
 from coordinator.database.runs import RunRow
 from coordinator.database.versions import VersionRow
-from coordinator.rules import privacy
+from coordinator.plan import privacy
 from coordinator.runs.definition import Definition, definition
 from coordinator.runs.model_card import PICTURE, CardFacts, StatedShare, card
 from coordinator.runs.queries import suite_courses

@@ -20,8 +20,8 @@ from coordinator.database.monitoring import machine_hours
 from coordinator.database.runs import RunRow
 from coordinator.database.standings import CostOfChecks, cost
 from coordinator.database.volunteers import worker_state
+from coordinator.plan import privacy
 from coordinator.plan.plan import Pending, Ready, ready
-from coordinator.rules import privacy
 from coordinator.rules.advice import (
     brief_games,
     few_learnt,

@@ -25,9 +25,9 @@ from coordinator.database import (
 )
 from coordinator.database.ledger.record_tree import tree_head
 from coordinator.database.runs import RunRow
+from coordinator.plan.privacy import resolved
 from coordinator.platform import Platform, PlatformService
 from coordinator.rules import run_file, run_file_help
-from coordinator.rules.privacy import resolved
 from coordinator.runs import publishing
 from coordinator.runs.definition import (
     Definition,
@@ -190,7 +190,7 @@ class Runs(PlatformService):
 
         return await self.queries.describe(await self._db.write(store))
 
-    async def _store_files(self, workload: Workload, model: Mapping[str, Any]) -> None:
+    async def _store_files(self, workload: Workload, model: Mapping[str, object]) -> None:
         """Store the files that all versions of a run need. Raises InvalidRunFile if they
         changed.
         """

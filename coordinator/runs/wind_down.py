@@ -7,7 +7,7 @@ and adds a line to the record.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,7 +21,7 @@ from shared.errors import BadRequest, Conflict, NotFound
 from shared.text import counted, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from sqlalchemy import Connection
 
@@ -66,7 +66,9 @@ class WindDown(PlatformService):
             self._signals.notify(topic)
         return Deed(says=tuple(sentences), done=True)
 
-    def _note(self, conn: Connection, action: str, name: str, detail: Any) -> None:
+    def _note(
+        self, conn: Connection, action: str, name: str, detail: str | Mapping[str, object]
+    ) -> None:
         record.append(conn, "organiser", action, name, detail, self._clock.now())
 
     async def delete_run(self, name: str, *, yes: bool) -> Deed:

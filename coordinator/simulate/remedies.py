@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -34,7 +34,7 @@ def remedies(outcome: SimulationResult, cause: Cause) -> Iterator[Remedy]:
             yield remedy
 
 
-def _with(scenario: Scenario, table: str, **values: Any) -> Scenario:
+def _with(scenario: Scenario, table: str, **values: object) -> Scenario:
     of_run = dict(scenario.run)
     of_run[table] = {**of_run.get(table, {}), **values}
     return msgspec.structs.replace(scenario, run=of_run)

@@ -97,7 +97,7 @@ def parse(text: str, directory: Path = Path()) -> Scenario:
     return from_table(parse_toml(text, "the scenario"), directory)
 
 
-def from_table(table: Mapping[str, Any], directory: Path = Path()) -> Scenario:
+def from_table(table: Mapping[str, object], directory: Path = Path()) -> Scenario:
     """Return the scenario of a decoded table. Raises InvalidRunFile."""
     if not isinstance(table.get("run"), dict):
         raise InvalidRunFile(

@@ -34,6 +34,7 @@ from coordinator.simulate.scenario import Scenario
 from shared.decoding import decode
 from shared.errors import InvalidRunFile
 from shared.proofs.signing import canonical, digest
+from shared.tensors.spec import Schema
 from shared.workloads.base import ChunkRef, DatasetManifest, Role, load
 from shared.workloads.data.local_data import LocalData
 
@@ -334,7 +335,7 @@ def _check_roles(scenario: Scenario, needed: tuple[Role, ...]) -> None:
             )
 
 
-def _parameters(schema: Any) -> int:
+def _parameters(schema: Schema) -> int:
     return sum(spec.count for spec in schema if spec.role == "parameter")
 
 

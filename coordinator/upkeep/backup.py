@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import msgspec
 import structlog
@@ -248,7 +248,7 @@ def _dump(conn: Connection, folder: Path) -> dict[str, TableFile]:
     return found
 
 
-def _private(path: Path) -> Any:
+def _private(path: Path) -> BinaryIO:
     delete_file(path, "replaced")
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
 
@@ -292,7 +292,7 @@ def _linked(old: Path, target: Path) -> bool:
     return True
 
 
-def _sync(file: Any) -> None:
+def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
 

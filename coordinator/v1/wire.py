@@ -179,7 +179,7 @@ class Out:
         """Return True once the head of the reply is sent."""
         return bool(self._scope.get("status"))
 
-    async def whole(self, value: Any, status: int = 200) -> None:
+    async def whole(self, value: object, status: int = 200) -> None:
         """Send a JSON reply."""
         headers = [(b"content-type", b"application/json")]
         await self.reply(status, headers, msgspec.json.encode(value))
@@ -197,7 +197,7 @@ class Out:
         await self._start(200, [kind, (b"cache-control", b"no-cache")])
         self._scope["sent"] = 0
 
-    async def event(self, value: Any) -> None:
+    async def event(self, value: object) -> None:
         """Send an event. Raises ClientGone where the client left or reads too slowly."""
         data = b"data: " + (value if isinstance(value, bytes) else msgspec.json.encode(value))
         await self._put({"type": "http.response.body", "body": data + b"\n\n", "more_body": True})

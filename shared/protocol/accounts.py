@@ -12,7 +12,7 @@ from shared.workloads.declaration import Measure, Output, Teaching
 
 
 class PrivacySpent(Message):
-    """What the versions of a run over members' data tell of any one member, at most."""
+    """Privacy that the versions of a run over members' data have cost any one member."""
 
     epsilon: float | None  # of the versions so far; None where no library computes it
     planned: float | None  # the same after the last merge

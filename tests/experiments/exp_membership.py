@@ -20,7 +20,7 @@ from coordinator.aggregation.aggregate import Mean, merge, prepare
 from coordinator.aggregation.cohort import cohort, pieces
 from coordinator.aggregation.private import NoiseTerms, PrivateMean
 from coordinator.aggregation.robust import Aggregator
-from coordinator.rules.privacy import PrivacySettings, epsilon_after, resolved
+from coordinator.plan.privacy import PrivacySettings, epsilon_after, resolved
 from tests.experiments.cells import Row, arguments, results, work_off
 from tests.experiments.digits import (
     CLASSES,
@@ -94,7 +94,7 @@ def trained(cell: Cell, game: int, members: range) -> Weights:
 
 def play(cell: Cell, games: int) -> Row:
     """Return how well the attacker tells runs with the member from runs without."""
-    with_member, without, losses = [], [], []
+    with_member, without, losses = list[float](), list[float](), list[float]()
     for game in range(games):
         for members, scores in ((range(MEMBERS), with_member), (range(1, MEMBERS), without)):
             weights = trained(cell, game, members)

@@ -6,7 +6,7 @@ This module only parses; each command's imports happen when it runs (torch is ne
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
@@ -20,9 +20,13 @@ from volunteer.cli.json_output import print_json, print_table
 from volunteer.i18n.catalogue import _, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
+    from volunteer.control.control import Control
+    from volunteer.control.status import Status
     from volunteer.settings.settings import Directories
+
+T = TypeVar("T")
 
 Profile = Annotated[str, Parameter(help="Profile on this host; several can run at once.")]
 Json = Annotated[bool, Parameter(help="Print JSON.", negative="")]
@@ -383,13 +387,13 @@ def _directories(profile: str) -> Directories:
     return exit_codes.renamed(directories(profile=profile))
 
 
-def _run(work: Coroutine[Any, Any, Any]) -> Any:
+def _run(work: Coroutine[Any, Any, T]) -> T:
     import asyncio
 
     return asyncio.run(work)
 
 
-async def _with_control(profile: str, act: Any) -> Any:
+async def _with_control(profile: str, act: Callable[[Control], Awaitable[T]]) -> T:
     """Run an action on this profile's running volunteer. Raises Unreachable if none runs."""
     from shared.clock import SystemClock
     from volunteer.account.profile import Profile as ProfileDirectory
@@ -400,11 +404,11 @@ async def _with_control(profile: str, act: Any) -> Any:
         return await act(control)
 
 
-async def _status(control: Any) -> Any:
+async def _status(control: Control) -> Status:
     return control.status
 
 
-def _pair(text: str) -> tuple[str, Any]:
+def _pair(text: str) -> tuple[str, object]:
     from shared.errors import BadRequest
     from volunteer.settings.settings import TABLE
 
@@ -414,7 +418,7 @@ def _pair(text: str) -> tuple[str, Any]:
     return name.strip(), TABLE.listed(name.strip(), value)
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     """Return a setting as text; an empty one is "-"."""
     if isinstance(value, bool):
         return "true" if value else "false"

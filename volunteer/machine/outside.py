@@ -57,7 +57,7 @@ def begin(jobs: Mapping[Job, Job]) -> None:
     os._exit(0)
 
 
-def do(job: Callable[..., T], *arguments: Any) -> T:
+def do(job: Callable[..., T], *arguments: object) -> T:
     """Do a job outside of the sandbox. Raises the job's errors, Unreachable."""
     if _helper is None:
         return job(*arguments)

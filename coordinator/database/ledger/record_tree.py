@@ -97,8 +97,8 @@ def extend(conn: Connection, limit: int = BATCH) -> int:
     locked = select(meta.c.value).where(meta.c.key == KEY).with_for_update()
     tree = _read(conn.execute(locked).scalar())
     edge = merkle.Frontier(_nodes(conn, merkle.peaks(tree.size)), tree.size)
-    nodes: list[dict[str, Any]] = []
-    leaves: list[dict[str, Any]] = []
+    nodes: list[dict[str, object]] = []
+    leaves: list[dict[str, object]] = []
     last = {"events": tree.events, "record": tree.record}
     for name in LOGS:
         for row in _next(conn, name, last[name], limit - len(leaves)):

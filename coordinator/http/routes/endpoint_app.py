@@ -167,7 +167,9 @@ class EndpointApp:
             await respond(scope, receive, send, json_reply(result))
 
 
-def json_reply(value: Any, status: int = 200, headers: tuple[tuple[str, str], ...] = ()) -> Reply:
+def json_reply(
+    value: object, status: int = 200, headers: tuple[tuple[str, str], ...] = ()
+) -> Reply:
     return Reply(
         status=status, headers=(("content-type", "application/json"), *headers), body=_encode(value)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -76,7 +76,7 @@ class SettingList(Vertical):
     class Changed(Message):
         """Message: the user set another value."""
 
-        def __init__(self, row: SettingRow, value: Any) -> None:
+        def __init__(self, row: SettingRow, value: object) -> None:
             super().__init__()
             self.row = row
             self.value = value

@@ -1,4 +1,4 @@
-"""Private mean: what one member can move, and noise that every replica makes alike."""
+"""Private mean: influence of one member, and noise that every replica makes alike."""
 
 from __future__ import annotations
 

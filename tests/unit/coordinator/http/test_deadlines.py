@@ -6,14 +6,14 @@ Time is given to the guard, nothing sleeps.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from uvicorn import Config
 from uvicorn.server import ServerState
 
 from coordinator.config import Constants, Settings
-from coordinator.http.deadlines import ConnectionGuard, protocol
+from coordinator.http.deadlines import ConnectionGuard, GuardedConnection, protocol
 from coordinator.http.server import connections_possible
 from shared.protocol.limits import HEADER_BYTES_MAX
 
@@ -434,7 +434,10 @@ async def test_a_crowd_at_the_door_of_a_full_server_does_not_have_all_connection
 
     guard = ConnectionGuard(Settings(constants=Constants(connections_max=400)))
     now = asyncio.get_running_loop().time()
-    admitted = [guard.admit(Open(), f"10.0.{n // 250}.{n % 250}", now) for n in range(800)]
+    admitted = [
+        guard.admit(cast(GuardedConnection, Open()), f"10.0.{n // 250}.{n % 250}", now)
+        for n in range(800)
+    ]
     assert all(admitted)
     assert len(guard) == 400
     assert Open.looked < 3 * 800

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm  # type: ignore[import-untyped]
 
 from coordinator.plan.plan import plan
-from coordinator.rules.privacy import (
+from coordinator.plan.privacy import (
     PrivacySettings,
     check,
     epsilon_after,

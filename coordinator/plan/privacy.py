@@ -1,4 +1,4 @@
-"""Privacy of a run over members' data: the table `[privacy]`, and what its merges cost.
+"""Privacy of a run over members' data: the table `[privacy]`, and the cost of its merges.
 
 Each merge adds Gaussian noise to a sum in which no member counts for more than `clip` (McMahan et
 al. 2018, "Learning Differentially Private Recurrent Language Models", with a fixed divisor). A
@@ -56,7 +56,7 @@ def epsilon_after(settings: PrivacySettings, merges: int) -> float:
 
 
 def spent(settings: PrivacySettings, merges: int) -> PrivacySpent | None:
-    """Return what so many merges cost; None in a run without noise."""
+    """Return the cost of so many merges; None in a run without noise."""
     if not settings.on:
         return None
     here = is_here(LIBRARY)
