@@ -89,15 +89,19 @@ check: format-check lint types imports ## everything of `make test` but the test
 
 # Types and import rules are checked beside the tests, on the core that these leave: they are printed
 # where they fail, and otherwise the output ends with pytest's own closing line.
-test: $(READY) ## format, lint, types, import rules, the quick tests
+test: $(READY) ## format, lint, types, import rules, the quick tests; of whole programs those nearest to a change
 	@$(MAKE) --no-print-directory format-check lint
 	@mkdir -p build
 	@$(MAKE) --no-print-directory types imports > build/check.log 2>&1 & checks=$$!; \
 	  $(MAKE) --no-print-directory test-quick; tests=$$?; \
 	  wait $$checks || { cat build/check.log; exit 1; }; exit $$tests
 
+# Tests of whole programs take half the time: where CI is set all run, elsewhere the nearest. With
+# arguments of your own, those decide.
 test-quick: $(READY) ## the quick tests alone
-	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+	@scope="$(if $(CI)$(PYTEST_ARGS),,tests/unit tests/contract tests/tui tests/test_*.py \
+	    $$($(BIN)/python -m tests.support.changed --programs $(BASE)))"; \
+	  $(PYTEST) -m "not slow" $(PYTEST_ARGS) $$scope
 
 test-changed: $(READY) ## the quick tests nearest to what is changed, by imports; BASE=main since a commit
 	@files=$$($(BIN)/python -m tests.support.changed $(BASE)); \

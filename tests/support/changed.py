@@ -2,6 +2,7 @@
 
     python -m tests.support.changed            of the work not committed, else of the last commit
     python -m tests.support.changed BASE       of all since a commit
+    python -m tests.support.changed --programs ...    those of whole programs alone, the first ten
 
 Prints the changed test files and those that import a changed module, directly or over one other
 file. Whole servers import nearly everything, so the nearest come first.
@@ -9,9 +10,9 @@ file. Whole servers import nearly everything, so the nearest come first.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.support.sources import ROOT
 FOLDERS = ("shared", "coordinator", "volunteer", "tests")
 FAR = 2  # imports between a test and a change that still count as near
 FILES_MAX = 60
+PROGRAMS, PROGRAMS_MAX = "tests/e2e/", 10
 
 
 def _imported(text: str) -> Iterator[str]:
@@ -59,7 +61,7 @@ def nearest(changed: Iterable[str], by_module: Mapping[str, set[str]]) -> dict[s
 
 
 def _git(*words: str) -> list[str]:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
     return [path for path in done.stdout.splitlines() if (ROOT / path).suffix == ".py"]
 
 
@@ -71,9 +73,15 @@ def changed_files(base: str) -> list[str]:
 
 def main() -> None:
     """Print the test files, one a line."""
-    changed = changed_files(sys.argv[1] if sys.argv[1:] else "HEAD") or changed_files("HEAD~1")
+    options = argparse.ArgumentParser(description="Print the test files nearest to a change.")
+    options.add_argument("base", nargs="?", default="HEAD")
+    options.add_argument("--programs", action="store_true")
+    choice = options.parse_args()
+    changed = changed_files(choice.base) or changed_files("HEAD~1")
     by_module = importers(ROOT / folder for folder in FOLDERS)
     files = [path for path in nearest(changed, by_module) if (ROOT / path).exists()]
+    if choice.programs:
+        files = [path for path in files if path.startswith(PROGRAMS)][:PROGRAMS_MAX]
     print("\n".join(files[:FILES_MAX]))
 
 
