@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.errors import InvalidRunFile
+from shared.programs.installation import lacking
 from shared.protocol.accounts import PrivacySpent
 from shared.text import counted
 from shared.workloads.base import is_here
@@ -99,17 +100,15 @@ def resolved(settings: PrivacySettings, versions: int) -> PrivacySettings:
     """Return the settings with the noise, where none is given the least that keeps so many versions
     within the budget, and with the number of merges that the budget allows.
 
-    Raises InvalidRunFile for settings that protect nothing or allow no merge.
+    Raises InvalidRunFile for settings that protect nothing or allow no merge, Configuration without
+    the library.
     """
     if not settings.on:
         if settings != PrivacySettings():
             raise InvalidRunFile("[privacy] needs epsilon, the budget of the run, such as 8.0")
         return settings
     if not is_here(LIBRARY):
-        raise InvalidRunFile(
-            "[privacy] is computed by the library dp-accounting, which is not installed on this"
-            " server: pip install 'volunteer[privacy]'"
-        )
+        raise lacking("[privacy]", "privacy")
     if settings.clip <= 0:
         raise InvalidRunFile(
             "[privacy] needs clip, the largest norm that a member's updates count with in a merge:"
